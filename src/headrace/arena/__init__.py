@@ -1,0 +1,14 @@
+"""A model as a few flat vectors: values and gradients.
+
+An optimizer that works element by element gives the same result on one long vector as on a hundred small
+tensors, for a fraction of the calls. So parameters are *stored* in one vector per (optimizer group, dtype,
+device), and the optimizer is handed the longest runs of it that behave alike, usually one.
+
+`Arena` does this for one optimizer; its `release` makes model and optimizer ordinary again. `Buffers` keeps
+the copy of a model's buffers that undoes a failed step.
+"""
+
+from .arena import ELEMENTWISE, Arena
+from .buffers import Buffers
+
+__all__ = ["ELEMENTWISE", "Arena", "Buffers"]

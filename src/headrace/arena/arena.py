@@ -1,0 +1,188 @@
+"""One optimizer's parameters and gradients, stored as a few long vectors."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from .gradients import all_finite
+from .homes import bring_home, is_packable, make_vector, overlapping, owners, refuse_sharded, take_back
+from .runs import Slot, Vector, alike, make_run, split, split_missing, unpack_state
+
+ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
+    getattr(torch.optim, name)
+    for name in ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
+)
+"""Optimizers whose update of an element depends on that element's own history alone."""
+
+
+class Arena:
+    """One optimizer's parameters, homed in flat vectors until `release`.
+
+    Parameters that cannot be homed (sparse gradients, overlapping memory, an optimizer that needs shapes)
+    stay as they are, and the optimizer steps them one by one.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, packed: bool = True) -> None:
+        self.optimizer = optimizer
+        self._original = [list(group["params"]) for group in optimizer.param_groups]
+        places = owners(model)
+        self.names = {
+            p: places[p][0] if p in places else f"optimizer[{g}][{k}]"
+            for g, group in enumerate(self._original)
+            for k, p in enumerate(group)
+        }
+        refuse_sharded(self.names)
+        packed = packed and type(optimizer) in ELEMENTWISE
+        torn = overlapping(self.names)
+        self.loose: list[nn.Parameter] = []
+        self.vectors: list[Vector] = []
+        for number, group in enumerate(self._original):
+            homes: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+            for param in group:
+                if packed and is_packable(param) and param not in torn:
+                    homes.setdefault((param.dtype, param.device), []).append(param)
+                else:
+                    self.loose.append(param)
+            self.vectors += [make_vector(number, params, self.names, places) for params in homes.values()]
+        for vector in self.vectors:
+            vector.runs = [make_run(vector, slots, optimizer) for slots in alike(vector.slots, optimizer)]
+        self._plain_step = _plain_step(optimizer)
+        self._listeners = (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            torch_optimizer._global_optimizer_pre_hooks,
+            torch_optimizer._global_optimizer_post_hooks,
+        )
+        self._hand_over()
+
+    @property
+    def params(self) -> Iterator[nn.Parameter]:
+        """Every parameter of the optimizer, homed or not."""
+        return (p for group in self._original for p in group)
+
+    def begin(self) -> None:
+        """Before an update: no gradients, and every parameter at home."""
+        for param, address, slot in self._homes:
+            if param.data_ptr() != address:
+                bring_home(slot)
+            param.grad = None
+        for owned, key, slot in self._places:
+            if owned.get(key) is not slot.param:
+                take_back(owned, key, slot)
+        for param in self.loose:
+            param.grad = None
+
+    def collect(self) -> list[Tensor]:
+        """After the backward pass: the gradients in flat form, those that exist."""
+        gradients = [param.grad for param, _, _ in self._homes if param.grad is not None]
+        if len(gradients) < len(self._homes) or any(gradient.is_sparse for gradient in gradients):
+            return self._collect_some()
+        if gradients:
+            torch._foreach_copy_(self._gradient_views, gradients)
+        if self._some_were_missing:
+            self._point_runs_at_gradients()
+        return self._run_gradients if not self.loose else [*self._run_gradients, *_present(self.loose)]
+
+    def step(self) -> None:
+        """The optimizer's update, without the profiler's wrapper around it while nobody listens there."""
+        if self._plain_step is None or any(self._listeners) or profiler_enabled() or "step" in vars(self.optimizer):
+            self.optimizer.step()
+        else:
+            self._plain_step(self.optimizer)
+
+    def unusual(self) -> list[str]:
+        """The names of parameters whose gradient is not finite."""
+        gradients = ((p, p.grad) for p in self.params)
+        return [self.names[p] for p, g in gradients if g is not None and not all_finite([g])]
+
+    def live_tensors(self) -> list[Tensor]:
+        """Everything an update changes: the optimizer's parameters as it sees them, and its state."""
+        handles = [param for group in self.optimizer.param_groups for param in group["params"]]
+        states = [self.optimizer.state.get(param, {}) for param in handles]
+        return [*handles, *(v for state in states for v in state.values() if isinstance(v, Tensor))]
+
+    def discard(self) -> None:
+        """Drops the gradients of a step that is not taken."""
+        for param in self.params:
+            param.grad = None
+
+    def release(self) -> None:
+        """Gives every parameter memory of its own and the optimizer its parameters back."""
+        self.begin()
+        for vector in self.vectors:
+            for slot in vector.slots:
+                slot.param.data = slot.value.clone()
+            for run in vector.runs:
+                unpack_state(run, self.optimizer)
+        for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
+            group["params"] = params
+
+    def _collect_some(self) -> list[Tensor]:
+        """The slow path: an update that misses parameters, which leave their runs from now on."""
+        changed = False
+        for vector in self.vectors:
+            for slot in [s for s in vector.slots if s.param.grad is not None and s.param.grad.is_sparse]:
+                self._loosen(vector, slot)
+                changed = True
+            parts = [part for run in vector.runs for part in split_missing(vector, run, self.optimizer)]
+            changed |= len(parts) != len(vector.runs)
+            vector.runs = parts
+        if changed:
+            self._hand_over()
+        present = [run for run in self._runs if run.slots[0].param.grad is not None]
+        for run in self._runs:
+            run.handle.grad = None
+        for run in present:
+            torch._foreach_copy_([s.gradient for s in run.slots], _present(s.param for s in run.slots))
+            run.handle.grad = run.gradient
+        self._some_were_missing = True
+        return [run.gradient for run in present] + _present(self.loose)
+
+    def _loosen(self, vector: Vector, slot: Slot) -> None:
+        """A parameter with sparse gradients: the optimizer steps it by itself."""
+        run = next(r for r in vector.runs if slot in r.slots)
+        at = vector.runs.index(run)
+        vector.runs[at : at + 1] = split(vector, run, self.optimizer, [slot])
+        alone = next(r for r in vector.runs if r.slots == [slot])
+        unpack_state(alone, self.optimizer)
+        vector.runs.remove(alone)
+        vector.slots.remove(slot)
+        gradient = slot.param.grad
+        slot.param.data = slot.value.clone()
+        slot.param.grad = gradient
+        self.loose.append(slot.param)
+
+    def _hand_over(self) -> None:
+        """Gives the optimizer the runs, and keeps at hand what every update needs."""
+        loose = set(self.loose)
+        for number, (group, original) in enumerate(zip(self.optimizer.param_groups, self._original, strict=True)):
+            runs = [run.handle for vector in self.vectors if vector.group == number for run in vector.runs]
+            group["params"] = runs + [p for p in original if p in loose]
+        slots = [slot for vector in self.vectors for slot in vector.slots]
+        self._homes = [(slot.param, slot.address, slot) for slot in slots]
+        self._places = [(owned, key, slot) for slot in slots for owned, key in slot.owners]
+        self._gradient_views = [slot.gradient for slot in slots]
+        self._runs = [run for vector in self.vectors for run in vector.runs]
+        self._run_gradients = [run.gradient for run in self._runs]
+        self._point_runs_at_gradients()
+
+    def _point_runs_at_gradients(self) -> None:
+        for run in self._runs:
+            run.handle.grad = run.gradient
+        self._some_were_missing = False
+
+
+def _plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
+    """The step of one of torch's own optimizers as it was before torch wrapped it for hooks and profiling."""
+    step = type(optimizer).step
+    known = type(optimizer) in ELEMENTWISE and getattr(step, "hooked", False)
+    return getattr(step, "__wrapped__", None) if known else None
+
+
+def _present(params: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [p.grad for p in params if p.grad is not None]

@@ -1,0 +1,36 @@
+"""What is asked of all gradients together: their norm, whether they are finite, to be clipped."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+
+def clip(gradients: Sequence[Tensor], norm: float | None, value: float | None) -> None:
+    """Clips gradients to a total norm and to a largest element, as torch's own functions do."""
+    if norm is not None:
+        scale = torch.clamp(norm / (norm_of(gradients) + 1e-6), max=1.0)
+        torch._foreach_mul_(list(gradients), scale)
+    if value is not None:
+        for gradient in map(_elements, gradients):
+            gradient.clamp_(-value, value)
+
+
+def total(gradients: Sequence[Tensor]) -> Tensor:
+    """A number that is not finite if any gradient is not; huge but finite gradients may overflow it too."""
+    return gradients[0].sum() if len(gradients) == 1 else norm_of(gradients)
+
+
+def all_finite(gradients: Iterable[Tensor]) -> bool:
+    """Whether every element is finite, read on the host."""
+    return all(bool(torch.isfinite(_elements(g)).all()) for g in gradients)
+
+
+def norm_of(gradients: Iterable[Tensor]) -> Tensor:
+    return get_total_norm([_elements(g) for g in gradients])
+
+
+def _elements(gradient: Tensor) -> Tensor:
+    """A gradient's numbers; for a sparse one, those that it stores."""
+    return gradient._values() if gradient.is_sparse else gradient

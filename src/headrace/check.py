@@ -1,0 +1,107 @@
+"""Everything that can be known before the first update, checked then."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .batch import Stream
+from .data.arrays import ArrayTable
+from .data.reader import Reader
+from .data.source import Source
+from .errors import ConfigError, DataError, ModelError
+
+SCAN_ROWS = 65536
+
+
+def positive(name: str, value: Any, whole: bool = False) -> None:
+    """Raises unless an optional number is greater than zero."""
+    kinds = int if whole else int | float
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
+        raise ConfigError(f"{name}= is {'a whole number' if whole else 'a number'} greater than 0, got {value!r}.")
+
+
+def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
+    """The device to train on: the one that is named, else the model's own accelerator, else any."""
+    held = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    if torch.device("meta") in held:
+        raise ModelError(
+            "the model is on the 'meta' device and has no values. Materialise it first: model.to_empty(...)."
+        )
+    if len(held) > 1:
+        raise ModelError(
+            f"the model is spread over {', '.join(map(str, sorted(map(str, held))))}. Move it to one device."
+        )
+    if device != "auto":
+        try:
+            chosen = torch.device(device)
+        except RuntimeError as error:
+            raise ConfigError(f"device={device!r} is not a device. Try 'cpu', 'cuda' or 'auto'.") from error
+        if chosen.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device={str(device)!r}: torch finds no CUDA device here. Use device='cpu' or 'auto'.")
+        return torch.device("cuda", torch.cuda.current_device()) if str(chosen) == "cuda" else chosen
+    if held and (own := held.pop()).type != "cpu":
+        return own
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def optimizers_fit(model: nn.Module, optimizers: Mapping[str, Optimizer], objectives: Mapping[str, Any]) -> None:
+    """Raises unless every optimizer holds parameters of this model (or of its objective), and none twice."""
+    known = {id(p) for p in model.parameters()}
+    for objective in objectives.values():
+        if isinstance(objective, nn.Module):
+            known |= {id(p) for p in objective.parameters()}
+    seen: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        strange = sum(id(p) not in known for p in params)
+        if strange:
+            raise ModelError(
+                f"{type(optimizer).__name__} holds {strange} of {len(params)} parameters that are not in the model. "
+                "Make the optimizer from this model's parameters, after the model is complete."
+            )
+        for p in params:
+            if seen.setdefault(id(p), name) != name:
+                raise ModelError(f"optimizers {seen[id(p)]!r} and {name!r} hold the same parameter. Give each its own.")
+
+
+def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) -> None:
+    """Raises unless another data set has the streams of the training data."""
+    held = {stream.name: stream for stream in other}
+    for stream in train:
+        got = held.get(stream.name)
+        if got is None:
+            raise DataError(f"the {name} data have no stream {stream.name!r}. They have: {', '.join(held)}.")
+        if (got.shape, got.dtype) != (stream.shape, stream.dtype):
+            raise DataError(f"the {name} data have {got} where the training data have {stream}. They must agree.")
+
+
+def columns_of(source: Source | None) -> Mapping[str, Tensor]:
+    """The whole columns of a source that is an array in memory."""
+    if isinstance(source, Reader) and isinstance(source.table, ArrayTable):
+        return source.table.columns
+    return {}
+
+
+def finite(source: Source, name: str) -> None:
+    """Reads everything once and raises on a NaN or an infinity."""
+    if not isinstance(source, Reader):
+        warnings.warn(f"scan=True: the {name} data are a stream and cannot be scanned beforehand.", stacklevel=3)
+        return
+    table = source.table
+    for start in range(0, len(table), SCAN_ROWS):
+        batch = table.rows(start, min(len(table), start + SCAN_ROWS))
+        for stream in batch:
+            rows = batch[stream]
+            if not isinstance(rows, Tensor) or not rows.is_floating_point():
+                continue
+            bad = ~torch.isfinite(rows).reshape(len(rows), -1).all(dim=1)
+            if bad.any():
+                first = start + int(torch.nonzero(bad)[0])
+                raise DataError(
+                    f"the {name} data: stream {stream!r} is not finite in row {first} "
+                    f"({int(bad.sum())} such rows up to row {start + len(rows)}). Drop or repair them."
+                )

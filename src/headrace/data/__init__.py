@@ -1,0 +1,1 @@
+"""Where minibatches come from: tables, readers and sources."""

@@ -1,0 +1,47 @@
+"""Every error a user can meet.
+
+Each one says what was expected, what came and where, and what to do next; each is also
+the builtin that a caller would think of catching.
+
+    HeadraceError
+    ├── ConfigError      (ValueError)       an argument or setting that cannot work
+    ├── DataError        (ValueError)       rows, streams or targets that do not fit
+    │   └── SourceError                     a source or table that broke its contract
+    ├── ModelError       (ValueError)       a model or optimizer that cannot be trained as given
+    └── NonFiniteError   (ArithmeticError)  a NaN or an infinity in a loss or a gradient
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class HeadraceError(Exception):
+    """The root of the tree; never raised itself."""
+
+
+class ConfigError(HeadraceError, ValueError):
+    """An argument or a setting that cannot work."""
+
+
+class DataError(HeadraceError, ValueError):
+    """Rows, streams or targets that do not fit each other or the model."""
+
+
+class SourceError(DataError):
+    """A source or a table that broke its contract."""
+
+
+class ModelError(HeadraceError, ValueError):
+    """A model or an optimizer that cannot be trained as given."""
+
+
+class NonFiniteError(HeadraceError, ArithmeticError):
+    """A NaN or an infinity in a loss or in a gradient; the weights are as they were before the step."""
+
+
+def unknown(what: str, got: str, known: Iterable[str]) -> str:
+    """One sentence for a name that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    close = get_close_matches(got, names, n=1)
+    hint = f"Did you mean {close[0]!r}?" if close else f"Choose one of: {', '.join(names)}."
+    return f"unknown {what} {got!r}. {hint}"

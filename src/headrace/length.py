@@ -1,0 +1,89 @@
+"""How long and how often: "10 epochs", "500 steps", "100000 samples", "30 min"."""
+
+import re
+from dataclasses import dataclass
+
+from .errors import ConfigError, unknown
+
+_UNITS = {
+    "epoch": "epochs",
+    "epochs": "epochs",
+    "step": "steps",
+    "steps": "steps",
+    "sample": "samples",
+    "samples": "samples",
+    "min": "minutes",
+    "minute": "minutes",
+    "minutes": "minutes",
+}
+
+
+@dataclass(slots=True)
+class Counters:
+    """How far a training has come: updates of one replica, rows over all workers, joint passes over the data."""
+
+    steps: int = 0
+    samples: int = 0
+    epochs: int = 0
+    minutes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A number of epochs, steps, samples or minutes."""
+
+    count: float
+    unit: str
+
+    @classmethod
+    def parse(cls, text: "str | Length", what: str) -> "Length":
+        """Reads "500 steps"; `what` is the argument it came from."""
+        if isinstance(text, Length):
+            return text
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
+        if match is None:
+            raise ConfigError(f'{what}= is a number and a unit, as in "1 epoch" or "500 steps", got {text!r}.')
+        number, unit = float(match[1]), match[2].lower()
+        if unit not in _UNITS:
+            raise ConfigError(f"{what}={text!r}: {unknown('unit', unit, _UNITS)}")
+        return cls.of(number, _UNITS[unit], what)
+
+    @classmethod
+    def of(cls, count: float, unit: str, what: str) -> "Length":
+        """A length whose unit is in the name of the argument."""
+        if isinstance(count, bool) or not isinstance(count, int | float) or not count > 0:
+            raise ConfigError(f"{what}= is greater than 0, got {count!r}.")
+        if unit != "minutes" and count != int(count):
+            raise ConfigError(f"{what}= counts whole {unit}, got {count!r}.")
+        return cls(count, unit)
+
+    def reached(self, counters: Counters) -> bool:
+        """Whether a run that has come this far has this length."""
+        return bool(getattr(counters, self.unit) >= self.count)
+
+    def fires(self, counters: Counters, rows: int, ends_epoch: bool) -> bool:
+        """Whether the update just counted, of so many rows, ended an interval of this length."""
+        advance = {"steps": 1, "samples": rows, "epochs": int(ends_epoch)}[self.unit]
+        now = getattr(counters, self.unit)
+        return bool(now // self.count > (now - advance) // self.count)
+
+    def __str__(self) -> str:
+        number = int(self.count) if self.count == int(self.count) else self.count
+        return f"{number} {self.unit[:-1] if number == 1 else self.unit}"
+
+
+def interval(text: "str | Length", what: str) -> Length:
+    """How often something is done in a loop; wall-clock time would make it differ from run to run."""
+    found = Length.parse(text, what)
+    if found.unit == "minutes":
+        raise ConfigError(f"{what}={text!r}: minutes differ from run to run. Count epochs, steps or samples.")
+    return found
+
+
+def limits(
+    epochs: int | None, steps: int | None, samples: int | None, minutes: float | None, default: int = 10
+) -> list[Length]:
+    """What ends a training: whichever is reached first. Without any limit, `default` epochs."""
+    given = {"epochs": epochs, "steps": steps, "samples": samples, "minutes": minutes}
+    found = [Length.of(count, unit, unit) for unit, count in given.items() if count is not None]
+    return found or [Length(default, "epochs")]

@@ -1,0 +1,158 @@
+"""What a term is, and how terms add up to a loss."""
+
+import copy
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from ..batch import Batch
+from ..errors import ConfigError
+
+Weight = float | Tensor
+"""A denominator: a number where the host knows it, a 0-dimensional tensor where only the device does."""
+
+
+@dataclass(slots=True)
+class Term:
+    """One term of a loss on one microbatch.
+
+    Its part of the loss is `coefficient * times * sum / weight`, the weight being that of the whole update.
+    `times` is for terms that come as a mean over `times` rows. A coefficient of 0 only logs. A batch in which
+    no term that `counts` has any weight teaches nothing, and no update is made of it.
+    """
+
+    sum: Tensor
+    weight: Weight
+    coefficient: float = 1.0
+    times: float = 1.0
+    counts: bool = True
+
+
+class Loss(ABC):
+    """A term that is computed from what the model returns and from the streams of the batch.
+
+    `output` picks from a model that returns a tuple or a dict; `target` and `weight` name streams: what to
+    compare with (the trainer's target by default), and how much each row counts. `reduce="sum"` divides by
+    nothing.
+    """
+
+    training_only: ClassVar[bool] = False
+    """Whether validation leaves the term out."""
+    reads: str | None = None
+    """What it takes outputs for: "classes", "logits" or "probabilities"; metrics go by it."""
+    splits: bool = True
+    """Whether the term of a batch is the sum of the terms of its parts."""
+
+    def __init__(
+        self,
+        *,
+        output: str | int | None = None,
+        target: str | None = None,
+        weight: str | None = None,
+        reduce: Literal["mean", "sum"] = "mean",
+        coefficient: float = 1.0,
+        name: str | None = None,
+    ) -> None:
+        if reduce not in ("mean", "sum"):
+            raise ConfigError(f"reduce= is 'mean' or 'sum', got {reduce!r}.")
+        self.output, self.row_weight = output, weight
+        self._target, self._default_target = target, "y"
+        self.reduce, self.coefficient = reduce, coefficient
+        self.name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
+
+    @abstractmethod
+    def weight(self, batch: Batch) -> Weight | None:
+        """What the sum over this batch is to be divided by; `None` if only the forward pass can tell."""
+
+    @abstractmethod
+    def sum(self, outputs: Any, batch: Batch) -> Tensor:
+        """The sum over the rows of this batch."""
+
+    def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
+        """The term of one microbatch, as the step wants it."""
+        weight = self.weight(batch)
+        if weight is None:
+            raise ConfigError(f"{type(self).__name__} gives no weight: override term(), or return it from weight().")
+        return Term(self.sum(outputs, batch), weight, self.coefficient)
+
+    @property
+    def target(self) -> str:
+        """The stream to compare with."""
+        return self._target or self._default_target
+
+    def bind(self, target: str) -> None:
+        """Learns the name of the trainer's target stream."""
+        self._default_target = target
+
+    def check_targets(self, outputs: Any, targets: Tensor) -> None:
+        """Before the first update: raises on a target that these outputs can never match."""
+
+    def __add__(self, other: "Loss | Sum") -> "Sum":
+        return Sum([self, *_terms(other)])
+
+    def __mul__(self, factor: float) -> "Loss":
+        scaled = copy.copy(self)
+        scaled.coefficient = self.coefficient * factor
+        return scaled
+
+    __rmul__ = __mul__
+
+    def share(self, batch: Batch) -> float:
+        """The weight of a term that is divided by nothing: all microbatches and workers together make 1."""
+        return batch.rows / batch.total if batch.total else 0.0
+
+    def read(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+        return pick(outputs, self.output, self.name), batch[self.target]
+
+
+class Sum:
+    """Several terms, added; each is logged by its own name."""
+
+    def __init__(self, terms: Sequence[Loss]) -> None:
+        self.terms = list(terms)
+
+    def __add__(self, other: "Loss | Sum") -> "Sum":
+        return Sum([*self.terms, *_terms(other)])
+
+    def __mul__(self, factor: float) -> "Sum":
+        return Sum([factor * term for term in self.terms])
+
+    __rmul__ = __mul__
+
+    def __iter__(self) -> Iterator[Loss]:
+        return iter(self.terms)
+
+
+def pick(outputs: Any, key: str | int | None, name: str) -> Any:
+    """One output of a model that may return several."""
+    if key is None:
+        if isinstance(outputs, Tensor):
+            return outputs
+        kind = f"a dict with {list(outputs)}" if isinstance(outputs, dict) else f"a {type(outputs).__name__}"
+        raise ConfigError(f"{name}: the model returned {kind}. Say which output is meant with output=.")
+    try:
+        return outputs[key]
+    except (KeyError, IndexError, TypeError):
+        known = list(outputs) if isinstance(outputs, dict) else type(outputs).__name__
+        raise ConfigError(f"{name}: output={key!r} is not among what the model returned: {known}.") from None
+
+
+def _terms(loss: "Loss | Sum") -> list[Loss]:
+    return list(loss) if isinstance(loss, Sum) else [loss]
+
+
+def spread(rows: Tensor, like: Tensor) -> Tensor:
+    """A number per row, shaped so that it multiplies everything in its row."""
+    return rows.view(-1, *[1] * (like.dim() - 1))
+
+
+def shape_of(value: Any) -> str:
+    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def dtype_of(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

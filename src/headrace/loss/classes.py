@@ -1,0 +1,210 @@
+"""Which of several classes: cross entropy and its focal form."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..batch import Batch
+from ..errors import ConfigError, DataError
+from .base import Loss, Weight, pick, shape_of, spread
+
+
+class CrossEntropy(Loss):
+    """Cross entropy of logits, shape (rows, classes, ...), with class indices or rows of probabilities.
+
+    One-hot rows of whole numbers count as indices. `normalize` says what class weights w are divided by:
+    `"met"`, the weights of the targets met, Σ w[yᵢ], as torch does (rows of probabilities: their number);
+    `"classes"`, the sum over all classes for every row, so that uniform weights give 1/classes of the
+    plain loss; `"samples"`, the number of rows.
+    """
+
+    reads = "classes"
+
+    def __init__(
+        self,
+        *,
+        class_weights: Sequence[float] | Tensor | None = None,
+        ignore_index: int | None = None,
+        label_smoothing: float = 0.0,
+        normalize: Literal["met", "classes", "samples"] = "met",
+        logits: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if normalize not in ("met", "classes", "samples"):
+            raise ConfigError(f"normalize= is 'met', 'classes' or 'samples', got {normalize!r}.")
+        if not 0 <= label_smoothing <= 1:
+            raise ConfigError(f"label_smoothing= is between 0 and 1, got {label_smoothing}.")
+        self.class_weights = _class_weights(class_weights)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.normalize, self.logits = normalize, logits
+
+    def weight(self, batch: Batch) -> Weight:
+        if self.reduce == "sum":
+            return self.share(batch)
+        targets = self._targets(batch)
+        rows = None if self.row_weight is None else batch[self.row_weight]
+        if targets.is_floating_point():
+            if rows is None:
+                weight: Weight = float(targets.numel() // targets.shape[1])
+            else:
+                weight = spread(rows, targets[:, 0]).expand_as(targets[:, 0]).sum()
+        elif self.class_weights is not None and self.normalize == "met":
+            weight = self._over_rows(targets, rows, self._weight_of(targets))
+        elif self.ignore_index is not None or rows is not None:
+            weight = self._over_rows(targets, rows, None)
+        else:
+            weight = float(targets.numel())
+        if self.normalize == "classes" and self.class_weights is not None:
+            weight = weight * float(self.class_weights.sum())
+        return weight
+
+    def sum(self, outputs: Any, batch: Batch) -> Tensor:
+        logits, targets = pick(outputs, self.output, self.name), self._targets(batch)
+        reduction = "sum" if self.row_weight is None else "none"
+        weights = self._weights_on(logits)
+        ignored = -100 if self.ignore_index is None else self.ignore_index
+        if self.logits:
+            loss = F.cross_entropy(
+                logits,
+                targets,
+                weights,
+                ignore_index=ignored,
+                reduction=reduction,
+                label_smoothing=self.label_smoothing,
+            )
+        else:
+            loss = F.nll_loss(logits, targets, weights, ignore_index=ignored, reduction=reduction)
+        if self.row_weight is not None:
+            loss = (loss * spread(batch[self.row_weight], loss)).sum()
+        return loss
+
+    def check_targets(self, outputs: Any, targets: Tensor) -> None:
+        logits = pick(outputs, self.output, self.name)
+        if not isinstance(logits, Tensor) or logits.dim() < 2:
+            raise DataError(
+                f"{self.name}: expected logits of shape (rows, classes), got {shape_of(logits)}. "
+                "For one number per row use BinaryCrossEntropy or MSE."
+            )
+        classes = logits.shape[1]
+        if targets.is_floating_point() or targets.dim() == logits.dim():
+            if targets.shape[1:] != logits.shape[1:]:
+                raise DataError(
+                    f"{self.name}: stream {self.target!r} has rows of shape {list(targets.shape[1:])}, "
+                    f"the model's outputs {list(logits.shape[1:])}. "
+                    "Expected class indices (int64) or one probability per class."
+                )
+            return
+        bad = (targets < 0) | (targets >= classes)
+        if self.ignore_index is not None:
+            bad &= targets != self.ignore_index
+        if bad.any():
+            where = torch.nonzero(bad)[0]
+            raise DataError(
+                f"stream {self.target!r}, row {int(where[0])}: label {int(targets[tuple(where)])} is out of range "
+                f"for a model with {classes} outputs ({int(bad.sum())} such labels). "
+                f"Labels go from 0 to {classes - 1}; give the model more outputs, or mark rows with ignore_index=."
+            )
+
+    def _targets(self, batch: Batch) -> Tensor:
+        targets: Tensor = batch[self.target]
+        if targets.is_floating_point() or (targets.dtype == torch.int64 and targets.dim() == 1):
+            return targets
+        return targets.long()
+
+    def _weight_of(self, targets: Tensor) -> Tensor:
+        """The class weight of every target; 0 where it is ignored."""
+        weights = self._weights_on(targets)
+        assert weights is not None
+        return weights[targets.clamp(0, len(weights) - 1)]
+
+    def _over_rows(self, targets: Tensor, rows: Tensor | None, each: Tensor | None) -> Tensor:
+        met = (
+            targets != self.ignore_index
+            if self.ignore_index is not None
+            else torch.ones_like(targets, dtype=torch.bool)
+        )
+        if each is None and rows is None:
+            return met.sum()
+        counted = met.to(torch.float32 if each is None else each.dtype)
+        if each is not None:
+            counted = counted * each
+        return (counted if rows is None else counted * spread(rows, counted)).sum()
+
+    def _weights_on(self, like: Tensor) -> Tensor | None:
+        weights = self.class_weights
+        if weights is None:
+            return None
+        dtype = like.dtype if like.is_floating_point() else weights.dtype
+        if weights.device != like.device or weights.dtype != dtype:
+            weights = self.class_weights = weights.to(like.device, dtype)
+        return weights
+
+
+class Focal(Loss):
+    """Cross entropy that counts what is already well classified less: −w (1 − pₜ)^γ log pₜ, from logits.
+
+    With one class index per row the classes exclude each other (softmax); with targets of the shape of the
+    outputs every output is a question of its own (sigmoid), and `class_weights` weigh the last dimension.
+    The mean is over instances, the class weights being part of the sum. Lin et al. 2017, arXiv 1708.02002.
+    """
+
+    def __init__(
+        self, gamma: float = 2.0, *, class_weights: Sequence[float] | Tensor | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        if gamma < 0:
+            raise ConfigError(f"gamma= is not negative, got {gamma}.")
+        self.gamma = gamma
+        self.class_weights = _class_weights(class_weights)
+
+    def weight(self, batch: Batch) -> Weight:
+        if self.reduce == "sum":
+            return self.share(batch)
+        if self.row_weight is not None:
+            rows: Tensor = batch[self.row_weight]
+            per_row = batch[self.target].numel() / max(1, batch.rows)
+            total: Tensor = rows.sum() * per_row
+            return total
+        return float(batch[self.target].numel())
+
+    def sum(self, outputs: Any, batch: Batch) -> Tensor:
+        logits, target = self.read(outputs, batch)
+        each = self._exclusive(logits, target) if logits.dim() == target.dim() + 1 else self._questions(logits, target)
+        if self.row_weight is not None:
+            each = each * spread(batch[self.row_weight], each)
+        return each.sum()
+
+    def check_targets(self, outputs: Any, targets: Tensor) -> None:
+        logits = pick(outputs, self.output, self.name)
+        if logits.dim() == targets.dim() + 1:
+            CrossEntropy(output=self.output, target=self.target, name=self.name).check_targets(outputs, targets)
+
+    def _exclusive(self, logits: Tensor, target: Tensor) -> Tensor:
+        log_p = F.log_softmax(logits, dim=1).gather(1, target.long().unsqueeze(1)).squeeze(1)
+        each = self._focus(log_p)
+        return each if self.class_weights is None else each * self.class_weights.to(each)[target.long()]
+
+    def _questions(self, logits: Tensor, target: Tensor) -> Tensor:
+        if logits.shape != target.shape:
+            target = target.view(logits.shape)
+        each = self._focus(F.logsigmoid(torch.where(target > 0.5, logits, -logits)))
+        return each if self.class_weights is None else each * self.class_weights.to(each)
+
+    def _focus(self, log_p: Tensor) -> Tensor:
+        miss = -torch.expm1(log_p)  # 1 − pₜ, exact where pₜ is close to 1
+        tiny = torch.finfo(log_p.dtype).tiny  # a root of it has a finite slope here
+        return -(miss.clamp_min(tiny) ** self.gamma) * log_p
+
+
+def _class_weights(weights: Sequence[float] | Tensor | None) -> Tensor | None:
+    if weights is None:
+        return None
+    tensor = torch.as_tensor(weights)
+    tensor = tensor if tensor.is_floating_point() else tensor.float()
+    if tensor.dim() != 1 or (tensor < 0).any():
+        raise ConfigError(f"class_weights= are non-negative numbers, one per class, got {weights!r}.")
+    return tensor

@@ -1,0 +1,132 @@
+"""Outputs and targets compared number by number."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..batch import Batch
+from ..errors import ConfigError, DataError
+from .base import Loss, Weight, dtype_of, pick, spread
+
+
+class Elementwise(Loss):
+    """A loss that compares outputs and targets element by element; the mean is over all elements."""
+
+    whole_targets = False
+    """Whether whole numbers will do as targets."""
+
+    def weight(self, batch: Batch) -> Weight:
+        if self.reduce == "sum":
+            return self.share(batch)
+        elements = batch[self.target].numel()
+        if self.row_weight is None:
+            return float(elements)
+        rows: Tensor = batch[self.row_weight]
+        per_row = elements / max(1, batch.rows)
+        total: Tensor = rows.sum() * per_row
+        return total
+
+    def sum(self, outputs: Any, batch: Batch) -> Tensor:
+        output, target = self.read(outputs, batch)
+        if output.shape != target.shape:
+            target = self._fit(output, target)
+        if self.row_weight is None:
+            return self.compare(output, target, "sum")
+        each = self.compare(output, target, "none")
+        return (each * spread(batch[self.row_weight], each)).sum()
+
+    @abstractmethod
+    def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
+        """The torch function with its reduction, "sum" or "none"."""
+
+    def check_targets(self, outputs: Any, targets: Tensor) -> None:
+        output = pick(outputs, self.output, self.name)
+        self._fit(output[:1], targets[:1])
+        whole = self.whole_targets and not targets.is_floating_point()
+        if output.dtype in (torch.float32, torch.float64) and output.dtype != targets.dtype and not whole:
+            raise DataError(
+                f"{self.name}: stream {self.target!r} is {dtype_of(targets)}, the model's outputs are "
+                f"{dtype_of(output)}. Convert the stream to {dtype_of(output)}."
+            )
+
+    def _fit(self, output: Tensor, target: Tensor) -> Tensor:
+        """(rows,) and (rows, 1) mean the same; anything else would be broadcast into nonsense."""
+        if output.numel() == target.numel() and _squeezed(output) == _squeezed(target):
+            return target.view(output.shape)
+        raise DataError(
+            f"{self.name}: stream {self.target!r} has rows of shape {list(target.shape[1:])}, "
+            f"the model's outputs {list(output.shape[1:])}. They must be equal."
+        )
+
+
+class MSE(Elementwise):
+    """The squared error."""
+
+    def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
+        return F.mse_loss(output, target, reduction=reduction)
+
+
+class L1(Elementwise):
+    """The absolute error."""
+
+    def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
+        return F.l1_loss(output, target, reduction=reduction)
+
+
+class Huber(Elementwise):
+    """Quadratic near zero, linear beyond `delta`.
+
+    `form="smooth"`: x²/2δ up to |x| = δ, |x| − δ/2 beyond ("smooth L1"); `form="classic"`: δ times that.
+    """
+
+    def __init__(self, delta: float = 0.11, *, form: Literal["smooth", "classic"] = "smooth", **options: Any) -> None:
+        super().__init__(**options)
+        if not delta > 0:
+            raise ConfigError(f"delta= is greater than 0, got {delta}.")
+        if form not in ("smooth", "classic"):
+            raise ConfigError(f"form= is 'smooth' or 'classic', got {form!r}.")
+        self.delta, self.form = delta, form
+
+    def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
+        if self.form == "smooth":
+            return F.smooth_l1_loss(output, target, reduction=reduction, beta=self.delta)
+        return F.huber_loss(output, target, reduction=reduction, delta=self.delta)
+
+
+class BinaryCrossEntropy(Elementwise):
+    """Cross entropy of one yes-or-no question per element, from logits or from probabilities."""
+
+    whole_targets = True
+
+    def __init__(
+        self,
+        *,
+        logits: bool = True,
+        positive_weight: Sequence[float] | Tensor | None = None,
+        element_weight: Tensor | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if positive_weight is not None and not logits:
+            raise ConfigError("positive_weight= needs logits=True, as in torch.")
+        self.logits = logits
+        self.reads = "logits" if logits else "probabilities"
+        self.positive_weight = None if positive_weight is None else torch.as_tensor(positive_weight)
+        self.element_weight = element_weight
+
+    def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
+        if not target.is_floating_point():
+            target = target.to(output.dtype)
+        weight = None if self.element_weight is None else self.element_weight.to(output.device)
+        if not self.logits:
+            return F.binary_cross_entropy(output, target, weight, reduction=reduction)
+        positive = None if self.positive_weight is None else self.positive_weight.to(output.device)
+        return F.binary_cross_entropy_with_logits(output, target, weight, reduction=reduction, pos_weight=positive)
+
+
+def _squeezed(tensor: Tensor) -> list[int]:
+    return [size for size in tensor.shape[1:] if size != 1]

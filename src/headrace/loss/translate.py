@@ -1,0 +1,126 @@
+"""What torch and users call a loss, as a term: standard modules exactly, any other function as declared."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..batch import Batch
+from ..errors import ConfigError
+from .base import Loss, Sum, Term
+from .classes import CrossEntropy
+from .elements import L1, MSE, BinaryCrossEntropy, Huber
+
+
+class RowMean(Loss):
+    """A function `(outputs, target) -> mean over the rows`, declared to be one.
+
+    The mean over a batch is then the mean over its parts, weighted by their rows, so that microbatches and
+    workers are exact.
+    """
+
+    def __init__(self, fn: Callable[[Any, Any], Tensor], **options: Any) -> None:
+        options.setdefault("name", getattr(fn, "__name__", type(fn).__name__).strip("<>"))
+        super().__init__(**options)
+        if self.row_weight is not None or self.reduce != "mean":
+            raise ConfigError("RowMean takes neither weight= nor reduce=: the function gives the mean itself.")
+        self.fn = fn
+
+    def weight(self, batch: Batch) -> float:
+        return float(batch.rows)
+
+    def sum(self, outputs: Any, batch: Batch) -> Tensor:
+        return self._mean(outputs, batch) * batch.rows
+
+    def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
+        rows = float(batch.rows)
+        return Term(self._mean(outputs, batch), rows, self.coefficient, times=rows)
+
+    def _mean(self, outputs: Any, batch: Batch) -> Tensor:
+        mean = self.fn(outputs if self.output is None else outputs[self.output], batch[self.target])
+        if not isinstance(mean, Tensor) or mean.numel() != 1:
+            came = list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
+            raise ConfigError(f"loss {self.name!r} must return one number, the mean over the rows; it returned {came}.")
+        return mean.reshape(())
+
+
+class WholeBatch(RowMean):
+    """A function `(outputs, target) -> loss` of which nothing is known: it needs the batch in one piece."""
+
+    splits = False
+
+
+def translate(loss: Any) -> Loss | Sum:
+    """A term for a term, a standard `nn.*Loss`, its function in `torch.nn.functional`, or any callable."""
+    if isinstance(loss, Loss | Sum):
+        return loss
+    if isinstance(loss, type):
+        raise ConfigError(f"loss= got the class {loss.__name__}. Pass an instance: {loss.__name__}().")
+    if callable(loss) and not isinstance(loss, nn.Module) and loss in _FUNCTIONS:
+        loss = _FUNCTIONS[loss]()
+    reduction = getattr(loss, "reduction", None)
+    if isinstance(loss, nn.Module) and type(loss) in _MODULES:
+        if reduction not in ("mean", "sum"):
+            raise ConfigError(
+                f"{type(loss).__name__} has reduction={reduction!r}. "
+                "Use 'mean' or 'sum', or a headrace term with weight=."
+            )
+        return _MODULES[type(loss)](loss, reduction)
+    if reduction == "none":
+        raise ConfigError(f"{type(loss).__name__} has reduction='none'; a loss is one number. Use 'mean' or 'sum'.")
+    if callable(loss):
+        return WholeBatch(loss)
+    raise ConfigError(f"loss= takes a term, an Objective, an nn loss or a function, got a {type(loss).__name__}.")
+
+
+def _cross_entropy(loss: Any, reduction: Any) -> Loss:
+    smoothing = loss.label_smoothing
+    return CrossEntropy(
+        class_weights=loss.weight, ignore_index=loss.ignore_index, label_smoothing=smoothing, reduce=reduction
+    )
+
+
+def _nll(loss: Any, reduction: Any) -> Loss:
+    return CrossEntropy(
+        class_weights=loss.weight, ignore_index=loss.ignore_index, logits=False, reduce=reduction, name="nll"
+    )
+
+
+def _bce(loss: Any, reduction: Any) -> Loss:
+    return BinaryCrossEntropy(logits=False, element_weight=loss.weight, reduce=reduction)
+
+
+def _bce_logits(loss: Any, reduction: Any) -> Loss:
+    return BinaryCrossEntropy(positive_weight=loss.pos_weight, element_weight=loss.weight, reduce=reduction)
+
+
+def _smooth_l1(loss: Any, reduction: Any) -> Loss:
+    return Huber(loss.beta, reduce=reduction) if loss.beta > 0 else L1(reduce=reduction, name="huber")
+
+
+def _huber(loss: Any, reduction: Any) -> Loss:
+    return Huber(loss.delta, form="classic", reduce=reduction)
+
+
+_MODULES: dict[type[nn.Module], Callable[[Any, Any], Loss]] = {
+    nn.CrossEntropyLoss: _cross_entropy,
+    nn.NLLLoss: _nll,
+    nn.BCELoss: _bce,
+    nn.BCEWithLogitsLoss: _bce_logits,
+    nn.MSELoss: lambda loss, reduction: MSE(reduce=reduction),
+    nn.L1Loss: lambda loss, reduction: L1(reduce=reduction),
+    nn.SmoothL1Loss: _smooth_l1,
+    nn.HuberLoss: _huber,
+}
+
+_FUNCTIONS: dict[Any, Callable[[], nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.huber_loss: nn.HuberLoss,
+}

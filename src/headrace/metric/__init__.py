@@ -1,0 +1,132 @@
+"""Metrics by name, fed a block of outputs at a time.
+
+Names become torchmetrics objects once the first block shows what the task is. Any torchmetrics object, or
+anything with `update`, `compute` and `reset`, will do as well.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .catalogue import Task, check_name
+
+BLOCK_BYTES = 16 << 20
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """What is asked of a metric."""
+
+    def update(self, outputs: Any, target: Any, /) -> Any: ...
+    def compute(self) -> Any: ...
+    def reset(self) -> Any: ...
+
+
+Wanted = str | Metric | Sequence[str | Metric] | Mapping[str, str | Metric]
+
+
+class Metrics:
+    """Several metrics, fed together: blocks of outputs are gathered on the device and handed over whole.
+
+    `reads` says what the outputs are, where the loss knows: "classes", "logits" or "probabilities".
+    """
+
+    def __init__(self, metrics: Wanted = (), reads: str | None = None) -> None:
+        self._wanted = _by_name(metrics)
+        self._reads = reads
+        self._task: Task | None = None
+        self._live: dict[str, Any] = {}
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._wanted)
+
+    def fresh(self, reads: str | None = None) -> "Metrics":
+        """The same metrics, empty."""
+        twin = Metrics({name: m if isinstance(m, str) else copy.deepcopy(m) for name, m in self._wanted.items()}, reads)
+        for metric in twin._wanted.values():
+            if not isinstance(metric, str):
+                metric.reset()
+        return twin
+
+    def add(self, outputs: Any, target: Tensor) -> None:
+        """One batch. Nothing is computed until a block is full."""
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(
+                f"metrics need one tensor per batch, the model returned a {type(outputs).__name__}. "
+                "Say which one is meant with output= in the loss."
+            )
+        self._outputs.append(outputs)
+        self._targets.append(target)
+        self._bytes += outputs.nbytes + target.nbytes
+        if self._bytes >= BLOCK_BYTES:
+            self._feed()
+
+    def compute(self) -> dict[str, Any]:
+        """Every metric over all that was added; plain numbers, or lists for matrices."""
+        self._feed()
+        return {name: _plain(metric.compute()) for name, metric in self._live.items()}
+
+    def reset(self) -> None:
+        self._outputs, self._targets, self._bytes = [], [], 0
+        for metric in self._live.values():
+            metric.reset()
+
+    def _feed(self) -> None:
+        if not self._outputs:
+            return
+        outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
+        self._outputs, self._targets, self._bytes = [], [], 0
+        if self._task is None:
+            self._task = Task.of(outputs, targets, self._reads)
+            self._live = {name: self._build(metric, outputs.device) for name, metric in self._wanted.items()}
+        for name, metric in self._live.items():
+            wanted = self._wanted[name]
+            metric.update(
+                *(self._task.arrange(wanted, outputs, targets) if isinstance(wanted, str) else (outputs, targets))
+            )
+
+    def _build(self, wanted: str | Metric, device: torch.device) -> Any:
+        assert self._task is not None
+        metric: Any = self._task.build(wanted) if isinstance(wanted, str) else wanted
+        return metric.to(device) if callable(getattr(metric, "to", None)) else metric
+
+
+def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
+    if isinstance(metrics, str | Metric):
+        metrics = [metrics]
+    pairs: Iterable[tuple[str, Any]] = (
+        metrics.items() if isinstance(metrics, Mapping) else [(_name_of(metric), metric) for metric in metrics]
+    )
+    named: dict[str, str | Metric] = {}
+    for name, metric in pairs:
+        if name in named:
+            raise ConfigError(f"metric {name!r} is given twice. Name them: metrics={{'a': ..., 'b': ...}}.")
+        if isinstance(metric, str):
+            check_name(metric)
+        elif not isinstance(metric, Metric):
+            raise ConfigError(f"a metric is a name or has update, compute and reset; got a {type(metric).__name__}.")
+        named[name] = metric
+    return named
+
+
+def _name_of(metric: Any) -> str:
+    return metric if isinstance(metric, str) else type(metric).__name__.lower()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

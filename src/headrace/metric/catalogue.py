@@ -1,0 +1,139 @@
+"""The metrics that have a name, and how outputs and targets are laid out for them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DataError, unknown
+
+_CLASSES = {
+    "accuracy": "Accuracy",
+    "error": "Accuracy",
+    "top-k": "Accuracy",
+    "precision": "Precision",
+    "recall": "Recall",
+    "f1": "F1Score",
+    "auroc": "AUROC",
+    "confusion": "ConfusionMatrix",
+}
+_NUMBERS = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score"}
+_AVERAGES = ("macro", "micro", "weighted", "none")
+
+
+def check_name(name: str) -> None:
+    """Raises unless this names a metric, with the average after a colon where one is given."""
+    base, average = _parts(name)
+    if base not in _CLASSES and base not in _NUMBERS:
+        raise ConfigError(unknown("metric", name, [*_CLASSES, *_NUMBERS]))
+    if average is not None and average not in _AVERAGES:
+        raise ConfigError(f"metric {name!r}: {unknown('average', average, _AVERAGES)}")
+
+
+class Task:
+    """What a model is asked, as its outputs and targets show.
+
+    `kind` is "binary", "multiclass", "multilabel" or "regression"; `size` the number of output columns;
+    `logits` whether outputs are any numbers rather than probabilities.
+    """
+
+    def __init__(self, kind: str, size: int, logits: bool) -> None:
+        self.kind, self.size, self.logits = kind, size, logits
+
+    @classmethod
+    def of(cls, outputs: Tensor, targets: Tensor, reads: str | None) -> "Task":
+        size = outputs.numel() // max(1, targets.numel()) if outputs.dim() == targets.dim() + 1 else _columns(outputs)
+        logits = reads == "logits" or (reads != "probabilities" and not _probable(outputs))
+        indices = outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
+        if indices or reads == "classes":
+            return cls("binary" if outputs.shape[1] == 2 else "multiclass", outputs.shape[1], logits)
+        if targets.is_floating_point() and not bool(((targets == 0) | (targets == 1)).all()):
+            return cls("regression", size, logits)
+        return cls("binary" if size == 1 else "multilabel", size, logits)
+
+    def build(self, name: str) -> Any:
+        """The torchmetrics object for a name."""
+        base, average = _parts(name)
+        if base in _NUMBERS:
+            import torchmetrics.regression as regression
+
+            return getattr(regression, _NUMBERS[base])()
+        if self.kind == "regression":
+            raise DataError(f"metric {name!r} needs classes as targets, got other numbers. Use mae, mse or r2.")
+        import torchmetrics.classification as classification
+
+        kind = self._kind_for(average)
+        options: dict[str, Any] = {"validate_args": False}
+        if kind == "multiclass":
+            options["num_classes"] = self.size
+        if kind == "multilabel":
+            options["num_labels"] = self.size
+        if kind != "binary" and base != "confusion":
+            options["average"] = average or ("micro" if _CLASSES[base] == "Accuracy" else "macro")
+        if base == "top-k":
+            options["top_k"] = int(name[4:].partition(":")[0])
+        metric = getattr(classification, f"{kind.title()}{_CLASSES[base]}")(**options)
+        return Complement(metric) if base == "error" else metric
+
+    def arrange(self, name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and targets as that object wants them."""
+        base, average = _parts(name)
+        if base in _NUMBERS:
+            return outputs.float().reshape(targets.shape), targets
+        if self.kind == "multilabel":
+            return self._scores(outputs), targets.long()
+        if targets.dim() == outputs.dim() and self.size > 1:  # one-hot or probability rows
+            targets = targets.argmax(dim=1)
+        if self._kind_for(average) == "multiclass":
+            softmax = base == "auroc" and not _sums_to_one(outputs)
+            return outputs.double().softmax(dim=1) if softmax else outputs.float(), targets.long()
+        if self.size == 2:
+            difference = outputs[:, 1].double() - outputs[:, 0].double()
+            return _squash(difference), targets.long()
+        return self._scores(outputs).reshape(targets.shape), targets.long()
+
+    def _kind_for(self, average: str | None) -> str:
+        """Two classes are one question, unless an average over both is asked for."""
+        return "multiclass" if self.kind == "binary" and self.size == 2 and average is not None else self.kind
+
+    def _scores(self, outputs: Tensor) -> Tensor:
+        return _squash(outputs.double()) if self.logits else outputs.float()
+
+
+class Complement:
+    """One minus a metric."""
+
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+        self.update, self.reset = metric.update, metric.reset
+
+    def compute(self) -> Any:
+        return 1.0 - self.metric.compute()
+
+    def to(self, device: torch.device) -> "Complement":
+        self.metric.to(device)
+        return self
+
+
+def _parts(name: str) -> tuple[str, str | None]:
+    base, colon, average = name.partition(":")
+    if base.startswith("top-") and base[4:].isdigit():
+        base = "top-k"
+    return base, average if colon else None
+
+
+def _columns(outputs: Tensor) -> int:
+    return outputs.numel() // max(1, len(outputs))
+
+
+def _squash(scores: Tensor) -> Tensor:
+    """Any number into (0, 1), 0 to one half, keeping their order where a sigmoid would make large ones equal."""
+    return 0.5 + 0.5 * scores / (1.0 + scores.abs())
+
+
+def _probable(outputs: Tensor) -> bool:
+    return bool(((outputs >= 0) & (outputs <= 1)).all())
+
+
+def _sums_to_one(outputs: Tensor) -> bool:
+    return _probable(outputs) and bool(((outputs.sum(dim=1) - 1).abs() < 1e-3).all())

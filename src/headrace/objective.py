@@ -1,0 +1,203 @@
+"""An Objective is how a model and a batch become terms: the seam for everything that is not plain supervision.
+
+The default calls the model on its input streams and compares what it returns with the target. An objective
+of one's own does anything else: contrastive learning, distillation, a model that computes its own loss.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .batch import Batch, Stream
+from .errors import ConfigError, DataError, unknown
+from .loss import Loss, Sum, Term, Weight, pick, translate
+
+Inputs = str | Sequence[str] | Mapping[str, str] | None
+"""Which streams the model gets: `None` for all but the targets, names, keywords to names, or "batch"."""
+
+
+class Terms(dict[str, Term]):
+    """Terms by name, with what the model returned, for the metrics."""
+
+    outputs: Any = None
+
+
+class Call:
+    """Calls a model on the streams of a batch: all but the targets in order, or as `inputs` says."""
+
+    def __init__(self, inputs: Inputs = None, targets: Iterable[str] = ("y",)) -> None:
+        self.inputs, self.targets = inputs, frozenset(targets)
+        self._ways: dict[tuple[str, ...], Callable[[nn.Module, Batch], Any]] = {}
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Any:
+        names = tuple(batch.fields)
+        way = self._ways.get(names)
+        if way is None:
+            way = self._ways[names] = self.way(names)
+        return way(model, batch)
+
+    def way(self, names: Sequence[str]) -> Callable[[nn.Module, Batch], Any]:
+        """The call for batches with these streams, made once, so that a batch costs no looking up."""
+        if self.inputs == "batch":
+            return lambda model, batch: model(batch)
+        inputs = self._paths(names)
+        paths = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+        for path in paths:
+            if path.partition(".")[0] not in names:
+                raise ConfigError(f"inputs= names an {unknown('stream', path.partition('.')[0], names)}")
+        if isinstance(inputs, Mapping):
+            return lambda model, batch: model(**{key: view(batch, path) for key, path in inputs.items()})
+        if len(paths) == 1 and "." not in paths[0]:
+            only = paths[0]
+            return lambda model, batch: model(batch.fields[only])
+        return lambda model, batch: model(*[view(batch, path) for path in paths])
+
+    def _paths(self, names: Sequence[str]) -> list[str] | Mapping[str, str]:
+        if self.inputs is None:
+            left = [name for name in names if name not in self.targets]
+            if not left:
+                raise ConfigError(f"no stream is left for the model: {', '.join(names)} are targets. Say inputs=.")
+            return left
+        if isinstance(self.inputs, Mapping):
+            return self.inputs
+        return [self.inputs] if isinstance(self.inputs, str) else list(self.inputs)
+
+
+class Objective(ABC):
+    """How a model and a batch become terms. Give it `terms`; `weights` too, if they are known beforehand."""
+
+    splits: bool = True
+    """Whether the terms of a batch are the sum of the terms of its parts. If not, it needs the batch whole."""
+    reads: str | None = None
+    """What the outputs are to a metric: "classes", "logits" or "probabilities"; `None` if they show it themselves."""
+    call: Call = Call()
+    """Calls the model on its input streams, as the trainer's `inputs=` says."""
+
+    @abstractmethod
+    def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+        """The terms of one microbatch; return `Terms` with `.outputs` to have training metrics."""
+
+    def weights(self, batch: Batch) -> Mapping[str, Weight | None]:
+        """The weight of every term, before the model is called; `{}` if only the forward pass can tell."""
+        return {}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        """What `predict` returns and metrics see."""
+        return self.call(model, batch)
+
+    def scored(self, outputs: Any) -> Any:
+        """Which of the outputs metrics compare with the target."""
+        return outputs
+
+    def bind(self, inputs: Inputs, target: str) -> None:
+        """Learns what the trainer calls inputs and target."""
+        self.call = Call(inputs, {target})
+
+    def prepare(self, streams: Sequence[Stream], columns: Sequence[Mapping[str, Tensor]]) -> None:
+        """Before a training: raises on what cannot work with these streams. `columns` are whole ones in memory."""
+
+
+class Supervised(Objective):
+    """The default: the model on its inputs, its outputs against the target, term by term."""
+
+    def __init__(self, loss: Loss | Sum) -> None:
+        self.loss = _named([loss] if isinstance(loss, Loss) else list(loss))
+        self._data_terms = {name: term for name, term in self.loss.items() if not term.training_only}
+        if not self._data_terms:
+            raise ConfigError(
+                "loss= holds priors only. Add a term that looks at the data: CrossEntropy() + L2Prior(1e-4)."
+            )
+        self._main = next(iter(self._data_terms.values()))
+        self.splits = all(term.splits for term in self.loss.values())
+        self.reads = self._main.reads
+        self._columns: Sequence[Mapping[str, Tensor]] | None = None
+
+    def terms(self, model: nn.Module, batch: Batch) -> Terms:
+        outputs = self.call(model, batch) if self._columns is None else self._first_call(model, batch)
+        losses = self.loss if model.training else self._data_terms
+        terms = Terms([(name, loss.term(model, outputs, batch)) for name, loss in losses.items()])
+        terms.outputs = outputs
+        return terms
+
+    def weights(self, batch: Batch) -> dict[str, Weight | None]:
+        return {name: loss.weight(batch) for name, loss in self.loss.items()}
+
+    def scored(self, outputs: Any) -> Any:
+        return outputs if self._main.output is None else pick(outputs, self._main.output, self._main.name)
+
+    def bind(self, inputs: Inputs, target: str) -> None:
+        for loss in self.loss.values():
+            loss.bind(target)
+        self.call = Call(inputs, {target, *self._streams()})
+
+    def prepare(self, streams: Sequence[Stream], columns: Sequence[Mapping[str, Tensor]]) -> None:
+        names = [s.name for s in streams]
+        for name in self._streams():
+            if name not in names:
+                raise ConfigError(
+                    f"the loss compares with an {unknown('stream', name, names)} Pass it, or say target=."
+                )
+        self.call.way(names)
+        self._columns = columns
+
+    def _streams(self) -> list[str]:
+        """The streams that the terms compare with or weigh by."""
+        terms = self._data_terms.values()
+        return list(dict.fromkeys(s for term in terms for s in (term.target, term.row_weight) if s is not None))
+
+    def _first_call(self, model: nn.Module, batch: Batch) -> Any:
+        """The first call of a training shows what the model returns: the last check before an update."""
+        try:
+            outputs = self.call(model, batch)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise DataError(_refusal(model, batch, error)) from error
+        for columns in [*(self._columns or ()), batch.fields]:
+            for term in self._data_terms.values():
+                if isinstance(targets := columns.get(term.target), Tensor):
+                    term.check_targets(outputs, targets)
+        self._columns = None
+        return outputs
+
+
+def as_objective(loss: Any) -> Objective:
+    """An Objective for whatever `loss=` may be."""
+    return loss if isinstance(loss, Objective) else Supervised(translate(loss))
+
+
+def view(batch: Batch, path: str) -> Any:
+    """A stream, or a view of it: "words.mask"."""
+    stream, _, name = path.partition(".")
+    field = batch[stream]
+    if not name:
+        return field
+    found = getattr(field, name)
+    return found() if callable(found) else found
+
+
+def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
+    """What the model was given and what it expects, where it can be told."""
+    given = ", ".join(str(Stream.of(k, f)) if isinstance(f, Tensor) else k for k, f in batch.fields.items())
+    layers = ((name, m) for name, m in model.named_modules() if m._parameters and not list(m.children()))
+    name, layer = next(layers, ("", model))
+    weights = next((p.dtype for p in model.parameters()), None)
+    dtype = "" if weights is None else f", {str(weights).removeprefix('torch.')}"
+    return (
+        f"the model failed on its first batch, {batch.rows} rows of {given}: {error}\n"
+        f"  Its first layer is {name!r}: {layer}{dtype}. Change the stream's shape or dtype, or say inputs=."
+    )
+
+
+def _named(losses: Sequence[Loss]) -> dict[str, Loss]:
+    """Terms by name; a name that comes again gets a number."""
+    named: dict[str, Loss] = {}
+    for loss in losses:
+        name, k = loss.name, 2
+        while name in named:
+            name, k = f"{loss.name}_{k}", k + 1
+        named[name] = loss
+    return named

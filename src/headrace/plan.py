@@ -1,0 +1,152 @@
+"""What a training is made of, put together and checked before it begins."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import check
+from .batch import Batch
+from .callback import Callback, Callbacks, Progress
+from .data.arrays import ArrayTable, as_source, as_table
+from .data.source import Source
+from .errors import ConfigError, DataError
+from .length import Length
+from .objective import Objective, as_objective
+from .step import Measured, Outcome
+
+OptimizerLike = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
+
+RESIDENT_SHARE = 0.25  # of a GPU's free memory that a data set may take to be kept there
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The data of a training and when to do what."""
+
+    train: Source
+    val: Source | None
+    test: Source | None
+    validate_every: Length
+    log_every: Length
+    callbacks: Callbacks
+
+    @property
+    def within_epochs(self) -> bool:
+        """Whether anything may be due between the ends of two epochs."""
+        return self.log_every.unit != "epochs" or self.validate_every.unit != "epochs"
+
+    def check(self, objectives: Mapping[str, Objective], scorers: Mapping[str, Objective], scan: bool) -> None:
+        """Raises on whatever can be known not to work."""
+        data = {"train": self.train, "val": self.val, "test": self.test}
+        given = {name: source for name, source in data.items() if source is not None}
+        for name, source in given.items():
+            check.same_streams(self.train.streams, source.streams, name)
+            if scan:
+                check.finite(source, name)
+        columns = [check.columns_of(source) for source in given.values()]
+        for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
+            objective.prepare(self.train.streams, columns)
+
+
+def source_on(data: Any, device: torch.device, order: str = "none", seed: int = 0) -> Source:
+    """Data as a source for a device. Arrays that fit into a GPU are moved there once."""
+    if isinstance(data, Source):
+        return data
+    table = as_table(data)
+    if isinstance(table, ArrayTable) and device.type == "cuda" and table.device != device:
+        free, _ = torch.cuda.mem_get_info(device)
+        if table.nbytes <= RESIDENT_SHARE * free:
+            table = table.to(device)
+    return as_source(table, order=order, seed=seed)
+
+
+def by_key(
+    loss: Any, optimizer: OptimizerLike | Mapping[str, Optimizer], model: nn.Module
+) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
+    """Objectives and optimizers by key; a single one has the key ""."""
+    if isinstance(loss, Mapping) != isinstance(optimizer, Mapping):
+        raise ConfigError("loss= and optimizer= must both be dicts, with equal keys, or neither.")
+    if isinstance(loss, Mapping) and isinstance(optimizer, Mapping):
+        if loss.keys() != optimizer.keys() or not loss:
+            raise ConfigError(f"loss= has the keys {list(loss)}, optimizer= {list(optimizer)}. They must be equal.")
+        return {k: as_objective(v) for k, v in loss.items()}, {k: _optimizer(optimizer[k], model, k) for k in loss}
+    return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
+
+
+def progress_callbacks(progress: str | bool) -> Sequence[Callback]:
+    """The progress display for `progress=`."""
+    if progress is False:
+        return []
+    styles: dict[str | bool, str] = {True: "auto", "auto": "auto", "bar": "bar", "plain": "plain"}
+    if progress not in styles:
+        raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.")
+    return [Progress(styles[progress])]
+
+
+def as_batch(batch: Any) -> Batch:
+    """A batch from a Batch, a list of sample dicts, or whatever a table can be made of."""
+    if isinstance(batch, Batch):
+        return batch
+    if isinstance(batch, list) and batch and all(isinstance(sample, Mapping) for sample in batch):
+        names = list(batch[0])
+        for k, sample in enumerate(batch):
+            if list(sample) != names:
+                raise DataError(f"sample {k} has the keys {list(sample)}, sample 0 has {names}. They must be equal.")
+        return Batch({name: torch.stack([torch.as_tensor(s[name]) for s in batch]) for name in names}, len(batch))
+    table = as_table(batch)
+    return table.rows(0, len(table))
+
+
+def as_outcome(result: Any) -> Outcome:
+    """What a `train_step` may return: an Outcome, or losses by name."""
+    if isinstance(result, Outcome):
+        return result
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"train_step returns an Outcome or losses by name, got a {type(result).__name__}.")
+    terms = {name: loss for name, loss in result.items() if name != "total_loss"} or {"loss": result["total_loss"]}
+    return Outcome({name: Measured(_number(loss), 1.0, 1.0) for name, loss in terms.items()})
+
+
+@contextmanager
+def deterministic_mode(wanted: bool) -> Iterator[None]:
+    """Deterministic algorithms for a while, where they are wanted."""
+    if not wanted:
+        yield
+        return
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+    )
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = before[2]
+
+
+def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    if callable(optimizer) and not key:
+        made = optimizer(model.parameters())
+        if isinstance(made, Optimizer):
+            return made
+        raise ConfigError(
+            f"optimizer= made a {type(made).__name__}. A factory takes parameters and returns an optimizer."
+        )
+    raise ConfigError(
+        f"optimizer{f'[{key!r}]' if key else ''}= takes a torch optimizer"
+        f"{'' if key else ', or a function that makes one of the parameters'}; got a {type(optimizer).__name__}."
+    )
+
+
+def _number(loss: Any) -> float | Tensor:
+    return loss.detach() if isinstance(loss, Tensor) else float(loss)

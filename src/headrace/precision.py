@@ -1,0 +1,56 @@
+"""The number formats that a forward pass runs in, and the loss scaling that half precision needs."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .arena import Arena
+from .errors import ConfigError, NonFiniteError, unknown
+
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """`"fp32"`, `"bf16"` (autocast) or `"fp16"` (autocast, and gradients scaled so that small ones survive)."""
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        if name not in _DTYPES:
+            raise ConfigError(unknown("precision", name, _DTYPES))
+        self._dtype = _DTYPES[name]
+        self._device = device.type
+        self._scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+        self._plain: AbstractContextManager[Any] = nullcontext()
+
+    def context(self) -> AbstractContextManager[Any]:
+        """What the forward pass runs under."""
+        return self._plain if self._dtype is None else torch.autocast(self._device, self._dtype)
+
+    @property
+    def scales(self) -> bool:
+        """Whether gradients are scaled; an infinite one is then a sign that the scale is too high."""
+        return self._scaler is not None
+
+    def scale(self, seed: Tensor) -> Tensor:
+        """What a backward pass starts from."""
+        return seed if self._scaler is None else self._scaler.scale(seed)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Takes the scale out of the gradients again."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+
+    def step(self, arena: Arena) -> None:
+        """The update; a scaled one is left out, and the scale lowered, when its gradients overflowed."""
+        if self._scaler is None:
+            arena.step()
+            return
+        self._scaler.step(arena.optimizer)
+        self._scaler.update()
+        if self._scaler.get_scale() < 1.0:
+            raise NonFiniteError(
+                "the fp16 loss scale fell below 1: the gradients are not finite, whatever the scale. "
+                "Lower the rate, use clip_norm=, or precision='bf16'."
+            )

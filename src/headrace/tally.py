@@ -1,0 +1,53 @@
+"""What an epoch's losses add up to: sums and weights, divided once."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .loss import Weight
+
+
+class Tally:
+    """Sums and weights of loss terms, added up over many updates; read where it is reported."""
+
+    def __init__(self) -> None:
+        self._coefficients: dict[str, float] = {}
+        self._sums: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._waiting: dict[str, list[tuple[Tensor, Weight]]] = {}
+
+    def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float) -> None:
+        """One update's term. What is still on the device waits there."""
+        self._coefficients[name] = coefficient
+        if isinstance(total, float) and isinstance(weight, float):
+            self._sums[name] = self._sums.get(name, 0.0) + total
+            self._weights[name] = self._weights.get(name, 0.0) + weight
+            return
+        waiting = self._waiting.setdefault(name, [])
+        waiting.append((torch.as_tensor(total), weight))
+        if len(waiting) >= 1024:
+            self._fold(name)
+
+    def read(self) -> dict[str, float]:
+        """The mean of every term, and `""`: their sum, each times its coefficient."""
+        for name in list(self._waiting):
+            self._fold(name)
+        means = {
+            name: self._sums[name] / self._weights[name] if self._weights[name] else 0.0 for name in self._coefficients
+        }
+        total = math.fsum(self._coefficients[name] * mean for name, mean in means.items() if self._coefficients[name])
+        return {"": total, **means}
+
+    def reset(self) -> None:
+        for kept in (self._coefficients, self._sums, self._weights, self._waiting):
+            kept.clear()
+
+    def _fold(self, name: str) -> None:
+        waiting = self._waiting.pop(name)
+        sums = torch.stack([total for total, _ in waiting]).double().sum()
+        known = math.fsum(weight for _, weight in waiting if isinstance(weight, float | int))
+        on_device = [weight for _, weight in waiting if isinstance(weight, Tensor)]
+        weight = known + (float(torch.stack(on_device).double().sum()) if on_device else 0.0)
+        self._sums[name] = self._sums.get(name, 0.0) + float(sums)
+        self._weights[name] = self._weights.get(name, 0.0) + weight

@@ -1,0 +1,299 @@
+"""The trainer: data, model, loss and optimizer in, a trained, validated and predicting model out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from . import check, evaluate
+from .batch import Batch
+from .callback import Callback, Callbacks
+from .errors import ConfigError, DataError, unknown
+from .feed import Feed
+from .guard import make_guard
+from .history import History
+from .info import Info
+from .length import Counters, Length, interval, limits
+from .metric import Metrics, Wanted
+from .objective import Inputs, Objective, as_objective
+from .plan import (
+    OptimizerLike,
+    Plan,
+    as_batch,
+    as_outcome,
+    by_key,
+    deterministic_mode,
+    progress_callbacks,
+    source_on,
+)
+from .precision import Precision
+from .step import Outcome, Settings, Step
+from .strategy import Single
+from .tally import Tally
+
+DEFAULT_BATCH = 128
+
+
+class Trainer:
+    """Trains a model.
+
+    `batch_size` is the number of rows in one update, `microbatch` how many of them pass the model at once.
+    Losses, metrics, inputs and targets are described in `headrace.loss`, `.metric` and `.objective`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any,
+        optimizer: OptimizerLike | Mapping[str, Optimizer],
+        *,
+        batch_size: int | None = None,
+        microbatch: int | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        precision: str = "fp32",
+        metrics: Wanted = (),
+        device: str | torch.device = "auto",
+        seed: int = 0,
+        order: str = "full",
+        macrobatch: int | str = "auto",
+        inputs: Inputs = None,
+        target: str = "y",
+        compile: bool = False,
+        deterministic: bool = False,
+        nonfinite: str = "stop",
+        eval_loss: Any = None,
+        arena: bool = True,
+    ) -> None:
+        check.positive("batch_size", batch_size, whole=True)
+        check.positive("microbatch", microbatch, whole=True)
+        check.positive("clip_norm", clip_norm)
+        check.positive("clip_value", clip_value)
+        if nonfinite not in ("stop", "skip"):
+            raise ConfigError(unknown("nonfinite", nonfinite, ("stop", "skip")))
+        self.device = check.device_for(device, model)
+        self.model = model.to(self.device)
+        self.objectives, self.optimizers = by_key(loss, optimizer, model)
+        self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss)}
+        for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
+            objective.bind(inputs, target)
+        check.optimizers_fit(model, self.optimizers, self.objectives)
+        self.precision = Precision(precision, self.device)
+        self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
+        self.target, self.deterministic = target, deterministic
+        self.metrics = Metrics(metrics)
+        self.strategy = Single()
+        whole = [key or "loss" for key, objective in self.objectives.items() if not objective.splits]
+        if microbatch is not None and whole:
+            raise ConfigError(
+                f"microbatch= cannot split {', '.join(whole)}: nothing is known about this function. "
+                "If it is a mean over rows, declare it: hr.RowMean(fn)."
+            )
+        settings = Settings(microbatch, clip_norm, clip_value, arena)
+        guard = make_guard(self.device, skip=nonfinite == "skip")
+        self._step = Step(model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy)
+        if compile:
+            model.compile()
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; the first of several."""
+        return next(iter(self.optimizers.values()))
+
+    def fit(
+        self,
+        train: Any,
+        val: Any = None,
+        test: Any = None,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        samples: int | None = None,
+        minutes: float | None = None,
+        progress: str | bool = "auto",
+        validate_every: str | Length = "1 epoch",
+        log_every: str | Length = "1 epoch",
+        scan: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> History:
+        """Trains until the first limit is reached (10 epochs if none is given); returns what was reported.
+
+        `val` is scored every so often, `test` once, at the end. `scan` looks for NaN in the data first.
+        """
+        history = History()
+        for info in self.steps(
+            train,
+            val,
+            test,
+            epochs=epochs,
+            steps=steps,
+            samples=samples,
+            minutes=minutes,
+            progress=progress,
+            validate_every=validate_every,
+            log_every=log_every,
+            scan=scan,
+            callbacks=callbacks,
+        ):
+            history = info.history
+        return history
+
+    def steps(
+        self,
+        train: Any,
+        val: Any = None,
+        test: Any = None,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        samples: int | None = None,
+        minutes: float | None = None,
+        progress: str | bool = False,
+        validate_every: str | Length = "1 epoch",
+        log_every: str | Length = "1 epoch",
+        scan: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> Iterator[Info]:
+        """The loop of `fit`, driven by you: an `Info` after every update and what is due then."""
+        plan = Plan(
+            train=source_on(train, self.device, self.order, self.seed),
+            val=None if val is None else source_on(val, self.device),
+            test=None if test is None else source_on(test, self.device),
+            validate_every=interval(validate_every, "validate_every"),
+            log_every=interval(log_every, "log_every"),
+            callbacks=Callbacks([*callbacks, *progress_callbacks(progress)]),
+        )
+        plan.check(self.objectives, self.eval_objectives, scan)
+        return self._loop(plan, Info(self, Counters(), limits(epochs, steps, samples, minutes), History()))
+
+    def validate(
+        self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
+    ) -> dict[str, Any]:
+        """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`."""
+        source = source_on(data, self.device)
+        for objective in self.eval_objectives.values():
+            objective.prepare(source.streams, [check.columns_of(source)])
+        return self._score(source, name, batch_size, limit)
+
+    def test(self, data: Any, *, batch_size: int | None = None) -> dict[str, Any]:
+        """As `validate`, with keys that begin with "test"."""
+        return self.validate(data, "test", batch_size=batch_size)
+
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
+        """What the model returns for every row, in order, on the host."""
+        objective = next(iter(self.eval_objectives.values()))
+        with (
+            evaluate.mode(self.model, training=False),
+            self._feed(source_on(data, self.device), batch_size) as feed,
+        ):
+            return evaluate.predictions(objective, self.model, feed, self.precision)
+
+    def step(self, batch: Any) -> dict[str, Any]:
+        """One update from a Batch, a tuple, a dict or a list of sample dicts: `total_loss` and every term.
+
+        The model stays in its arena between calls; `release` takes it out.
+        """
+        with evaluate.mode(self.model, training=True):
+            outcome = as_outcome(self.train_step(as_batch(batch).to(self.device)))
+            self._step.guard.settle()
+        return outcome.losses
+
+    def train_step(self, batch: Batch) -> Outcome:
+        """One update. Override it to do something before or after, or instead."""
+        return self._step(batch)
+
+    def evaluate_step(self, batch: Batch) -> Outcome:
+        """One batch of a validation. Override it as you override `train_step`."""
+        return evaluate.measure(self.eval_objectives, self.model, batch, self.precision)
+
+    def release(self) -> None:
+        """Makes model and optimizer ordinary again; `fit` does so at its end."""
+        self._step.release()
+
+    def _loop(self, plan: Plan, info: Info) -> Iterator[Info]:
+        call, guard = plan.callbacks.call, self._step.guard
+        metrics, tally = self.metrics.fresh(self._objective.reads), Tally()
+        with self._training(plan, info), self._feed(plan.train, None) as feed:
+            info.start(feed.batches, feed.macrobatches)
+            initial, empty = plan.train.state_dict(), False
+            call("on_fit_start", info)
+            while not info.stopping:
+                info.batch = 0
+                for batch in feed:
+                    if not info.batch:
+                        call("on_epoch_start", info)
+                    info.outcome = outcome = as_outcome(self.train_step(batch))
+                    info.count(batch, feed.macrobatch)
+                    evaluate.record(outcome, tally, metrics, self._objective, self.target)
+                    for hook in plan.callbacks.on_step_end:
+                        hook(info)
+                    if feed.ends_macrobatch:
+                        guard.settle()
+                        call("on_macrobatch_end", info)
+                    if plan.within_epochs or info.ends_epoch or info.stopping:
+                        self._report(plan, info, batch, tally, metrics)
+                    yield info
+                    if info.stopping:
+                        break
+                if not info.batch and empty:
+                    raise DataError(
+                        "the training data gave no rows. A Source without state must start again by itself "
+                        "after None; give it state_dict and load_state_dict, and it is rewound."
+                    )
+                empty = not info.batch
+                if feed.finished and initial is not None:
+                    plan.train.load_state_dict(initial)
+            if plan.test is not None:
+                self._write(plan, info, plan.test, "test")
+            info.history.stopped = info.stopping
+            call("on_fit_end", info)
+
+    def _report(self, plan: Plan, info: Info, batch: Batch, tally: Tally, metrics: Metrics) -> None:
+        """What is due after an update: first validate, then report."""
+        now = (info.counters, batch.total, batch.ends_epoch)
+        if plan.log_every.fires(*now) or info.stopping:
+            self._step.guard.settle()
+            info.history.at(info.row()).update(evaluate.report("train", tally, metrics))
+        if plan.val is not None and (plan.validate_every.fires(*now) or info.stopping):
+            self._write(plan, info, plan.val, "val")
+        if info.ends_epoch:
+            plan.callbacks.call("on_epoch_end", info, info.history.at(info.row()))
+
+    def _write(self, plan: Plan, info: Info, source: Any, name: str) -> None:
+        """Scores a data set in the middle of a training and writes it into the history."""
+        scores = self._score(source, name, None, None)
+        info.history.at(info.row()).update(scores)
+        plan.callbacks.call("on_validation_end", info, scores)
+
+    def _score(self, source: Any, name: str, batch_size: int | None, limit: int | None) -> dict[str, Any]:
+        objective = next(iter(self.eval_objectives.values()))
+        metrics = self.metrics.fresh(objective.reads)
+        at_rest = evaluate.mode(self.model, training=False)
+        with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
+            return evaluate.score(self.evaluate_step, feed, name, metrics, objective, self.target, limit)
+
+    def _feed(self, source: Any, batch_size: int | None) -> Feed:
+        size = batch_size or self.batch_size or DEFAULT_BATCH
+        return Feed(source, self.device, batch_size=size, macrobatch=self.macrobatch, shard=self.strategy.comm.shard)
+
+    @property
+    def _objective(self) -> Objective:
+        return next(iter(self.objectives.values()))
+
+    @contextmanager
+    def _training(self, plan: Plan, info: Info) -> Iterator[None]:
+        """The model at work: in its arena, in train mode; ordinary again however it ends."""
+        with evaluate.mode(self.model, training=True), deterministic_mode(self.deterministic):
+            try:
+                self._step.home()
+                yield
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                plan.callbacks.call("on_error", info, error)
+                raise
+            finally:
+                self.release()
