@@ -1,0 +1,252 @@
+"""The first promise: after three epochs the weights are, bit for bit, those of the loop written by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+
+ROWS, BATCH, EPOCHS = 1003, 64, 3
+X = torch.randn(ROWS, 33, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(0, 7, (ROWS,), generator=torch.Generator().manual_seed(2))
+
+Make = Callable[[], nn.Module]
+
+
+def odd_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(33, 37), nn.Tanh(), nn.Linear(37, 5), nn.ReLU(), nn.Linear(5, 7))
+
+
+def dropout_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(33, 41), nn.ReLU(), nn.Dropout(0.4), nn.Linear(41, 7))
+
+
+def batchnorm_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(33, 29), nn.BatchNorm1d(29), nn.ReLU(), nn.Linear(29, 7))
+
+
+def frozen_mlp() -> nn.Module:
+    model = odd_mlp()
+    model[2].requires_grad_(False)
+    return model
+
+
+class Tied(nn.Module):
+    """The last layer uses the transpose of the first one's weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.inner = nn.Linear(33, 7, bias=False), nn.Linear(7, 33)
+        self.again = nn.Linear(33, 7, bias=False)
+        self.again.weight = self.enter.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(torch.tanh(self.inner(self.enter(x))))
+
+
+class Sometimes(nn.Module):
+    """Two branches that take turns by batch, and a layer that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(33, 11)
+        self.left, self.unused, self.right = nn.Linear(11, 7), nn.Linear(11, 7), nn.Linear(11, 7)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        hidden = torch.relu(self.enter(x))
+        return self.left(hidden) if self.calls % 3 else self.right(hidden)
+
+
+class Channels(nn.Module):
+    """Convolution weights stored with the channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.leave = nn.Conv2d(3, 5, 3, padding=1), nn.Linear(55, 7)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(torch.relu(self.conv(x.view(-1, 3, 11, 1))).flatten(1))
+
+
+def raw_loop(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> nn.Module:
+    loss_fn = options.get("loss", F.cross_entropy)
+    order = hr.Order(ROWS, seed=options.get("seed", 0))
+    torch.manual_seed(7)
+    model.train()
+    for epoch in range(EPOCHS):
+        rows = torch.from_numpy(order.indices(epoch, 0, ROWS))
+        for start in range(0, ROWS, BATCH):
+            batch = rows[start : start + BATCH]
+            optimizer.zero_grad()
+            loss_fn(model(X[batch]), options.get("y", Y)[batch]).backward()
+            if norm := options.get("clip_norm"):
+                nn.utils.clip_grad_norm_(model.parameters(), norm)
+            if value := options.get("clip_value"):
+                nn.utils.clip_grad_value_(model.parameters(), value)
+            optimizer.step()
+    return model
+
+
+def fitted(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> nn.Module:
+    loss, y = options.pop("loss", nn.CrossEntropyLoss()), options.pop("y", Y)
+    trainer = hr.Trainer(model, loss, optimizer, batch_size=BATCH, **options)
+    torch.manual_seed(7)
+    trainer.fit((X, y), epochs=EPOCHS, progress=False)
+    return model
+
+
+def both(make: Make, optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[list[Any], list[Any]]:
+    """Two equal models with their optimizers."""
+    pairs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = make()
+        pairs.append([model, optimizer(model)])
+    return pairs[0], pairs[1]
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.5),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3, weight_decay=1e-3),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=1e-3, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-3),
+    "radam": lambda p: torch.optim.RAdam(p, lr=1e-3),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=1e-3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-3),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_elementwise_optimizer_gives_the_bits_of_the_raw_loop(name: str) -> None:
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS[name](model.parameters()))
+    start = {k: v.clone() for k, v in raw.state_dict().items()}
+    assert equal(raw_loop(raw, o1), fitted(ours, o2))
+    assert any(not torch.equal(v, start[k]) for k, v in raw.state_dict().items())
+
+
+@pytest.mark.parametrize("make", [dropout_mlp, batchnorm_mlp, frozen_mlp, Tied, Sometimes, Channels])
+@pytest.mark.parametrize("name", ["nesterov", "adam", "adamw", "rmsprop"])
+def test_every_kind_of_model_gives_the_bits_of_the_raw_loop(make: Make, name: str) -> None:
+    (raw, o1), (ours, o2) = both(make, lambda model: OPTIMIZERS[name](model.parameters()))
+    assert equal(raw_loop(raw, o1), fitted(ours, o2))
+
+
+def test_a_parameter_without_gradient_does_not_move_even_with_weight_decay() -> None:
+    (_, _), (model, optimizer) = both(Sometimes, lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.1))
+    before = model.unused.weight.clone()
+    fitted(model, optimizer)
+    assert torch.equal(model.unused.weight, before)
+    assert model.unused.weight not in optimizer.state
+
+
+def test_parameter_groups_keep_their_own_weight_decay() -> None:
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        weights = [p for p in model.parameters() if p.dim() > 1]
+        biases = [p for p in model.parameters() if p.dim() == 1]
+        return torch.optim.AdamW([{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}])
+
+    (raw, o1), (ours, o2) = both(odd_mlp, optimizer)
+    assert equal(raw_loop(raw, o1), fitted(ours, o2))
+
+
+def test_the_state_of_the_optimizer_is_that_of_the_raw_loop_too() -> None:
+    (raw, o1), (ours, o2) = both(Sometimes, lambda model: torch.optim.Adam(model.parameters()))
+    raw_loop(raw, o1)
+    fitted(ours, o2)
+    a, b = o1.state_dict()["state"], o2.state_dict()["state"]
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[k][name], b[k][name]) for k in a for name in a[k])
+
+
+@pytest.mark.parametrize(("loss", "fn"), [(nn.MSELoss(), F.mse_loss), (nn.L1Loss(), F.l1_loss), (hr.Huber(), None)])
+def test_regression_losses_give_the_bits_of_the_raw_loop(loss: Any, fn: Any) -> None:
+    fn = fn or (lambda out, y: F.smooth_l1_loss(out, y, beta=0.11))
+    y = torch.randn(ROWS, 7, generator=torch.Generator().manual_seed(5))
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
+    assert equal(raw_loop(raw, o1, loss=fn, y=y), fitted(ours, o2, loss=loss, y=y))
+
+
+def test_a_plain_function_as_loss_gives_the_bits_of_the_raw_loop() -> None:
+    def fn(outputs: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, target) + 0.01 * outputs.square().mean()
+
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
+    assert equal(raw_loop(raw, o1, loss=fn), fitted(ours, o2, loss=fn))
+
+
+def test_clipping_by_value_is_exact_and_by_norm_to_rounding() -> None:
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
+    assert equal(raw_loop(raw, o1, clip_value=0.01), fitted(ours, o2, clip_value=0.01))
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
+    raw_loop(raw, o1, clip_norm=0.1)
+    fitted(ours, o2, clip_norm=0.1)
+    for p, q in zip(raw.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, torch.linspace(0.5, 2.0, 7)])
+def test_where_rounding_is_allowed_it_stays_below_one_in_a_million(weights: Tensor | None) -> None:
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+
+    (raw, o1), (ours, o2) = both(odd_mlp, optimizer)
+    loss = nn.CrossEntropyLoss(weight=weights)
+    raw_loop(raw, o1, loss=loss)
+    fitted(ours, o2, loss=loss)
+    for p, q in zip(raw.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+def test_binary_cross_entropy_agrees_to_rounding() -> None:
+    y = (torch.rand(ROWS, 7, generator=torch.Generator().manual_seed(9)) > 0.5).float()
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
+    raw_loop(raw, o1, loss=F.binary_cross_entropy_with_logits, y=y)
+    fitted(ours, o2, loss=nn.BCEWithLogitsLoss(), y=y)
+    for p, q in zip(raw.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
+def test_another_order_gives_other_weights() -> None:
+    """The control: the comparison is able to fail."""
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["sgd"](model.parameters()))
+    assert not equal(raw_loop(raw, o1, seed=1), fitted(ours, o2))
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_arena_off_gives_the_same_bits(name: str) -> None:
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS[name](model.parameters()))
+    assert equal(raw_loop(raw, o1), fitted(ours, o2, arena=False))
+
+
+def test_optimizers_that_need_shapes_and_sparse_gradients_fall_back_to_single_parameters() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.leave = nn.EmbeddingBag(50, 8, sparse=True), nn.Linear(8, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.leave(self.words(x[:, :5].abs().mul(10).long().clamp(max=49)))
+
+    (raw, o1), (ours, o2) = both(Bag, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    assert equal(raw_loop(raw, o1), fitted(ours, o2))
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: torch.optim.Adafactor(model.parameters()))
+    assert equal(raw_loop(raw, o1), fitted(ours, o2))

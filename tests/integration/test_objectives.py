@@ -1,0 +1,249 @@
+"""Objectives of one's own, each a real case and each compared with the same thing written by hand."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+
+ROWS, BATCH = 96, 32
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(ROWS, 8, generator=GENERATOR)
+Y = torch.randint(0, 4, (ROWS,), generator=GENERATOR)
+
+
+def net(*sizes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def batches(epochs: int = 2) -> list[Tensor]:
+    order = hr.Order(ROWS)
+    rows = [torch.from_numpy(order.indices(epoch, 0, ROWS)) for epoch in range(epochs)]
+    return [part for epoch in rows for part in epoch.split(BATCH)]
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_contrastive_learning_where_rows_meet() -> None:
+    class InfoNCE(hr.Objective):
+        splits = False
+
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            a, b = F.normalize(model(batch["x"])), F.normalize(model(batch["other"]))
+            loss = F.cross_entropy(a @ b.T / 0.2, torch.arange(batch.rows), reduction="sum")
+            return {"info_nce": hr.Term(loss, float(batch.rows))}
+
+    other = X + 0.1 * torch.randn(ROWS, 8, generator=GENERATOR)
+    torch.manual_seed(1)
+    ours = net(8, 16, 4)
+    torch.manual_seed(1)
+    raw = net(8, 16, 4)
+    trainer = hr.Trainer(ours, InfoNCE(), torch.optim.SGD(ours.parameters(), lr=0.1), batch_size=BATCH)
+    history = trainer.fit({"x": X, "other": other}, epochs=2, progress=False)
+    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
+    for rows in batches():
+        optimizer.zero_grad()
+        a, b = F.normalize(raw(X[rows])), F.normalize(raw(other[rows]))
+        F.cross_entropy(a @ b.T / 0.2, torch.arange(len(rows))).backward()
+        optimizer.step()
+    assert equal(ours, raw)
+    assert history.rows[1]["train/loss/info_nce"] < history.rows[0]["train/loss/info_nce"]
+    with pytest.raises(hr.ConfigError, match="microbatch= cannot split"):
+        hr.Trainer(ours, InfoNCE(), torch.optim.SGD(ours.parameters(), lr=0.1), microbatch=8)
+
+
+class Distil(hr.Objective):
+    """Learns from labels and from a frozen teacher."""
+
+    reads = "classes"
+
+    def __init__(self, teacher: nn.Module) -> None:
+        self.teacher = teacher.eval().requires_grad_(False)
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> hr.Terms:
+        student, rows = self.call(model, batch), float(batch.rows)
+        teacher = self.teacher(batch["x"]).log_softmax(dim=1)
+        soft = F.kl_div(student.log_softmax(dim=1), teacher, log_target=True, reduction="sum")
+        hard = F.cross_entropy(student, batch["y"], reduction="sum")
+        terms = hr.Terms(soft=hr.Term(soft, rows, coefficient=0.5), hard=hr.Term(hard, rows))
+        terms.outputs = student
+        return terms
+
+    def weights(self, batch: hr.Batch) -> dict[str, Any]:
+        return {"soft": float(batch.rows), "hard": float(batch.rows)}
+
+
+@pytest.mark.parametrize("microbatch", [None, 10])
+def test_distillation_from_a_frozen_teacher(microbatch: int | None) -> None:
+    torch.manual_seed(2)
+    teacher, ours = net(8, 32, 4), net(8, 4)
+    raw = net(8, 4)
+    raw.load_state_dict(ours.state_dict())
+    before = [p.clone() for p in teacher.parameters()]
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    trainer = hr.Trainer(ours, Distil(teacher), optimizer, batch_size=BATCH, microbatch=microbatch, metrics="accuracy")
+    history = trainer.fit((X, Y), (X, Y), epochs=2, progress=False)
+    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
+    for rows in batches():
+        optimizer.zero_grad()
+        student, target = raw(X[rows]), teacher(X[rows]).log_softmax(dim=1)
+        soft = F.kl_div(student.log_softmax(dim=1), target, log_target=True, reduction="batchmean")
+        (0.5 * soft + F.cross_entropy(student, Y[rows])).backward()
+        optimizer.step()
+    for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+    assert all(torch.equal(p, q) for p, q in zip(teacher.parameters(), before, strict=True))
+    accuracy = (ours(X).argmax(dim=1) == Y).float().mean()
+    assert history.last["val/accuracy"] == pytest.approx(float(accuracy))
+    assert {"train/loss/soft", "train/loss/hard", "train/accuracy"} <= history.last.keys()
+
+
+class VAE(nn.Module):
+    """A variational autoencoder that draws its own random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = net(8, 12, 4), net(2, 12, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_var = self.encoder(x).chunk(2, dim=1)
+        z = mean + torch.randn_like(mean) * (log_var / 2).exp()
+        return self.decoder(z), mean, log_var
+
+
+class ELBO(hr.Objective):
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        seen, mean, log_var = model(batch["x"])
+        kl = -0.5 * (1 + log_var - mean**2 - log_var.exp()).sum()
+        rows = float(batch.rows)
+        return {"seen": hr.Term((seen - batch["x"]).square().sum(), rows), "kl": hr.Term(kl, rows, coefficient=0.1)}
+
+
+def test_a_vae_draws_the_numbers_of_the_raw_loop() -> None:
+    torch.manual_seed(3)
+    ours, raw = VAE(), VAE()
+    raw.load_state_dict(ours.state_dict())
+    trainer = hr.Trainer(ours, ELBO(), torch.optim.Adam(ours.parameters(), lr=1e-2), batch_size=BATCH)
+    torch.manual_seed(4)
+    trainer.fit(X, epochs=2, progress=False)
+    optimizer = torch.optim.Adam(raw.parameters(), lr=1e-2)
+    torch.manual_seed(4)
+    for rows in batches():
+        optimizer.zero_grad()
+        seen, mean, log_var = raw(X[rows])
+        kl = -0.5 * (1 + log_var - mean**2 - log_var.exp()).sum()
+        ((seen - X[rows]).square().sum() / len(rows) + 0.1 * kl / len(rows)).backward()
+        optimizer.step()
+    for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-5)
+
+
+def test_a_model_that_computes_its_own_loss() -> None:
+    class Selfish(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net(8, 4)
+
+        def forward(self, x: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
+            logits = self.net(x)
+            return {"logits": logits} if y is None else {"logits": logits, "loss": F.cross_entropy(logits, y)}
+
+    class Own(hr.Objective):
+        reads = "classes"
+
+        def terms(self, model: nn.Module, batch: hr.Batch) -> hr.Terms:
+            out, rows = model(batch["x"], batch["y"]), float(batch.rows)
+            terms = hr.Terms(own=hr.Term(out["loss"], rows, times=rows))
+            terms.outputs = out
+            return terms
+
+        def weights(self, batch: hr.Batch) -> dict[str, Any]:
+            return {"own": float(batch.rows)}
+
+        def scored(self, outputs: Any) -> Tensor:
+            return outputs["logits"]
+
+    torch.manual_seed(5)
+    ours, raw = Selfish(), Selfish()
+    raw.load_state_dict(ours.state_dict())
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    trainer = hr.Trainer(ours, Own(), optimizer, batch_size=BATCH, metrics="accuracy")
+    history = trainer.fit((X, Y), (X, Y), epochs=2, progress=False)
+    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
+    for rows in batches():
+        optimizer.zero_grad()
+        raw(X[rows], Y[rows])["loss"].backward()
+        optimizer.step()
+    assert equal(ours, raw)
+    assert history.last["val/loss"] == pytest.approx(raw(X, Y)["loss"].item(), rel=1e-6)
+    assert trainer.predict(X[:5])["logits"].shape == (5, 4)
+
+
+class GAN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.critic = net(3, 16, 8), net(8, 16, 1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.generator(z)
+
+
+class Judge(hr.Objective):
+    """The critic tells real rows from made ones."""
+
+    def terms(self, model: Any, batch: hr.Batch) -> dict[str, hr.Term]:
+        made = model.generator(batch["z"]).detach()
+        rows = float(batch.rows)
+        real, fake = model.critic(batch["x"]), model.critic(made)
+        return {
+            "real": hr.Term(F.softplus(-real).sum(), rows),
+            "made": hr.Term(F.softplus(fake).sum(), rows),
+        }
+
+
+class Fool(hr.Objective):
+    """The generator wants its rows to be taken for real."""
+
+    def terms(self, model: Any, batch: hr.Batch) -> dict[str, hr.Term]:
+        loss = F.softplus(-model.critic(model.generator(batch["z"]))).sum()
+        return {"fool": hr.Term(loss, float(batch.rows))}
+
+
+def test_two_optimizers_take_turns_on_their_own_parameters() -> None:
+    z = torch.randn(ROWS, 3, generator=GENERATOR)
+    torch.manual_seed(6)
+    ours, raw = GAN(), GAN()
+    raw.load_state_dict(ours.state_dict())
+
+    def make(part: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Adam(part.parameters(), lr=1e-3)
+
+    trainer = hr.Trainer(
+        ours,
+        loss={"critic": Judge(), "generator": Fool()},
+        optimizer={"critic": make(ours.critic), "generator": make(ours.generator)},
+        batch_size=BATCH,
+    )
+    history = trainer.fit({"z": z, "x": X}, epochs=2, progress=False)
+    critic, generator = make(raw.critic), make(raw.generator)
+    for rows in batches():
+        critic.zero_grad()
+        made = raw.generator(z[rows]).detach()
+        n = len(rows)
+        (F.softplus(-raw.critic(X[rows])).sum() / n + F.softplus(raw.critic(made)).sum() / n).backward()
+        critic.step()
+        generator.zero_grad()
+        (F.softplus(-raw.critic(raw.generator(z[rows]))).sum() / n).backward()
+        generator.step()
+    for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-7)
+    assert {"train/loss/critic/real", "train/loss/critic/made", "train/loss/generator"} <= history.last.keys()

@@ -1,0 +1,206 @@
+"""The second promise: however a batch is split, the update is the same; a mean of means would not be."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headrace as hr
+
+CLASSES = 5
+WEIGHTS = torch.tensor([0.2, 1.0, 3.0, 0.5, 2.0], dtype=torch.float64)
+TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
+
+
+def data(rows: int, dtype: torch.dtype, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, CLASSES, (rows,), generator=generator)
+    y[::4] = -100
+    return {
+        "x": torch.randn(rows, 11, generator=generator, dtype=dtype),
+        "y": y,
+        "boxes": torch.randn(rows, 3, generator=generator, dtype=dtype),
+        "found": (torch.rand(rows, generator=generator) > 0.6).to(dtype),
+    }
+
+
+class Detector(nn.Module):
+    """Classes and boxes from one trunk."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(11, 13, dtype=dtype)
+        self.classes, self.boxes = nn.Linear(13, CLASSES, dtype=dtype), nn.Linear(13, 3, dtype=dtype)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = torch.tanh(self.trunk(x))
+        return {"classes": self.classes(hidden), "boxes": self.boxes(hidden)}
+
+
+def two_terms() -> Any:
+    """Denominators that differ: class weights met, and boxes found."""
+    classes = hr.CrossEntropy(output="classes", class_weights=WEIGHTS, ignore_index=-100)
+    return classes + 0.5 * hr.Huber(output="boxes", target="boxes", weight="found") + hr.L2Prior(1e-3)
+
+
+def gradients(batch: dict[str, Tensor], microbatch: int | None, dtype: torch.dtype, loss: Any = None) -> Tensor:
+    """What one update of plain SGD at rate 1 takes from the weights."""
+    model = Detector(dtype)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    trainer = hr.Trainer(model, loss or two_terms(), optimizer, microbatch=microbatch, inputs="x")
+    trainer.step(batch)
+    trainer.release()
+    return before - torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def parts(batch: dict[str, Tensor], size: int) -> Sequence[dict[str, Tensor]]:
+    rows = len(batch["x"])
+    return [{k: v[i : i + size] for k, v in batch.items()} for i in range(0, rows, size)]
+
+
+def by_hand(batch: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """The whole batch by plain autograd."""
+    model = Detector(dtype)
+    out = model(batch["x"])
+    loss = F.cross_entropy(out["classes"], batch["y"], WEIGHTS.to(dtype))
+    boxes = F.smooth_l1_loss(out["boxes"], batch["boxes"], beta=0.11, reduction="none")
+    loss = loss + 0.5 * (boxes * batch["found"][:, None]).sum() / (3 * batch["found"].sum())
+    loss = loss + 1e-3 * 0.5 * sum((p**2).sum() for n, p in model.named_parameters() if "bias" not in n)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("microbatch", [None, 1, 7, 32, 95, 96, 500])
+def test_any_microbatch_gives_the_gradient_of_the_whole_batch(microbatch: int | None, dtype: torch.dtype) -> None:
+    batch = data(96, dtype)
+    found = gradients(batch, microbatch, dtype)
+    torch.testing.assert_close(found, by_hand(batch, dtype), rtol=0, atol=TOLERANCE[dtype])
+
+
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 60), microbatch=st.integers(1, 61), seed=st.integers(0, 1000))
+def test_ragged_batches_of_any_size_split_exactly(rows: int, microbatch: int, seed: int) -> None:
+    batch = data(rows, torch.float64, seed)
+    whole, split = (gradients(batch, size, torch.float64) for size in (None, microbatch))
+    torch.testing.assert_close(split, whole, rtol=0, atol=1e-12)
+
+
+def test_the_mean_of_means_fails_this_test() -> None:
+    """Negative control: averaging the losses of microbatches, as most loops do."""
+    batch, whole = data(96, torch.float64), by_hand(data(96, torch.float64), torch.float64)
+    cuts = parts(batch, 36)
+    naive = sum(by_hand(part, torch.float64) for part in cuts) / len(cuts)
+    assert (naive - whole).abs().max() > 1e-3
+
+
+def test_scaling_the_accumulated_gradient_afterwards_fails_with_two_denominators() -> None:
+    """Negative control: one factor cannot be right for two terms."""
+    batch, dtype = data(96, torch.float64), torch.float64
+    whole, model = by_hand(data(96, dtype), dtype), Detector(dtype)
+    counted = (batch["y"] != -100).sum()
+    for part in parts(batch, 36):
+        out = model(part["x"])
+        loss = F.cross_entropy(out["classes"], part["y"], WEIGHTS, reduction="sum")
+        boxes = F.smooth_l1_loss(out["boxes"], part["boxes"], beta=0.11, reduction="none")
+        (loss + 0.5 * (boxes * part["found"][:, None]).sum()).backward()
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    for factor in (counted, WEIGHTS[batch["y"].clamp(min=0)][batch["y"] >= 0].sum(), batch["found"].sum()):
+        assert (found / factor - whole).abs().max() > 1e-3
+
+
+def test_a_whole_training_with_short_batches_is_the_same_for_every_microbatch() -> None:
+    results = []
+    for microbatch in (None, 10, 64):
+        model = Detector(torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        trainer = hr.Trainer(model, two_terms(), optimizer, batch_size=64, microbatch=microbatch, inputs="x")
+        history = trainer.fit(data(203, torch.float64), epochs=3, progress=False)
+        results.append((torch.cat([p.detach().flatten() for p in model.parameters()]), history.last["train/loss"]))
+    for weights, loss in results[1:]:
+        torch.testing.assert_close(weights, results[0][0], rtol=0, atol=1e-10)
+        assert loss == pytest.approx(results[0][1], abs=1e-10)
+
+
+def test_weights_that_only_the_forward_pass_knows_leave_random_numbers_and_buffers_alone() -> None:
+    class Confident(hr.Objective):
+        """Rows count as much as the model is sure of them: unknown before the model is called."""
+
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            out = model(batch["x"])
+            sure = out.detach().softmax(dim=1).amax(dim=1)
+            each = F.cross_entropy(out, batch["y"], reduction="none")
+            return {"sure": hr.Term((sure * each).sum(), sure.sum())}
+
+    class Watched(nn.Module):
+        """A linear layer that counts its calls in a buffer and draws a random number in each."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(11, CLASSES, dtype=torch.float64)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            torch.rand(1)
+            self.calls += 1
+            return self.layer(x)
+
+    batch = data(24, torch.float64)
+    batch["y"] = batch["y"].clamp(min=0)
+    found: dict[int | None, tuple[Tensor, float, Tensor]] = {}
+    for microbatch in (None, 10):
+        model = Watched()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        trainer = hr.Trainer(model, Confident(), optimizer, microbatch=microbatch)
+        torch.manual_seed(4)
+        trainer.step(batch)
+        trainer.release()
+        found[microbatch] = model.layer.weight.detach().clone(), float(model.calls), torch.get_rng_state()
+    torch.testing.assert_close(found[10][0], found[None][0], rtol=0, atol=1e-12)
+    assert (found[None][1], found[10][1]) == (1, 3)
+    torch.manual_seed(4)
+    torch.rand(1), torch.rand(1), torch.rand(1)
+    assert torch.equal(found[10][2], torch.get_rng_state())
+
+
+Model = Callable[[], nn.Module]
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(11), nn.Dropout(0.5)])
+def test_a_model_whose_rows_meet_or_draw_is_told_once(layer: nn.Module) -> None:
+    model = nn.Sequential(layer, nn.Linear(11, CLASSES))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="microbatch") as told:
+        trainer = hr.Trainer(model, hr.CrossEntropy(ignore_index=-100), optimizer, microbatch=8, inputs="x")
+        trainer.fit(data(40, torch.float32), epochs=2, progress=False)
+    assert len(told) == 1
+    hr.Trainer(model, hr.CrossEntropy(), optimizer)  # without microbatches there is nothing to tell
+
+
+def test_a_function_of_unknown_kind_is_not_split() -> None:
+    model = nn.Linear(11, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(hr.ConfigError, match=r"hr\.RowMean"):
+        hr.Trainer(model, lambda out, y: F.cross_entropy(out, y), optimizer, microbatch=8)
+
+
+def test_a_declared_row_mean_is_split_exactly() -> None:
+    batch = {k: v for k, v in data(50, torch.float64).items() if k in "xy"}
+    batch["y"] = batch["y"].clamp(min=0)
+    found = []
+    for microbatch in (None, 7):
+        torch.manual_seed(0)
+        model = nn.Linear(11, CLASSES, dtype=torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        trainer = hr.Trainer(model, hr.RowMean(F.cross_entropy), optimizer, microbatch=microbatch)
+        trainer.step(batch)
+        trainer.release()
+        found.append(model.weight.detach())
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
