@@ -3,7 +3,7 @@
 Modules in import order; each imports only from those above it:
 
     errors  length  batch  order  data  feed  comm  arena  loss  objective  metric  tally  strategy
-    precision  guard  step  history  info  callback  evaluate  check  plan  trainer  recipe
+    precision  guard  step  history  info  callback  evaluate  check  plan  malloc  trainer  recipe
 """
 
 from importlib import import_module

@@ -17,6 +17,7 @@ from .guard import make_guard
 from .history import History
 from .info import Info
 from .length import Counters, Length, interval, limits
+from .malloc import keep_freed_memory
 from .metric import Metrics, Wanted
 from .objective import Inputs, Objective, as_objective
 from .plan import (
@@ -288,6 +289,7 @@ class Trainer:
         """The model at work: in its arena, in train mode; ordinary again however it ends."""
         with evaluate.mode(self.model, training=True), deterministic_mode(self.deterministic):
             try:
+                keep_freed_memory()
                 self._step.home()
                 yield
             except GeneratorExit:

@@ -1,6 +1,7 @@
 """One optimizer's parameters and gradients, stored as a few long vectors."""
 
 from collections.abc import Callable, Iterable, Iterator
+from operator import gt
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from .gradients import all_finite
 from .homes import bring_home, is_packable, make_vector, overlapping, owners, refuse_sharded, take_back
-from .runs import Slot, Vector, alike, make_run, split, split_missing, unpack_state
+from .runs import Run, Slot, Vector, alike, make_run, split, unpack_state
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     getattr(torch.optim, name)
@@ -51,6 +52,11 @@ class Arena:
             self.vectors += [make_vector(number, params, self.names, places) for params in homes.values()]
         for vector in self.vectors:
             vector.runs = [make_run(vector, slots, optimizer) for slots in alike(vector.slots, optimizer)]
+        self._proven, self._some_were_missing = False, False
+        self._slots: list[Slot] = []
+        self._runs: list[Run] = []
+        self._run_gradients: list[Tensor] = []
+        self._versions: list[int] = []
         self._plain_step = _plain_step(optimizer)
         self._listeners = (
             optimizer._optimizer_step_pre_hooks,
@@ -66,11 +72,18 @@ class Arena:
         return (p for group in self._original for p in group)
 
     def begin(self) -> None:
-        """Before an update: no gradients, and every parameter at home."""
-        for param, address, slot in self._homes:
+        """Before an update: every parameter at home, and gradients at zero.
+
+        The first backward pass brings gradients of its own, which show what kind they are; from then on they
+        are added up in the vector, where only the version of a view tells whether its parameter was reached.
+        """
+        for vector in self.vectors:
+            vector.gradients.zero_()
+        for param, address, gradient, slot in self._homes:
             if param.data_ptr() != address:
                 bring_home(slot)
-            param.grad = None
+            if param.grad is not gradient:
+                param.grad = gradient if self._proven else None
         for owned, key, slot in self._places:
             if owned.get(key) is not slot.param:
                 take_back(owned, key, slot)
@@ -79,11 +92,10 @@ class Arena:
 
     def collect(self) -> list[Tensor]:
         """After the backward pass: the gradients in flat form, those that exist."""
-        gradients = [param.grad for param, _, _ in self._homes if param.grad is not None]
-        if len(gradients) < len(self._homes) or any(gradient.is_sparse for gradient in gradients):
-            return self._collect_some()
-        if gradients:
-            torch._foreach_copy_(self._gradient_views, gradients)
+        before, self._versions = self._versions, [gradient._version for gradient in self._gradient_views]
+        reached = list(map(gt, self._versions, before))
+        if not all(reached) or any(param.grad is not gradient for param, _, gradient, _ in self._homes):
+            return self._collect_some(reached)
         if self._some_were_missing:
             self._point_runs_at_gradients()
         return self._run_gradients if not self.loose else [*self._run_gradients, *_present(self.loose)]
@@ -119,35 +131,37 @@ class Arena:
                 slot.param.data = slot.value.clone()
             for run in vector.runs:
                 unpack_state(run, self.optimizer)
+        self.discard()
         for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
             group["params"] = params
 
-    def _collect_some(self) -> list[Tensor]:
-        """The slow path: an update that misses parameters, which leave their runs from now on."""
-        changed = False
+    def _collect_some(self, reached: list[bool]) -> list[Tensor]:
+        """The slow path: gradients from elsewhere are copied; parameters that miss the update leave their runs."""
+        own = {slot for slot in self._slots if slot.param.grad is not None and slot.param.grad is not slot.gradient}
+        missing = {slot for slot, hit in zip(self._slots, reached, strict=True) if not hit} - own
+        sparse = {slot for slot in own if _is_sparse(slot.param.grad)}
+        if dense := [slot for slot in self._slots if slot in own - sparse]:
+            torch._foreach_copy_([slot.gradient for slot in dense], _present(slot.param for slot in dense))
+        runs = len(self._runs)
         for vector in self.vectors:
-            for slot in [s for s in vector.slots if s.param.grad is not None and s.param.grad.is_sparse]:
+            for slot in [slot for slot in vector.slots if slot in sparse]:
                 self._loosen(vector, slot)
-                changed = True
-            parts = [part for run in vector.runs for part in split_missing(vector, run, self.optimizer)]
-            changed |= len(parts) != len(vector.runs)
-            vector.runs = parts
-        if changed:
+            vector.runs = [part for run in vector.runs for part in split(vector, run, self.optimizer, missing)]
+        if sparse or runs != sum(len(vector.runs) for vector in self.vectors):
             self._hand_over()
-        present = [run for run in self._runs if run.slots[0].param.grad is not None]
+        for slot in missing:
+            slot.param.grad = None
         for run in self._runs:
-            run.handle.grad = None
-        for run in present:
-            torch._foreach_copy_([s.gradient for s in run.slots], _present(s.param for s in run.slots))
-            run.handle.grad = run.gradient
-        self._some_were_missing = True
-        return [run.gradient for run in present] + _present(self.loose)
+            run.handle.grad = None if run.slots[0] in missing else run.gradient
+        self._versions = [gradient._version for gradient in self._gradient_views]
+        self._some_were_missing, self._proven = bool(missing), True
+        return [run.gradient for run in self._runs if run.slots[0] not in missing] + _present(self.loose)
 
     def _loosen(self, vector: Vector, slot: Slot) -> None:
         """A parameter with sparse gradients: the optimizer steps it by itself."""
         run = next(r for r in vector.runs if slot in r.slots)
         at = vector.runs.index(run)
-        vector.runs[at : at + 1] = split(vector, run, self.optimizer, [slot])
+        vector.runs[at : at + 1] = split(vector, run, self.optimizer, {slot})
         alone = next(r for r in vector.runs if r.slots == [slot])
         unpack_state(alone, self.optimizer)
         vector.runs.remove(alone)
@@ -163,10 +177,11 @@ class Arena:
         for number, (group, original) in enumerate(zip(self.optimizer.param_groups, self._original, strict=True)):
             runs = [run.handle for vector in self.vectors if vector.group == number for run in vector.runs]
             group["params"] = runs + [p for p in original if p in loose]
-        slots = [slot for vector in self.vectors for slot in vector.slots]
-        self._homes = [(slot.param, slot.address, slot) for slot in slots]
-        self._places = [(owned, key, slot) for slot in slots for owned, key in slot.owners]
-        self._gradient_views = [slot.gradient for slot in slots]
+        self._slots = [slot for vector in self.vectors for slot in vector.slots]
+        self._homes = [(slot.param, slot.address, slot.gradient, slot) for slot in self._slots]
+        self._places = [(owned, key, slot) for slot in self._slots for owned, key in slot.owners]
+        self._gradient_views = [slot.gradient for slot in self._slots]
+        self._versions = [gradient._version for gradient in self._gradient_views]
         self._runs = [run for vector in self.vectors for run in vector.runs]
         self._run_gradients = [run.gradient for run in self._runs]
         self._point_runs_at_gradients()
@@ -182,6 +197,10 @@ def _plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
     step = type(optimizer).step
     known = type(optimizer) in ELEMENTWISE and getattr(step, "hooked", False)
     return getattr(step, "__wrapped__", None) if known else None
+
+
+def _is_sparse(gradient: Tensor | None) -> bool:
+    return gradient is not None and gradient.is_sparse
 
 
 def _present(params: Iterable[nn.Parameter]) -> list[Tensor]:

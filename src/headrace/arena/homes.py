@@ -47,7 +47,7 @@ def make_vector(
     gradients = torch.zeros_like(values)
     slots = []
     for param, start in zip(params, starts, strict=True):
-        value, gradient = view(values, param, start), view(gradients, param, start)
+        value, gradient = view(values, param, start), view(gradients, param, start).data  # .data: a version of its own
         value.copy_(param.detach())
         param.grad = None
         param.data = value

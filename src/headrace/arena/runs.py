@@ -4,7 +4,7 @@ A run's optimizer state is one flat state; it is joined from the parameters' sta
 because every tensor in it lies in memory as the parameters do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -113,15 +113,13 @@ def _own(value: Any, handle: Tensor, slot: Slot, offset: int) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def split(vector: Vector, run: Run, optimizer: Optimizer, apart: Sequence[Slot]) -> list[Run]:
+def split(vector: Vector, run: Run, optimizer: Optimizer, apart: Set[Slot]) -> list[Run]:
     """Cuts a run where some of its parameters go separate ways; the state is split exactly."""
+    pieces = [list(slots) for _, slots in groupby(run.slots, key=lambda slot: slot in apart)]
+    if len(pieces) == 1:
+        return [run]
     unpack_state(run, optimizer)
-    return [make_run(vector, list(slots), optimizer) for _, slots in groupby(run.slots, key=lambda slot: slot in apart)]
-
-
-def split_missing(vector: Vector, run: Run, optimizer: Optimizer) -> list[Run]:
-    missing = [slot for slot in run.slots if slot.param.grad is None]
-    return [run] if len(missing) in (0, len(run.slots)) else split(vector, run, optimizer, missing)
+    return [make_run(vector, slots, optimizer) for slots in pieces]
 
 
 def view(vector: Tensor, param: Tensor, start: int) -> Tensor:

@@ -41,6 +41,7 @@ class CrossEntropy(Loss):
         self.class_weights = _class_weights(class_weights)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.normalize, self.logits = normalize, logits
+        self._seen: tuple[Tensor | None, int, bool] = (None, 0, False)
 
     def weight(self, batch: Batch) -> Weight:
         if self.reduce == "sum":
@@ -54,7 +55,7 @@ class CrossEntropy(Loss):
                 weight = spread(rows, targets[:, 0]).expand_as(targets[:, 0]).sum()
         elif self.class_weights is not None and self.normalize == "met":
             weight = self._over_rows(targets, rows, self._weight_of(targets))
-        elif self.ignore_index is not None or rows is not None:
+        elif rows is not None or not self._none_ignored(targets):
             weight = self._over_rows(targets, rows, None)
         else:
             weight = float(targets.numel())
@@ -114,6 +115,17 @@ class CrossEntropy(Loss):
         if targets.is_floating_point() or (targets.dtype == torch.int64 and targets.dim() == 1):
             return targets
         return targets.long()
+
+    def _none_ignored(self, targets: Tensor) -> bool:
+        """Whether no target is to be ignored; looked up once for all minibatches of a macrobatch on the host."""
+        if self.ignore_index is None:
+            return True
+        whole = targets._base
+        if whole is None or whole.device.type != "cpu" or whole.numel() > 1024 * targets.numel():
+            return False
+        if self._seen[0] is not whole or self._seen[1] != whole._version:
+            self._seen = whole, whole._version, not bool(whole.eq(self.ignore_index).any())
+        return self._seen[2]
 
     def _weight_of(self, targets: Tensor) -> Tensor:
         """The class weight of every target; 0 where it is ignored."""
