@@ -24,12 +24,15 @@ class Stream:
     sequence: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name or "." in self.name:
+        if not isinstance(self.name, str) or not self.name or "." in self.name:
             raise ConfigError(
                 f"a stream needs a name without dots, got {self.name!r}. "
                 "Dots name views of a stream, as in 'words.mask'."
             )
-        torch_dtype(self.dtype)
+        if self.layout not in ("dense", "sparse"):
+            raise ConfigError(f"stream {self.name!r}: layout= is 'dense' or 'sparse', got {self.layout!r}.")
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        object.__setattr__(self, "dtype", str(torch_dtype(self.dtype)).removeprefix("torch."))
 
     @classmethod
     def of(cls, name: str, rows: Tensor) -> "Stream":
@@ -66,7 +69,7 @@ class Batch:
     or crosses the end of an epoch.
     """
 
-    __slots__ = ("cursor", "ends_epoch", "fields", "rows", "total")
+    __slots__ = ("cursor", "ends_epoch", "fields", "rows", "total", "whole")
 
     def __init__(
         self,
@@ -82,6 +85,8 @@ class Batch:
         self.total = self.rows if total is None else total
         self.cursor = cursor
         self.ends_epoch = ends_epoch
+        self.whole: Mapping[str, Field] | None = None
+        """The fields of the macrobatch that this is a view of, where nobody else holds that memory."""
 
     def __getitem__(self, stream: str) -> Any:
         try:
@@ -101,7 +106,8 @@ class Batch:
 
     def items(self, stream: str) -> int:
         """How many items of a stream: its rows, or the sequence items where it is a sequence."""
-        return int(getattr(self[stream], "items", self.rows))
+        items = getattr(self[stream], "items", None)
+        return items if isinstance(items, int) else self.rows
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on another device."""

@@ -8,13 +8,14 @@ use. Everything else is pulled on the caller's thread. None changes what a batch
 import math
 import queue
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from .batch import Batch, torch_dtype
-from .data.source import WHOLE, Macrobatch, Shard, Source
+from .data.source import WHOLE, Macrobatch, Shard, Source, check_names
 from .errors import ConfigError, HeadraceError, SourceError
 
 POLL_S = 0.1  # how long a wait may last before it looks at the stop flag
@@ -42,10 +43,13 @@ class Feed:
         macrobatch: int | str = "auto",
         shard: Shard = WHOLE,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"batch_size= is at least 1, got {batch_size}.")
-        if macrobatch != "auto" and (not isinstance(macrobatch, int) or macrobatch < 1):
+        if not isinstance(source, Source):
+            raise ConfigError(f"a Feed reads a Source, got a {type(source).__name__}. A Table is read by a Reader.")
+        if not _is_count(batch_size):
+            raise ConfigError(f"batch_size= is a whole number, at least 1, got {batch_size!r}.")
+        if macrobatch != "auto" and not _is_count(macrobatch):
             raise ConfigError(f"macrobatch= is a number of rows or 'auto', got {macrobatch!r}.")
+        check_names(source.streams)
         self.source, self.batch_size, self.shard = source, batch_size, shard
         self.device = torch.device(device)
         self.rows = self._whole_batches(macrobatch)
@@ -102,77 +106,102 @@ class Feed:
         return -(-int(macrobatch) // self.batch_size) * self.batch_size
 
     def _choose_stager(self) -> "_Inline | _Ahead":
-        if self.source.resident(self.device) or not self.source.thread_safe:
-            return _Inline(self)
-        return _Ahead(self)
+        pull, copy = _Pull(self.source, self.batch_size, self.rows, self.shard), _Copy(self.device)
+        inline = self.source.resident(self.device) or not self.source.thread_safe
+        return _Inline(pull, copy) if inline else _Ahead(pull, copy)
 
 
 class _Inline:
     """Pulls on the caller's thread, when asked."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._pull, self._copy = _Pull(feed), _Copy(feed.device)
+    def __init__(self, pull: "_Pull", copy: "_Copy") -> None:
+        self._pull, self._copy = pull, copy
 
     def next(self) -> Macrobatch | None:
         macrobatch = self._pull()
         return None if macrobatch is None else self._copy.wait(self._copy.start(macrobatch))
 
     def close(self) -> None:
-        pass
+        self._pull.forget()
 
 
 class _Ahead:
     """Stages the next macrobatch in a thread while the last one is being read: two at a time, no more."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._pull, self._copy = _Pull(feed), _Copy(feed.device)
-        self._staged: queue.Queue[Macrobatch | BaseException | None] = queue.Queue()
-        self._room = threading.Semaphore(1)  # the one being read is not counted
-        self._stop = threading.Event()
+    def __init__(self, pull: "_Pull", copy: "_Copy") -> None:
+        self._pull, self._copy = pull, copy
         self._thread: threading.Thread | None = None
+        self._channel = _Channel()
 
     def next(self) -> Macrobatch | None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="headrace-feed", daemon=True)
-            self._thread.start()
-        while True:
-            try:
-                staged = self._staged.get(timeout=POLL_S)
-                break
-            except queue.Empty:
-                if not self._thread.is_alive() and self._staged.empty():
-                    raise SourceError("the feed was closed while a batch was awaited.") from None
-        self._room.release()
+            self._start()
+        staged = self._channel.take()
         if isinstance(staged, BaseException):
             self.close()
             raise staged
-        if staged is None:
+        if staged is None or staged.finishes:
             self.close()
-            return None
-        return self._copy.wait(staged)
+        return None if staged is None else self._copy.wait(staged)
 
     def close(self) -> None:
-        self._stop.set()
+        self._channel.stop.set()
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
-        self._stop.clear()
-        self._staged = queue.Queue()
-        self._room = threading.Semaphore(1)
+        self._thread = None
+        self._pull.forget()
 
-    def _work(self) -> None:
-        staged, room = self._staged, self._room
-        while not self._stop.is_set():
-            if not room.acquire(timeout=POLL_S):
-                continue
+    def _start(self) -> None:
+        self._channel = channel = _Channel()
+        weakref.finalize(self, channel.stop.set)  # the thread holds no feed, so that a forgotten one ends it
+        self._thread = threading.Thread(
+            target=_stage_ahead, args=(self._pull, self._copy, channel), name="headrace-feed", daemon=True
+        )
+        self._thread.start()
+
+
+class _Channel:
+    """What the staging thread and the reader share."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._staged: queue.Queue[Macrobatch | BaseException | None] = queue.Queue()
+        self._room = threading.Semaphore(1)  # the macrobatch being read is not counted
+
+    def take(self) -> Macrobatch | BaseException | None:
+        """The next macrobatch, once it is staged; frees the room it took."""
+        while True:
             try:
-                macrobatch = self._pull()
-                staged.put(None if macrobatch is None else self._copy.start(macrobatch))
-            except BaseException as error:
-                staged.put(error)
-                return
-            if macrobatch is None:
-                return
+                staged = self._staged.get(timeout=POLL_S)
+            except queue.Empty:
+                if self.stop.is_set():
+                    return SourceError("the feed was closed while a batch was awaited.")
+                continue
+            self._room.release()
+            return staged
+
+    def wait_for_room(self) -> bool:
+        """Whether there is room for another macrobatch; false once the feed is closed."""
+        while not self.stop.is_set():
+            if self._room.acquire(timeout=POLL_S):
+                return not self.stop.is_set()
+        return False
+
+    def put(self, staged: Macrobatch | BaseException | None) -> None:
+        self._staged.put(staged)
+
+
+def _stage_ahead(pull: "_Pull", copy: "_Copy", channel: _Channel) -> None:
+    """The staging thread: it ends with the data, with a failure, or when the feed is closed."""
+    while channel.wait_for_room():
+        try:
+            macrobatch = pull()
+            channel.put(None if macrobatch is None else copy.start(macrobatch))
+        except BaseException as error:
+            channel.put(error)
+            return
+        if macrobatch is None or macrobatch.finishes:
+            return  # a source that has ended is left alone until it is rewound
 
 
 class _Copy:
@@ -184,8 +213,10 @@ class _Copy:
 
     def start(self, macrobatch: Macrobatch) -> Macrobatch:
         """Begins the copy; returns without waiting for it."""
-        if all(tensor.device == self.device for tensor in macrobatch.tensors()):
+        tensors = macrobatch.tensors()
+        if len(tensors) == len(macrobatch.fields) and all(tensor.device == self.device for tensor in tensors):
             return macrobatch
+        macrobatch.owned = True
         whole = Batch(macrobatch.fields, sum(macrobatch.counts))
         if self._stream is None:
             macrobatch.fields = whole.to(self.device).fields
@@ -211,12 +242,12 @@ class _Pull:
     Cursors stay with their batches, so asking ahead moves none.
     """
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, source: Source, batch_size: int, rows: int, shard: Shard) -> None:
+        self._source, self._batch_size, self._rows, self._shard = source, batch_size, rows, shard
         self._held: Macrobatch | None = None
 
     def __call__(self) -> Macrobatch | None:
-        if self._feed.source.marks_ends:
+        if self._source.marks_ends:
             return self._ask()
         now, self._held = self._held or self._ask(), None
         if now is not None and not now.ends_epoch:
@@ -224,18 +255,26 @@ class _Pull:
             now.ends_epoch = now.finishes = self._held is None
         return now
 
+    def forget(self) -> None:
+        """Drops what was asked ahead."""
+        self._held = None
+
     def _ask(self) -> Macrobatch | None:
-        feed, source = self._feed, self._feed.source
+        source = self._source
         try:
-            return source.next_macrobatch(feed.batch_size, feed.rows, feed.shard)
+            return source.next_macrobatch(self._batch_size, self._rows, self._shard)
         except HeadraceError:
             raise
         except Exception as error:
             names = ", ".join(stream.name for stream in source.streams)
             raise SourceError(
-                f"{type(source).__name__} failed while reading up to {feed.rows} rows of {names} "
+                f"{type(source).__name__} failed while reading up to {self._rows} rows of {names} "
                 f"after {source.state_dict()}: {type(error).__name__}: {error}"
             ) from error
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _row_bytes(shape: tuple[int, ...], dtype: str) -> int:

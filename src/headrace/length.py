@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from numbers import Real
 
 from .errors import ConfigError, unknown
 
@@ -28,12 +29,21 @@ class Counters:
     minutes: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Length:
     """A number of epochs, steps, samples or minutes."""
 
     count: float
     unit: str
+
+    def __post_init__(self) -> None:
+        if self.unit not in _UNITS.values():
+            raise ConfigError(unknown("unit", self.unit, set(_UNITS.values())))
+        number = isinstance(self.count, Real) and not isinstance(self.count, bool)
+        if not number or not 0 < self.count < float("inf"):
+            raise ConfigError(f"{self.unit}= is greater than 0, got {self.count!r}.")
+        if self.unit != "minutes" and self.count != int(self.count):
+            raise ConfigError(f"{self.unit}= counts whole {self.unit}, got {self.count!r}.")
 
     @classmethod
     def parse(cls, text: "str | Length", what: str) -> "Length":
@@ -50,12 +60,11 @@ class Length:
 
     @classmethod
     def of(cls, count: float, unit: str, what: str) -> "Length":
-        """A length whose unit is in the name of the argument."""
-        if isinstance(count, bool) or not isinstance(count, int | float) or not count > 0:
-            raise ConfigError(f"{what}= is greater than 0, got {count!r}.")
-        if unit != "minutes" and count != int(count):
-            raise ConfigError(f"{what}= counts whole {unit}, got {count!r}.")
-        return cls(count, unit)
+        """A length for the argument `what`, which an error then names."""
+        try:
+            return cls(count, unit)
+        except ConfigError as error:
+            raise ConfigError(str(error).replace(f"{unit}=", f"{what}=", 1)) from None
 
     def reached(self, counters: Counters) -> bool:
         """Whether a run that has come this far has this length."""
@@ -85,5 +94,5 @@ def limits(
 ) -> list[Length]:
     """What ends a training: whichever is reached first. Without any limit, `default` epochs."""
     given = {"epochs": epochs, "steps": steps, "samples": samples, "minutes": minutes}
-    found = [Length.of(count, unit, unit) for unit, count in given.items() if count is not None]
+    found = [Length(count, unit) for unit, count in given.items() if count is not None]
     return found or [Length(default, "epochs")]

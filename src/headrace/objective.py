@@ -73,6 +73,8 @@ class Objective(ABC):
     """Whether the terms of a batch are the sum of the terms of its parts. If not, it needs the batch whole."""
     reads: str | None = None
     """What the outputs are to a metric: "classes", "logits" or "probabilities"; `None` if they show it themselves."""
+    ignores: int | None = None
+    """The label that neither the loss nor a metric counts."""
     call: Call = Call()
     """Calls the model on its input streams, as the trainer's `inputs=` says."""
 
@@ -112,7 +114,7 @@ class Supervised(Objective):
             )
         self._main = next(iter(self._data_terms.values()))
         self.splits = all(term.splits for term in self.loss.values())
-        self.reads = self._main.reads
+        self.reads, self.ignores = self._main.reads, self._main.ignore_index
         self._columns: Sequence[Mapping[str, Tensor]] | None = None
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:

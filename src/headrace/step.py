@@ -123,6 +123,7 @@ class _Update:
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._inputs = list(arena.params) if len(step.optimizers) > 1 else None
+        self._device = next(iter(arena.params)).device
         self._batch: Batch | None = None
 
     def __call__(self, batch: Batch) -> Outcome:
@@ -219,17 +220,16 @@ class _Update:
         """The weights of the whole batch; by a forward pass that leaves no trace where nothing else can tell."""
         found = [dict(self.objective.weights(part)) for part in parts]
         if not found[0] or any(weight is None for weights in found for weight in weights.values()):
-            with torch.no_grad(), _untouched(self.buffers):
+            with torch.no_grad(), _untouched(self.buffers, self._device):
                 found = [{name: term.weight for name, term in self._forward(part).items()} for part in parts]
         read = self._guard.read
         return {name: sum(read(weights[name]) for weights in found) for name in found[0]}  # type: ignore[arg-type, misc]
 
 
 @contextmanager
-def _untouched(buffers: Buffers) -> Iterator[None]:
+def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
     """Random state and buffers afterwards as before."""
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    with torch.random.fork_rng([] if device is None else [device]):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     buffers.restore()
 

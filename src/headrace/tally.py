@@ -1,6 +1,7 @@
 """What an epoch's losses add up to: sums and weights, divided once."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ class Tally:
         self._coefficients: dict[str, float] = {}
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
-        self._waiting: dict[str, list[tuple[Tensor, Weight]]] = {}
+        self._waiting: dict[str, list[tuple[Weight, Weight]]] = {}
 
     def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float) -> None:
         """One update's term. What is still on the device waits there."""
@@ -25,7 +26,7 @@ class Tally:
             self._weights[name] = self._weights.get(name, 0.0) + weight
             return
         waiting = self._waiting.setdefault(name, [])
-        waiting.append((torch.as_tensor(total), weight))
+        waiting.append((total, weight))
         if len(waiting) >= 1024:
             self._fold(name)
 
@@ -45,9 +46,12 @@ class Tally:
 
     def _fold(self, name: str) -> None:
         waiting = self._waiting.pop(name)
-        sums = torch.stack([total for total, _ in waiting]).double().sum()
-        known = math.fsum(weight for _, weight in waiting if isinstance(weight, float | int))
-        on_device = [weight for _, weight in waiting if isinstance(weight, Tensor)]
-        weight = known + (float(torch.stack(on_device).double().sum()) if on_device else 0.0)
-        self._sums[name] = self._sums.get(name, 0.0) + float(sums)
-        self._weights[name] = self._weights.get(name, 0.0) + weight
+        self._sums[name] = self._sums.get(name, 0.0) + _added([total for total, _ in waiting])
+        self._weights[name] = self._weights.get(name, 0.0) + _added([weight for _, weight in waiting])
+
+
+def _added(numbers: Sequence[float | Tensor]) -> float:
+    """The sum of numbers here and on a device; that of the latter is read once."""
+    on_device = [number for number in numbers if isinstance(number, Tensor)]
+    here = math.fsum(number for number in numbers if not isinstance(number, Tensor))
+    return here + (float(torch.stack(on_device).double().sum()) if on_device else 0.0)

@@ -216,7 +216,7 @@ class Trainer:
 
     def _loop(self, plan: Plan, info: Info) -> Iterator[Info]:
         call, guard = plan.callbacks.call, self._step.guard
-        metrics, tally = self.metrics.fresh(self._objective.reads), Tally()
+        metrics, tally = self.metrics.fresh(self._objective.reads, self._objective.ignores), Tally()
         with self._training(plan, info), self._feed(plan.train, None) as feed:
             info.start(feed.batches, feed.macrobatches)
             initial, empty = plan.train.state_dict(), False
@@ -271,7 +271,7 @@ class Trainer:
 
     def _score(self, source: Any, name: str, batch_size: int | None, limit: int | None) -> dict[str, Any]:
         objective = next(iter(self.eval_objectives.values()))
-        metrics = self.metrics.fresh(objective.reads)
+        metrics = self.metrics.fresh(objective.reads, objective.ignores)
         at_rest = evaluate.mode(self.model, training=False)
         with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
             return evaluate.score(self.evaluate_step, feed, name, metrics, objective, self.target, limit)

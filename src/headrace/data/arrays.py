@@ -43,7 +43,7 @@ class ArrayTable(Table):
 
     def take(self, indices: Tensor) -> Batch:
         indices = indices.to(self.device, non_blocking=True)
-        return Batch({name: column.index_select(0, indices) for name, column in self.columns.items()}, len(indices))
+        return Batch({name: _gather(column, indices) for name, column in self.columns.items()}, len(indices))
 
     def rows(self, start: int, stop: int) -> Batch:
         return Batch({name: column[start:stop] for name, column in self.columns.items()}, stop - start)
@@ -83,11 +83,27 @@ def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
     return data if isinstance(data, Source) else Reader(as_table(data), order, seed)
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _gather(column: Tensor, indices: Tensor) -> Tensor:
+    """The rows at these numbers; torch gathers unsigned integers only by the name of their signed kin."""
+    kin = _SIGNED.get(column.dtype)
+    if kin is None:
+        return column.index_select(0, indices)
+    return column.view(kin).index_select(0, indices).view(column.dtype)
+
+
 def _as_tensor(name: str, column: Any) -> Tensor:
     if isinstance(column, np.ndarray):
         if column.dtype.kind not in "biufc":
             raise DataError(f"stream {name!r} has dtype {column.dtype}, which is not a number. Encode it as numbers.")
-        if not column.dtype.isnative or any(step < 0 for step in column.strides):
+        if column.dtype.itemsize > (16 if column.dtype.kind == "c" else 8):
+            raise DataError(
+                f"stream {name!r} has dtype {column.dtype}, which torch does not have. Convert it to float64."
+            )
+        strange = any(step < 0 or step % column.itemsize for step in column.strides)
+        if strange or not column.dtype.isnative:
             column = np.ascontiguousarray(column.astype(column.dtype.newbyteorder("=")))
         with warnings.catch_warnings():  # a read-only array is only read
             warnings.filterwarnings("ignore", message=".*not writable.*")

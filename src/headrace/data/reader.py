@@ -44,7 +44,6 @@ class Reader(Source):
         self.max_epochs = max_epochs
         self.epoch = 0
         self.position = 0
-        self._unproven = True
         self._held: tuple[int, int, Indices] = (-1, 0, np.empty(0, np.int64))
         self._fingerprint = table.fingerprint()
 
@@ -65,28 +64,31 @@ class Reader(Source):
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         if size < 1:
             raise ConfigError(f"a batch has at least one row, got size {size}.")
-        if self.epoch == self.max_epochs:
+        if self.max_epochs is not None and self.epoch >= self.max_epochs:
             return None
         n, epoch, start = self.order.n, self.epoch, self.position
         stop = min(n, start + max(1, rows // size) * size)
         cuts = [*range(start, stop, size), stop]
         totals = [b - a for a, b in pairwise(cuts)]
-        self.epoch, self.position = (epoch + 1, 0) if stop == n else (epoch, stop)
-        base = self._cursor(epoch, 0)
-        cursors: list[State | None] = [{**base, "position": at} for at in cuts[1:-1]]
-        cursors.append(self.state_dict())
         if shard.count == 1:
-            fields = self._read(epoch, start, stop).fields
-            return Macrobatch(fields, totals, totals, cursors, ends_epoch=stop == n)
-        parts = [(a + lo, a + hi) for a, total in zip(cuts, totals, strict=False) for lo, hi in [shard.of(total)]]
-        fields = self._take(np.concatenate([self.order.indices(epoch, a, b) for a, b in parts])).fields
-        return Macrobatch(fields, [hi - lo for lo, hi in parts], totals, cursors, ends_epoch=stop == n)
+            counts, batch = totals, self._read(epoch, start, stop)
+        else:
+            parts = [(a + lo, a + hi) for a, total in zip(cuts, totals, strict=False) for lo, hi in [shard.of(total)]]
+            counts = [hi - lo for lo, hi in parts]
+            batch = self._take(np.concatenate([self.order.indices(epoch, lo, hi) for lo, hi in parts]))
+        self.epoch, self.position = (epoch + 1, 0) if stop == n else (epoch, stop)
+        cursor = self._cursor(epoch, 0)
+        cursors: list[State | None] = [{**cursor, "position": at} for at in cuts[1:-1]]
+        owned = self.order.kind != "none"
+        return Macrobatch(batch.fields, counts, totals, [*cursors, self.state_dict()], stop == n, owned=owned)
 
     def state_dict(self) -> State:
         return dict(self._cursor(self.epoch, self.position))
 
     def load_state_dict(self, state: State) -> None:
         expected = self._cursor(self.epoch, self.position)
+        if missing := [key for key in expected if key not in state]:
+            raise SourceError(f"this is not the cursor of a Reader: it lacks {', '.join(missing)}.")
         differ = [k for k in expected if k not in ("epoch", "position") and state.get(k) != expected[k]]  # type: ignore[literal-required]
         if differ:
             listed = "; ".join(f"{k}: saved {state.get(k)!r}, now {expected[k]!r}" for k in differ)  # type: ignore[literal-required]
@@ -114,9 +116,7 @@ class Reader(Source):
         owner = type(self.table).__name__
         if batch.rows != rows:
             raise SourceError(f"{owner}.take was asked for {rows} rows and gave {batch.rows}.")
-        if self._unproven:
-            check_batch(batch, self.streams, owner, limit=rows)
-            self._unproven = False
+        check_batch(batch, self.streams, owner, limit=rows)
         return batch
 
     def _cursor(self, epoch: int, position: int) -> Cursor:

@@ -4,6 +4,7 @@ Whoever has random access writes a Table, and gets shuffling, sharding and exact
 Whoever has a stream writes a Source, and says what it can do.
 """
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -63,19 +64,21 @@ class Macrobatch:
     """Whether the last minibatch reaches or crosses the end of the epoch."""
     finishes: bool = False
     """Whether the source had nothing more to give after it."""
+    owned: bool = False
+    """Whether the fields are in memory that nobody else holds."""
     ready: Any = field(default=None)
     """What to wait for on the device before reading, if anything."""
 
     def batches(self) -> list[Batch]:
         """The minibatches, as views."""
-        last = len(self.counts) - 1
-        parts = split_fields(self.fields, self.counts) if last else [dict(self.fields)]
-        return [
-            Batch(part, rows, total=total, cursor=cursor, ends_epoch=self.ends_epoch and k == last)
-            for k, (part, rows, total, cursor) in enumerate(
-                zip(parts, self.counts, self.totals, self.cursors, strict=True)
-            )
-        ]
+        parts = split_fields(self.fields, self.counts) if len(self.counts) > 1 else [dict(self.fields)]
+        columns = zip(parts, self.counts, self.totals, self.cursors, strict=True)
+        batches = [Batch(part, rows, total=total, cursor=cursor) for part, rows, total, cursor in columns]
+        batches[-1].ends_epoch = self.ends_epoch
+        if self.owned:
+            for batch in batches:
+                batch.whole = self.fields
+        return batches
 
     def tensors(self) -> list[Tensor]:
         return [f for f in self.fields.values() if isinstance(f, Tensor)]
@@ -125,6 +128,7 @@ class Source(ABC):
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         """A run of minibatches of together about `rows` rows, at least one; it ends with an epoch."""
         held: list[Batch] = []
+        batch: Batch | None = None
         while sum(b.total for b in held) < rows and not (held and (held[-1].ends_epoch or _opaque(held[-1]))):
             batch = self._pull(size, shard)
             if batch is None:
@@ -132,20 +136,17 @@ class Source(ABC):
             held.append(batch)
         if not held:
             return None
-        return Macrobatch(
-            concat(held),
-            [b.rows for b in held],
-            [b.total for b in held],
-            [b.cursor for b in held],
-            held[-1].ends_epoch,
-        )
+        ends = held[-1].ends_epoch or batch is None
+        counts, totals = [b.rows for b in held], [b.total for b in held]
+        return Macrobatch(concat(held), counts, totals, [b.cursor for b in held], ends, finishes=batch is None)
 
     def _pull(self, size: int, shard: Shard) -> Batch | None:
-        batch = self.next_batch(size, shard)
-        if batch is not None:
-            check_batch(batch, self.streams, type(self).__name__, size)
-            batch.cursor = self.state_dict() if batch.cursor is None else batch.cursor
-        return batch
+        batch = self.next_batch(size, shard if self.shards else WHOLE)
+        if batch is None:
+            return None
+        check_batch(batch, self.streams, type(self).__name__, size)
+        cursor = copy.deepcopy(self.state_dict() if batch.cursor is None else batch.cursor)
+        return _part(batch, WHOLE if self.shards else shard, cursor)
 
 
 class Table(ABC):
@@ -180,6 +181,8 @@ class Table(ABC):
 
 def check_batch(batch: Batch, streams: Sequence[Stream], owner: str, limit: int) -> None:
     """Raises unless a batch holds what its source declared, and no more than was asked."""
+    if not isinstance(batch, Batch):
+        raise SourceError(f"{owner} gave a {type(batch).__name__}. Return a headrace Batch, or None at the end.")
     if batch.rows > limit:
         raise SourceError(f"{owner} was asked for {limit} rows and gave {batch.rows}. A batch never exceeds its size.")
     for stream in streams:
@@ -192,6 +195,8 @@ def check_batch(batch: Batch, streams: Sequence[Stream], owner: str, limit: int)
             got = Stream.of(stream.name, rows)
             if (got.shape, got.dtype) != (stream.shape, stream.dtype):
                 raise SourceError(f"{owner}: expected stream {stream}, got {got}. Change the declaration or the rows.")
+            if len(rows) != batch.rows:
+                raise SourceError(f"{owner}: stream {stream.name!r} has {len(rows)} rows in a batch of {batch.rows}.")
 
 
 def check_names(streams: Sequence[Stream]) -> None:
@@ -199,6 +204,20 @@ def check_names(streams: Sequence[Stream]) -> None:
     names = [s.name for s in streams]
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise SourceError(f"stream names must be unique, got {', '.join(map(repr, twice))} more than once.")
+
+
+def _part(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
+    """A shard's part of a batch that was read whole."""
+    start, stop = shard.of(batch.rows)
+    if stop - start == batch.rows:
+        batch.cursor = cursor
+        return batch
+    if _opaque(batch):
+        raise SourceError(
+            "a batch with fields that are not tensors cannot be shared by workers: give the source shards."
+        )
+    fields = {name: rows[start:stop] for name, rows in batch.fields.items() if isinstance(rows, Tensor)}
+    return Batch(fields, stop - start, total=batch.total, cursor=cursor, ends_epoch=batch.ends_epoch)
 
 
 def _opaque(batch: Batch) -> bool:

@@ -44,6 +44,8 @@ class Loss(ABC):
     """Whether validation leaves the term out."""
     reads: str | None = None
     """What it takes outputs for: "classes", "logits" or "probabilities"; metrics go by it."""
+    ignore_index: int | None = None
+    """The label that does not count."""
     splits: bool = True
     """Whether the term of a batch is the sum of the terms of its parts."""
 
@@ -74,10 +76,10 @@ class Loss(ABC):
 
     def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
         """The term of one microbatch, as the step wants it."""
-        weight = self.weight(batch)
+        total, weight = self.sum(outputs, batch), self.weight(batch)
         if weight is None:
             raise ConfigError(f"{type(self).__name__} gives no weight: override term(), or return it from weight().")
-        return Term(self.sum(outputs, batch), weight, self.coefficient)
+        return Term(total, weight, self.coefficient)
 
     @property
     def target(self) -> str:

@@ -41,11 +41,16 @@ class CrossEntropy(Loss):
         self.class_weights = _class_weights(class_weights)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.normalize, self.logits = normalize, logits
+        self._one_hot: bool | None = None
         self._seen: tuple[Tensor | None, int, bool] = (None, 0, False)
+        self._moved: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    def weight(self, batch: Batch) -> Weight:
+    def weight(self, batch: Batch) -> Weight | None:
         if self.reduce == "sum":
             return self.share(batch)
+        targets = batch[self.target]
+        if self._may_be_one_hot(targets) and self._one_hot is None:
+            return None  # whether these are one-hot rows, only the outputs can tell
         targets = self._targets(batch)
         rows = None if self.row_weight is None else batch[self.row_weight]
         if targets.is_floating_point():
@@ -55,7 +60,7 @@ class CrossEntropy(Loss):
                 weight = spread(rows, targets[:, 0]).expand_as(targets[:, 0]).sum()
         elif self.class_weights is not None and self.normalize == "met":
             weight = self._over_rows(targets, rows, self._weight_of(targets))
-        elif rows is not None or not self._none_ignored(targets):
+        elif rows is not None or not self._none_ignored(batch):
             weight = self._over_rows(targets, rows, None)
         else:
             weight = float(targets.numel())
@@ -64,9 +69,12 @@ class CrossEntropy(Loss):
         return weight
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
-        logits, targets = pick(outputs, self.output, self.name), self._targets(batch)
+        logits = pick(outputs, self.output, self.name)
+        if self._may_be_one_hot(batch[self.target]):
+            self._one_hot = logits.dim() == batch[self.target].dim()
+        targets = self._targets(batch)
         reduction = "sum" if self.row_weight is None else "none"
-        weights = self._weights_on(logits)
+        weights = None if self.class_weights is None else self._weights_as(logits)
         ignored = -100 if self.ignore_index is None else self.ignore_index
         if self.logits:
             loss = F.cross_entropy(
@@ -91,6 +99,8 @@ class CrossEntropy(Loss):
                 "For one number per row use BinaryCrossEntropy or MSE."
             )
         classes = logits.shape[1]
+        if self._may_be_one_hot(targets):
+            self._one_hot = targets.dim() == logits.dim()
         if targets.is_floating_point() or targets.dim() == logits.dim():
             if targets.shape[1:] != logits.shape[1:]:
                 raise DataError(
@@ -110,50 +120,50 @@ class CrossEntropy(Loss):
                 f"Labels go from 0 to {classes - 1}; give the model more outputs, or mark rows with ignore_index=."
             )
 
+    def _may_be_one_hot(self, targets: Tensor) -> bool:
+        return targets.dim() > 1 and not targets.is_floating_point()
+
     def _targets(self, batch: Batch) -> Tensor:
         targets: Tensor = batch[self.target]
-        if targets.is_floating_point() or (targets.dtype == torch.int64 and targets.dim() == 1):
+        if targets.is_floating_point():
             return targets
-        return targets.long()
+        if self._one_hot and targets.dim() > 1:
+            return targets.argmax(dim=1) if targets.dtype != torch.bool else targets.byte().argmax(dim=1)
+        return targets if targets.dtype == torch.int64 else targets.long()
 
-    def _none_ignored(self, targets: Tensor) -> bool:
-        """Whether no target is to be ignored; looked up once for all minibatches of a macrobatch on the host."""
-        if self.ignore_index is None:
+    def _none_ignored(self, batch: Batch) -> bool:
+        """Whether no target is to be ignored; on the host looked up once for all minibatches of a macrobatch."""
+        if self.ignore_index is None or self._one_hot:
             return True
-        whole = targets._base
-        if whole is None or whole.device.type != "cpu" or whole.numel() > 1024 * targets.numel():
+        whole = None if batch.whole is None else batch.whole[self.target]
+        if not isinstance(whole, Tensor) or whole.device.type != "cpu":
             return False
         if self._seen[0] is not whole or self._seen[1] != whole._version:
             self._seen = whole, whole._version, not bool(whole.eq(self.ignore_index).any())
         return self._seen[2]
 
     def _weight_of(self, targets: Tensor) -> Tensor:
-        """The class weight of every target; 0 where it is ignored."""
-        weights = self._weights_on(targets)
-        assert weights is not None
+        """The class weight of every target; those that are ignored have one too, but do not count."""
+        weights = self._weights_as(targets)
         return weights[targets.clamp(0, len(weights) - 1)]
 
     def _over_rows(self, targets: Tensor, rows: Tensor | None, each: Tensor | None) -> Tensor:
-        met = (
-            targets != self.ignore_index
-            if self.ignore_index is not None
-            else torch.ones_like(targets, dtype=torch.bool)
-        )
+        """Sums what each target counts: its class weight, its row's weight, both, or one."""
+        met = torch.ones_like(targets, dtype=torch.bool)
+        if self.ignore_index is not None:
+            met = targets != self.ignore_index
         if each is None and rows is None:
             return met.sum()
-        counted = met.to(torch.float32 if each is None else each.dtype)
-        if each is not None:
-            counted = counted * each
+        counted = met if each is None else met * each
         return (counted if rows is None else counted * spread(rows, counted)).sum()
 
-    def _weights_on(self, like: Tensor) -> Tensor | None:
-        weights = self.class_weights
-        if weights is None:
-            return None
-        dtype = like.dtype if like.is_floating_point() else weights.dtype
-        if weights.device != like.device or weights.dtype != dtype:
-            weights = self.class_weights = weights.to(like.device, dtype)
-        return weights
+    def _weights_as(self, like: Tensor) -> Tensor:
+        """The class weights where and as the outputs are; for targets, where they are."""
+        assert self.class_weights is not None
+        key = like.device, like.dtype if like.is_floating_point() else self.class_weights.dtype
+        if key not in self._moved:
+            self._moved[key] = self.class_weights.to(*key)
+        return self._moved[key]
 
 
 class Focal(Loss):
@@ -163,6 +173,8 @@ class Focal(Loss):
     outputs every output is a question of its own (sigmoid), and `class_weights` weigh the last dimension.
     The mean is over instances, the class weights being part of the sum. Lin et al. 2017, arXiv 1708.02002.
     """
+
+    reads = "logits"
 
     def __init__(
         self, gamma: float = 2.0, *, class_weights: Sequence[float] | Tensor | None = None, **options: Any

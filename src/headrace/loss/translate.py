@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch
 from ..errors import ConfigError
-from .base import Loss, Sum, Term
+from .base import Loss, Sum, Term, pick
 from .classes import CrossEntropy
 from .elements import L1, MSE, BinaryCrossEntropy, Huber
 
@@ -38,7 +38,7 @@ class RowMean(Loss):
         return Term(self._mean(outputs, batch), rows, self.coefficient, times=rows)
 
     def _mean(self, outputs: Any, batch: Batch) -> Tensor:
-        mean = self.fn(outputs if self.output is None else outputs[self.output], batch[self.target])
+        mean = self.fn(outputs if self.output is None else pick(outputs, self.output, self.name), batch[self.target])
         if not isinstance(mean, Tensor) or mean.numel() != 1:
             came = list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
             raise ConfigError(f"loss {self.name!r} must return one number, the mean over the rows; it returned {came}.")
@@ -57,8 +57,7 @@ def translate(loss: Any) -> Loss | Sum:
         return loss
     if isinstance(loss, type):
         raise ConfigError(f"loss= got the class {loss.__name__}. Pass an instance: {loss.__name__}().")
-    if callable(loss) and not isinstance(loss, nn.Module) and loss in _FUNCTIONS:
-        loss = _FUNCTIONS[loss]()
+    loss = next((module() for function, module in _FUNCTIONS.items() if function is loss), loss)
     reduction = getattr(loss, "reduction", None)
     if isinstance(loss, nn.Module) and type(loss) in _MODULES:
         if reduction not in ("mean", "sum"):

@@ -32,12 +32,13 @@ Wanted = str | Metric | Sequence[str | Metric] | Mapping[str, str | Metric]
 class Metrics:
     """Several metrics, fed together: blocks of outputs are gathered on the device and handed over whole.
 
-    `reads` says what the outputs are, where the loss knows: "classes", "logits" or "probabilities".
+    `reads` says what the outputs are, where the loss knows: "classes", "logits" or "probabilities"; `ignore`
+    which label does not count.
     """
 
-    def __init__(self, metrics: Wanted = (), reads: str | None = None) -> None:
+    def __init__(self, metrics: Wanted = (), reads: str | None = None, ignore: int | None = None) -> None:
         self._wanted = _by_name(metrics)
-        self._reads = reads
+        self._reads, self._ignore = reads, ignore
         self._task: Task | None = None
         self._live: dict[str, Any] = {}
         self._outputs: list[Tensor] = []
@@ -51,9 +52,10 @@ class Metrics:
     def names(self) -> list[str]:
         return list(self._wanted)
 
-    def fresh(self, reads: str | None = None) -> "Metrics":
+    def fresh(self, reads: str | None = None, ignore: int | None = None) -> "Metrics":
         """The same metrics, empty."""
-        twin = Metrics({name: m if isinstance(m, str) else copy.deepcopy(m) for name, m in self._wanted.items()}, reads)
+        wanted = {name: m if isinstance(m, str) else copy.deepcopy(m) for name, m in self._wanted.items()}
+        twin = Metrics(wanted, reads, ignore)
         for metric in twin._wanted.values():
             if not isinstance(metric, str):
                 metric.reset()
@@ -88,7 +90,7 @@ class Metrics:
         outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
         self._outputs, self._targets, self._bytes = [], [], 0
         if self._task is None:
-            self._task = Task.of(outputs, targets, self._reads)
+            self._task = Task.of(outputs, targets, self._reads, self._ignore)
             self._live = {name: self._build(metric, outputs.device) for name, metric in self._wanted.items()}
         for name, metric in self._live.items():
             wanted = self._wanted[name]

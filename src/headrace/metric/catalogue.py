@@ -34,19 +34,19 @@ class Task:
     """What a model is asked, as its outputs and targets show.
 
     `kind` is "binary", "multiclass", "multilabel" or "regression"; `size` the number of output columns;
-    `logits` whether outputs are any numbers rather than probabilities.
+    `logits` whether outputs are any numbers rather than probabilities; `ignore` the label that does not count.
     """
 
-    def __init__(self, kind: str, size: int, logits: bool) -> None:
-        self.kind, self.size, self.logits = kind, size, logits
+    def __init__(self, kind: str, size: int, logits: bool, ignore: int | None = None) -> None:
+        self.kind, self.size, self.logits, self.ignore = kind, size, logits, ignore
 
     @classmethod
-    def of(cls, outputs: Tensor, targets: Tensor, reads: str | None) -> "Task":
+    def of(cls, outputs: Tensor, targets: Tensor, reads: str | None, ignore: int | None = None) -> "Task":
         size = outputs.numel() // max(1, targets.numel()) if outputs.dim() == targets.dim() + 1 else _columns(outputs)
         logits = reads == "logits" or (reads != "probabilities" and not _probable(outputs))
         indices = outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
         if indices or reads == "classes":
-            return cls("binary" if outputs.shape[1] == 2 else "multiclass", outputs.shape[1], logits)
+            return cls("binary" if outputs.shape[1] == 2 else "multiclass", outputs.shape[1], logits, ignore)
         if targets.is_floating_point() and not bool(((targets == 0) | (targets == 1)).all()):
             return cls("regression", size, logits)
         return cls("binary" if size == 1 else "multilabel", size, logits)
@@ -57,15 +57,15 @@ class Task:
         if base in _NUMBERS:
             import torchmetrics.regression as regression
 
-            return getattr(regression, _NUMBERS[base])()
+            return getattr(regression, _NUMBERS[base])().set_dtype(torch.float64)
         if self.kind == "regression":
             raise DataError(f"metric {name!r} needs classes as targets, got other numbers. Use mae, mse or r2.")
         import torchmetrics.classification as classification
 
         kind = self._kind_for(average)
-        options: dict[str, Any] = {"validate_args": False}
+        options: dict[str, Any] = {"validate_args": False, "ignore_index": self.ignore}
         if kind == "multiclass":
-            options["num_classes"] = self.size
+            options["num_classes"] = max(2, self.size)
         if kind == "multilabel":
             options["num_labels"] = self.size
         if kind != "binary" and base != "confusion":
@@ -79,11 +79,14 @@ class Task:
         """Outputs and targets as that object wants them."""
         base, average = _parts(name)
         if base in _NUMBERS:
-            return outputs.float().reshape(targets.shape), targets
+            return outputs.double().reshape(targets.shape), targets.double()
         if self.kind == "multilabel":
             return self._scores(outputs), targets.long()
         if targets.dim() == outputs.dim() and self.size > 1:  # one-hot or probability rows
             targets = targets.argmax(dim=1)
+        if self._kind_for(average) == "multiclass" and self.size == 1:
+            second = self._scores(outputs).reshape(targets.shape)
+            return torch.stack([1 - second, second], dim=1), targets.long()
         if self._kind_for(average) == "multiclass":
             softmax = base == "auroc" and not _sums_to_one(outputs)
             return outputs.double().softmax(dim=1) if softmax else outputs.float(), targets.long()
@@ -94,7 +97,7 @@ class Task:
 
     def _kind_for(self, average: str | None) -> str:
         """Two classes are one question, unless an average over both is asked for."""
-        return "multiclass" if self.kind == "binary" and self.size == 2 and average is not None else self.kind
+        return "multiclass" if self.kind == "binary" and average is not None else self.kind
 
     def _scores(self, outputs: Tensor) -> Tensor:
         return _squash(outputs.double()) if self.logits else outputs.float()

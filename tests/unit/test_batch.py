@@ -1,0 +1,158 @@
+"""Streams say what a row is; batches hold rows of every stream and the cursor that follows them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headrace as hr
+
+
+class Graph:
+    """A field that is not a tensor."""
+
+    def __init__(self, device: Any = "cpu") -> None:
+        self.device = torch.device(device)
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> "Graph":
+        return Graph(device)
+
+
+def make(rows: int = 10, **options: Any) -> hr.Batch:
+    return hr.Batch({"x": torch.arange(2.0 * rows).reshape(rows, 2), "y": torch.arange(rows)}, **options)
+
+
+# --- Stream ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", "words.mask", "."])
+def test_a_stream_needs_a_name_without_dots(name: str) -> None:
+    with pytest.raises(hr.ConfigError, match="name without dots"):
+        hr.Stream(name)
+
+
+@pytest.mark.parametrize("dtype", ["flaot32", "", "Tensor", "nn"])
+def test_a_stream_needs_a_torch_dtype(dtype: str) -> None:
+    with pytest.raises(hr.ConfigError, match=f"'{dtype}' is not a torch dtype"):
+        hr.Stream("x", dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (torch.zeros(5), "x: float32[]"),
+        (torch.zeros(5, 3, 2, dtype=torch.int64), "x: int64[3, 2]"),
+        (torch.zeros(0, 4, dtype=torch.bfloat16), "x: bfloat16[4]"),
+    ],
+)
+def test_the_stream_of_a_tensor_has_the_shape_and_dtype_of_one_row(rows: Tensor, text: str) -> None:
+    stream = hr.Stream.of("x", rows)
+    assert str(stream) == text
+    assert stream == hr.Stream("x", tuple(rows.shape[1:]), text.split()[1].split("[")[0])
+
+
+def test_equal_streams_are_equal_however_they_are_spelled() -> None:
+    rows = torch.zeros(5, 3, dtype=torch.float64)
+    assert hr.Stream("x", [3], "double") == hr.Stream("x", torch.Size([3]), "float64") == hr.Stream.of("x", rows)
+
+
+def test_an_unknown_layout_is_refused() -> None:
+    with pytest.raises(hr.ConfigError, match="'spars'"):
+        hr.Stream("x", layout="spars")
+
+
+# --- Batch -----------------------------------------------------------------------------------------------
+
+
+def test_a_batch_counts_its_rows_and_names_its_streams() -> None:
+    batch = make(10)
+    assert (batch.rows, batch.total, batch.items("x")) == (10, 10, 10)
+    assert (batch.cursor, batch.ends_epoch) == (None, False)
+    assert list(batch) == ["x", "y"]
+    assert "x" in batch
+    assert "z" not in batch
+    assert repr(batch) == "Batch(10 rows, x=(10, 2), y=(10,))"
+
+
+def test_streams_of_different_lengths_are_refused_by_name_and_length() -> None:
+    with pytest.raises(hr.DataError, match="'x': 4, 'y': 3"):
+        hr.Batch({"x": torch.zeros(4, 2), "y": torch.zeros(3)})
+
+
+def test_a_missing_stream_is_named_with_those_that_are_there() -> None:
+    with pytest.raises(hr.DataError, match=r"no stream 'z' in this batch\. It has: x, y\."):
+        make()["z"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"g": Graph()}, {"x": torch.tensor(1.0)}])
+def test_a_batch_that_cannot_count_its_rows_asks_for_them(fields: dict[str, Any]) -> None:
+    with pytest.raises(hr.DataError, match=r"Pass Batch\(fields, rows=n\)"):
+        hr.Batch(fields)
+    assert hr.Batch(fields, rows=3).rows == 3
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, [1] * 10), (4, [4, 4, 2]), (5, [5, 5]), (9, [9, 1])])
+def test_microbatches_are_views_that_keep_the_total(rows: int, expected: list[int]) -> None:
+    batch = make(10, total=30)
+    parts = batch.split(rows)
+    assert [part.rows for part in parts] == expected
+    assert all(part.total == 30 for part in parts)
+    for name in batch:
+        assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
+        assert {p[name].untyped_storage().data_ptr() for p in parts} == {batch[name].untyped_storage().data_ptr()}
+    parts[-1]["y"][-1] = 77
+    assert batch["y"][-1] == 77
+
+
+@pytest.mark.parametrize("rows", [10, 11, 1000])
+def test_a_batch_that_fits_is_its_own_only_microbatch(rows: int) -> None:
+    batch = make(10)
+    assert batch.split(rows) == [batch]
+    empty = make(0)
+    assert empty.split(rows) == [empty]
+
+
+def test_to_keeps_everything_but_the_device() -> None:
+    batch = make(4, total=9, cursor={"at": 4}, ends_epoch=True)
+    batch.fields["g"] = Graph()
+    there = batch.to(torch.device("meta"))
+    assert {field.device.type for field in there.fields.values()} == {"meta"}
+    assert (there.rows, there.total, there.cursor, there.ends_epoch) == (4, 9, {"at": 4}, True)
+    assert {field.device.type for field in batch.fields.values()} == {"cpu"}
+
+
+def test_to_where_it_is_copies_nothing() -> None:
+    batch = make()
+    assert batch.to(torch.device("cpu"))["x"].data_ptr() == batch["x"].data_ptr()
+
+
+# --- fields that are not tensors -------------------------------------------------------------------------
+
+
+def test_an_opaque_field_travels_whole() -> None:
+    graph = Graph()
+    batch = hr.Batch({"graph": graph, "y": torch.arange(4)})
+    assert batch.rows == 4
+    assert batch["graph"] is graph
+    assert batch.split(4)[0]["graph"] is graph
+    assert batch.to(torch.device("meta"))["graph"].device.type == "meta"
+    assert repr(batch) == "Batch(4 rows, graph=Graph, y=(4,))"
+
+
+def test_an_opaque_field_cannot_be_cut_into_microbatches() -> None:
+    with pytest.raises(hr.DataError, match="'graph' holds a Graph, which cannot be cut"):
+        hr.Batch({"y": torch.arange(4), "graph": Graph()}).split(2)
+
+
+def test_items_counts_what_a_field_says_and_rows_otherwise() -> None:
+    class Ragged(Graph):
+        items = 21
+
+    class Mapping(Graph):
+        def items(self) -> list[tuple[str, Any]]:
+            return []
+
+    batch = hr.Batch({"words": Ragged(), "graph": Mapping(), "y": torch.arange(4)})
+    assert batch.items("words") == 21
+    assert batch.items("graph") == batch.items("y") == 4

@@ -1,0 +1,268 @@
+"""A Feed gives the batches of its source, an epoch per iteration, whatever it stages ahead and wherever."""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import headrace as hr
+
+ROWS, SIZE = 23, 4
+DEADLINE_S = 20.0
+
+
+def eventually(fact: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
+    deadline = time.monotonic() + within_s
+    while not fact() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return fact()
+
+
+Threads = Callable[[], list[threading.Thread]]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[Threads]:
+    """The feed threads that this test has started; none may be left."""
+    before = set(threading.enumerate())
+
+    def started() -> list[threading.Thread]:
+        return [t for t in threading.enumerate() if t.name == "headrace-feed" and t not in before]
+
+    yield started
+    assert not started()
+
+
+class Host(hr.Table):
+    """A table of the user's, so it is staged by the prefetch thread. `before` runs at every take."""
+
+    def __init__(self, rows: int = ROWS, before: Callable[[Tensor], None] = lambda indices: None) -> None:
+        self.count, self.before = rows, before
+
+    @property
+    def streams(self) -> Sequence[hr.Stream]:
+        return [hr.Stream("x", dtype="int64"), hr.Stream("y", (2,))]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        self.before(indices)
+        return hr.Batch({"x": indices, "y": torch.stack([indices, -indices], 1).float()})
+
+
+class Lines(hr.Source):
+    """A source of the user's: rows one after the other; the end shows by `None`, or by a flag."""
+
+    def __init__(self, rows: int = ROWS, flags: bool = False) -> None:
+        self.count, self.flags, self.at = rows, flags, 0
+
+    @property
+    def streams(self) -> Sequence[hr.Stream]:
+        return [hr.Stream("x", dtype="int64")]
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        if self.at == self.count:
+            return None
+        start, self.at = self.at, min(self.count, self.at + size)
+        ends = self.flags and self.at == self.count
+        batch = hr.Batch({"x": torch.arange(start, self.at)}, ends_epoch=ends)
+        if ends:
+            self.at = 0
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Threaded(Lines):
+    thread_safe = True
+
+
+SOURCES: dict[str, Callable[[], hr.Source]] = {
+    "in memory": lambda: hr.Reader(hr.ArrayTable({"x": torch.arange(ROWS), "y": torch.randn(ROWS, 2)})),
+    "prefetched": lambda: hr.Reader(Host()),
+    "ends with None": Lines,
+    "flags its ends": lambda: Lines(flags=True),
+    "prefetched, ends with None": lambda: Threaded(),
+    "prefetched, flags its ends": lambda: Threaded(flags=True),
+}
+
+
+def seen(batch: hr.Batch) -> tuple[Any, ...]:
+    return batch["x"].tolist(), batch.rows, batch.total, batch.cursor
+
+
+def pulled(source: hr.Source, epochs: int = 1) -> list[list[tuple[Any, ...]]]:
+    """What a source gives when nothing stands between."""
+    found: list[list[tuple[Any, ...]]] = []
+    initial = source.state_dict()
+    for _ in range(epochs):
+        found.append([])
+        while sum(row[1] for row in found[-1]) < ROWS:
+            batch = source.next_batch(SIZE)
+            found[-1].append((*seen(batch)[:3], batch.cursor or source.state_dict()))
+        if not batch.ends_epoch:
+            source.load_state_dict(initial)
+    return found
+
+
+# --- the same batches ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("macrobatch", ["auto", 1, 7, 12, 1000])
+@pytest.mark.parametrize("kind", SOURCES)
+def test_an_iteration_is_an_epoch_and_a_list_of_it_is_not_corrupted(kind: str, macrobatch: int | str) -> None:
+    source = SOURCES[kind]()
+    initial = source.state_dict()
+    with hr.Feed(source, batch_size=SIZE, macrobatch=macrobatch) as feed:
+        epochs = []
+        for _ in range(3):
+            epochs.append(list(feed))
+            if feed.finished:
+                source.load_state_dict(initial)
+    assert [[seen(batch) for batch in epoch] for epoch in epochs] == pulled(SOURCES[kind](), epochs=3)
+    for epoch in epochs:
+        assert [batch.ends_epoch for batch in epoch] == [False] * 5 + [True]
+
+
+def test_macrobatches_are_counted_and_their_ends_are_shown() -> None:
+    for kind in ("in memory", "prefetched"):
+        with hr.Feed(SOURCES[kind](), batch_size=SIZE, macrobatch=7) as feed:
+            assert (feed.rows, feed.batches, feed.macrobatches) == (8, 6, 3)
+            for _ in range(2):
+                places = [(feed.macrobatch, feed.ends_macrobatch) for _ in feed]
+                assert places == [(1, False), (1, True), (2, False), (2, True), (3, False), (3, True)]
+
+
+def test_a_reader_that_is_finished_gives_no_more() -> None:
+    with hr.Feed(hr.Reader(Host(), max_epochs=2), batch_size=SIZE) as feed:
+        assert [len(list(feed)) for _ in range(4)] == [6, 6, 0, 0]
+        assert feed.finished
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_the_workers_feeds_share_every_batch(kind: str) -> None:
+    """A source that knows nothing of shards is read whole by each worker, which keeps its part."""
+    parts = []
+    for r in range(2):
+        with hr.Feed(SOURCES[kind](), batch_size=SIZE, shard=hr.Shard(r, 2)) as feed:
+            parts.append(list(feed))
+    for left, right, whole in zip(*parts, pulled(SOURCES[kind]())[0], strict=True):
+        assert torch.cat([left["x"], right["x"]]).tolist() == whole[0]
+        assert left.total == right.total == whole[2]
+
+
+# --- ahead, but not too far ------------------------------------------------------------------------------
+
+
+def test_at_most_two_macrobatches_live_at_once() -> None:
+    staged: list[StorageWeakRef] = []
+    crowds: list[int] = []
+
+    def living() -> int:
+        return sum(not memory.expired() for memory in staged)
+
+    def count(indices: Tensor) -> None:
+        eventually(lambda: living() < 2, within_s=2)  # the caller may be about to let go of the one before
+        crowds.append(living() + 1)
+        staged.append(StorageWeakRef(indices.untyped_storage()))
+
+    with hr.Feed(hr.Reader(Host(400, count)), batch_size=SIZE, macrobatch=20) as feed:
+        for batch in feed:
+            assert batch.rows == SIZE
+            assert eventually(lambda: len(crowds) > feed.macrobatch), "nothing is staged ahead"
+            if not feed.ends_macrobatch and feed.macrobatch % 5 == 1:
+                assert not eventually(lambda: len(crowds) > feed.macrobatch + 1, within_s=0.02)
+    assert set(crowds) == {1, 2}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_after_close_a_feed_goes_on_from_any_cursor(kind: str) -> None:
+    """What was staged or asked ahead is dropped with the thread."""
+    whole = pulled(SOURCES[kind]())[0]
+    source = SOURCES[kind]()
+    feed = hr.Feed(source, batch_size=SIZE, macrobatch=8)
+    for k in range(len(whole) - 1):
+        batch = next(iter(feed))
+        feed.close()
+        assert seen(batch) == whole[k]
+        source.load_state_dict(batch.cursor)
+
+
+# --- the thread ------------------------------------------------------------------------------------------
+
+
+def test_close_ends_the_thread_also_while_it_stages(threads: Threads) -> None:
+    entered, gate = threading.Event(), threading.Event()
+
+    def wait(indices: Tensor) -> None:
+        if entered.is_set():
+            assert gate.wait(DEADLINE_S)
+        entered.set()
+
+    feed = hr.Feed(hr.Reader(Host(400, wait)), batch_size=SIZE, macrobatch=8)
+    next(iter(feed))
+    assert len(threads()) == 1
+    closer = threading.Thread(target=feed.close)
+    closer.start()
+    gate.set()
+    closer.join(DEADLINE_S)
+    assert not closer.is_alive()
+    assert not threads()
+    feed.close()
+
+
+def test_a_feed_that_nobody_holds_takes_its_thread_along(threads: Threads) -> None:
+    for batch in hr.Feed(hr.Reader(Host()), batch_size=SIZE):
+        assert batch.rows
+    gc.collect()
+    assert eventually(lambda: not threads(), within_s=2)
+
+
+# --- what fails ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("take", [1, 3])
+def test_a_failing_table_is_reported_with_its_streams_and_cause(take: int, threads: Threads) -> None:
+    calls = []
+
+    def fail(indices: Tensor) -> None:
+        calls.append(indices)
+        if len(calls) == take:
+            raise OSError("the disk is gone")
+
+    feed = iter(hr.Feed(hr.Reader(Host(before=fail)), batch_size=SIZE, macrobatch=8))
+    good = [seen(next(feed)) for _ in range(2 * (take - 1))]
+    assert good == pulled(hr.Reader(Host()))[0][: len(good)]
+    with pytest.raises(hr.SourceError, match=r"Reader failed .* 8 rows of x, y .*OSError: the disk") as caught:
+        next(feed)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert f"'position': {8 * (take - 1)}," in str(caught.value), "where the failing rows begin"
+    assert not threads()
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, True])
+def test_a_batch_size_is_a_number_of_rows(size: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=f"batch_size= .* got {size}"):
+        hr.Feed(Lines(), batch_size=size)
+
+
+@pytest.mark.parametrize("macrobatch", [0, -8, "big", 2.5, None, True])
+def test_a_macrobatch_is_a_number_of_rows_or_auto(macrobatch: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=f"macrobatch= .* got {macrobatch!r}"):
+        hr.Feed(Lines(), macrobatch=macrobatch)
+
+
+def test_a_feed_asks_for_a_source() -> None:
+    with pytest.raises(hr.ConfigError, match="Host"):
+        hr.Feed(Host())

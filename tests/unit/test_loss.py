@@ -1,0 +1,248 @@
+"""Every term equals torch on the whole set, however the set is cut into batches and microbatches."""
+
+import copy
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headrace as hr
+
+N, K = 23, 5
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=GENERATOR)
+
+
+def labels(*shape: int, classes: int = K) -> Tensor:
+    return torch.randint(classes, shape, generator=GENERATOR)
+
+
+X, Y, R = normal(N, K), labels(N), normal(N).exp()
+W = torch.tensor([0.5, 2.0, 0.0, 1.25, 3.0], dtype=torch.float64)  # class weights
+P = normal(N, K).softmax(dim=1)  # probability rows
+IMAGES, MASKS = normal(N, K, 3, 2), labels(N, 3, 2)
+QUESTIONS, ANSWERS = normal(N, 3), labels(N, 3, classes=2)
+POSITIVE = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
+PRICES, PAID = normal(N, 2), normal(N, 2)
+CE = F.cross_entropy(X, Y, reduction="none")
+MASK_CE = F.cross_entropy(IMAGES, MASKS, reduction="none")
+KEPT = (Y != 2).double()
+FAR = (PRICES - PAID).abs()
+SMOOTH_L1 = torch.where(FAR <= 0.11, FAR**2 / (2 * 0.11), FAR - 0.11 / 2)
+P_TRUE = X.softmax(dim=1)[torch.arange(N), Y]
+FOCAL = -((1 - P_TRUE) ** 2) * P_TRUE.log()
+P_ANSWER = torch.where(ANSWERS == 1, QUESTIONS.sigmoid(), 1 - QUESTIONS.sigmoid())
+FOCAL_ANSWER = -((1 - P_ANSWER) ** 1.5) * P_ANSWER.log()
+
+
+def bce(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, targets.double(), **options)
+
+
+class Case(NamedTuple):
+    term: hr.Loss
+    outputs: Tensor
+    targets: Tensor
+    expected: Tensor
+
+    def streams(self) -> dict[str, Tensor]:
+        return {"x": self.outputs, "y": self.targets, "r": R}
+
+
+_CE, _BCE, _FOCAL = hr.CrossEntropy, hr.BinaryCrossEntropy, hr.Focal
+MEANS = {
+    "ce": Case(_CE(), X, Y, F.cross_entropy(X, Y)),
+    "ce-int32": Case(_CE(), X, Y.int(), F.cross_entropy(X, Y)),
+    "ce-met": Case(_CE(class_weights=W), X, Y, F.cross_entropy(X, Y, W)),
+    "ce-classes": Case(_CE(class_weights=W, normalize="classes"), X, Y, (W[Y] * CE).sum() / (N * W.sum())),
+    "ce-classes-uniform": Case(_CE(class_weights=[3.0] * K, normalize="classes"), X, Y, CE.mean() / K),
+    "ce-samples": Case(_CE(class_weights=W, normalize="samples"), X, Y, (W[Y] * CE).mean()),
+    "ce-ignore": Case(_CE(ignore_index=2), X, Y, F.cross_entropy(X, Y, ignore_index=2)),
+    "ce-ignore-outside": Case(_CE(ignore_index=-1), X, Y.where(Y != 2, -1), F.cross_entropy(X, Y, ignore_index=2)),
+    "ce-ignore-met": Case(_CE(ignore_index=1, class_weights=W), X, Y, F.cross_entropy(X, Y, W, ignore_index=1)),
+    "ce-ignore-classes": Case(
+        _CE(ignore_index=1, class_weights=W, normalize="classes"),
+        *(X, Y, ((W[Y] * CE)[Y != 1]).sum() / ((Y != 1).sum() * W.sum())),
+    ),
+    "ce-smoothing": Case(_CE(label_smoothing=0.2), X, Y, F.cross_entropy(X, Y, label_smoothing=0.2)),
+    "ce-smoothing-met-ignore": Case(
+        _CE(label_smoothing=0.2, class_weights=W, ignore_index=0),
+        *(X, Y, F.cross_entropy(X, Y, W, label_smoothing=0.2, ignore_index=0)),
+    ),
+    "ce-smoothing-met": Case(
+        _CE(label_smoothing=0.2, class_weights=W), X, Y, F.cross_entropy(X, Y, W, label_smoothing=0.2)
+    ),
+    "ce-probabilities": Case(_CE(), X, P, F.cross_entropy(X, P)),
+    "ce-probabilities-met": Case(_CE(class_weights=W), X, P, F.cross_entropy(X, P, W)),
+    "ce-probabilities-rows": Case(_CE(weight="r"), X, P, (R * -(P * X.log_softmax(1)).sum(1)).sum() / R.sum()),
+    "ce-one-hot": Case(_CE(), X, F.one_hot(Y, K), F.cross_entropy(X, Y)),
+    "ce-one-hot-uint8": Case(_CE(), X, F.one_hot(Y, K).byte(), F.cross_entropy(X, Y)),
+    "ce-one-hot-met": Case(_CE(class_weights=W), X, F.one_hot(Y, K), F.cross_entropy(X, Y, W)),
+    "ce-one-hot-float": Case(_CE(), X, F.one_hot(Y, K).double(), F.cross_entropy(X, Y)),
+    "ce-log-probabilities": Case(_CE(logits=False, class_weights=W), P.log(), Y, F.nll_loss(P.log(), Y, W)),
+    "ce-masks": Case(_CE(), IMAGES, MASKS, F.cross_entropy(IMAGES, MASKS)),
+    "ce-masks-met-ignore": Case(
+        _CE(class_weights=W, ignore_index=4), IMAGES, MASKS, F.cross_entropy(IMAGES, MASKS, W, ignore_index=4)
+    ),
+    "ce-masks-rows": Case(_CE(weight="r"), IMAGES, MASKS, (R[:, None, None] * MASK_CE).sum() / (6 * R.sum())),
+    "ce-rows": Case(_CE(weight="r"), X, Y, (R * CE).sum() / R.sum()),
+    "ce-rows-met": Case(_CE(weight="r", class_weights=W), X, Y, (R * W[Y] * CE).sum() / (R * W[Y]).sum()),
+    "ce-rows-ignore": Case(_CE(weight="r", ignore_index=2), X, Y, (R * KEPT * CE).sum() / (R * KEPT).sum()),
+    "bce": Case(_BCE(), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS)),
+    "bce-one-column": Case(_BCE(), QUESTIONS[:, :1], ANSWERS[:, 0].double(), bce(QUESTIONS[:, 0], ANSWERS[:, 0])),
+    "bce-probabilities": Case(_BCE(logits=False), QUESTIONS.sigmoid(), ANSWERS, bce(QUESTIONS, ANSWERS)),
+    "bce-positive": Case(
+        _BCE(positive_weight=POSITIVE), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS, pos_weight=POSITIVE)
+    ),
+    "bce-rows": Case(
+        _BCE(weight="r"),
+        *(QUESTIONS, ANSWERS, (R[:, None] * bce(QUESTIONS, ANSWERS, reduction="none")).sum() / (3 * R.sum())),
+    ),
+    "mse": Case(hr.MSE(), PRICES, PAID, F.mse_loss(PRICES, PAID)),
+    "mse-one-column": Case(hr.MSE(), PRICES[:, :1], PAID[:, 0], F.mse_loss(PRICES[:, 0], PAID[:, 0])),
+    "mse-rows": Case(hr.MSE(weight="r"), PRICES, PAID, (R[:, None] * FAR**2).sum() / (2 * R.sum())),
+    "l1": Case(hr.L1(), PRICES, PAID, F.l1_loss(PRICES, PAID)),
+    "huber": Case(hr.Huber(), PRICES, PAID, SMOOTH_L1.mean()),
+    "huber-classic": Case(hr.Huber(form="classic"), PRICES, PAID, 0.11 * SMOOTH_L1.mean()),
+    "huber-classic-torch": Case(hr.Huber(0.7, form="classic"), PRICES, PAID, F.huber_loss(PRICES, PAID, delta=0.7)),
+    "focal": Case(_FOCAL(), X, Y, FOCAL.mean()),
+    "focal-0": Case(_FOCAL(0.0), X, Y, CE.mean()),
+    "focal-classes": Case(_FOCAL(class_weights=W), X, Y, (W[Y] * FOCAL).mean()),
+    "focal-rows": Case(_FOCAL(weight="r"), X, Y, (R * FOCAL).sum() / R.sum()),
+    "focal-masks": Case(_FOCAL(0), IMAGES, MASKS, MASK_CE.mean()),
+    "focal-questions": Case(_FOCAL(1.5), QUESTIONS, ANSWERS, FOCAL_ANSWER.mean()),
+    "focal-questions-0": Case(_FOCAL(0), QUESTIONS, ANSWERS.double(), bce(QUESTIONS, ANSWERS)),
+    "focal-questions-classes": Case(
+        _FOCAL(1.5, class_weights=POSITIVE), QUESTIONS, ANSWERS, (POSITIVE * FOCAL_ANSWER).mean()
+    ),
+    "row-mean": Case(hr.RowMean(F.soft_margin_loss), PRICES, PAID.sign(), F.soft_margin_loss(PRICES, PAID.sign())),
+}
+SUMS = {
+    "ce-sum": Case(_CE(class_weights=W, reduce="sum"), X, Y, F.cross_entropy(X, Y, W, reduction="sum")),
+    "bce-sum": Case(_BCE(reduce="sum"), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS, reduction="sum")),
+    "mse-sum": Case(hr.MSE(reduce="sum"), PRICES, PAID, F.mse_loss(PRICES, PAID, reduction="sum")),
+    "mse-sum-rows": Case(hr.MSE(reduce="sum", weight="r"), PRICES, PAID, (R[:, None] * FAR**2).sum()),
+    "focal-sum": Case(_FOCAL(class_weights=W, reduce="sum"), X, Y, (W[Y] * FOCAL).sum()),
+}
+CASES = MEANS | SUMS
+
+
+class Through(nn.Module):
+    """Returns what it gets, times one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Trainer:
+    options = {"device": "cpu", "inputs": "x"} | options
+    return hr.Trainer(model or Through(), copy.deepcopy(loss), lambda params: torch.optim.SGD(params, 0.1), **options)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_validation_in_batches_gives_the_mean_over_the_whole_set(name: str) -> None:
+    case = MEANS[name]
+    scores = trainer(case.term).validate(case.streams(), batch_size=7)
+    assert scores["val/loss"] == pytest.approx(case.expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_in_microbatches_gives_the_loss_of_the_whole_batch(name: str) -> None:
+    case = CASES[name]
+    losses = trainer(case.term, microbatch=7).step(case.streams())
+    assert losses["total_loss"] == pytest.approx(case.expected.item(), rel=1e-12)
+
+
+def sums_over_weights(terms: Sequence[hr.Term]) -> float:
+    weight = sum(float(term.weight) for term in terms)
+    return sum(float(term.sum) * term.times for term in terms) / weight if weight else 0.0
+
+
+def mean_of_means(terms: Sequence[hr.Term]) -> float:
+    return sum(sums_over_weights([term]) for term in terms) / len(terms)
+
+
+def cutting_changes(case: Case, combine: Callable[[Sequence[hr.Term]], float], rows: list[int], cuts: set[int]) -> bool:
+    """Whether a batch of these rows in several pieces gives anything else than in one piece."""
+    streams = {name: stream[rows] for name, stream in case.streams().items()}
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(rows)), len(rows)]
+    pieces = [{name: stream[a:b] for name, stream in streams.items()} for a, b in pairwise(edges)]
+    term, model = copy.deepcopy(case.term), Through()
+    parts = [term.term(model, part["x"], hr.Batch(part, total=len(rows))) for part in pieces]
+    whole = term.term(model, streams["x"], hr.Batch(streams))
+    return combine(parts) != pytest.approx(combine([whole]), rel=1e-12, abs=1e-13)
+
+
+ROWS = st.lists(st.integers(0, N - 1), min_size=1, max_size=40)
+CUTS = st.sets(st.integers(1, 39), max_size=6)
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=12, deadline=None)
+@given(rows=ROWS, cuts=CUTS)
+def test_any_cut_of_a_batch_gives_what_the_batch_gives(name: str, rows: list[int], cuts: set[int]) -> None:
+    assert not cutting_changes(CASES[name], sums_over_weights, rows, cuts)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_the_mean_of_means_fails_where_the_cut_is_uneven(name: str) -> None:
+    assert cutting_changes(MEANS[name], mean_of_means, list(range(N)), {4, 6})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_the_formula(name: str) -> None:
+    case = CASES[name]
+    batch = hr.Batch({key: stream[:6] for key, stream in case.streams().items()})
+    term, outputs = copy.deepcopy(case.term), case.outputs[:6].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: term.term(Through(), x, batch).sum, outputs)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("form", ["classes", "questions"])
+def test_focal_is_finite_where_probabilities_are_0_or_1(gamma: float, form: str) -> None:
+    sizes = torch.tensor([1e4, 200.0, 88.0, 17.0, 0.0])
+    right = torch.cat([sizes, -sizes]).requires_grad_()
+    outputs, targets = right, torch.ones_like(right)
+    if form == "classes":
+        outputs, targets = torch.stack([torch.zeros_like(right), right], 1), targets.long()
+    loss = hr.Focal(gamma).sum(outputs, hr.Batch({"y": targets}))
+    (slope,) = torch.autograd.grad(loss, right)
+    assert loss.isfinite()
+    assert slope.isfinite().all()
+    assert loss >= 1e4
+    torch.testing.assert_close(slope[[5, 0]], torch.tensor([-1.0, 0.0]))
+
+
+def test_class_weights_stay_exact_after_outputs_of_low_precision() -> None:
+    term, batch = hr.CrossEntropy(class_weights=[0.1, 0.7, 1.3, 0.3, 0.9]), hr.Batch({"y": Y})
+    before = float(term.weight(batch))
+    term.sum(X.bfloat16(), batch)
+    assert float(term.weight(batch)) == pytest.approx(before, rel=1e-6)
+
+
+def test_ignored_rows_are_seen_when_an_array_is_filled_anew() -> None:
+    array = Y.numpy().copy()
+    term, targets = hr.CrossEntropy(ignore_index=-1), torch.from_numpy(array)
+    assert float(term.weight(hr.Batch({"y": targets[:5]}))) == 5
+    array[:3] = -1
+    assert float(term.weight(hr.Batch({"y": targets[:5]}))) == 2
+
+
+def test_a_batch_of_ignored_rows_counts_nothing_and_moves_nothing() -> None:
+    model = Through()
+    losses = trainer(hr.CrossEntropy(ignore_index=-1), model).step({"x": X, "y": torch.full((N,), -1)})
+    assert losses["total_loss"] == 0
+    assert model.scale.item() == 1

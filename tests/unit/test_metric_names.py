@@ -1,0 +1,125 @@
+"""Which metrics can be asked for, and how they start, go on and start anew."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headrace as hr
+from headrace.metric import Metrics
+
+N, K = 61, 4
+GENERATOR = torch.Generator().manual_seed(4)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=GENERATOR)
+
+
+LOGIT, PAIR, X, QUESTIONS = normal(N), normal(N, 2), normal(N, K), normal(N, 3)
+Y2, Y, ANSWERS = (LOGIT > 0.3).long(), (X + normal(N, K)).argmax(1), (QUESTIONS > 0.5).long()
+PRICES, PAID = normal(N, 2), normal(N, 2)
+
+
+class Recorder:
+    """A metric of one's own: how many rows came at once."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def update(self, outputs: Tensor, target: Tensor) -> None:
+        assert len(outputs) == len(target)
+        self.rows.append(len(outputs))
+
+    def compute(self) -> list[int]:
+        return list(self.rows)
+
+    def reset(self) -> None:
+        self.rows.clear()
+
+
+def score(wanted: Any, outputs: Tensor, targets: Tensor, reads: str | None = None) -> dict[str, Any]:
+    metrics = Metrics(wanted, reads)
+    metrics.add(outputs, targets)
+    return metrics.compute()
+
+
+def test_a_fresh_one_is_empty_and_independent() -> None:
+    own = Recorder()
+    metrics = Metrics({"accuracy": "accuracy", "own": own})
+    metrics.add(X, Y)
+    before = metrics.compute()
+    twin = metrics.fresh("classes")
+    assert twin.names == metrics.names
+    assert twin.compute() == {}
+    twin.add(X[:5], 1 + X[:5].argmax(1))
+    assert twin.compute() == {"accuracy": 0.0, "own": [5]}
+    assert metrics.compute() == before
+    assert before == {"accuracy": pytest.approx((X.argmax(1) == Y).double().mean().item()), "own": [N]}
+    assert own.rows == [N]
+
+
+def test_reading_goes_on_and_a_reset_starts_anew() -> None:
+    metrics = Metrics(("mae", "mse"))
+    metrics.add(PRICES[:20], PAID[:20])
+    metrics.compute()
+    metrics.add(PRICES[20:], PAID[20:])
+    assert metrics.compute() == pytest.approx(
+        {"mae": (PRICES - PAID).abs().mean().item(), "mse": ((PRICES - PAID) ** 2).mean().item()}
+    )
+    metrics.add(PRICES, PAID)
+    metrics.reset()
+    metrics.add(PRICES[:3], PAID[:3])
+    assert metrics.compute() == pytest.approx(
+        {"mae": (PRICES - PAID)[:3].abs().mean().item(), "mse": ((PRICES - PAID)[:3] ** 2).mean().item()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("acuracy", "unknown metric 'acuracy'. Did you mean 'accuracy'?"),
+        (["mae", "presicion"], "Did you mean 'precision'?"),
+        ({"mine": "roc"}, "Did you mean 'auroc'?"),
+        ("f1:wieghted", "'f1:wieghted': unknown average 'wieghted'. Did you mean 'weighted'?"),
+        ("top-k", "'top-k'"),
+        ("top-0", "'top-0'"),
+        (["f1", "f1"], "'f1' is given twice"),
+        ([Recorder(), Recorder()], "'recorder' is given twice"),
+        ([3], "update, compute and reset; got a int"),
+        ([Recorder], "Recorder"),
+    ],
+)
+def test_what_is_no_metric_is_refused_at_once(wanted: Any, message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=re.escape(message)):
+        Metrics(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "targets", "reads"),
+    [
+        ("accuracy", PRICES, PAID, None),
+        ("top-5", X, Y, "classes"),
+        ("top-2", LOGIT, Y2, "logits"),
+        ("top-3", QUESTIONS, ANSWERS, "logits"),
+        ("auroc:micro", X, Y, "classes"),
+        ("mae", X, Y, "classes"),
+    ],
+)
+def test_a_metric_that_cannot_be_of_these_outputs_says_so(
+    name: str, outputs: Tensor, targets: Tensor, reads: Any
+) -> None:
+    with pytest.raises(hr.HeadraceError, match=f"metric '{name}'"):
+        score(name, outputs, targets, reads)
+
+
+def test_top_1_of_two_classes_is_accuracy() -> None:
+    accuracy = (PAIR.argmax(1) == Y2).double().mean().item()
+    assert score("top-1", PAIR, Y2, "classes") == {"top-1": pytest.approx(accuracy)}
+
+
+def test_several_outputs_ask_for_the_one_that_is_meant() -> None:
+    with pytest.raises(hr.ConfigError, match=r"returned a tuple.*output="):
+        Metrics("f1").add((X, X), Y)

@@ -1,0 +1,223 @@
+"""The order of an epoch is a bijection, looks random, and is the same for ever."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import headrace as hr
+from headrace import order as order_module
+from headrace.order import VERSION, Permutation
+
+KINDS = hr.Order.KINDS
+SHUFFLED = [kind for kind in KINDS if kind != "none"]
+Rows = NDArray[np.int64]
+BY_BLOCKS = ["blocks", "blocks-only", "rows-only"]
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "order.json").read_text())
+
+
+def whole(order: hr.Order, epoch: int = 0) -> Rows:
+    return order.indices(epoch, 0, order.n)
+
+
+# --- a bijection -----------------------------------------------------------------------------------------
+
+
+def test_permutation_is_a_bijection_for_every_n_up_to_2000() -> None:
+    for n in range(1, 2001):
+        permutation, positions = Permutation(n, "test"), np.arange(n)
+        elements = permutation(positions)
+        assert (np.bincount(elements, minlength=n) == 1).all(), n
+        assert (permutation.inverse(elements) == positions).all(), n
+
+
+@pytest.mark.parametrize("n", [10**9 + 7, 10**12, 2**62 - 1])
+def test_permutation_of_a_huge_n_is_invertible_and_without_collisions(n: int) -> None:
+    permutation = Permutation(n, "test")
+    positions = np.unique(np.random.default_rng(0).integers(n, size=1_000_000))
+    elements = permutation(positions)
+    assert elements.min() >= 0
+    assert elements.max() < n
+    assert len(np.unique(elements)) == len(positions) > 990_000
+    assert (permutation.inverse(elements) == positions).all()
+
+
+def test_a_tweak_selects_a_permutation_of_its_own() -> None:
+    permutation, positions = Permutation(100, "test"), np.arange(100)
+    by_tweak = [permutation(positions, np.full(100, tweak)) for tweak in range(20)]
+    assert all(sorted(elements) == list(range(100)) for elements in by_tweak)
+    assert len({elements.tobytes() for elements in by_tweak}) == 20
+    assert (permutation.inverse(by_tweak[7], np.full(100, 7)) == positions).all()
+
+
+sizes = {
+    "n": st.integers(1, 400),
+    "kind": st.sampled_from(KINDS),
+    "block": st.none() | st.integers(1, 450),
+    "seed": st.integers(0, 2**63),
+    "epoch": st.integers(0, 10**6),
+}
+
+
+@settings(deadline=None)
+@given(**sizes)
+def test_every_order_reads_every_row_exactly_once(n: int, kind: str, block: int | None, seed: int, epoch: int) -> None:
+    rows = whole(hr.Order(n, kind, seed=seed, block=block), epoch)
+    assert rows.dtype == np.int64
+    assert sorted(rows) == list(range(n))
+
+
+@settings(deadline=None)
+@given(**sizes, data=st.data())
+def test_any_slicing_gives_the_same_order(
+    n: int, kind: str, block: int | None, seed: int, epoch: int, data: st.DataObject
+) -> None:
+    order = hr.Order(n, kind, seed=seed, block=block)
+    cuts = sorted(data.draw(st.lists(st.integers(0, n), max_size=8)))
+    spans = list(zip([0, *cuts], [*cuts, n], strict=True))
+    parts = {span: order.indices(epoch, *span) for span in data.draw(st.permutations(spans))}
+    assert np.array_equal(np.concatenate([parts[span] for span in spans]), whole(order, epoch))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slice_of_a_huge_epoch_costs_only_its_length(kind: str) -> None:
+    """10**12 rows: whatever was stored per row or per block would not fit."""
+    order = hr.Order(10**12, kind, block=1000)
+    middle = order.indices(3, 5 * 10**11, 5 * 10**11 + 20_000)
+    assert len(np.unique(middle)) == 20_000
+    assert np.array_equal(middle[9_999:12_345], order.indices(3, 5 * 10**11 + 9_999, 5 * 10**11 + 12_345))
+
+
+# --- blocks ----------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(n=sizes["n"], block=st.integers(1, 60), seed=sizes["seed"], epoch=sizes["epoch"])
+@pytest.mark.parametrize("kind", BY_BLOCKS)
+def test_blocks_stay_contiguous(kind: str, n: int, block: int | None, seed: int, epoch: int) -> None:
+    rows = whole(hr.Order(n, kind, seed=seed, block=block), epoch)
+    ids = rows // block
+    runs = np.flatnonzero(np.diff(ids, prepend=-1))  # where another block begins
+    assert len(runs) == -(-n // block)
+    if kind == "rows-only":
+        assert (ids == np.arange(n) // block).all()
+    if kind == "blocks-only":
+        assert (np.delete(np.diff(rows), runs[1:] - 1) == 1).all()
+
+
+def test_each_kind_shuffles_what_its_name_says() -> None:
+    rows = {kind: whole(hr.Order(1000, kind, block=100)).reshape(10, 100) for kind in KINDS}
+    stored = np.arange(1000).reshape(10, 100)
+    assert (rows["none"] == stored).all()
+    for kind in SHUFFLED:
+        blocks_moved = (rows[kind][:, 0] // 100 != stored[:, 0] // 100).any()
+        inside = rows[kind] % 100
+        assert blocks_moved == (kind != "rows-only")
+        assert (inside != stored % 100).any() == (kind != "blocks-only")
+        if kind in ("blocks", "rows-only"):
+            assert len({block.tobytes() for block in inside}) == 10, "every block has an order of its own"
+    assert len(set(rows["full"][0] // 100)) > 1, "a full shuffle mixes blocks"
+
+
+# --- keys ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SHUFFLED)
+def test_every_seed_and_epoch_has_an_order_of_its_own(kind: str) -> None:
+    """Among them (seed, epoch + 1) and (seed + 1, epoch), which a key of seed + epoch would confuse."""
+    orders = [hr.Order(1000, kind, seed=seed, block=20) for seed in range(8)]
+    assert len({whole(order, epoch).tobytes() for order in orders for epoch in range(8)}) == 64
+
+
+def test_an_order_is_a_function_of_its_arguments_alone() -> None:
+    one, other = hr.Order(1000, seed=5), hr.Order(1000, seed=5)
+    whole(one, 7), whole(one, 2)
+    assert np.array_equal(whole(one, 3), whole(other, 3))
+    assert np.array_equal(whole(one, 3), whole(hr.Order(1000, seed=5, block=10), 3)), "full ignores blocks"
+
+
+# --- looks random ----------------------------------------------------------------------------------------
+
+N, BINS = 300_000, 64
+
+
+def adjacent_difference_sigmas(rows: Rows) -> float:
+    """How far the steps between neighbours are from uniform: χ² over 64 bins, in standard deviations."""
+    steps = np.diff(rows) % len(rows)
+    counts = np.bincount(steps * BINS // len(rows), minlength=BINS)
+    expected = len(steps) / BINS
+    chi2 = ((counts - expected) ** 2 / expected).sum()
+    return (chi2 - (BINS - 1)) / np.sqrt(2 * (BINS - 1))
+
+
+def correlation_sigmas(rows: Rows) -> float:
+    return np.corrcoef(np.arange(len(rows)), rows)[0, 1] * np.sqrt(len(rows))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_full_shuffle_is_indistinguishable_from_random(seed: int) -> None:
+    rows = whole(hr.Order(N, "full", seed=seed))
+    assert abs(adjacent_difference_sigmas(rows)) < 5
+    assert abs(correlation_sigmas(rows)) < 5
+
+
+def test_the_statistics_know_a_bad_shuffle(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, generator = np.arange(N), np.random.default_rng(0)
+    assert abs(adjacent_difference_sigmas(generator.permutation(N))) < 5
+    assert correlation_sigmas(stored) > 100
+    assert adjacent_difference_sigmas(stored) > 1000
+    assert adjacent_difference_sigmas(stored * 123_457 % N) > 1000, "an affine shuffle"
+    monkeypatch.setattr(order_module, "ROUNDS", 2)
+    assert adjacent_difference_sigmas(whole(hr.Order(N, "full"))) > 100
+
+
+# --- for ever --------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_those_of_the_first_release_of_this_version() -> None:
+    """Outputs never change within one VERSION: a run that was saved must read on in the same order."""
+    assert GOLDEN["version"] == VERSION
+    assert {case["kind"] for case in GOLDEN["starts"]} == set(KINDS)
+    for case in GOLDEN["starts"]:
+        order = hr.Order(case["n"], case["kind"], seed=case["seed"], block=case["block"])
+        start = case["start"]
+        assert order.indices(case["epoch"], start, start + len(case["rows"])).tolist() == case["rows"], case
+    for case in GOLDEN["wholes"]:
+        order = hr.Order(case["n"], case["kind"], seed=case["seed"], block=case["block"])
+        digest = hashlib.sha256(whole(order, case["epoch"]).astype("<i8").tobytes()).hexdigest()
+        assert digest == case["sha256"], case
+
+
+# --- bad input -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hr.Order(0), "at least one row, got 0"),
+        (lambda: hr.Order(-3), "at least one row, got -3"),
+        (lambda: hr.Order(9, "ful"), "unknown order 'ful'. Did you mean 'full'"),
+        (lambda: hr.Order(9, "block"), "Did you mean 'blocks'"),
+        (lambda: hr.Order(9, "?"), "Choose one of: blocks, blocks-only, full, none, rows-only"),
+        (lambda: hr.Order(9, block=0), "block= .* got 0"),
+        (lambda: Permutation(0), "got 0"),
+        (lambda: Permutation(2**62), "got 4611686018427387904"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 10), (5, 4), (10, 10)])
+def test_positions_outside_the_epoch_are_refused(kind: str, start: int, stop: int) -> None:
+    with pytest.raises(hr.ConfigError, match=f"positions {start} to {stop} are not within an epoch of 9 rows"):
+        hr.Order(9, kind).indices(0, start, stop)

@@ -1,0 +1,112 @@
+"""The public names are frozen, and importing them costs little."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import headrace as hr
+
+PUBLIC = [
+    "ArrayTable",
+    "Batch",
+    "BinaryCrossEntropy",
+    "Callback",
+    "ConfigError",
+    "CrossEntropy",
+    "Cursor",
+    "DataError",
+    "Feed",
+    "Focal",
+    "HeadraceError",
+    "History",
+    "Huber",
+    "Info",
+    "L1",
+    "L2Prior",
+    "Length",
+    "Loss",
+    "MSE",
+    "ModelError",
+    "NonFiniteError",
+    "Objective",
+    "Order",
+    "Reader",
+    "Recipe",
+    "RowMean",
+    "Shard",
+    "Source",
+    "SourceError",
+    "Stream",
+    "Table",
+    "Term",
+    "Terms",
+    "Trainer",
+]
+
+HEAVY = {
+    "torchmetrics",
+    "rich",
+    "pyarrow",
+    "tensorboard",
+    "jsonargparse",
+    "matplotlib",
+    "sklearn",
+    "pandas",
+    "scipy",
+    "lightning",
+    "ray",
+}
+
+
+def imported_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after this code."""
+    script = f"{code}\nimport json, sys\nprint(json.dumps([name.partition('.')[0] for name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(done.stdout))
+
+
+def test_the_public_names_are_these() -> None:
+    """Whoever adds or removes one changes this list, and the change log."""
+    assert sorted(hr.__all__) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", hr.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    value = getattr(hr, name)
+    assert value.__name__ == name
+    assert value.__module__.startswith("headrace.")
+    assert value.__doc__
+    assert name in dir(hr)
+
+
+def test_a_star_import_brings_them_all() -> None:
+    names: dict[str, object] = {}
+    exec("from headrace import *", names)
+    assert set(PUBLIC) <= set(names)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'headrace' has no attribute 'Trianer'"):
+        hr.Trianer  # noqa: B018
+
+
+def test_the_version_is_a_version() -> None:
+    assert all(part.isdigit() for part in hr.__version__.split("."))
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    imported = imported_by("import headrace")
+    assert "headrace" in imported
+    assert not imported & (HEAVY | {"torch", "numpy"})
+
+
+def test_using_every_public_name_imports_torch_and_nothing_else_heavy() -> None:
+    imported = imported_by("import headrace as hr\nfor name in hr.__all__: getattr(hr, name)")
+    assert "torch" in imported
+    assert not imported & HEAVY
+
+
+def test_what_is_imported_would_be_seen() -> None:
+    assert imported_by("import rich.console") & HEAVY == {"rich"}

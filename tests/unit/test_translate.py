@@ -1,0 +1,206 @@
+"""What torch and users call a loss becomes its exact term, or says that it cannot be cut."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+
+N, K = 23, 5
+GENERATOR = torch.Generator().manual_seed(2)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=GENERATOR)
+
+
+X, PRICES, PAID = normal(N, K), normal(N, 3), normal(N, 3)
+Y = torch.randint(K, (N,), generator=GENERATOR)
+HOLES = Y.where(torch.arange(N) % 4 > 0, -100)
+ANSWERS = (normal(N, 3) > 0).double()
+W, COLUMNS = normal(K).exp(), normal(3).exp()
+
+
+class Case(NamedTuple):
+    loss: Callable[..., nn.Module]
+    outputs: Tensor
+    targets: Tensor
+
+
+MODULES = {
+    "cross-entropy": Case(nn.CrossEntropyLoss, X, Y),
+    "cross-entropy-holes": Case(nn.CrossEntropyLoss, X, HOLES),
+    "cross-entropy-all": Case(
+        functools.partial(nn.CrossEntropyLoss, weight=W, ignore_index=2, label_smoothing=0.1), X, Y
+    ),
+    "cross-entropy-rows": Case(functools.partial(nn.CrossEntropyLoss, weight=W), X, normal(N, K).softmax(1)),
+    "nll": Case(functools.partial(nn.NLLLoss, weight=W), X.log_softmax(1), HOLES),
+    "bce": Case(functools.partial(nn.BCELoss, weight=COLUMNS), PRICES.sigmoid(), ANSWERS),
+    "bce-logits": Case(functools.partial(nn.BCEWithLogitsLoss, weight=COLUMNS), PRICES, ANSWERS),
+    "bce-logits-positive": Case(functools.partial(nn.BCEWithLogitsLoss, pos_weight=COLUMNS), PRICES, ANSWERS),
+    "mse": Case(nn.MSELoss, PRICES, PAID),
+    "l1": Case(nn.L1Loss, PRICES, PAID),
+    "smooth-l1": Case(nn.SmoothL1Loss, PRICES, PAID),
+    "smooth-l1-narrow": Case(functools.partial(nn.SmoothL1Loss, beta=0.3), PRICES, PAID),
+    "smooth-l1-0": Case(functools.partial(nn.SmoothL1Loss, beta=0.0), PRICES, PAID),
+    "huber": Case(functools.partial(nn.HuberLoss, delta=0.7), PRICES, PAID),
+}
+FUNCTIONS = [
+    (F.cross_entropy, X, HOLES),
+    (F.nll_loss, X.log_softmax(1), HOLES),
+    (F.binary_cross_entropy, PRICES.sigmoid(), ANSWERS),
+    (F.binary_cross_entropy_with_logits, PRICES, ANSWERS),
+    (F.mse_loss, PRICES, PAID),
+    (F.l1_loss, PRICES, PAID),
+    (F.smooth_l1_loss, PRICES, PAID),
+    (F.huber_loss, PRICES, PAID),
+]
+
+
+class Through(nn.Module):
+    """Returns what it gets, times one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Trainer:
+    return hr.Trainer(
+        model or Through(), loss, lambda params: torch.optim.SGD(params, 0.1), device="cpu", seed=0, **options
+    )
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_standard_module_gives_its_own_value_however_it_is_cut(name: str, reduction: str) -> None:
+    loss, outputs, targets = MODULES[name].loss(reduction=reduction), *MODULES[name][1:]
+    expected = pytest.approx(loss(outputs, targets).item(), rel=1e-12)
+    assert trainer(loss, microbatch=7).step((outputs, targets))["total_loss"] == expected
+    assert trainer(loss).step((outputs, targets))["total_loss"] == expected
+    if reduction == "mean":
+        assert trainer(loss).validate((outputs, targets), batch_size=7)["val/loss"] == expected
+
+
+@pytest.mark.parametrize(("loss", "outputs", "targets"), FUNCTIONS)
+def test_a_standard_function_gives_its_own_value_however_it_is_cut(
+    loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
+) -> None:
+    losses = trainer(loss, microbatch=7).step((outputs, targets))
+    assert losses["total_loss"] == pytest.approx(loss(outputs, targets).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", [case.loss for case in MODULES.values()] + [nn.KLDivLoss])
+def test_a_loss_without_a_reduction_is_refused(loss: Callable[..., nn.Module]) -> None:
+    with pytest.raises(hr.ConfigError, match=r"reduction='none'.*Use 'mean' or 'sum'"):
+        trainer(loss(reduction="none"))
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss, nn.CrossEntropyLoss, hr.MSE, nn.KLDivLoss])
+def test_a_class_is_refused_with_the_instance_to_pass(loss: type) -> None:
+    with pytest.raises(hr.ConfigError, match=rf"Pass an instance: {loss.__name__}\(\)"):
+        trainer(loss)
+
+
+@pytest.mark.parametrize("loss", ["mse", 3, None])
+def test_what_is_no_loss_is_refused(loss: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=f"got a {type(loss).__name__}"):
+        trainer(loss)
+
+
+def furthest(outputs: Tensor, target: Tensor) -> Tensor:
+    return (outputs - target).abs().max()
+
+
+class TwiceMSE(nn.MSELoss):
+    """A standard module made to mean something else."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return 2 * super().forward(input, target)
+
+
+@dataclass
+class Scaled:
+    """Has no hash, as any dataclass that can be compared."""
+
+    factor: float
+
+    def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self.factor * F.mse_loss(outputs, target)
+
+
+UNKNOWN = {
+    "function": furthest,
+    "lambda": lambda outputs, target: (outputs - target).mean().square(),
+    "partial": functools.partial(F.mse_loss, reduction="mean"),
+    "module": nn.HingeEmbeddingLoss(),
+    "subclass": TwiceMSE(),
+    "unhashable": Scaled(3.0),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_function_gets_the_batch_whole(name: str) -> None:
+    loss = UNKNOWN[name]
+    losses = trainer(loss).step((PRICES, PAID))
+    assert losses["total_loss"] == pytest.approx(loss(PRICES, PAID).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_function_is_not_cut_into_microbatches(name: str) -> None:
+    with pytest.raises(hr.ConfigError, match=r"microbatch=.*hr\.RowMean\(fn\)"):
+        trainer(UNKNOWN[name], microbatch=7)
+
+
+def trained(loss: Any, microbatch: int | None) -> tuple[float, Tensor]:
+    """The loss of one update and the weights after it."""
+    torch.manual_seed(0)
+    model = nn.Linear(K, 3)
+    training = trainer(loss, model, microbatch=microbatch)
+    total = training.step((X.float(), PAID.float()))["total_loss"]
+    training.release()
+    return total, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("microbatch", [1, 7, 22, 23])
+def test_a_declared_row_mean_gives_the_update_of_the_whole_batch(microbatch: int) -> None:
+    whole, after = trained(Scaled(3.0).__call__, None)
+    loss, parts = trained(hr.RowMean(Scaled(3.0)), microbatch)
+    assert loss == pytest.approx(whole, rel=1e-6)
+    torch.testing.assert_close(parts, after, rtol=1e-6, atol=1e-6)
+
+
+def test_a_function_that_is_no_row_mean_shows_the_difference() -> None:
+    whole, after = trained(furthest, None)
+    loss, parts = trained(hr.RowMean(furthest), 7)
+    assert loss != pytest.approx(whole, rel=1e-3)
+    assert not torch.allclose(parts, after, rtol=1e-3)
+
+
+def test_a_row_mean_is_validated_by_rows() -> None:
+    scores = trainer(hr.RowMean(F.l1_loss, name="far")).validate((PRICES, PAID), batch_size=9)
+    assert scores == pytest.approx(dict.fromkeys(("val/loss", "val/loss/far"), F.l1_loss(PRICES, PAID).item()))
+
+
+def test_a_row_mean_must_be_one_number() -> None:
+    with pytest.raises(hr.ConfigError, match=r"'l1_loss' must return one number.*returned \[23, 3\]"):
+        trainer(hr.RowMean(functools.wraps(F.l1_loss)(lambda o, t: (o - t).abs()))).step((PRICES, PAID))
+
+
+def test_a_row_mean_names_the_output_that_it_does_not_find() -> None:
+    class Named(Through):
+        def forward(self, x: Tensor) -> Any:
+            return {"near": super().forward(x)}
+
+    assert trainer(hr.RowMean(F.l1_loss, output="near"), Named()).step((PRICES, PAID))["total_loss"] > 0
+    with pytest.raises(hr.ConfigError, match=r"output='far' is not among .*near"):
+        trainer(hr.RowMean(F.l1_loss, output="far"), Named()).step((PRICES, PAID))
