@@ -149,7 +149,7 @@ def measure_speed(part: str, peers: list[Peer], repeats: int) -> tuple[Any, list
     """Time one epoch of a training work, or one pass of inference over the rows of work a."""
     names = [peer.name for peer in peers]
     if part in INFERENCE:
-        work, tolerance, passes = WORKS["a"], 1e-3, 8
+        work, tolerance, passes = WORKS["a"], 1e-3, 6
         title = f"{part}, {work.title.split(',')[0]}"
         prepare = {name: one for name, one in INFERENCE[part].items() if name in names}
     else:
@@ -234,10 +234,9 @@ MEASURES: dict[str, Callable[[str, list[Peer], int], tuple[Any, list[Verdict]]]]
 
 def print_verdicts(verdicts: list[Verdict]) -> None:
     """Every target with what was measured."""
-    rows = [
-        (v.what, f"{v.sign} {v.limit:.2f}", f"{v.measured:.3f}", "yes" if v.reached else "NO")
-        for v in verdicts
-    ]
+    rows = []
+    for v in verdicts:
+        rows.append((v.what, f"{v.sign} {v.limit:.2f}", f"{v.measured:.3f}", "yes" if v.reached else "NO"))
     if rows:
         print(f"\n{table(('target', 'wanted', 'measured', 'reached'), rows)}")
 

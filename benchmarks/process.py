@@ -36,7 +36,7 @@ def import_seconds(repeats: int) -> list[float]:
 
 
 def memory(repeats: int, modes: tuple[str, ...]) -> dict[str, int]:
-    """Peak bytes of each mode (the highest of the repeats), and the bytes of the parameters and a macrobatch."""
+    """Peak bytes of each mode (the highest of the repeats), and those of the parameters and a macrobatch."""
     peaks = dict.fromkeys(modes, 0)
     facts: dict[str, int] = {}
     for _ in range(repeats):

@@ -92,7 +92,7 @@ WORKS = {
     work.key: work
     for work in (
         Work("a", "MLP 64-128-10, SGD", 200_000, (64,), mlp, torch.optim.SGD, MOMENTUM),
-        Work("b", "12-layer MLP, LayerNorm, AdamW", 30_000, (64,), deep_mlp, torch.optim.AdamW, {"lr": 1e-3}),
+        Work("b", "12-layer MLP, LayerNorm, AdamW", 20_000, (64,), deep_mlp, torch.optim.AdamW, {"lr": 1e-3}),
         Work("c", "two-conv CNN on 8x8, SGD", 20_000, (1, 8, 8), cnn, torch.optim.SGD, MOMENTUM),
         Work("d", "LSTM over 16 steps, Adam", 10_000, (16, 16), lstm, torch.optim.Adam, {"lr": 5e-3}),
     )

@@ -70,13 +70,16 @@ def optimizers_fit(model: nn.Module, optimizers: Mapping[str, Optimizer], object
 
 def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) -> None:
     """Raises unless another data set has the streams of the training data."""
-    held = {stream.name: stream for stream in other}
+    known, held = {s.name: s for s in train}, {s.name: s for s in other}
     for stream in train:
-        got = held.get(stream.name)
-        if got is None:
+        if stream.name not in held:
             raise DataError(f"the {name} data have no stream {stream.name!r}. They have: {', '.join(held)}.")
-        if (got.shape, got.dtype) != (stream.shape, stream.dtype):
-            raise DataError(f"the {name} data have {got} where the training data have {stream}. They must agree.")
+    for stream in other:
+        expected = known.get(stream.name)
+        if expected is None:
+            raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
+        if (stream.shape, stream.dtype) != (expected.shape, expected.dtype):
+            raise DataError(f"the {name} data have {stream} where the training data have {expected}. They must agree.")
 
 
 def columns_of(source: Source | None) -> Mapping[str, Tensor]:

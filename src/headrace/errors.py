@@ -39,9 +39,9 @@ class NonFiniteError(HeadraceError, ArithmeticError):
     """A NaN or an infinity in a loss or in a gradient; the weights are as they were before the step."""
 
 
-def unknown(what: str, got: str, known: Iterable[str]) -> str:
+def unknown(what: str, got: object, known: Iterable[str]) -> str:
     """One sentence for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    close = get_close_matches(got, names, n=1)
+    close = get_close_matches(got, names, n=1) if isinstance(got, str) else []
     hint = f"Did you mean {close[0]!r}?" if close else f"Choose one of: {', '.join(names)}."
     return f"unknown {what} {got!r}. {hint}"

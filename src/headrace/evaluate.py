@@ -1,20 +1,23 @@
 """Passes over data that change nothing: scores of a model, and its predictions."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .batch import Batch
 from .data.source import Source
 from .errors import DataError
 from .feed import Feed
+from .guard import Scalar
 from .metric import Metrics
-from .objective import Objective, Terms
+from .objective import Objective, Terms, first_call
 from .precision import Precision
-from .step import Measured, Outcome
+from .step import Measured, Outcome, as_outcome
 from .tally import Tally
 
 
@@ -37,21 +40,29 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 @contextmanager
 def rewound(source: Source) -> Iterator[None]:
     """A source that stands afterwards where it stood before, if it can."""
-    state = source.state_dict()
-    yield
-    if state is not None:
-        source.load_state_dict(state)
+    state = copy.deepcopy(source.state_dict())
+    try:
+        yield
+    finally:
+        if state is not None:
+            source.load_state_dict(state)
 
 
-def measure(objectives: Mapping[str, Objective], model: nn.Module, batch: Batch, precision: Precision) -> Outcome:
-    """The terms and outputs of one batch, without gradients."""
+def measure(
+    objectives: Mapping[str, Objective],
+    model: nn.Module,
+    batch: Batch,
+    precision: Precision,
+    read: Callable[[Scalar], Scalar],
+) -> Outcome:
+    """The terms and outputs of one batch."""
     outcome = Outcome({})
     for key, objective in objectives.items():
-        with torch.no_grad(), precision.context():
+        with precision.context():
             terms = objective.terms(model, batch)
         for name, term in terms.items():
             full = name if len(objectives) == 1 else key if len(terms) == 1 else f"{key}/{name}"
-            outcome.terms[full] = Measured(term.sum * term.times, term.weight, term.coefficient)
+            outcome.terms[full] = Measured(read(term.sum) * term.times, read(term.weight), term.coefficient)
         if isinstance(terms, Terms):
             outcome.outputs.append((terms.outputs, batch))
     return outcome
@@ -68,21 +79,27 @@ def score(
 ) -> dict[str, Any]:
     """Loss, terms and metrics over one pass, by keys that begin with `name`."""
     tally, rows = Tally(), 0
-    for batch in feed:
-        outcome = step(batch)
-        record(outcome, tally, metrics, objective, target)
-        rows += batch.total
-        if limit is not None and rows >= limit:
-            break
+    with torch.no_grad():
+        for batch in feed:
+            record(as_outcome(step(batch), "evaluate_step"), tally, metrics, objective, target)
+            rows += batch.total
+            if limit is not None and rows >= limit:
+                break
     if not rows:
         raise DataError(f"the {name} data gave no rows. Pass data with at least one.")
     return report(name, tally, metrics)
 
 
 def record(outcome: Outcome, tally: Tally, metrics: Metrics, objective: Objective, target: str) -> None:
-    """Adds one batch to what is reported later."""
+    """Adds one batch to what is reported later; an update that was left out does not count."""
+    if outcome.applied is False:
+        return
     for name, term in outcome.terms.items():
-        tally.add(name, term.sum, term.weight, term.coefficient)
+        total, weight = term.sum, term.weight
+        if isinstance(outcome.applied, Tensor):
+            total = torch.where(outcome.applied, total, 0.0) if isinstance(total, Tensor) else total * outcome.applied
+            weight = weight * outcome.applied
+        tally.add(name, total, weight, term.coefficient)
     if metrics:
         for outputs, batch in outcome.outputs:
             scored = objective.scored(outputs)
@@ -102,30 +119,33 @@ def report(name: str, tally: Tally, metrics: Metrics) -> dict[str, Any]:
 
 def predictions(objective: Objective, model: nn.Module, feed: Feed, precision: Precision) -> Any:
     """What the model returns for every row, in order, on the host; moved there a macrobatch at a time."""
-    moved: list[Any] = []
+    found: list[list[Any]] = []
     held: list[Any] = []
-    place = 1
     with torch.no_grad():
         for batch in feed:
-            if feed.macrobatch != place:
-                moved.append(_joined(held))
-                held, place = [], feed.macrobatch
             with precision.context():
-                held.append(objective.outputs(model, batch))
-    if held:
-        moved.append(_joined(held))
-    return _joined(moved)
+                held.append(
+                    first_call(objective.outputs, model, batch) if not found else objective.outputs(model, batch)
+                )
+            if feed.ends_macrobatch:
+                found.append(held if feed.device.type == "cpu" else _on_host(held))
+                held = []
+    if not found:
+        raise DataError("the predict data gave no rows. Pass data with at least one.")
+    return _joined([output for part in found for output in part])
 
 
-def _joined(parts: list[Any]) -> Any:
-    """Outputs of consecutive batches as one, on the host: tensors, or tuples, lists and dicts of them."""
-    first = parts[0]
-    if isinstance(first, Tensor):
-        return (parts[0] if len(parts) == 1 else torch.cat(parts)).cpu()
-    if isinstance(first, Mapping):
-        return {key: _joined([part[key] for part in parts]) for key in first}
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(_joined(list(column)) for column in zip(*parts, strict=True)))
-    if isinstance(first, tuple | list):
-        return type(first)(_joined(list(column)) for column in zip(*parts, strict=True))
-    return parts
+def _on_host(outputs: list[Any]) -> list[Any]:
+    """Consecutive outputs on the host; tensors are joined before they travel."""
+    if all(isinstance(leaf, Tensor) for leaf in tree_flatten(outputs[0])[0]):
+        outputs = [_joined(outputs)]
+    return [tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, part) for part in outputs]
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """Consecutive outputs as one: tensors end to end, whatever they are held in; other things in a list."""
+    leaves, form = tree_flatten(outputs[0])
+    columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
+    if len(outputs) == 1 and all(isinstance(leaf, Tensor) for leaf in leaves):
+        return outputs[0]
+    return tree_unflatten([torch.cat(list(c)) if isinstance(c[0], Tensor) else list(c) for c in columns], form)

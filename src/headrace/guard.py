@@ -6,8 +6,9 @@ for: a flag on the device masks the update, and the host reads the flag at the e
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -24,8 +25,11 @@ class Attempt(Protocol):
 
     arena: Arena
     buffers: Buffers
+    sums: dict[str, Scalar]
+    weights: list[Scalar]
+    gradients: Sequence[Tensor]
 
-    def apply(self, gradients: Sequence[Tensor]) -> None: ...
+    def apply(self) -> None: ...
     def describe(self) -> str: ...
 
 
@@ -41,18 +45,19 @@ class Guard(ABC):
     """A number as this guard keeps it: on the host, or left on the device."""
 
     @abstractmethod
-    def update(
-        self,
-        sums: Mapping[str, Scalar],
-        weights: Sequence[Scalar],
-        gradients: Sequence[Tensor],
-        attempt: "Attempt",
-    ) -> bool:
-        """Applies the attempt if every sum and gradient is finite and any weight is not zero; says whether it did."""
+    def update(self, attempt: "Attempt") -> bool | Tensor:
+        """Applies the attempt if all its sums and gradients are finite and any weight is not zero.
+
+        Says whether it did: on the host, or as a flag on the device.
+        """
 
     @abstractmethod
     def settle(self) -> None:
         """Learns about updates that the host has not looked at yet; raises if one was bad."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drops what has not been looked at: a training that was left is no concern of the next."""
 
     def _bad(self, what: str) -> None:
         self.skipped += 1
@@ -68,26 +73,24 @@ class HostGuard(Guard):
 
     read = staticmethod(float)
 
-    def update(
-        self,
-        sums: Mapping[str, Scalar],
-        weights: Sequence[Scalar],
-        gradients: Sequence[Tensor],
-        attempt: "Attempt",
-    ) -> bool:
-        if not any(weights):
+    def update(self, attempt: "Attempt") -> bool:
+        if not any(attempt.weights):
             attempt.buffers.restore()
             return False
-        if not math.isfinite(sum(sums.values()) + float(total(gradients))):
-            bad = [f"the loss term {name!r} is {value}" for name, value in sums.items() if not math.isfinite(value)]
-            if not bad and not all_finite(gradients):
+        if not math.isfinite(sum(attempt.sums.values()) + float(total(attempt.gradients))):
+            sums = attempt.sums.items()
+            bad = [f"the loss term {name!r} is {value}" for name, value in sums if not math.isfinite(value)]
+            if not bad and not all_finite(attempt.gradients):
                 bad = [f"the gradient of {name!r} is not finite" for name in attempt.arena.unusual()]
             if bad:
                 attempt.buffers.restore()
                 self._bad(f"{attempt.describe()}: {', '.join(bad[:3])}.")
                 return False
-        attempt.apply(gradients)
+        attempt.apply()
         return True
+
+    def forget(self) -> None:
+        pass
 
     def settle(self) -> None:
         pass
@@ -103,55 +106,59 @@ class DeviceGuard(Guard):
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._pending: list[tuple[Tensor, str]] = []
         self._host_counters: list[Tensor] = []
+        self._begun: WeakSet[Arena] = WeakSet()
 
-    def update(
-        self,
-        sums: Mapping[str, Scalar],
-        weights: Sequence[Scalar],
-        gradients: Sequence[Tensor],
-        attempt: "Attempt",
-    ) -> bool:
-        numbers = [
-            *([total(gradients)] if gradients else []),
-            *(value for value in sums.values() if isinstance(value, Tensor)),
-        ]
-        bad = ~torch.isfinite(torch.stack([n.double() for n in numbers])).all()
+    def update(self, attempt: "Attempt") -> Tensor:
+        numbers = [value for value in attempt.sums.values() if isinstance(value, Tensor)]
+        numbers += [total(attempt.gradients)] if attempt.gradients else []
+        bad = ~torch.isfinite(torch.stack([number.double() for number in numbers])).all()
         if not self.skip:
             bad |= self._count > 0  # after the first bad update nothing moves until the host has seen it
         self._count += bad
-        if all(isinstance(weight, Tensor) for weight in weights):
-            bad = bad | (torch.stack([w.double() for w in weights if isinstance(w, Tensor)]) == 0).all()
-        elif not any(weights):
-            bad = torch.ones_like(bad)
-        self._pending.append((bad, attempt.describe()))
-        self._masked(gradients, bad, attempt)
-        attempt.buffers.select(bad)
-        return True
+        weights = [weight for weight in attempt.weights if isinstance(weight, Tensor)]
+        idle = bad
+        if len(weights) == len(attempt.weights):
+            idle = bad | (torch.stack([weight.double() for weight in weights]) == 0).all()
+        elif not any(weight for weight in attempt.weights if not isinstance(weight, Tensor)) and not weights:
+            idle = torch.ones_like(bad)
+        self._pending.append((idle, attempt.describe()))
+        if attempt.arena in self._begun:
+            self._masked(idle, attempt)
+        elif not bool(idle):  # the first update makes the optimizer's state: the host waits for this one
+            attempt.apply()
+            self._begun.add(attempt.arena)
+        attempt.buffers.select(idle)
+        return ~bad
+
+    def forget(self) -> None:
+        self._pending, self._host_counters = [], []
+        self._count.zero_()
 
     def settle(self) -> None:
-        pending, self._pending = self._pending, []
-        count = int(self._count)
-        self._count.zero_()
-        if not pending or not count:
+        pending, count = self._pending, int(self._count)
+        if not pending:
             return
-        flags = torch.stack([bad for bad, _ in pending]).tolist()
+        flags = torch.stack([idle for idle, _ in pending]).tolist()
         for counter in self._host_counters:
             counter -= sum(flags)
+        self.forget()
+        if not count:
+            return
         self.skipped += count if self.skip else 0
         if not self.skip:
             self._bad(f"{pending[flags.index(True)][1]}: a loss or a gradient is not finite.")
 
-    def _masked(self, gradients: Sequence[Tensor], bad: Tensor, attempt: "Attempt") -> None:
+    def _masked(self, idle: Tensor, attempt: "Attempt") -> None:
         """Runs the update, then puts back what was there before where the flag says so."""
         before = {id(t): t.detach().clone() for t in attempt.arena.live_tensors()}
-        attempt.apply(gradients)
+        attempt.apply()
         self._host_counters = []
         for tensor in attempt.arena.live_tensors():
-            if tensor.device != bad.device:
+            if tensor.device != idle.device:
                 self._host_counters.append(tensor)  # a step count on the host: set right when the host settles
                 continue
             value = tensor.detach()
-            value.copy_(torch.where(bad, before.get(id(tensor), torch.zeros_like(value)), value))
+            value.copy_(torch.where(idle, before.get(id(tensor), torch.zeros_like(value)), value))
 
 
 def make_guard(device: torch.device, skip: bool) -> Guard:

@@ -30,6 +30,10 @@ class History:
             self.rows.append(counters)
         return self.rows[-1]
 
+    def keys_at(self, step: int) -> set[str]:
+        """What has been reported at this step."""
+        return set(self.rows[-1]) if self.rows and self.rows[-1]["step"] == step else set()
+
     @property
     def last(self) -> dict[str, Any]:
         """The last value of every key."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Batch, Stream
-from .errors import ConfigError, DataError, unknown
+from .errors import ConfigError, DataError, HeadraceError, unknown
 from .loss import Loss, Sum, Term, Weight, pick, translate
 
 Inputs = str | Sequence[str] | Mapping[str, str] | None
@@ -98,8 +98,11 @@ class Objective(ABC):
         """Learns what the trainer calls inputs and target."""
         self.call = Call(inputs, {target})
 
-    def prepare(self, streams: Sequence[Stream], columns: Sequence[Mapping[str, Tensor]]) -> None:
-        """Before a training: raises on what cannot work with these streams. `columns` are whole ones in memory."""
+    def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Before a training: raises on what cannot work with these streams.
+
+        `columns` are the streams that are whole in memory, by the name of the data set they belong to.
+        """
 
 
 class Supervised(Objective):
@@ -115,7 +118,7 @@ class Supervised(Objective):
         self._main = next(iter(self._data_terms.values()))
         self.splits = all(term.splits for term in self.loss.values())
         self.reads, self.ignores = self._main.reads, self._main.ignore_index
-        self._columns: Sequence[Mapping[str, Tensor]] | None = None
+        self._columns: Mapping[str, Mapping[str, Any]] | None = None
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
         outputs = self.call(model, batch) if self._columns is None else self._first_call(model, batch)
@@ -135,7 +138,7 @@ class Supervised(Objective):
             loss.bind(target)
         self.call = Call(inputs, {target, *self._streams()})
 
-    def prepare(self, streams: Sequence[Stream], columns: Sequence[Mapping[str, Tensor]]) -> None:
+    def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         names = [s.name for s in streams]
         for name in self._streams():
             if name not in names:
@@ -152,23 +155,18 @@ class Supervised(Objective):
 
     def _first_call(self, model: nn.Module, batch: Batch) -> Any:
         """The first call of a training shows what the model returns: the last check before an update."""
-        try:
-            outputs = self.call(model, batch)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise DataError(_refusal(model, batch, error)) from error
-        for columns in [*(self._columns or ()), batch.fields]:
+        outputs = first_call(self.call, model, batch)
+        for name, columns in {**(self._columns or {}), "": batch.fields}.items():
             for term in self._data_terms.values():
                 if isinstance(targets := columns.get(term.target), Tensor):
-                    term.check_targets(outputs, targets)
+                    _check(term, outputs, targets, name)
         self._columns = None
         return outputs
 
 
-def as_objective(loss: Any) -> Objective:
+def as_objective(loss: Any, argument: str = "loss") -> Objective:
     """An Objective for whatever `loss=` may be."""
-    return loss if isinstance(loss, Objective) else Supervised(translate(loss))
+    return loss if isinstance(loss, Objective) else Supervised(translate(loss, argument))
 
 
 def view(batch: Batch, path: str) -> Any:
@@ -179,6 +177,24 @@ def view(batch: Batch, path: str) -> Any:
         return field
     found = getattr(field, name)
     return found() if callable(found) else found
+
+
+def _check(term: Loss, outputs: Any, targets: Tensor, name: str) -> None:
+    """Checks targets, and says whose they are."""
+    try:
+        term.check_targets(outputs, targets)
+    except DataError as error:
+        raise DataError(f"the {name} data: {error}" if name else str(error)) from None
+
+
+def first_call(call: Callable[[nn.Module, Batch], Any], model: nn.Module, batch: Batch) -> Any:
+    """Calls a model with data that it has not seen before; if it fails, says what it was given and what it expects."""
+    try:
+        return call(model, batch)
+    except (torch.OutOfMemoryError, HeadraceError):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise DataError(_refusal(model, batch, error)) from error
 
 
 def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:

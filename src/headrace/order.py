@@ -121,7 +121,7 @@ class Order:
     KINDS = ("full", "blocks", "blocks-only", "rows-only", "none")
 
     def __init__(self, n: int, kind: str = "full", *, seed: int = 0, block: int | None = None) -> None:
-        if kind not in self.KINDS:
+        if not isinstance(kind, str) or kind not in self.KINDS:
             raise ConfigError(unknown("order", kind, self.KINDS))
         if n < 1:
             raise ConfigError(f"an order needs at least one row, got {n}.")

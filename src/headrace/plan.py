@@ -1,6 +1,6 @@
 """What a training is made of, put together and checked before it begins."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import check
-from .batch import Batch
+from .batch import Batch, Stream
 from .callback import Callback, Callbacks, Progress
 from .data.arrays import ArrayTable, as_source, as_table
 from .data.source import Source
 from .errors import ConfigError, DataError
 from .length import Length
 from .objective import Objective, as_objective
-from .step import Measured, Outcome
 
 OptimizerLike = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
 
@@ -48,16 +47,21 @@ class Plan:
             check.same_streams(self.train.streams, source.streams, name)
             if scan:
                 check.finite(source, name)
-        columns = [check.columns_of(source) for source in given.values()]
+        columns = {name: check.columns_of(source) for name, source in given.items()}
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
             objective.prepare(self.train.streams, columns)
 
 
-def source_on(data: Any, device: torch.device, order: str = "none", seed: int = 0) -> Source:
-    """Data as a source for a device. Arrays that fit into a GPU are moved there once."""
+def source_on(data: Any, device: torch.device, name: str, order: str = "none", seed: int = 0) -> Source:
+    """Data as a source for a device; `name` is what errors call it. Arrays that fit into a GPU are moved there once."""
     if isinstance(data, Source):
         return data
-    table = as_table(data)
+    try:
+        table = as_table(data)
+        if not len(table):
+            raise DataError("they have no rows, and there is nothing to read.")
+    except DataError as error:
+        raise type(error)(f"the {name} data: {error}") from None
     if isinstance(table, ArrayTable) and device.type == "cuda" and table.device != device:
         free, _ = torch.cuda.mem_get_info(device)
         if table.nbytes <= RESIDENT_SHARE * free:
@@ -78,14 +82,22 @@ def by_key(
     return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
 
 
-def progress_callbacks(progress: str | bool) -> Sequence[Callback]:
-    """The progress display for `progress=`."""
-    if progress is False:
-        return []
+def all_callbacks(callbacks: Any, progress: str | bool) -> Callbacks:
+    """The user's callbacks and the progress display for `progress=`."""
+    if isinstance(callbacks, Callback | type) or not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks= takes a list of Callback objects, got {_named(callbacks)}.")
     styles: dict[str | bool, str] = {True: "auto", "auto": "auto", "bar": "bar", "plain": "plain"}
-    if progress not in styles:
+    if progress is False:
+        return Callbacks(list(callbacks))
+    if not isinstance(progress, str | bool) or progress not in styles:
         raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.")
-    return [Progress(styles[progress])]
+    return Callbacks([*callbacks, Progress(styles[progress])])
+
+
+def streams_of(batch: Batch) -> list[Stream]:
+    """The streams that a batch shows to have."""
+    fields = batch.fields.items()
+    return [Stream.of(name, rows) if isinstance(rows, Tensor) else Stream(name) for name, rows in fields]
 
 
 def as_batch(batch: Any) -> Batch:
@@ -100,16 +112,6 @@ def as_batch(batch: Any) -> Batch:
         return Batch({name: torch.stack([torch.as_tensor(s[name]) for s in batch]) for name in names}, len(batch))
     table = as_table(batch)
     return table.rows(0, len(table))
-
-
-def as_outcome(result: Any) -> Outcome:
-    """What a `train_step` may return: an Outcome, or losses by name."""
-    if isinstance(result, Outcome):
-        return result
-    if not isinstance(result, Mapping):
-        raise ConfigError(f"train_step returns an Outcome or losses by name, got a {type(result).__name__}.")
-    terms = {name: loss for name, loss in result.items() if name != "total_loss"} or {"loss": result["total_loss"]}
-    return Outcome({name: Measured(_number(loss), 1.0, 1.0) for name, loss in terms.items()})
 
 
 @contextmanager
@@ -132,6 +134,15 @@ def deterministic_mode(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before[2]
 
 
+def compile_in_place(model: nn.Module) -> None:
+    """As `model.compile()`, which leaves models made of torch's own containers alone: their code is not traced first."""
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return model._call_impl(*arguments, **keywords)
+
+    model._compiled_call_impl = torch.compile(call)
+
+
 def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:
     if isinstance(optimizer, Optimizer):
         return optimizer
@@ -148,5 +159,5 @@ def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:
     )
 
 
-def _number(loss: Any) -> float | Tensor:
-    return loss.detach() if isinstance(loss, Tensor) else float(loss)
+def _named(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

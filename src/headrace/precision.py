@@ -17,7 +17,7 @@ class Precision:
     """`"fp32"`, `"bf16"` (autocast) or `"fp16"` (autocast, and gradients scaled so that small ones survive)."""
 
     def __init__(self, name: str, device: torch.device) -> None:
-        if name not in _DTYPES:
+        if not isinstance(name, str) or name not in _DTYPES:
             raise ConfigError(unknown("precision", name, _DTYPES))
         self._dtype = _DTYPES[name]
         self._device = device.type
@@ -38,7 +38,7 @@ class Precision:
         return seed if self._scaler is None else self._scaler.scale(seed)
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Takes the scale out of the gradients again."""
+        """Takes the scale out of the gradients again; `step` has to follow."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 

@@ -40,7 +40,8 @@ class Outcome:
 
     terms: dict[str, Measured]
     outputs: list[tuple[Any, Batch]] = field(default_factory=list)
-    applied: bool = True
+    applied: bool | Tensor = True
+    """Whether the update was made; on a device perhaps a flag that the host has not read."""
 
     @property
     def losses(self) -> dict[str, Any]:
@@ -48,6 +49,16 @@ class Outcome:
         means = {name: _mean(term) for name, term in self.terms.items()}
         total = sum((self.terms[n].coefficient * mean for n, mean in means.items() if self.terms[n].coefficient), 0.0)
         return {"total_loss": total, **means}
+
+
+def as_outcome(result: Any, giver: str) -> Outcome:
+    """What a `train_step` or an `evaluate_step` may return: an Outcome, or losses by name."""
+    if isinstance(result, Outcome):
+        return result
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(result).__name__}.")
+    terms = {name: loss for name, loss in result.items() if name != "total_loss"} or {"loss": result["total_loss"]}
+    return Outcome({name: Measured(_number(loss), 1.0, 1.0) for name, loss in terms.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +136,14 @@ class _Update:
         self._inputs = list(arena.params) if len(step.optimizers) > 1 else None
         self._device = next(iter(arena.params)).device
         self._batch: Batch | None = None
+        self._found: Sequence[Tensor] = ()
+        self.sums: dict[str, Scalar] = {}
+        self.weights: list[Scalar] = []
+        self.gradients: Sequence[Tensor] = ()
 
     def __call__(self, batch: Batch) -> Outcome:
         self._batch = batch
+        self.buffers.save()
         try:
             return self._update(batch)
         except BaseException:
@@ -135,11 +151,12 @@ class _Update:
             self.buffers.restore()
             raise
 
-    def apply(self, gradients: Sequence[Tensor]) -> None:
+    def apply(self) -> None:
         """Clips and steps."""
         settings = self._step.settings
+        self._precision.unscale(self.arena.optimizer)
         if settings.clip_norm is not None or settings.clip_value is not None:
-            clip(gradients, settings.clip_norm, settings.clip_value)
+            clip(self._found, settings.clip_norm, settings.clip_value)
         self._precision.step(self.arena)
 
     def describe(self) -> str:
@@ -160,14 +177,13 @@ class _Update:
             totals = self._totals(parts)
             for part in parts:
                 self._pass(part, totals, outcome)
-        gradients = self.arena.collect()
+        found = self.arena.collect()
         self._strategy.reduce(self.arena)
-        self._precision.unscale(self.arena.optimizer)
-        checked = () if self._precision.scales else gradients  # an overflow there is the scaler's affair
-        sums = {name: term.sum for name, term in outcome.terms.items()}
-        weights = [term.weight for term in outcome.terms.values() if term.counts]
-        outcome.applied = self._guard.update(sums, weights, checked, self)
-        self.buffers.keep()
+        self._found = found
+        self.gradients = () if self._precision.scales else found  # an overflow there is the scaler's affair
+        self.sums = {name: term.sum for name, term in outcome.terms.items()}
+        self.weights = [term.weight for term in outcome.terms.values() if term.counts]
+        outcome.applied = self._guard.update(self)
         return outcome
 
     def _pass(self, part: Batch, totals: Mapping[str, Scalar] | None, outcome: Outcome) -> None:
@@ -240,7 +256,7 @@ def _merge(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
     for key, outcome in outcomes:
         for name, term in outcome.terms.items():
             merged.terms[key if len(outcome.terms) == 1 else f"{key}/{name}"] = term
-        merged.applied &= outcome.applied
+        merged.applied = merged.applied & outcome.applied
     return merged
 
 
@@ -267,3 +283,7 @@ def _warn_where_splits_differ(model: nn.Module, microbatch: int | None) -> None:
             "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
             stacklevel=4,
         )
+
+
+def _number(loss: Any) -> float | Tensor:
+    return loss.detach() if isinstance(loss, Tensor) else float(loss)

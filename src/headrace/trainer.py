@@ -1,5 +1,6 @@
 """The trainer: data, model, loss and optimizer in, a trained, validated and predicting model out."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,8 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from . import check, evaluate
-from .batch import Batch
-from .callback import Callback, Callbacks
+from .batch import Batch, Stream
+from .callback import Callback
 from .errors import ConfigError, DataError, unknown
 from .feed import Feed
 from .guard import make_guard
@@ -23,15 +24,16 @@ from .objective import Inputs, Objective, as_objective
 from .plan import (
     OptimizerLike,
     Plan,
+    all_callbacks,
     as_batch,
-    as_outcome,
     by_key,
+    compile_in_place,
     deterministic_mode,
-    progress_callbacks,
     source_on,
+    streams_of,
 )
 from .precision import Precision
-from .step import Outcome, Settings, Step
+from .step import Outcome, Settings, Step, as_outcome
 from .strategy import Single
 from .tally import Tally
 
@@ -78,7 +80,7 @@ class Trainer:
         self.device = check.device_for(device, model)
         self.model = model.to(self.device)
         self.objectives, self.optimizers = by_key(loss, optimizer, model)
-        self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss)}
+        self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss, "eval_loss")}
         for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
             objective.bind(inputs, target)
         check.optimizers_fit(model, self.optimizers, self.objectives)
@@ -96,8 +98,9 @@ class Trainer:
         settings = Settings(microbatch, clip_norm, clip_value, arena)
         guard = make_guard(self.device, skip=nonfinite == "skip")
         self._step = Step(model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy)
+        self._known_streams: list[Stream] | None = None
         if compile:
-            model.compile()
+            compile_in_place(model)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -124,23 +127,11 @@ class Trainer:
 
         `val` is scored every so often, `test` once, at the end. `scan` looks for NaN in the data first.
         """
-        history = History()
-        for info in self.steps(
-            train,
-            val,
-            test,
-            epochs=epochs,
-            steps=steps,
-            samples=samples,
-            minutes=minutes,
-            progress=progress,
-            validate_every=validate_every,
-            log_every=log_every,
-            scan=scan,
-            callbacks=callbacks,
-        ):
-            history = info.history
-        return history
+        limit = limits(epochs, steps, samples, minutes)
+        plan, info = self._prepare(train, val, test, limit, progress, validate_every, log_every, scan, callbacks)
+        for _ in self._loop(plan, info):
+            pass
+        return info.history
 
     def steps(
         self,
@@ -159,24 +150,16 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> Iterator[Info]:
         """The loop of `fit`, driven by you: an `Info` after every update and what is due then."""
-        plan = Plan(
-            train=source_on(train, self.device, self.order, self.seed),
-            val=None if val is None else source_on(val, self.device),
-            test=None if test is None else source_on(test, self.device),
-            validate_every=interval(validate_every, "validate_every"),
-            log_every=interval(log_every, "log_every"),
-            callbacks=Callbacks([*callbacks, *progress_callbacks(progress)]),
-        )
-        plan.check(self.objectives, self.eval_objectives, scan)
-        return self._loop(plan, Info(self, Counters(), limits(epochs, steps, samples, minutes), History()))
+        limit = limits(epochs, steps, samples, minutes)
+        return self._loop(*self._prepare(train, val, test, limit, progress, validate_every, log_every, scan, callbacks))
 
     def validate(
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
         """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`."""
-        source = source_on(data, self.device)
+        source = source_on(data, self.device, name)
         for objective in self.eval_objectives.values():
-            objective.prepare(source.streams, [check.columns_of(source)])
+            objective.prepare(source.streams, {name: check.columns_of(source)})
         return self._score(source, name, batch_size, limit)
 
     def test(self, data: Any, *, batch_size: int | None = None) -> dict[str, Any]:
@@ -185,11 +168,9 @@ class Trainer:
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """What the model returns for every row, in order, on the host."""
-        objective = next(iter(self.eval_objectives.values()))
-        with (
-            evaluate.mode(self.model, training=False),
-            self._feed(source_on(data, self.device), batch_size) as feed,
-        ):
+        objective, source = next(iter(self.eval_objectives.values())), source_on(data, self.device, "predict")
+        at_rest = evaluate.mode(self.model, training=False)
+        with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
             return evaluate.predictions(objective, self.model, feed, self.precision)
 
     def step(self, batch: Any) -> dict[str, Any]:
@@ -197,36 +178,70 @@ class Trainer:
 
         The model stays in its arena between calls; `release` takes it out.
         """
+        batch = as_batch(batch).to(self.device)
+        if (streams := streams_of(batch)) != self._known_streams:
+            for objective in self.objectives.values():
+                objective.prepare(streams, {})
+            self._known_streams = streams
         with evaluate.mode(self.model, training=True):
-            outcome = as_outcome(self.train_step(as_batch(batch).to(self.device)))
+            outcome = as_outcome(self.train_step(batch), "train_step")
             self._step.guard.settle()
         return outcome.losses
 
     def train_step(self, batch: Batch) -> Outcome:
-        """One update. Override it to do something before or after, or instead."""
+        """One update. Override it to do something before or after, or an update of your own instead.
+
+        Return what this returns, or losses by name. An override that never comes here finds an ordinary model and
+        optimizer; one that mixes both says `arena=False`.
+        """
         return self._step(batch)
 
     def evaluate_step(self, batch: Batch) -> Outcome:
         """One batch of a validation. Override it as you override `train_step`."""
-        return evaluate.measure(self.eval_objectives, self.model, batch, self.precision)
+        return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, self._step.guard.read)
 
     def release(self) -> None:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
+
+    def _prepare(
+        self,
+        train: Any,
+        val: Any,
+        test: Any,
+        limit: list[Length],
+        progress: str | bool,
+        validate_every: str | Length,
+        log_every: str | Length,
+        scan: bool,
+        callbacks: Sequence[Callback],
+    ) -> tuple[Plan, Info]:
+        """Everything a training needs, checked."""
+        plan = Plan(
+            train=source_on(train, self.device, "train", self.order, self.seed),
+            val=None if val is None else source_on(val, self.device, "val"),
+            test=None if test is None else source_on(test, self.device, "test"),
+            validate_every=interval(validate_every, "validate_every"),
+            log_every=interval(log_every, "log_every"),
+            callbacks=all_callbacks(callbacks, progress),
+        )
+        plan.check(self.objectives, self.eval_objectives, scan)
+        self._known_streams = None
+        return plan, Info(self, Counters(), limit, History())
 
     def _loop(self, plan: Plan, info: Info) -> Iterator[Info]:
         call, guard = plan.callbacks.call, self._step.guard
         metrics, tally = self.metrics.fresh(self._objective.reads, self._objective.ignores), Tally()
         with self._training(plan, info), self._feed(plan.train, None) as feed:
             info.start(feed.batches, feed.macrobatches)
-            initial, empty = plan.train.state_dict(), False
+            initial, empty = copy.deepcopy(plan.train.state_dict()), False
             call("on_fit_start", info)
             while not info.stopping:
                 info.batch = 0
                 for batch in feed:
                     if not info.batch:
                         call("on_epoch_start", info)
-                    info.outcome = outcome = as_outcome(self.train_step(batch))
+                    info.outcome = outcome = as_outcome(self.train_step(batch), "train_step")
                     info.count(batch, feed.macrobatch)
                     evaluate.record(outcome, tally, metrics, self._objective, self.target)
                     for hook in plan.callbacks.on_step_end:
@@ -238,10 +253,11 @@ class Trainer:
                         self._report(plan, info, batch, tally, metrics)
                     yield info
                     if info.stopping:
+                        self._report(plan, info, batch, tally, metrics)
                         break
                 if not info.batch and empty:
                     raise DataError(
-                        "the training data gave no rows. A Source without state must start again by itself "
+                        "the train data gave no rows. A Source without state must start again by itself "
                         "after None; give it state_dict and load_state_dict, and it is rewound."
                     )
                 empty = not info.batch
@@ -253,14 +269,16 @@ class Trainer:
             call("on_fit_end", info)
 
     def _report(self, plan: Plan, info: Info, batch: Batch, tally: Tally, metrics: Metrics) -> None:
-        """What is due after an update: first validate, then report."""
+        """What is due after an update and has not been done yet: first validate, then report."""
         now = (info.counters, batch.total, batch.ends_epoch)
-        if plan.log_every.fires(*now) or info.stopping:
+        done = info.history.keys_at(info.step)
+        if (plan.log_every.fires(*now) or info.stopping) and "train/loss" not in done:
             self._step.guard.settle()
             info.history.at(info.row()).update(evaluate.report("train", tally, metrics))
-        if plan.val is not None and (plan.validate_every.fires(*now) or info.stopping):
+        if plan.val is not None and (plan.validate_every.fires(*now) or info.stopping) and "val/loss" not in done:
             self._write(plan, info, plan.val, "val")
-        if info.ends_epoch:
+        if info.ends_epoch and info.reported != info.step:
+            info.reported = info.step
             plan.callbacks.call("on_epoch_end", info, info.history.at(info.row()))
 
     def _write(self, plan: Plan, info: Info, source: Any, name: str) -> None:
@@ -286,13 +304,16 @@ class Trainer:
 
     @contextmanager
     def _training(self, plan: Plan, info: Info) -> Iterator[None]:
-        """The model at work: in its arena, in train mode; ordinary again however it ends."""
+        """The model at work, in train mode; ordinary again however it ends."""
+        keep_freed_memory()
+        self._step.updates = 0
+        self._step.guard.forget()
         with evaluate.mode(self.model, training=True), deterministic_mode(self.deterministic):
             try:
-                keep_freed_memory()
-                self._step.home()
                 yield
-            except GeneratorExit:
+            except GeneratorExit:  # the caller has left the loop of `steps`
+                info.stop("left")
+                plan.callbacks.call("on_fit_end", info)
                 raise
             except BaseException as error:
                 plan.callbacks.call("on_error", info, error)

@@ -1,6 +1,7 @@
 """Every term equals torch on the whole set, however the set is cut into batches and microbatches."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -87,6 +88,8 @@ MEANS = {
     "ce-one-hot": Case(_CE(), X, F.one_hot(Y, K), F.cross_entropy(X, Y)),
     "ce-one-hot-uint8": Case(_CE(), X, F.one_hot(Y, K).byte(), F.cross_entropy(X, Y)),
     "ce-one-hot-met": Case(_CE(class_weights=W), X, F.one_hot(Y, K), F.cross_entropy(X, Y, W)),
+    "ce-one-hot-ignore": Case(_CE(ignore_index=2), X, F.one_hot(Y, K), F.cross_entropy(X, Y, ignore_index=2)),
+    "ce-one-hot-rows": Case(_CE(weight="r"), X, F.one_hot(Y, K), (R * CE).sum() / R.sum()),
     "ce-one-hot-float": Case(_CE(), X, F.one_hot(Y, K).double(), F.cross_entropy(X, Y)),
     "ce-log-probabilities": Case(_CE(logits=False, class_weights=W), P.log(), Y, F.nll_loss(P.log(), Y, W)),
     "ce-masks": Case(_CE(), IMAGES, MASKS, F.cross_entropy(IMAGES, MASKS)),
@@ -226,6 +229,12 @@ def test_focal_is_finite_where_probabilities_are_0_or_1(gamma: float, form: str)
     torch.testing.assert_close(slope[[5, 0]], torch.tensor([-1.0, 0.0]))
 
 
+def test_focal_is_precise_in_single_precision_where_all_is_well() -> None:
+    loss = hr.Focal(2.0).sum(torch.tensor([12.0]), hr.Batch({"y": torch.tensor([1.0])}))
+    miss = 1 / (1 + math.exp(12.0))
+    assert loss.item() == pytest.approx(-(miss**2) * math.log1p(-miss), rel=1e-5, abs=0)
+
+
 def test_class_weights_stay_exact_after_outputs_of_low_precision() -> None:
     term, batch = hr.CrossEntropy(class_weights=[0.1, 0.7, 1.3, 0.3, 0.9]), hr.Batch({"y": Y})
     before = float(term.weight(batch))
@@ -233,12 +242,25 @@ def test_class_weights_stay_exact_after_outputs_of_low_precision() -> None:
     assert float(term.weight(batch)) == pytest.approx(before, rel=1e-6)
 
 
-def test_ignored_rows_are_seen_when_an_array_is_filled_anew() -> None:
+def test_rows_that_a_train_step_marks_as_ignored_count_nothing() -> None:
+    class Hides(hr.Trainer):
+        def train_step(self, batch: hr.Batch) -> Any:
+            batch.fields = {**batch.fields, "y": batch["y"].where(batch["y"] != 2, -1)}
+            return super().train_step(batch)
+
+    model = Through()
+    still = torch.optim.SGD(model.parameters(), 0.0)
+    training = Hides(model, hr.CrossEntropy(ignore_index=-1), still, batch_size=7, device="cpu")
+    history = training.fit((X, Y), epochs=1, progress=False)
+    assert history.last["train/loss"] == pytest.approx(F.cross_entropy(X, Y, ignore_index=2).item(), rel=1e-12)
+
+
+def test_rows_that_are_ignored_from_the_second_pass_on_are_noticed() -> None:
     array = Y.numpy().copy()
-    term, targets = hr.CrossEntropy(ignore_index=-1), torch.from_numpy(array)
-    assert float(term.weight(hr.Batch({"y": targets[:5]}))) == 5
-    array[:3] = -1
-    assert float(term.weight(hr.Batch({"y": targets[:5]}))) == 2
+    table, training = hr.ArrayTable({"x": X, "y": array}), trainer(hr.CrossEntropy(ignore_index=-1))
+    assert training.validate(table, batch_size=7)["val/loss"] == pytest.approx(CE.mean().item())
+    array[:10] = -1
+    assert training.validate(table, batch_size=7)["val/loss"] == pytest.approx(CE[10:].mean().item())
 
 
 def test_a_batch_of_ignored_rows_counts_nothing_and_moves_nothing() -> None:

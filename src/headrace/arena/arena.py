@@ -56,6 +56,8 @@ class Arena:
         self._slots: list[Slot] = []
         self._runs: list[Run] = []
         self._run_gradients: list[Tensor] = []
+        self._gradient_views: list[Tensor] = []
+        self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
         self._versions: list[int] = []
         self._plain_step = _plain_step(optimizer)
         self._listeners = (
@@ -124,14 +126,24 @@ class Arena:
             param.grad = None
 
     def release(self) -> None:
-        """Gives every parameter memory of its own and the optimizer its parameters back."""
+        """Gives every parameter memory of its own and the optimizer its parameters back.
+
+        One thing at a time: gradients go first, so that never more than one vector exists twice.
+        """
         self.begin()
+        self.discard()
         for vector in self.vectors:
+            vector.gradients = torch.empty(0)
+            for run in vector.runs:
+                run.handle.grad, run.gradient = None, vector.gradients
             for slot in vector.slots:
-                slot.param.data = slot.value.clone()
+                slot.gradient = vector.gradients
+        self._gradient_views, self._run_gradients, self._homes = [], [], []
+        for vector in self.vectors:
             for run in vector.runs:
                 unpack_state(run, self.optimizer)
-        self.discard()
+            for slot in vector.slots:
+                slot.param.data = slot.value.clone()
         for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
             group["params"] = params
 

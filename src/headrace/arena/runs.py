@@ -96,15 +96,13 @@ def pack_state(run: Run, optimizer: Optimizer) -> None:
 
 
 def unpack_state(run: Run, optimizer: Optimizer) -> None:
-    """Gives every parameter of a run its own optimizer state again."""
-    state = optimizer.state.pop(run.handle, None)
-    if not state:
-        return
+    """Gives every parameter of a run its own optimizer state again, one kind of it after the other."""
+    state = optimizer.state.pop(run.handle, None) or {}
     first = run.slots[0].start
-    for slot in run.slots:
-        optimizer.state[slot.param] = {
-            key: _own(value, run.handle, slot, slot.start - first) for key, value in state.items()
-        }
+    for key in list(state):
+        value = state.pop(key)
+        for slot in run.slots:
+            optimizer.state[slot.param][key] = _own(value, run.handle, slot, slot.start - first)
 
 
 def _own(value: Any, handle: Tensor, slot: Slot, offset: int) -> Any:

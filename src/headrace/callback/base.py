@@ -59,7 +59,8 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         for callback in callbacks:
             if not isinstance(callback, Callback):
-                raise ConfigError(f"callbacks= takes Callback objects, got a {type(callback).__name__}.")
+                got = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+                raise ConfigError(f"callbacks= takes Callback objects, got a {got}. Pass an instance of a Callback.")
         self._methods = {
             hook: tuple(getattr(c, hook) for c in callbacks if getattr(type(c), hook) is not getattr(Callback, hook))
             for hook in HOOKS

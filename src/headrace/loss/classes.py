@@ -133,14 +133,18 @@ class CrossEntropy(Loss):
 
     def _none_ignored(self, batch: Batch) -> bool:
         """Whether no target is to be ignored; on the host looked up once for all minibatches of a macrobatch."""
-        if self.ignore_index is None or self._one_hot:
+        if self.ignore_index is None:
             return True
         whole = None if batch.whole is None else batch.whole[self.target]
-        if not isinstance(whole, Tensor) or whole.device.type != "cpu":
+        if not isinstance(whole, Tensor) or whole.device.type != "cpu" or self._one_hot:
             return False
-        if self._seen[0] is not whole or self._seen[1] != whole._version:
-            self._seen = whole, whole._version, not bool(whole.eq(self.ignore_index).any())
-        return self._seen[2]
+        if batch[self.target]._base is not whole and batch[self.target] is not whole:
+            return False  # somebody has put other targets there
+        seen, version, none_ignored = self._seen
+        if seen is not whole or version != seen._version:
+            none_ignored = not bool(whole.eq(self.ignore_index).any())
+            self._seen = whole, whole._version, none_ignored
+        return none_ignored
 
     def _weight_of(self, targets: Tensor) -> Tensor:
         """The class weight of every target; those that are ignored have one too, but do not count."""

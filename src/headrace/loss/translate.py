@@ -51,12 +51,12 @@ class WholeBatch(RowMean):
     splits = False
 
 
-def translate(loss: Any) -> Loss | Sum:
+def translate(loss: Any, argument: str = "loss") -> Loss | Sum:
     """A term for a term, a standard `nn.*Loss`, its function in `torch.nn.functional`, or any callable."""
     if isinstance(loss, Loss | Sum):
         return loss
     if isinstance(loss, type):
-        raise ConfigError(f"loss= got the class {loss.__name__}. Pass an instance: {loss.__name__}().")
+        raise ConfigError(f"{argument}= got the class {loss.__name__}. Pass an instance: {loss.__name__}().")
     loss = next((module() for function, module in _FUNCTIONS.items() if function is loss), loss)
     reduction = getattr(loss, "reduction", None)
     if isinstance(loss, nn.Module) and type(loss) in _MODULES:
@@ -70,7 +70,7 @@ def translate(loss: Any) -> Loss | Sum:
         raise ConfigError(f"{type(loss).__name__} has reduction='none'; a loss is one number. Use 'mean' or 'sum'.")
     if callable(loss):
         return WholeBatch(loss)
-    raise ConfigError(f"loss= takes a term, an Objective, an nn loss or a function, got a {type(loss).__name__}.")
+    raise ConfigError(f"{argument}= takes a term, an Objective, an nn loss or a function, got a {type(loss).__name__}.")
 
 
 def _cross_entropy(loss: Any, reduction: Any) -> Loss:

@@ -5,13 +5,14 @@ anything with `update`, `compute` and `reset`, will do as well.
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError, HeadraceError
 from .catalogue import Task, check_name
 
 BLOCK_BYTES = 16 << 20
@@ -77,7 +78,11 @@ class Metrics:
     def compute(self) -> dict[str, Any]:
         """Every metric over all that was added; plain numbers, or lists for matrices."""
         self._feed()
-        return {name: _plain(metric.compute()) for name, metric in self._live.items()}
+        found = {}
+        for name, metric in self._live.items():
+            with _named(name):
+                found[name] = _plain(metric.compute())
+        return found
 
     def reset(self) -> None:
         self._outputs, self._targets, self._bytes = [], [], 0
@@ -91,17 +96,29 @@ class Metrics:
         self._outputs, self._targets, self._bytes = [], [], 0
         if self._task is None:
             self._task = Task.of(outputs, targets, self._reads, self._ignore)
-            self._live = {name: self._build(metric, outputs.device) for name, metric in self._wanted.items()}
-        for name, metric in self._live.items():
-            wanted = self._wanted[name]
-            metric.update(
-                *(self._task.arrange(wanted, outputs, targets) if isinstance(wanted, str) else (outputs, targets))
-            )
+        for name, wanted in self._wanted.items():
+            if not isinstance(wanted, str):
+                self._live.setdefault(name, _on(wanted, outputs.device)).update(outputs, targets)
+                continue
+            with _named(wanted):
+                if name not in self._live:
+                    self._live[name] = self._task.build(wanted).to(outputs.device)
+                self._live[name].update(*self._task.arrange(wanted, outputs, targets))
 
-    def _build(self, wanted: str | Metric, device: torch.device) -> Any:
-        assert self._task is not None
-        metric: Any = self._task.build(wanted) if isinstance(wanted, str) else wanted
-        return metric.to(device) if callable(getattr(metric, "to", None)) else metric
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Says which metric it was that failed."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        raise DataError(f"metric {name!r} cannot be computed from these outputs and targets: {error}") from error
+
+
+def _on(metric: Any, device: torch.device) -> Any:
+    return metric.to(device) if callable(getattr(metric, "to", None)) else metric
 
 
 def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
@@ -116,6 +133,8 @@ def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
             raise ConfigError(f"metric {name!r} is given twice. Name them: metrics={{'a': ..., 'b': ...}}.")
         if isinstance(metric, str):
             check_name(metric)
+        elif isinstance(metric, type):
+            raise ConfigError(f"metrics= got the class {metric.__name__}. Pass an instance: {metric.__name__}().")
         elif not isinstance(metric, Metric):
             raise ConfigError(f"a metric is a name or has update, compute and reset; got a {type(metric).__name__}.")
         named[name] = metric

@@ -24,6 +24,8 @@ _AVERAGES = ("macro", "micro", "weighted", "none")
 def check_name(name: str) -> None:
     """Raises unless this names a metric, with the average after a colon where one is given."""
     base, average = _parts(name)
+    if base.startswith("top-") and not _is_top(name):
+        raise ConfigError(f"metric {name!r}: say how many, as in 'top-3'.")
     if base not in _CLASSES and base not in _NUMBERS:
         raise ConfigError(unknown("metric", name, [*_CLASSES, *_NUMBERS]))
     if average is not None and average not in _AVERAGES:
@@ -42,7 +44,7 @@ class Task:
 
     @classmethod
     def of(cls, outputs: Tensor, targets: Tensor, reads: str | None, ignore: int | None = None) -> "Task":
-        size = outputs.numel() // max(1, targets.numel()) if outputs.dim() == targets.dim() + 1 else _columns(outputs)
+        size = _columns(outputs)
         logits = reads == "logits" or (reads != "probabilities" and not _probable(outputs))
         indices = outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
         if indices or reads == "classes":
@@ -62,7 +64,7 @@ class Task:
             raise DataError(f"metric {name!r} needs classes as targets, got other numbers. Use mae, mse or r2.")
         import torchmetrics.classification as classification
 
-        kind = self._kind_for(average)
+        kind = self._kind_for(base, average)
         options: dict[str, Any] = {"validate_args": False, "ignore_index": self.ignore}
         if kind == "multiclass":
             options["num_classes"] = max(2, self.size)
@@ -84,10 +86,11 @@ class Task:
             return self._scores(outputs), targets.long()
         if targets.dim() == outputs.dim() and self.size > 1:  # one-hot or probability rows
             targets = targets.argmax(dim=1)
-        if self._kind_for(average) == "multiclass" and self.size == 1:
+        several = self._kind_for(base, average) == "multiclass"
+        if several and self.size == 1:
             second = self._scores(outputs).reshape(targets.shape)
             return torch.stack([1 - second, second], dim=1), targets.long()
-        if self._kind_for(average) == "multiclass":
+        if several:
             softmax = base == "auroc" and not _sums_to_one(outputs)
             return outputs.double().softmax(dim=1) if softmax else outputs.float(), targets.long()
         if self.size == 2:
@@ -95,9 +98,10 @@ class Task:
             return _squash(difference), targets.long()
         return self._scores(outputs).reshape(targets.shape), targets.long()
 
-    def _kind_for(self, average: str | None) -> str:
-        """Two classes are one question, unless an average over both is asked for."""
-        return "multiclass" if self.kind == "binary" and average is not None else self.kind
+    def _kind_for(self, base: str, average: str | None) -> str:
+        """Two classes are one question, unless an average over both, or the best of several, is asked for."""
+        both = average is not None or (base == "top-k" and self.size == 2)
+        return "multiclass" if self.kind == "binary" and both else self.kind
 
     def _scores(self, outputs: Tensor) -> Tensor:
         return _squash(outputs.double()) if self.logits else outputs.float()
@@ -119,14 +123,18 @@ class Complement:
 
 
 def _parts(name: str) -> tuple[str, str | None]:
+    """What a metric is called in the tables here, and the average asked for."""
     base, colon, average = name.partition(":")
-    if base.startswith("top-") and base[4:].isdigit():
-        base = "top-k"
-    return base, average if colon else None
+    return "top-k" if _is_top(name) else base, average if colon else None
+
+
+def _is_top(name: str) -> bool:
+    number = name.partition(":")[0].removeprefix("top-")
+    return name.startswith("top-") and number.isdigit() and int(number) > 0
 
 
 def _columns(outputs: Tensor) -> int:
-    return outputs.numel() // max(1, len(outputs))
+    return outputs.shape[1] if outputs.dim() > 1 else 1
 
 
 def _squash(scores: Tensor) -> Tensor:

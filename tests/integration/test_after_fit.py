@@ -1,0 +1,209 @@
+"""After `fit` the model and the optimizer are ordinary: they copy, pickle, save, export, convert and train by hand."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+
+X = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+DATA = (X, Y)
+
+Ends = Callable[[hr.Trainer], Any]
+
+
+class Fails(hr.Callback):
+    def on_step_end(self, info: hr.Info) -> None:
+        if info.step == 3:
+            raise KeyError("on purpose")
+
+
+def fits(trainer: hr.Trainer) -> None:
+    trainer.fit(DATA, epochs=2, progress=False)
+
+
+def fails(trainer: hr.Trainer) -> None:
+    with pytest.raises(KeyError):
+        trainer.fit(DATA, epochs=2, progress=False, callbacks=[Fails()])
+
+
+def breaks(trainer: hr.Trainer) -> None:
+    for info in trainer.steps(DATA):
+        if info.step == 2:
+            break
+
+
+def releases(trainer: hr.Trainer) -> None:
+    trainer.step(DATA)
+    trainer.release()
+
+
+ENDS = [fits, fails, breaks, releases]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def trained(end: Ends = fits, make: Callable[[Any], torch.optim.Optimizer] = torch.optim.Adam) -> hr.Trainer:
+    model = network()
+    trainer = hr.Trainer(model, hr.CrossEntropy(), make(model.parameters()), batch_size=16)
+    end(trainer)
+    return trainer
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return all(map(torch.equal, a.state_dict().values(), b.state_dict().values()))
+
+
+def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_parameter_has_memory_of_its_own(end: Ends) -> None:
+    model = trained(end).model
+    tensors = [*model.parameters(), *model.buffers()]
+    assert all(t.untyped_storage().nbytes() == t.nbytes and t.storage_offset() == 0 for t in tensors)
+    assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
+    assert all(type(p) is nn.Parameter and p.is_leaf and p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_optimizer_holds_the_parameters_and_a_state_for_each(end: Ends) -> None:
+    trainer = trained(end)
+    params = list(trainer.model.parameters())
+    (group,) = trainer.optimizer.param_groups
+    assert all(p is q for p, q in zip(group["params"], params, strict=True))
+    assert set(map(id, trainer.optimizer.state)) == set(map(id, params))
+    for param in params:
+        state = trainer.optimizer.state[param]
+        assert state["exp_avg"].shape == state["exp_avg_sq"].shape == param.shape
+        assert state["exp_avg"].untyped_storage().nbytes() == param.nbytes
+    states = [state["step"] for state in trainer.optimizer.state.values()]
+    assert len({step.data_ptr() for step in states}) == len(params)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_deep_copy_is_the_same_model_and_goes_its_own_way(end: Ends) -> None:
+    model = trained(end).model
+    twin = copy.deepcopy(model)
+    assert equal(model, twin)
+    before = twin.state_dict()["0.weight"].clone()
+    by_hand(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert torch.equal(twin.state_dict()["0.weight"], before)
+    assert not equal(model, twin)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_torch_saves_no_more_than_the_weights_and_loads_them_safely(end: Ends, tmp_path: Path) -> None:
+    model = trained(end).model
+    torch.save(model.state_dict(), tmp_path / "ours.pt")
+    torch.save(network().state_dict(), tmp_path / "fresh.pt")
+    assert abs((tmp_path / "ours.pt").stat().st_size - (tmp_path / "fresh.pt").stat().st_size) < 200
+    other = network()
+    other.load_state_dict(torch.load(tmp_path / "ours.pt", weights_only=True))
+    assert equal(model, other)
+
+
+def test_the_model_pickles_as_a_whole() -> None:
+    model = trained().model
+    assert equal(model, pickle.loads(pickle.dumps(model)))
+    held = io.BytesIO()
+    torch.save(model, held)
+    held.seek(0)
+    assert equal(model, torch.load(held, weights_only=False))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_safetensors_saves_the_model_and_its_state(end: Ends, tmp_path: Path) -> None:
+    model = trained(end).model
+    safetensors.torch.save_model(model, str(tmp_path / "model.safetensors"))
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "state.safetensors")
+    other = network()
+    assert safetensors.torch.load_model(other, str(tmp_path / "model.safetensors")) == (set(), [])
+    assert equal(model, other)
+    loaded = safetensors.torch.load_file(tmp_path / "state.safetensors")
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+
+
+def test_the_model_exports() -> None:
+    model = trained().model.eval()
+    rows = torch.export.Dim("rows", min=2)
+    exported = torch.export.export(model, (X,), dynamic_shapes=({0: rows},))
+    torch.testing.assert_close(exported.module()(X[:7]), model(X[:7]))
+
+
+def test_the_model_converts_to_another_dtype() -> None:
+    model = trained().model
+    expected = model.eval()(X).detach()
+    converted = model.to(torch.float64)
+    assert {p.dtype for p in converted.parameters()} == {torch.float64}
+    torch.testing.assert_close(converted(X.double()).detach().float(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_second_optimizer_trains_the_model_by_hand(end: Ends) -> None:
+    trainer = trained(end)
+    before = copy.deepcopy(trainer.model)
+    by_hand(trainer.model, torch.optim.SGD(trainer.model.parameters(), lr=0.1))
+    assert not equal(trainer.model, before)
+    by_hand(before, torch.optim.SGD(before.parameters(), lr=0.1))
+    assert equal(trainer.model, before)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop"])
+def test_the_state_of_the_optimizer_is_keyed_as_usual_and_loads_into_a_fresh_one(end: Ends, name: str) -> None:
+    options = {"lr": 0.01, "momentum": 0.9} if name in ("SGD", "RMSprop") else {"lr": 0.01}
+
+    def make(params: Any) -> torch.optim.Optimizer:
+        return getattr(torch.optim, name)(params, **options)
+
+    trainer = trained(end, make)
+    saved = trainer.optimizer.state_dict()
+    params = list(trainer.model.parameters())
+    assert list(saved["state"]) == saved["param_groups"][0]["params"] == list(range(len(params)))
+    for k, param in enumerate(params):
+        shapes = {v.shape for v in saved["state"][k].values() if isinstance(v, Tensor) and v.dim()}
+        assert shapes == {param.shape}
+    twin = copy.deepcopy(trainer.model)
+    fresh = make(twin.parameters())
+    fresh.load_state_dict(copy.deepcopy(saved))  # torch keeps the tensors that it is given
+    by_hand(trainer.model, trainer.optimizer)
+    by_hand(twin, fresh)
+    assert equal(trainer.model, twin)
+
+
+def test_training_goes_on_after_the_owner_has_trained_loaded_or_converted() -> None:
+    trainer = trained()
+    by_hand(trainer.model, trainer.optimizer)
+    trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+    trainer.model.load_state_dict(network().state_dict(), assign=True)
+    trainer.optimizer.param_groups[0]["params"] = list(trainer.model.parameters())
+    before = copy.deepcopy(trainer.model)
+    trainer.fit(DATA, epochs=1, progress=False)
+    assert not equal(trainer.model, before)
+    test_every_parameter_has_memory_of_its_own(lambda t: t.fit(DATA, epochs=1, progress=False))
+
+
+def test_predictions_are_those_of_the_model_on_its_own() -> None:
+    trainer = trained()
+    expected = trainer.predict(X)
+    torch.testing.assert_close(trainer.model.eval()(X).detach(), expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(trainer.model))(X).detach(), expected)

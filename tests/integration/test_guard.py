@@ -1,0 +1,271 @@
+"""A bad number never reaches weights, buffers or optimizer: the run stops at that step, or leaves it out."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.guard import DeviceGuard, HostGuard
+
+ROWS, BATCH = 80, 16  # five batches
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+NAN = float("nan")
+
+Make = Callable[..., torch.optim.Optimizer]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def momentum(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "momentum": momentum,
+    "dampened": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.01),
+}
+
+
+def make(on_device: bool = False, make: Make = momentum, model: nn.Module | None = None, **options: Any) -> hr.Trainer:
+    """A trainer; `on_device`: with the guard of a GPU, which works on a CPU as well."""
+    model = network() if model is None else model
+    options = {"loss": hr.CrossEntropy(), "batch_size": BATCH, "order": "none"} | options
+    trainer = hr.Trainer(model, optimizer=make(model.parameters()), **options)
+    if on_device:
+        trainer._step.guard = DeviceGuard(torch.device("cpu"), skip=options.get("nonfinite") == "skip")
+    return trainer
+
+
+def fit(trainer: hr.Trainer, data: Any = (X, Y), **limits: Any) -> hr.History:
+    return trainer.fit(data, progress=False, **limits or {"epochs": 2})
+
+
+def state(trainer: hr.Trainer) -> dict[str, Any]:
+    """Weights, buffers and the state of the optimizer."""
+    return {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()["state"]}
+
+
+def same(a: hr.Trainer, b: hr.Trainer) -> None:
+    torch.testing.assert_close(state(a), state(b), rtol=0, atol=0)
+
+
+def with_nan(*rows: int) -> tuple[Tensor, Tensor]:
+    x = X.clone()
+    x[list(rows), 2] = NAN
+    return x, Y
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+@pytest.mark.parametrize("k", [2, 4, 7])
+def test_the_run_ends_as_if_the_step_with_the_bad_row_had_never_been(k: int, name: str, on_device: bool) -> None:
+    row = (k - 1) * BATCH + 5
+    x, y = torch.cat([X, X]), torch.cat([Y, Y])
+    good = (x.clone(), y)
+    x[row, 1] = NAN
+    stopped, before = make(on_device, OPTIMIZERS[name]), make(make=OPTIMIZERS[name])
+    with pytest.raises(hr.NonFiniteError, match=f"^step {k} .*rate 0.*16 rows"):
+        fit(stopped, (x, y), epochs=1)
+    fit(before, good, steps=k - 1)
+    same(stopped, before)
+    fit(stopped, good, steps=2)
+    fit(before, good, steps=2)
+    same(stopped, before)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_bad_first_step_leaves_everything_as_it_was_made(on_device: bool) -> None:
+    trainer = make(on_device, OPTIMIZERS["adamw"])
+    with pytest.raises(hr.NonFiniteError, match=r"^step 1 "):
+        fit(trainer, with_nan(3))
+    torch.testing.assert_close(trainer.model.state_dict(), network().state_dict(), rtol=0, atol=0)
+    assert all(float(v.abs().sum()) == 0 for s in trainer.optimizer.state.values() for v in s.values())
+
+
+def test_the_error_counts_the_steps_of_this_fit_as_the_history_does() -> None:
+    trainer = make()
+    fit(trainer, epochs=1)
+    with pytest.raises(hr.NonFiniteError, match=r"^step 3 .*'cross_entropy' is nan"):
+        fit(trainer, with_nan(40))
+
+
+def test_the_raw_loop_is_ruined_by_the_same_row() -> None:
+    """The control."""
+    model, (x, y) = network(), with_nan(20)
+    optimizer = momentum(model.parameters())
+    for rows in torch.arange(ROWS).split(BATCH):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+    assert not any(bool(v.isfinite().any()) for k, v in model.state_dict().items() if k.startswith(("0.", "1.run")))
+
+
+def root(out: Tensor, y: Tensor) -> Tensor:
+    """Finite itself, but its gradient is 0 · ∞ where the target is 2."""
+    return F.cross_entropy(out, y) + torch.sqrt((out - out.detach()).abs().sum(dim=1) * (y == 2)).mean()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_bad_gradient_of_a_finite_loss_is_found(on_device: bool) -> None:
+    y = Y.clone()
+    y[: 2 * BATCH] = 0
+
+    def bad_later(out: Tensor, target: Tensor) -> Tensor:
+        return root(out, target) if bool((target == 2).any()) else F.cross_entropy(out, target)
+
+    stopped, before = make(on_device, loss=bad_later), make(loss=bad_later)
+    with pytest.raises(hr.NonFiniteError, match=r"^step 3 .*gradient") as caught:
+        fit(stopped, (X, y))
+    assert on_device or "'3.weight'" in str(caught.value) or "'0.weight'" in str(caught.value)
+    fit(before, (X, y), steps=2)
+    same(stopped, before)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("rows", [(3,), (20,), (3, 20, 70)], ids=str)
+def test_skipping_leaves_bad_steps_out_and_counts_them(rows: tuple[int, ...], name: str, on_device: bool) -> None:
+    trainer = make(on_device, OPTIMIZERS[name], nonfinite="skip")
+    assert fit(trainer, with_nan(*rows)).last["step"] == 10
+    assert trainer._step.guard.skipped == 2 * len(rows)
+    good = [k for k in range(5) if not any(k * BATCH <= row < (k + 1) * BATCH for row in rows)]
+    model = network()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for k in good * 2:
+        part = slice(k * BATCH, (k + 1) * BATCH)
+        optimizer.zero_grad()
+        F.cross_entropy(model(X[part]), Y[part]).backward()
+        optimizer.step()
+    torch.testing.assert_close(trainer.model.state_dict(), model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(state(trainer)["optimizer"], optimizer.state_dict()["state"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_is_skipped_is_left_out_of_the_report(on_device: bool) -> None:
+    trainer = make(on_device, nonfinite="skip", metrics=["accuracy"])
+    history = fit(trainer, with_nan(20))
+    assert all(math.isfinite(value) for row in history for value in row.values())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_healthy_run_has_the_same_bits_under_either_guard(name: str) -> None:
+    host, device = make(make=OPTIMIZERS[name]), make(True, OPTIMIZERS[name])
+    assert isinstance(host._step.guard, HostGuard)
+    first, second = fit(host), fit(device)
+    same(host, device)
+    assert first.last == pytest.approx(second.last)
+    assert device._step.guard.skipped == 0
+
+
+class Raises(torch.autograd.Function):
+    """Raises in the backward pass."""
+
+    error: BaseException
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise Raises.error
+
+
+class Breaks(nn.Module):
+    """Raises at the third call, in the forward or in the backward pass, after the statistics have been updated."""
+
+    def __init__(self, error: BaseException, backward: bool) -> None:
+        super().__init__()
+        self.inner, self.calls, self.backward = network(), 0, backward
+        self.error = Raises.error = error
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out = self.inner(x)
+        if self.calls != 3:
+            return out
+        if self.backward:
+            return Raises.apply(out)
+        raise self.error
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("error", [KeyError("on purpose"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
+def test_an_exception_within_a_step_undoes_the_step(error: BaseException, backward: bool, on_device: bool) -> None:
+    broken, before = make(on_device, model=Breaks(error, backward)), make(model=Breaks(error, backward))
+    with pytest.raises(type(error)):
+        fit(broken)
+    fit(before, steps=2)
+    same(broken, before)
+    before.model.calls = 3
+    fit(broken, steps=3)
+    fit(before, steps=3)
+    same(broken, before)
+
+
+LOSSES: dict[str, Callable[[], Any]] = {
+    "cross entropy": lambda: hr.CrossEntropy(ignore_index=-1),
+    "with a prior": lambda: hr.CrossEntropy(ignore_index=-1) + hr.L2Prior(0.1),
+    "class weights": lambda: hr.CrossEntropy(ignore_index=-1, class_weights=[1.0, 2.0, 3.0]),
+    "of torch": lambda: nn.CrossEntropyLoss(ignore_index=-1),
+}
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("microbatch", [None, 6])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_batch_without_any_weight_changes_nothing(loss: str, microbatch: int | None, on_device: bool) -> None:
+    def small() -> nn.Module:
+        return network() if microbatch is None else nn.Sequential(*[network()[k] for k in (0, 2, 3)])
+
+    options: dict[str, Any] = {"loss": LOSSES[loss](), "microbatch": microbatch}
+    dead = slice(BATCH, 2 * BATCH)
+    y = Y.clone()
+    y[dead] = -1
+    kept = torch.ones(ROWS, dtype=torch.bool)
+    kept[dead] = False
+    trainer, without = make(on_device, model=small(), **options), make(on_device, model=small(), **options)
+    before: dict[str, Tensor] = {}
+    for info in trainer.steps((X, y), epochs=2):
+        now = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+        assert (info.step in (2, 7)) == (bool(before) and all(map(torch.equal, now.values(), before.values())))
+        assert info.step not in (2, 7) or info.losses["cross_entropy"] == 0.0
+        before = now
+    history = fit(without, (X[kept], Y[kept]))
+    same(trainer, without)
+    assert info.history.last["train/loss/cross_entropy"] == pytest.approx(history.last["train/loss/cross_entropy"])
+
+
+def test_the_raw_loop_turns_a_batch_without_any_weight_into_nan() -> None:
+    """The control."""
+    assert math.isnan(F.cross_entropy(network()(X[:4]), torch.full((4,), -1), ignore_index=-1).item())
+
+
+def test_what_one_training_left_unsettled_is_no_concern_of_the_next() -> None:
+    trainer = make(True, macrobatch=ROWS)
+    for info in trainer.steps(with_nan(20)):
+        if info.step == 3:
+            break
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    fit(trainer, epochs=1)
+    assert not torch.equal(trainer.model[0].weight, before["0.weight"])

@@ -1,0 +1,66 @@
+"""What the documents say is true: their programs run, and the tree they draw is the one there is."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headrace
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+SOURCE = Path(headrace.__file__).parent
+
+
+def programs(page: Path) -> list[tuple[int, str]]:
+    """The Python blocks of a page, with the line that each begins at."""
+    text = page.read_text()
+    blocks = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [(text[: block.start(1)].count("\n"), block[1]) for block in blocks]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"__name__": "__page__"}
+    for line, program in programs(page):
+        code = compile("\n" * line + program, str(page), "exec")
+        exec(code, names)
+
+
+def test_the_readme_has_programs_and_they_train() -> None:
+    """The control: blocks are found, all of them."""
+    text = (ROOT / "README.md").read_text()
+    found = programs(ROOT / "README.md")
+    assert len(found) == text.count("```python") >= 4
+    assert sum(".fit(" in program for _, program in found) >= 3
+
+
+def test_the_loop_of_the_readme_gives_the_weights_of_fit() -> None:
+    (loop,) = (program for _, program in programs(ROOT / "README.md") if "def raw_loop" in program)
+    names: dict[str, Any] = {"torch": torch, "nn": torch.nn}
+    exec(loop, names)
+    x, y = torch.randn(300, 20), torch.randint(0, 3, (300,))
+    models = []
+    for way in ("raw", "fit"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(20, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+        optimizer = torch.optim.AdamW(model.parameters())
+        if way == "raw":
+            names["raw_loop"](model, optimizer, x, y, headrace.Order(len(x), seed=0), epochs=3)
+        else:
+            headrace.Trainer(model, headrace.CrossEntropy(), optimizer).fit((x, y), epochs=3, progress=False)
+        models.append(model.state_dict())
+    assert all(map(torch.equal, models[0].values(), models[1].values()))
+
+
+def test_the_tree_of_the_readme_names_every_module_and_no_other() -> None:
+    text = (ROOT / "README.md").read_text()
+    (tree,) = re.findall(r"^src/headrace/\n((?:  .*\n)+)", text, flags=re.MULTILINE)
+    drawn = re.findall(r"\b(\w+\.py|\w+/)(?=\s)", tree)
+    files = [path.name for path in SOURCE.glob("*.py") if path.name != "__init__.py"]
+    folders = [f"{path.parent.name}/" for path in SOURCE.glob("*/__init__.py")]
+    assert sorted(drawn) == sorted(files + folders)

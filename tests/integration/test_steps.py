@@ -1,0 +1,278 @@
+"""The loop driven by its user, single updates, predictions, and the modes that modules keep."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+
+ROWS, BATCH = 50, 16  # batches of 16, 16, 16 and 2
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+DATA = (X, Y)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def make(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
+    model = network() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return hr.Trainer(model, **{"loss": hr.CrossEntropy(), "optimizer": optimizer, "batch_size": BATCH} | options)
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def ordinary(trainer: hr.Trainer) -> bool:
+    """Parameters are alone in their memory, and those that the optimizer holds."""
+    params = list(trainer.model.parameters())
+    alone = all(p.untyped_storage().nbytes() == p.nbytes and p.grad is None for p in params)
+    held = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    return alone and all(p is q for p, q in zip(params, held, strict=True))
+
+
+def test_steps_shows_where_the_loop_is_after_every_update() -> None:
+    trainer = make(macrobatch=2 * BATCH)
+    seen = []
+    for info in trainer.steps(DATA, epochs=2):
+        assert (info.batches, info.macrobatches, info.rate) == (4, 2, 0.1)
+        assert info.trainer is trainer
+        assert info.losses.keys() == {"total_loss", "cross_entropy"}
+        assert all(type(loss) is float for loss in info.losses.values())
+        seen.append((info.step, info.samples, info.epoch, info.batch, info.macrobatch, info.ends_epoch))
+    assert seen == [
+        (1, 16, 0, 1, 1, False),
+        (2, 32, 0, 2, 1, False),
+        (3, 48, 0, 3, 2, False),
+        (4, 50, 1, 4, 2, True),
+        (5, 66, 1, 1, 1, False),
+        (6, 82, 1, 2, 1, False),
+        (7, 98, 1, 3, 2, False),
+        (8, 100, 2, 4, 2, True),
+    ]
+    assert info.history.stopped == "2 epochs reached"
+    assert ordinary(trainer)
+
+
+def test_steps_is_the_loop_of_fit() -> None:
+    driven, fitted = make(), make()
+    torch.manual_seed(3)
+    for info in driven.steps(DATA, val=DATA, epochs=2, validate_every="3 steps"):
+        history = info.history
+    torch.manual_seed(3)
+    assert fitted.fit(DATA, val=DATA, epochs=2, validate_every="3 steps", progress=False).rows == history.rows
+    assert all(map(torch.equal, values(driven.model).values(), values(fitted.model).values()))
+
+
+def test_steps_can_be_left_early() -> None:
+    trainer = make()
+    trainer.model[2].eval()
+    for info in trainer.steps(DATA):
+        assert not trainer.model[2].training
+        if info.step == 3:
+            break
+    assert ordinary(trainer)
+    assert [m.training for m in trainer.model] == [True, True, False, True]
+    trainer.fit(DATA, epochs=1, progress=False)
+
+
+def test_steps_can_be_asked_to_stop_and_reports_what_it_has() -> None:
+    trainer = make()
+    for info in trainer.steps(DATA, val=DATA):
+        if info.step == 6:
+            info.stop("enough")
+    assert info.step == 6
+    assert info.history.stopped == "enough"
+    assert info.history.last["step"] == 6
+    assert {"train/loss", "val/loss"} <= info.history[-1].keys()
+
+
+def test_an_error_in_the_body_of_the_loop_releases_the_model() -> None:
+    trainer = make()
+
+    def fails() -> None:
+        for info in trainer.steps(DATA):
+            raise ZeroDivisionError(info.step)
+
+    with pytest.raises(ZeroDivisionError, match="1"):
+        fails()
+    assert ordinary(trainer)
+
+
+FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "tuple": lambda x, y: (x, y),
+    "arrays": lambda x, y: (x.numpy(), y.numpy()),
+    "dict": lambda x, y: {"x": x, "y": y},
+    "samples": lambda x, y: [{"x": row, "y": label} for row, label in zip(x, y, strict=True)],
+    "plain samples": lambda x, y: [{"x": r.numpy(), "y": int(k)} for r, k in zip(x, y, strict=True)],
+    "Batch": lambda x, y: hr.Batch({"x": x, "y": y}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_step_makes_one_update_and_returns_every_loss_by_name(form: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    trainer = make(model, loss=hr.CrossEntropy() + 0.5 * hr.L2Prior(1.0))
+    raw = nn.Linear(6, 3)
+    raw.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(raw.parameters(), lr=0.1, momentum=0.9)
+    for part in (slice(0, 16), slice(16, 21)):
+        optimizer.zero_grad()
+        loss, prior = F.cross_entropy(raw(X[part]), Y[part]), 0.5 * raw.weight.square().sum()
+        (loss + 0.5 * prior).backward()
+        losses = trainer.step(FORMS[form](X[part], Y[part]))
+        assert losses.keys() == {"total_loss", "cross_entropy", "l2_prior"}
+        assert float(losses["cross_entropy"]) == pytest.approx(float(loss.detach()), rel=1e-5)
+        assert float(losses["l2_prior"]) == pytest.approx(float(prior.detach()), rel=1e-5)
+        assert float(losses["total_loss"]) == pytest.approx(float((loss + 0.5 * prior).detach()), rel=1e-5)
+        optimizer.step()
+    torch.testing.assert_close(model.state_dict(), raw.state_dict())
+    trainer.release()
+    assert ordinary(trainer)
+
+
+def test_step_and_fit_and_validate_mix() -> None:
+    trainer = make()
+    trainer.step((X[:16], Y[:16]))
+    trainer.validate(DATA)
+    trainer.fit(DATA, epochs=1, progress=False)
+    assert ordinary(trainer)
+    trainer.step((X[:16], Y[:16]))
+    assert trainer.predict(X).shape == (ROWS, 3)
+    trainer.release()
+    trainer.release()
+    assert ordinary(trainer)
+
+
+class Pair(NamedTuple):
+    logits: Tensor
+    inner: Any
+
+
+class Gives(nn.Module):
+    """Returns what it is told to make of its rows."""
+
+    def __init__(self, give: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.give = nn.Linear(6, 3), give
+
+    def forward(self, x: Tensor) -> Any:
+        return self.give(self.layer(x))
+
+
+OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
+    "tensor": lambda out: out,
+    "vector": lambda out: out[:, 0],
+    "tuple": lambda out: (out, out[:, :1]),
+    "list": lambda out: [out, out[:, 0]],
+    "dict": lambda out: {"logits": out, "more": (out[:, 0], {"p": out.softmax(1)})},
+    "named": lambda out: Pair(out, [out + 1]),
+}
+
+
+@pytest.mark.parametrize("macrobatch", ["auto", 1, 20])
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_predict_keeps_order_and_structure_for_any_batch_size(kind: str, macrobatch: int | str) -> None:
+    trainer = make(Gives(OUTPUTS[kind]), macrobatch=macrobatch)
+    with torch.no_grad():
+        expected = trainer.model(X)
+    for size in (1, 7, 16, 50, 1000, None):
+        got = trainer.predict(X, batch_size=size)
+        assert type(got) is type(expected)
+        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(trainer.predict({"x": X.numpy(), "y": Y}), expected)
+
+
+@pytest.mark.parametrize("extra", [None, "name"])
+def test_predict_keeps_outputs_that_are_no_tensors(extra: Any) -> None:
+    """As models do that return a dict with `None` for what was not asked."""
+    trainer = make(Gives(lambda out: {"logits": out, "extra": extra}))
+    once = trainer.predict(X, batch_size=1000)
+    many = make(trainer.model, macrobatch=3 * BATCH).predict(X)
+    torch.testing.assert_close(many["logits"], once["logits"])
+    assert (once["extra"], many["extra"]) == ([extra], [extra] * 4)
+
+
+def test_predict_from_a_source_works_twice() -> None:
+    trainer, source = make(), hr.Reader(hr.ArrayTable({"x": X}), "none", max_epochs=1)
+    first = trainer.predict(source)
+    assert first.shape == (ROWS, 3)
+    torch.testing.assert_close(trainer.predict(source), first)
+
+
+def test_predict_is_made_in_eval_mode_without_gradients() -> None:
+    trainer = make()
+    out = trainer.predict(X)
+    assert not out.requires_grad
+    torch.testing.assert_close(out, trainer.predict(X))  # dropout would differ
+    trainer.model.eval()
+    torch.testing.assert_close(out, trainer.model(X).detach())
+    assert not any(m.training for m in trainer.model.modules())
+    trainer.predict(X)
+    assert not any(m.training for m in trainer.model.modules())
+
+
+class Modes(nn.Module):
+    """Writes down its mode; raises when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[bool] = []
+        self.raises = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(self.training)
+        if self.raises:
+            raise KeyError("on purpose")
+        return x
+
+
+CALLS: dict[str, Callable[[hr.Trainer], Any]] = {
+    "fit": lambda t: t.fit(DATA, epochs=1, progress=False),
+    "steps": lambda t: list(t.steps(DATA, epochs=1)),
+    "step": lambda t: t.step(DATA),
+    "validate": lambda t: t.validate(DATA),
+    "predict": lambda t: t.predict(X),
+}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("owner", ["trains", "froze one", "rests"])
+def test_every_module_has_its_own_mode_back(owner: str, call: str, raises: bool) -> None:
+    one, other = Modes(), Modes()
+    model = nn.Sequential(one, nn.Linear(6, 3), other)
+    if owner == "rests":
+        model.eval()
+    elif owner == "froze one":
+        one.eval()
+    other.raises = raises
+    before = [m.training for m in model.modules()]
+    trainer = make(model)
+    if raises:
+        with pytest.raises(KeyError, match="on purpose"):
+            CALLS[call](trainer)
+    else:
+        CALLS[call](trainer)
+    assert [m.training for m in model.modules()] == before
+    trains = call in ("fit", "steps", "step")
+    assert set(one.seen) == {trains and owner != "froze one"}
+    assert set(other.seen) == {trains}
+
+
+def test_validation_within_a_training_gives_train_mode_back() -> None:
+    model = nn.Sequential(Modes(), nn.Linear(6, 3), Modes())
+    model[0].eval()
+    make(model).fit(DATA, val=DATA, epochs=2, progress=False)
+    assert not any(model[0].seen)
+    assert model[2].seen == ([True] * 4 + [False] * 4) * 2
+    assert [m.training for m in model] == [False, True, True]
