@@ -86,7 +86,7 @@ class Batch:
         self.cursor = cursor
         self.ends_epoch = ends_epoch
         self.whole: Mapping[str, Field] | None = None
-        """The fields of the macrobatch that this is a view of, where nobody else holds that memory."""
+        """The fields of the macrobatch that this is a view of, if it is one of several."""
 
     def __getitem__(self, stream: str) -> Any:
         try:

@@ -42,6 +42,7 @@ class NonFiniteError(HeadraceError, ArithmeticError):
 def unknown(what: str, got: object, known: Iterable[str]) -> str:
     """One sentence for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    close = get_close_matches(got, names, n=1) if isinstance(got, str) else []
-    hint = f"Did you mean {close[0]!r}?" if close else f"Choose one of: {', '.join(names)}."
+    lowered = {name.lower(): name for name in names}
+    close = get_close_matches(got.lower(), lowered, n=1) if isinstance(got, str) else []
+    hint = f"Did you mean {lowered[close[0]]!r}?" if close else f"Choose one of: {', '.join(names)}."
     return f"unknown {what} {got!r}. {hint}"

@@ -14,10 +14,11 @@ from .data.source import Source
 from .errors import DataError
 from .feed import Feed
 from .guard import Scalar
+from .loss import Term
 from .metric import Metrics
 from .objective import Objective, Terms, first_call
 from .precision import Precision
-from .step import Measured, Outcome, as_outcome
+from .step import Outcome, as_outcome
 from .tally import Tally
 
 
@@ -62,7 +63,7 @@ def measure(
             terms = objective.terms(model, batch)
         for name, term in terms.items():
             full = name if len(objectives) == 1 else key if len(terms) == 1 else f"{key}/{name}"
-            outcome.terms[full] = Measured(read(term.sum) * term.times, read(term.weight), term.coefficient)
+            outcome.terms[full] = Term(read(term.sum) * term.times, read(term.weight), term.coefficient)
         if isinstance(terms, Terms):
             outcome.outputs.append((terms.outputs, batch))
     return outcome
@@ -107,10 +108,9 @@ def record(outcome: Outcome, tally: Tally, metrics: Metrics, objective: Objectiv
 
 
 def report(name: str, tally: Tally, metrics: Metrics) -> dict[str, Any]:
-    """What has been added up since the last report; it starts anew."""
+    """What has been added up since the last report, if anything; it starts anew."""
     losses = tally.read()
-    row: dict[str, Any] = {f"{name}/loss": losses.pop("")}
-    row |= {f"{name}/loss/{term}": value for term, value in losses.items()}
+    row: dict[str, Any] = {f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items()}
     row |= {f"{name}/{metric}": value for metric, value in metrics.compute().items()}
     tally.reset()
     metrics.reset()
@@ -144,8 +144,15 @@ def _on_host(outputs: list[Any]) -> list[Any]:
 
 def _joined(outputs: list[Any]) -> Any:
     """Consecutive outputs as one: tensors end to end, whatever they are held in; other things in a list."""
-    leaves, form = tree_flatten(outputs[0])
+    if all(type(output) is Tensor and output.dim() for output in outputs):
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+    form = tree_flatten(outputs[0])[1]
     columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
-    if len(outputs) == 1 and all(isinstance(leaf, Tensor) for leaf in leaves):
-        return outputs[0]
-    return tree_unflatten([torch.cat(list(c)) if isinstance(c[0], Tensor) else list(c) for c in columns], form)
+    return tree_unflatten([_column(list(leaves)) for leaves in columns], form)
+
+
+def _column(leaves: list[Any]) -> Any:
+    """One part of consecutive outputs: tensors with rows end to end, single numbers as a row each, others in a list."""
+    if not isinstance(leaves[0], Tensor):
+        return leaves
+    return torch.cat(leaves) if leaves[0].dim() else torch.stack(leaves)

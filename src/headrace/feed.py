@@ -216,7 +216,6 @@ class _Copy:
         tensors = macrobatch.tensors()
         if len(tensors) == len(macrobatch.fields) and all(tensor.device == self.device for tensor in tensors):
             return macrobatch
-        macrobatch.owned = True
         whole = Batch(macrobatch.fields, sum(macrobatch.counts))
         if self._stream is None:
             macrobatch.fields = whole.to(self.device).fields

@@ -29,6 +29,8 @@ class Attempt(Protocol):
     weights: list[Scalar]
     gradients: Sequence[Tensor]
 
+    @property
+    def untouched(self) -> str: ...
     def apply(self) -> None: ...
     def describe(self) -> str: ...
 
@@ -46,10 +48,11 @@ class Guard(ABC):
 
     @abstractmethod
     def update(self, attempt: "Attempt") -> bool | Tensor:
-        """Applies the attempt if all its sums and gradients are finite and any weight is not zero.
+        """Applies the attempt if all its sums and gradients are finite; says whether it did, perhaps on the device."""
 
-        Says whether it did: on the host, or as a flag on the device.
-        """
+    @abstractmethod
+    def idle(self, weights: Sequence[Scalar]) -> bool:
+        """Whether the host knows that a batch teaches nothing: none of its weights is more than 0."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -59,11 +62,11 @@ class Guard(ABC):
     def forget(self) -> None:
         """Drops what has not been looked at: a training that was left is no concern of the next."""
 
-    def _bad(self, what: str) -> None:
+    def _bad(self, what: str, untouched: str) -> None:
         self.skipped += 1
         if not self.skip:
             raise NonFiniteError(
-                f"{what} The weights are as they were before this step. "
+                f"{what} {untouched} "
                 "Lower the rate, use clip_norm=, look for bad rows with scan=True, or set nonfinite='skip'."
             )
 
@@ -74,9 +77,6 @@ class HostGuard(Guard):
     read = staticmethod(float)
 
     def update(self, attempt: "Attempt") -> bool:
-        if not any(attempt.weights):
-            attempt.buffers.restore()
-            return False
         if not math.isfinite(sum(attempt.sums.values()) + float(total(attempt.gradients))):
             sums = attempt.sums.items()
             bad = [f"the loss term {name!r} is {value}" for name, value in sums if not math.isfinite(value)]
@@ -84,10 +84,13 @@ class HostGuard(Guard):
                 bad = [f"the gradient of {name!r} is not finite" for name in attempt.arena.unusual()]
             if bad:
                 attempt.buffers.restore()
-                self._bad(f"{attempt.describe()}: {', '.join(bad[:3])}.")
+                self._bad(f"{attempt.describe()}: {', '.join(bad[:3])}.", attempt.untouched)
                 return False
         attempt.apply()
         return True
+
+    def idle(self, weights: Sequence[Scalar]) -> bool:
+        return not any(weights)
 
     def forget(self) -> None:
         pass
@@ -104,7 +107,7 @@ class DeviceGuard(Guard):
     def __init__(self, device: torch.device, skip: bool = False) -> None:
         super().__init__(skip)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
-        self._pending: list[tuple[Tensor, str]] = []
+        self._pending: list[tuple[Tensor, str, str]] = []
         self._host_counters: list[Tensor] = []
         self._begun: WeakSet[Arena] = WeakSet()
 
@@ -117,11 +120,9 @@ class DeviceGuard(Guard):
         self._count += bad
         weights = [weight for weight in attempt.weights if isinstance(weight, Tensor)]
         idle = bad
-        if len(weights) == len(attempt.weights):
+        if weights and len(weights) == len(attempt.weights):
             idle = bad | (torch.stack([weight.double() for weight in weights]) == 0).all()
-        elif not any(weight for weight in attempt.weights if not isinstance(weight, Tensor)) and not weights:
-            idle = torch.ones_like(bad)
-        self._pending.append((idle, attempt.describe()))
+        self._pending.append((idle, attempt.describe(), attempt.untouched))
         if attempt.arena in self._begun:
             self._masked(idle, attempt)
         elif not bool(idle):  # the first update makes the optimizer's state: the host waits for this one
@@ -129,6 +130,9 @@ class DeviceGuard(Guard):
             self._begun.add(attempt.arena)
         attempt.buffers.select(idle)
         return ~bad
+
+    def idle(self, weights: Sequence[Scalar]) -> bool:
+        return not any(isinstance(weight, Tensor) or weight for weight in weights)
 
     def forget(self) -> None:
         self._pending, self._host_counters = [], []
@@ -138,7 +142,7 @@ class DeviceGuard(Guard):
         pending, count = self._pending, int(self._count)
         if not pending:
             return
-        flags = torch.stack([idle for idle, _ in pending]).tolist()
+        flags = torch.stack([idle for idle, _, _ in pending]).tolist()
         for counter in self._host_counters:
             counter -= sum(flags)
         self.forget()
@@ -146,7 +150,8 @@ class DeviceGuard(Guard):
             return
         self.skipped += count if self.skip else 0
         if not self.skip:
-            self._bad(f"{pending[flags.index(True)][1]}: a loss or a gradient is not finite.")
+            _, where, untouched = pending[flags.index(True)]
+            self._bad(f"{where}: a loss or a gradient is not finite.", untouched)
 
     def _masked(self, idle: Tensor, attempt: "Attempt") -> None:
         """Runs the update, then puts back what was there before where the flag says so."""

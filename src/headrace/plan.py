@@ -135,7 +135,7 @@ def deterministic_mode(wanted: bool) -> Iterator[None]:
 
 
 def compile_in_place(model: nn.Module) -> None:
-    """As `model.compile()`, which leaves models made of torch's own containers alone: their code is not traced first."""
+    """As `model.compile()`, which leaves models made of torch's own containers as they are."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         return model._call_impl(*arguments, **keywords)

@@ -45,9 +45,10 @@ class Precision:
     def step(self, arena: Arena) -> None:
         """The update; a scaled one is left out, and the scale lowered, when its gradients overflowed."""
         if self._scaler is None:
-            arena.step()
+            arena.hands.step()
             return
-        self._scaler.step(arena.optimizer)
+        with arena.hands.ours():
+            self._scaler.step(arena.optimizer)
         self._scaler.update()
         if self._scaler.get_scale() < 1.0:
             raise NonFiniteError(

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,20 +25,14 @@ _ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
 _RANDOM = (nn.modules.dropout._DropoutNd,)
 
 
-class Measured(NamedTuple):
-    """One term of a whole update, or of one batch of a validation."""
-
-    sum: Scalar
-    weight: Scalar
-    coefficient: float
-    counts: bool = True
-
-
 @dataclass(slots=True)
 class Outcome:
-    """What an update showed: every term, and what the model returned for each microbatch."""
+    """What an update, or a batch of a validation, showed: every term, and what the model returned.
 
-    terms: dict[str, Measured]
+    The terms are those of the whole update, their sums and weights numbers where the host knows them.
+    """
+
+    terms: dict[str, Term]
     outputs: list[tuple[Any, Batch]] = field(default_factory=list)
     applied: bool | Tensor = True
     """Whether the update was made; on a device perhaps a flag that the host has not read."""
@@ -58,7 +52,7 @@ def as_outcome(result: Any, giver: str) -> Outcome:
     if not isinstance(result, Mapping):
         raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(result).__name__}.")
     terms = {name: loss for name, loss in result.items() if name != "total_loss"} or {"loss": result["total_loss"]}
-    return Outcome({name: Measured(_number(loss), 1.0, 1.0) for name, loss in terms.items()})
+    return Outcome({name: Term(_number(loss), 1.0) for name, loss in terms.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +157,17 @@ class _Update:
         """Where this update stands, for a message."""
         assert self._batch is not None
         cursor = self._batch.cursor or {}
-        place = f", before epoch {cursor['epoch']} row {cursor['position']}" if "position" in cursor else ""
+        place = f", up to row {cursor['position']} of epoch {cursor['epoch']}" if cursor.get("position") else ""
         rates = ", ".join(f"{float(group['lr']):g}" for group in self.arena.optimizer.param_groups)
-        return f"step {self._step.updates + 1} (rate {rates}, {self._batch.rows} rows{place})"
+        key = f" of {self.name!r}" if self.name else ""
+        return f"step {self._step.updates + 1}{key} (rate {rates}, {self._batch.rows} rows{place})"
+
+    @property
+    def untouched(self) -> str:
+        """What a failure leaves as it was, for a message."""
+        if len(self._step.optimizers) == 1:
+            return "The weights are as they were before this step."
+        return f"The weights of {self.name!r} are as they were before this step; updates of keys before it were made."
 
     def _update(self, batch: Batch) -> Outcome:
         self.arena.begin()
@@ -177,12 +179,15 @@ class _Update:
             totals = self._totals(parts)
             for part in parts:
                 self._pass(part, totals, outcome)
-        found = self.arena.collect()
+        self.weights = [term.weight for term in outcome.terms.values() if term.counts and term.coefficient]
+        if self._guard.idle(self.weights):
+            self.buffers.restore()
+            outcome.applied = False
+            return outcome
+        self._found = self.arena.collect()
         self._strategy.reduce(self.arena)
-        self._found = found
-        self.gradients = () if self._precision.scales else found  # an overflow there is the scaler's affair
-        self.sums = {name: term.sum for name, term in outcome.terms.items()}
-        self.weights = [term.weight for term in outcome.terms.values() if term.counts]
+        self.gradients = () if self._precision.scales else self._found  # an overflow there is the scaler's affair
+        self.sums = {name: term.sum for name, term in outcome.terms.items() if term.coefficient}
         outcome.applied = self._guard.update(self)
         return outcome
 
@@ -193,13 +198,14 @@ class _Update:
         roots, seeds = [], []
         for name, term in found.items():
             weight = read(term.weight) if totals is None else totals[name]
-            value = read(term.sum.detach()) * term.times
-            if name in terms:
-                value = value + terms[name].sum
-            terms[name] = Measured(value, weight, term.coefficient, term.counts and term.coefficient != 0)
             if term.coefficient and (isinstance(weight, Tensor) or weight) and term.sum.requires_grad:
                 roots.append(term.sum)
                 seeds.append(self._seed(term, weight))
+            total = read(term.sum.detach()) * term.times
+            if name in terms:
+                terms[name].sum = terms[name].sum + total
+            else:
+                terms[name] = Term(total, weight, term.coefficient, counts=term.counts)
         if roots:
             torch.autograd.backward(roots, seeds, inputs=self._inputs)
         elif not any(term.sum.requires_grad for term in found.values()):
@@ -269,7 +275,7 @@ def _detached(outputs: Any) -> Any:
     return tuple(map(_detached, outputs)) if isinstance(outputs, tuple | list) else outputs
 
 
-def _mean(term: Measured) -> Any:
+def _mean(term: Term) -> Any:
     if isinstance(term.weight, Tensor):
         return torch.where(term.weight > 0, term.sum / term.weight, torch.zeros_like(term.weight, dtype=torch.float32))
     return term.sum / term.weight if term.weight else 0.0

@@ -21,7 +21,7 @@ class Tally:
     def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float) -> None:
         """One update's term. What is still on the device waits there."""
         self._coefficients[name] = coefficient
-        if isinstance(total, float) and isinstance(weight, float):
+        if type(total) is float and type(weight) is float:
             self._sums[name] = self._sums.get(name, 0.0) + total
             self._weights[name] = self._weights.get(name, 0.0) + weight
             return
@@ -37,6 +37,8 @@ class Tally:
         means = {
             name: self._sums[name] / self._weights[name] if self._weights[name] else 0.0 for name in self._coefficients
         }
+        if not means:
+            return {}
         total = math.fsum(self._coefficients[name] * mean for name, mean in means.items() if self._coefficients[name])
         return {"": total, **means}
 

@@ -279,7 +279,8 @@ class Trainer:
             self._write(plan, info, plan.val, "val")
         if info.ends_epoch and info.reported != info.step:
             info.reported = info.step
-            plan.callbacks.call("on_epoch_end", info, info.history.at(info.row()))
+            row = info.history.rows[-1] if done or info.history.keys_at(info.step) else info.row()
+            plan.callbacks.call("on_epoch_end", info, row)
 
     def _write(self, plan: Plan, info: Info, source: Any, name: str) -> None:
         """Scores a data set in the middle of a training and writes it into the history."""

@@ -183,6 +183,18 @@ def test_auroc_keeps_the_order_of_scores_that_a_sigmoid_would_make_equal() -> No
     expect(scores("auroc", torch.stack([-large, large], 1), Y2, "classes"), {"auroc": sk.roc_auc_score(Y2, large)})
 
 
+def test_logits_that_begin_like_probabilities_are_never_scored_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = torch.cat([torch.full((20,), 0.2), LOGIT])
+    answers = torch.cat([torch.ones(20), Y2.float()])
+    whole = scores("accuracy", late, answers)
+    monkeypatch.setattr("headrace.metric.BLOCK_BYTES", 1)
+    try:
+        got = scores("accuracy", late, answers)
+    except hr.DataError:
+        return  # to ask which they are is an answer, too; a number that depends on the blocks is none
+    expect(got, whole)
+
+
 class Through(nn.Module):
     """Returns what it gets, times one."""
 

@@ -1,16 +1,13 @@
 """One optimizer's parameters and gradients, stored as a few long vectors."""
 
-from collections.abc import Callable, Iterable, Iterator
-from operator import gt
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from .gradients import all_finite
+from .hands import Hands
 from .homes import bring_home, is_packable, make_vector, overlapping, owners, refuse_sharded, take_back
 from .runs import Run, Slot, Vector, alike, make_run, split, unpack_state
 
@@ -52,21 +49,14 @@ class Arena:
             self.vectors += [make_vector(number, params, self.names, places) for params in homes.values()]
         for vector in self.vectors:
             vector.runs = [make_run(vector, slots, optimizer) for slots in alike(vector.slots, optimizer)]
-        self._proven, self._some_were_missing = False, False
+        self._proven = False
         self._slots: list[Slot] = []
         self._runs: list[Run] = []
-        self._run_gradients: list[Tensor] = []
         self._gradient_views: list[Tensor] = []
         self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
         self._versions: list[int] = []
-        self._plain_step = _plain_step(optimizer)
-        self._listeners = (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            torch_optimizer._global_optimizer_pre_hooks,
-            torch_optimizer._global_optimizer_post_hooks,
-        )
         self._hand_over()
+        self.hands = Hands(optimizer, self.begin, self.collect, bare=type(optimizer) in ELEMENTWISE)
 
     @property
     def params(self) -> Iterator[nn.Parameter]:
@@ -79,11 +69,14 @@ class Arena:
         The first backward pass brings gradients of its own, which show what kind they are; from then on they
         are added up in the vector, where only the version of a view tells whether its parameter was reached.
         """
+        if strays := [slot for param, address, _, slot in self._homes if param.data_ptr() != address]:
+            for vector in self.vectors:
+                for slot in [slot for slot in vector.slots if slot in strays]:
+                    bring_home(slot, vector)
+            self._hand_over()
         for vector in self.vectors:
             vector.gradients.zero_()
-        for param, address, gradient, slot in self._homes:
-            if param.data_ptr() != address:
-                bring_home(slot)
+        for param, _, gradient, _ in self._homes:
             if param.grad is not gradient:
                 param.grad = gradient if self._proven else None
         for owned, key, slot in self._places:
@@ -91,23 +84,16 @@ class Arena:
                 take_back(owned, key, slot)
         for param in self.loose:
             param.grad = None
+        self._versions = [gradient._version for gradient in self._gradient_views]
 
     def collect(self) -> list[Tensor]:
         """After the backward pass: the gradients in flat form, those that exist."""
-        before, self._versions = self._versions, [gradient._version for gradient in self._gradient_views]
-        reached = list(map(gt, self._versions, before))
+        reached = [now._version > before for now, before in zip(self._gradient_views, self._versions, strict=True)]
         if not all(reached) or any(param.grad is not gradient for param, _, gradient, _ in self._homes):
             return self._collect_some(reached)
-        if self._some_were_missing:
-            self._point_runs_at_gradients()
-        return self._run_gradients if not self.loose else [*self._run_gradients, *_present(self.loose)]
-
-    def step(self) -> None:
-        """The optimizer's update, without the profiler's wrapper around it while nobody listens there."""
-        if self._plain_step is None or any(self._listeners) or profiler_enabled() or "step" in vars(self.optimizer):
-            self.optimizer.step()
-        else:
-            self._plain_step(self.optimizer)
+        for run in self._runs:
+            run.handle.grad = run.gradient
+        return [run.gradient for run in self._runs] + _present(self.loose)
 
     def unusual(self) -> list[str]:
         """The names of parameters whose gradient is not finite."""
@@ -138,7 +124,7 @@ class Arena:
                 run.handle.grad, run.gradient = None, vector.gradients
             for slot in vector.slots:
                 slot.gradient = vector.gradients
-        self._gradient_views, self._run_gradients, self._homes = [], [], []
+        self._gradient_views, self._homes = [], []
         for vector in self.vectors:
             for run in vector.runs:
                 unpack_state(run, self.optimizer)
@@ -146,6 +132,7 @@ class Arena:
                 slot.param.data = slot.value.clone()
         for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
             group["params"] = params
+        self.hands.let_go()
 
     def _collect_some(self, reached: list[bool]) -> list[Tensor]:
         """The slow path: gradients from elsewhere are copied; parameters that miss the update leave their runs."""
@@ -154,6 +141,8 @@ class Arena:
         sparse = {slot for slot in own if _is_sparse(slot.param.grad)}
         if dense := [slot for slot in self._slots if slot in own - sparse]:
             torch._foreach_copy_([slot.gradient for slot in dense], _present(slot.param for slot in dense))
+            for slot in dense:
+                slot.param.grad = slot.gradient
         runs = len(self._runs)
         for vector in self.vectors:
             for slot in [slot for slot in vector.slots if slot in sparse]:
@@ -165,8 +154,7 @@ class Arena:
             slot.param.grad = None
         for run in self._runs:
             run.handle.grad = None if run.slots[0] in missing else run.gradient
-        self._versions = [gradient._version for gradient in self._gradient_views]
-        self._some_were_missing, self._proven = bool(missing), True
+        self._proven = True
         return [run.gradient for run in self._runs if run.slots[0] not in missing] + _present(self.loose)
 
     def _loosen(self, vector: Vector, slot: Slot) -> None:
@@ -189,26 +177,13 @@ class Arena:
         for number, (group, original) in enumerate(zip(self.optimizer.param_groups, self._original, strict=True)):
             runs = [run.handle for vector in self.vectors if vector.group == number for run in vector.runs]
             group["params"] = runs + [p for p in original if p in loose]
+        known = dict(zip(self._slots, self._versions, strict=True))
         self._slots = [slot for vector in self.vectors for slot in vector.slots]
         self._homes = [(slot.param, slot.address, slot.gradient, slot) for slot in self._slots]
         self._places = [(owned, key, slot) for slot in self._slots for owned, key in slot.owners]
         self._gradient_views = [slot.gradient for slot in self._slots]
-        self._versions = [gradient._version for gradient in self._gradient_views]
+        self._versions = [known.get(slot, slot.gradient._version) for slot in self._slots]
         self._runs = [run for vector in self.vectors for run in vector.runs]
-        self._run_gradients = [run.gradient for run in self._runs]
-        self._point_runs_at_gradients()
-
-    def _point_runs_at_gradients(self) -> None:
-        for run in self._runs:
-            run.handle.grad = run.gradient
-        self._some_were_missing = False
-
-
-def _plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
-    """The step of one of torch's own optimizers as it was before torch wrapped it for hooks and profiling."""
-    step = type(optimizer).step
-    known = type(optimizer) in ELEMENTWISE and getattr(step, "hooked", False)
-    return getattr(step, "__wrapped__", None) if known else None
 
 
 def _is_sparse(gradient: Tensor | None) -> bool:

@@ -47,7 +47,7 @@ def make_vector(
     gradients = torch.zeros_like(values)
     slots = []
     for param, start in zip(params, starts, strict=True):
-        value, gradient = view(values, param, start), view(gradients, param, start).data  # .data: a version of its own
+        value, gradient = view(values, param, start), own_version(gradients, param, start)
         value.copy_(param.detach())
         param.grad = None
         param.data = value
@@ -55,6 +55,11 @@ def make_vector(
         stop = start + param.numel()
         slots.append(Slot(names[param], param, places, start, stop, value, gradient, value.data_ptr()))
     return Vector(group, values, gradients, slots, [])
+
+
+def own_version(gradients: Tensor, param: Tensor, start: int) -> Tensor:
+    """A parameter's view of the gradients, with a version counter that no other view shares."""
+    return view(gradients, param, start).data
 
 
 def overlapping(params: Iterable[nn.Parameter]) -> set[nn.Parameter]:
@@ -88,8 +93,11 @@ def extent(param: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True))
 
 
-def bring_home(slot: Slot) -> None:
-    """A parameter whose memory was exchanged: its new values move into the vector."""
+def bring_home(slot: Slot, vector: Vector) -> None:
+    """A parameter whose memory was exchanged: its new values move into the vector.
+
+    What exchanges a parameter's memory, as `.half().float()` does, may have exchanged its gradient's too.
+    """
     stray = slot.param.data
     if (stray.shape, stray.dtype, stray.device) != (slot.value.shape, slot.value.dtype, slot.value.device):
         raise ModelError(
@@ -98,6 +106,7 @@ def bring_home(slot: Slot) -> None:
         )
     slot.value.copy_(stray)
     slot.param.data = slot.value
+    slot.gradient = own_version(vector.gradients, slot.param, slot.start)
 
 
 def take_back(owned: dict[str, Any], key: str, slot: Slot) -> None:

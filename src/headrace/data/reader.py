@@ -79,8 +79,7 @@ class Reader(Source):
         self.epoch, self.position = (epoch + 1, 0) if stop == n else (epoch, stop)
         cursor = self._cursor(epoch, 0)
         cursors: list[State | None] = [{**cursor, "position": at} for at in cuts[1:-1]]
-        owned = self.order.kind != "none"
-        return Macrobatch(batch.fields, counts, totals, [*cursors, self.state_dict()], stop == n, owned=owned)
+        return Macrobatch(batch.fields, counts, totals, [*cursors, self.state_dict()], stop == n)
 
     def state_dict(self) -> State:
         return dict(self._cursor(self.epoch, self.position))

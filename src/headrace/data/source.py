@@ -64,8 +64,6 @@ class Macrobatch:
     """Whether the last minibatch reaches or crosses the end of the epoch."""
     finishes: bool = False
     """Whether the source had nothing more to give after it."""
-    owned: bool = False
-    """Whether the fields are in memory that nobody else holds."""
     ready: Any = field(default=None)
     """What to wait for on the device before reading, if anything."""
 
@@ -75,9 +73,8 @@ class Macrobatch:
         columns = zip(parts, self.counts, self.totals, self.cursors, strict=True)
         batches = [Batch(part, rows, total=total, cursor=cursor) for part, rows, total, cursor in columns]
         batches[-1].ends_epoch = self.ends_epoch
-        if self.owned:
-            for batch in batches:
-                batch.whole = self.fields
+        for batch in batches if len(batches) > 1 else []:
+            batch.whole = self.fields
         return batches
 
     def tensors(self) -> list[Tensor]:

@@ -25,7 +25,8 @@ class Term:
     no term that `counts` has any weight teaches nothing, and no update is made of it.
     """
 
-    sum: Tensor
+    sum: Any
+    """A tensor of no dimensions, with its graph; in reports the number that was read from it."""
     weight: Weight
     coefficient: float = 1.0
     times: float = 1.0
@@ -37,7 +38,7 @@ class Loss(ABC):
 
     `output` picks from a model that returns a tuple or a dict; `target` and `weight` name streams: what to
     compare with (the trainer's target by default), and how much each row counts. `reduce="sum"` divides by
-    nothing.
+    nothing; what is reported then is the mean over batches of their sums.
     """
 
     training_only: ClassVar[bool] = False

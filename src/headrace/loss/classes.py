@@ -138,7 +138,7 @@ class CrossEntropy(Loss):
         whole = None if batch.whole is None else batch.whole[self.target]
         if not isinstance(whole, Tensor) or whole.device.type != "cpu" or self._one_hot:
             return False
-        if batch[self.target]._base is not whole and batch[self.target] is not whole:
+        if _memory(batch[self.target]) is not _memory(whole):
             return False  # somebody has put other targets there
         seen, version, none_ignored = self._seen
         if seen is not whole or version != seen._version:
@@ -223,9 +223,14 @@ class Focal(Loss):
         return each if self.class_weights is None else each * self.class_weights.to(each)
 
     def _focus(self, log_p: Tensor) -> Tensor:
-        miss = -torch.expm1(log_p)  # 1 − pₜ, exact where pₜ is close to 1
+        miss = -torch.expm1(log_p)  # 1 − pₜ without cancellation
         tiny = torch.finfo(log_p.dtype).tiny  # a root of it has a finite slope here
         return -(miss.clamp_min(tiny) ** self.gamma) * log_p
+
+
+def _memory(tensor: Tensor) -> Tensor:
+    """The tensor that this one is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _class_weights(weights: Sequence[float] | Tensor | None) -> Tensor | None:

@@ -17,15 +17,15 @@ class RowMean(Loss):
     """A function `(outputs, target) -> mean over the rows`, declared to be one.
 
     The mean over a batch is then the mean over its parts, weighted by their rows, so that microbatches and
-    workers are exact.
+    workers are exact. `reads` tells metrics what the outputs are: "classes", "logits" or "probabilities".
     """
 
-    def __init__(self, fn: Callable[[Any, Any], Tensor], **options: Any) -> None:
+    def __init__(self, fn: Callable[[Any, Any], Tensor], *, reads: str | None = None, **options: Any) -> None:
         options.setdefault("name", getattr(fn, "__name__", type(fn).__name__).strip("<>"))
         super().__init__(**options)
         if self.row_weight is not None or self.reduce != "mean":
             raise ConfigError("RowMean takes neither weight= nor reduce=: the function gives the mean itself.")
-        self.fn = fn
+        self.fn, self.reads = fn, reads
 
     def weight(self, batch: Batch) -> float:
         return float(batch.rows)

@@ -45,7 +45,7 @@ class Task:
     @classmethod
     def of(cls, outputs: Tensor, targets: Tensor, reads: str | None, ignore: int | None = None) -> "Task":
         size = _columns(outputs)
-        logits = reads == "logits" or (reads != "probabilities" and not _probable(outputs))
+        logits = reads in ("logits", "classes") or (reads is None and not _probable(outputs))
         indices = outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
         if indices or reads == "classes":
             return cls("binary" if outputs.shape[1] == 2 else "multiclass", outputs.shape[1], logits, ignore)
@@ -104,6 +104,11 @@ class Task:
         return "multiclass" if self.kind == "binary" and both else self.kind
 
     def _scores(self, outputs: Tensor) -> Tensor:
+        if not self.logits and not _probable(outputs):
+            raise DataError(
+                "the outputs seemed to be probabilities, but now some are below 0 or above 1. "
+                "Say reads='logits' in the loss or the Objective, so that they are taken for logits from the start."
+            )
         return _squash(outputs.double()) if self.logits else outputs.float()
 
 
