@@ -142,7 +142,7 @@ def split_fields(fields: Mapping[str, Field], counts: Sequence[int]) -> list[dic
             )
         columns.append(field.split(counts))
     names = tuple(fields)
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return [dict(zip(names, row)) for row in zip(*columns)]  # noqa: B905 - lengths agree, and this is a hot loop
 
 
 def concat(batches: Sequence[Batch]) -> dict[str, Field]:

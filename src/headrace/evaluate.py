@@ -1,7 +1,7 @@
 """Passes over data that change nothing: scores of a model, and its predictions."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +15,13 @@ from .errors import DataError
 from .feed import Feed
 from .guard import Scalar
 from .loss import Term
-from .metric import Metrics
-from .objective import Objective, Terms, first_call
+from .metric import BLOCK_BYTES, Metrics
+from .objective import Objective, Supervised, Terms, first_call
 from .precision import Precision
 from .step import Outcome, as_outcome
 from .tally import Tally
+
+BLOCK_BATCHES = 64  # as many batches at most wait for their loss to be computed together
 
 
 @contextmanager
@@ -61,32 +63,91 @@ def measure(
     for key, objective in objectives.items():
         with precision.context():
             terms = objective.terms(model, batch)
-        for name, term in terms.items():
+        found = _read(terms, batch, read)
+        outcome.outputs += found.outputs
+        for name, term in found.terms.items():
             full = name if len(objectives) == 1 else key if len(terms) == 1 else f"{key}/{name}"
-            outcome.terms[full] = Term(read(term.sum) * term.times, read(term.weight), term.coefficient)
-        if isinstance(terms, Terms):
-            outcome.outputs.append((terms.outputs, batch))
+            outcome.terms[full] = term
     return outcome
 
 
+def _bytes(outputs: Any) -> int:
+    if type(outputs) is Tensor:
+        return outputs.nbytes
+    return sum(leaf.nbytes for leaf in tree_flatten(outputs)[0] if isinstance(leaf, Tensor))
+
+
+def _read(terms: Mapping[str, Term], batch: Batch, read: Callable[[Scalar], Scalar]) -> Outcome:
+    """Terms as numbers, with the outputs that they come from."""
+    found = {
+        name: Term(read(term.sum) * term.times, read(term.weight), term.coefficient) for name, term in terms.items()
+    }
+    return Outcome(found, [(terms.outputs, batch)] if isinstance(terms, Terms) else [])
+
+
+def _block(held: list[tuple[Any, Batch]], streams: list[str]) -> tuple[Batch, Any]:
+    """Consecutive batches and their outputs as one; of the streams, those that the loss compares with."""
+    if len(held) == 1:
+        outputs, batch = held[0]
+        return batch, outputs
+    fields = {name: torch.cat([batch[name] for _, batch in held]) for name in streams}
+    return Batch(fields, sum(batch.rows for _, batch in held)), _joined([outputs for outputs, _ in held])
+
+
+def limited(feed: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
+    """The batches of a pass up to the one with which their rows reach the limit."""
+    rows = 0
+    for batch in feed:
+        yield batch
+        rows += batch.total
+        if limit is not None and rows >= limit:
+            return
+
+
+def together(
+    objective: Supervised,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    precision: Precision,
+    read: Callable[[Scalar], Scalar],
+) -> Iterator[Outcome]:
+    """The outcomes of a pass: the model sees a batch at a time, the loss a block of outputs."""
+    held: list[tuple[Any, Batch]] = []
+    size = 0
+
+    def judged() -> Outcome:
+        block, outputs = _block(held, objective.compared())
+        with precision.context():
+            return _read(objective.judge(model, outputs, block), block, read)
+
+    for batch in batches:
+        with precision.context():
+            outputs = objective.answers(model, batch)
+        held.append((outputs, batch))
+        size += _bytes(outputs)
+        if size >= BLOCK_BYTES or len(held) == BLOCK_BATCHES:
+            yield judged()
+            held, size = [], 0
+    if held:
+        yield judged()
+
+
+def apart(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Outcome]:
+    """The outcomes of a pass, a batch at a time."""
+    for batch in batches:
+        yield as_outcome(step(batch), "evaluate_step")
+
+
 def score(
-    step: Callable[[Batch], Outcome],
-    feed: Feed,
-    name: str,
-    metrics: Metrics,
-    objective: Objective,
-    target: str,
-    limit: int | None = None,
+    outcomes: Iterable[Outcome], name: str, metrics: Metrics, objective: Objective, target: str
 ) -> dict[str, Any]:
     """Loss, terms and metrics over one pass, by keys that begin with `name`."""
-    tally, rows = Tally(), 0
+    tally, found = Tally(), False
     with torch.no_grad():
-        for batch in feed:
-            record(as_outcome(step(batch), "evaluate_step"), tally, metrics, objective, target)
-            rows += batch.total
-            if limit is not None and rows >= limit:
-                break
-    if not rows:
+        for outcome in outcomes:
+            record(outcome, tally, metrics, objective, target)
+            found = True
+    if not found:
         raise DataError(f"the {name} data gave no rows. Pass data with at least one.")
     return report(name, tally, metrics)
 
@@ -121,12 +182,10 @@ def predictions(objective: Objective, model: nn.Module, feed: Feed, precision: P
     """What the model returns for every row, in order, on the host; moved there a macrobatch at a time."""
     found: list[list[Any]] = []
     held: list[Any] = []
-    with torch.no_grad():
+    outputs = objective.outputs if type(objective).outputs is not Objective.outputs else objective.call
+    with torch.no_grad(), precision.context():
         for batch in feed:
-            with precision.context():
-                held.append(
-                    first_call(objective.outputs, model, batch) if not found else objective.outputs(model, batch)
-                )
+            held.append(outputs(model, batch) if held or found else first_call(outputs, model, batch))
             if feed.ends_macrobatch:
                 found.append(held if feed.device.type == "cpu" else _on_host(held))
                 held = []

@@ -52,6 +52,8 @@ class Feed:
         check_names(source.streams)
         self.source, self.batch_size, self.shard = source, batch_size, shard
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.rows = self._whole_batches(macrobatch)
         self.macrobatch = 0
         """The macrobatch being read, counted from 1 in every epoch."""
@@ -59,6 +61,7 @@ class Feed:
         """Whether the batch given last was the last of its macrobatch."""
         self.finished = False
         """Whether the source has said that it is finished, and is to be rewound."""
+        self._given: Batch | None = None
         self._stager = self._choose_stager()
 
     @property
@@ -72,23 +75,34 @@ class Feed:
         return None if self.batches is None else -(-self.batches * self.batch_size // self.rows)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches up to the end of the epoch."""
+        """The batches up to the end of the epoch. An epoch that was left goes on after the last batch given."""
+        if self._given is not None:
+            self.close()
         self.macrobatch, self.finished = 0, False
         while (macrobatch := self._stager.next()) is not None:
             self.macrobatch += 1
             self.finished = macrobatch.finishes
-            *most, last = macrobatch.batches()
             self.ends_macrobatch = False
-            yield from most
-            self.ends_macrobatch = True
-            yield last
+            batches = macrobatch.batches()
+            last = batches[-1]
+            for batch in batches:
+                self._given, self.ends_macrobatch = batch, batch is last
+                yield batch
             if macrobatch.ends_epoch:
-                return
-        self.finished = True
+                break
+        self._given = None
+        self.finished = self.finished or macrobatch is None
 
     def close(self) -> None:
-        """Ends the thread, if there is one. What was staged ahead is dropped; no cursor has moved."""
+        """Ends the thread, if there is one, and drops what was staged ahead.
+
+        The source then stands after the last batch that was given.
+        """
         self._stager.close()
+        given, self._given = self._given, None
+        at_the_end = self.finished and self.ends_macrobatch  # whoever finished the source rewinds it
+        if given is not None and given.cursor is not None and not at_the_end:
+            self.source.load_state_dict(given.cursor)
 
     def __enter__(self) -> "Feed":
         return self

@@ -71,6 +71,8 @@ class Objective(ABC):
 
     splits: bool = True
     """Whether the terms of a batch are the sum of the terms of its parts. If not, it needs the batch whole."""
+    joins: bool = False
+    """Whether a validation may compute the terms of several batches together, from their joined outputs."""
     reads: str | None = None
     """What the outputs are to a metric: "classes", "logits" or "probabilities"; `None` if they show it themselves."""
     ignores: int | None = None
@@ -116,12 +118,20 @@ class Supervised(Objective):
                 "loss= holds priors only. Add a term that looks at the data: CrossEntropy() + L2Prior(1e-4)."
             )
         self._main = next(iter(self._data_terms.values()))
+        self.joins = all(term.splits and term.reduce == "mean" for term in self._data_terms.values())
         self.splits = all(term.splits for term in self.loss.values())
         self.reads, self.ignores = self._main.reads, self._main.ignore_index
         self._columns: Mapping[str, Mapping[str, Any]] | None = None
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
-        outputs = self.call(model, batch) if self._columns is None else self._first_call(model, batch)
+        return self.judge(model, self.answers(model, batch), batch)
+
+    def answers(self, model: nn.Module, batch: Batch) -> Any:
+        """What the model returns; for the first batch of a data set, only after a look at it."""
+        return self.call(model, batch) if self._columns is None else self._first_call(model, batch)
+
+    def judge(self, model: nn.Module, outputs: Any, batch: Batch) -> Terms:
+        """The terms of outputs that are there already."""
         losses = self.loss if model.training else self._data_terms
         terms = Terms([(name, loss.term(model, outputs, batch)) for name, loss in losses.items()])
         terms.outputs = outputs
@@ -136,11 +146,11 @@ class Supervised(Objective):
     def bind(self, inputs: Inputs, target: str) -> None:
         for loss in self.loss.values():
             loss.bind(target)
-        self.call = Call(inputs, {target, *self._streams()})
+        self.call = Call(inputs, {target, *self.compared()})
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         names = [s.name for s in streams]
-        for name in self._streams():
+        for name in self.compared():
             if name not in names:
                 raise ConfigError(
                     f"the loss compares with an {unknown('stream', name, names)} Pass it, or say target=."
@@ -148,7 +158,7 @@ class Supervised(Objective):
         self.call.way(names)
         self._columns = columns
 
-    def _streams(self) -> list[str]:
+    def compared(self) -> list[str]:
         """The streams that the terms compare with or weigh by."""
         terms = self._data_terms.values()
         return list(dict.fromkeys(s for term in terms for s in (term.target, term.row_weight) if s is not None))

@@ -20,7 +20,7 @@ from .info import Info
 from .length import Counters, Length, interval, limits
 from .malloc import keep_freed_memory
 from .metric import Metrics, Wanted
-from .objective import Inputs, Objective, as_objective
+from .objective import Inputs, Objective, Supervised, as_objective
 from .plan import (
     OptimizerLike,
     Plan,
@@ -293,7 +293,16 @@ class Trainer:
         metrics = self.metrics.fresh(objective.reads, objective.ignores)
         at_rest = evaluate.mode(self.model, training=False)
         with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
-            return evaluate.score(self.evaluate_step, feed, name, metrics, objective, self.target, limit)
+            return evaluate.score(self._outcomes(feed, limit), name, metrics, objective, self.target)
+
+    def _outcomes(self, feed: Feed, limit: int | None) -> Iterator[Outcome]:
+        """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
+        objective = next(iter(self.eval_objectives.values()))
+        batches = evaluate.limited(feed, limit)
+        own = type(self).evaluate_step is not Trainer.evaluate_step
+        if isinstance(objective, Supervised) and objective.joins and len(self.eval_objectives) == 1 and not own:
+            return evaluate.together(objective, self.model, batches, self.precision, self._step.guard.read)
+        return evaluate.apart(self.evaluate_step, batches)
 
     def _feed(self, source: Any, batch_size: int | None) -> Feed:
         size = batch_size or self.batch_size or DEFAULT_BATCH

@@ -266,3 +266,15 @@ def test_a_macrobatch_is_a_number_of_rows_or_auto(macrobatch: Any) -> None:
 def test_a_feed_asks_for_a_source() -> None:
     with pytest.raises(hr.ConfigError, match="Host"):
         hr.Feed(Host())
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_an_epoch_that_was_left_goes_on_after_the_last_batch_given(kind: str) -> None:
+    """What was staged with it is not lost: neither for the next iteration nor, after close, for another reader."""
+    whole = pulled(SOURCES[kind]())[0]
+    source = SOURCES[kind]()
+    with hr.Feed(source, batch_size=SIZE, macrobatch=12) as feed:
+        assert seen(next(iter(feed))) == whole[0]
+        assert seen(next(iter(feed))) == whole[1]
+    with hr.Feed(source, batch_size=SIZE) as feed:
+        assert [seen(batch) for batch in feed] == whole[2:]

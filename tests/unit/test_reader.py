@@ -242,6 +242,20 @@ def test_a_table_that_changes_its_dtype_later_is_caught() -> None:
         source.next_batch(4)
 
 
+def test_a_table_may_do_with_its_indices_what_it_likes() -> None:
+    """To sort them in place, say, so that a file is read from front to back: the order stays what it is."""
+
+    def give(indices: Tensor) -> hr.Batch:
+        rows = indices.clone()
+        indices.zero_()
+        return hr.Batch({"x": rows, "y": rows})
+
+    source = hr.Reader(Own(give))
+    initial, first = source.state_dict(), source.next_batch(4)["x"].tolist()
+    source.load_state_dict(initial)
+    assert source.next_batch(4)["x"].tolist() == first
+
+
 def test_a_failed_take_moves_nothing() -> None:
     """Whoever tries again reads the rows that failed, and none is lost."""
 

@@ -123,6 +123,19 @@ def test_a_cursor_is_a_value_even_if_the_source_gives_its_own_state() -> None:
     assert cursors == [4, 8, 12, 16, 20, 23]
 
 
+def test_a_source_may_give_the_same_batches_again() -> None:
+    """Kept ready in memory, for epoch after epoch: the cursor is that of the pull, not of the first one."""
+    kept = [hr.Batch({"x": torch.arange(SIZE)}, ends_epoch=ends) for ends in (False, False, True)]
+
+    class Kept(Stateful):
+        def next_batch(self, size: int, shard: hr.Shard = WHOLE) -> hr.Batch | None:
+            self.at += 1
+            return kept[(self.at - 1) % 3]
+
+    feed = hr.Feed(Kept(), batch_size=SIZE)
+    assert [[batch.cursor["at"] for batch in feed] for _ in range(3)] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
 def test_a_source_that_is_endless_is_pulled_one_batch_at_a_time() -> None:
     endless = Faulty(lambda x: hr.Batch({"x": x}))
     feed = iter(hr.Feed(endless, batch_size=SIZE))

@@ -109,7 +109,7 @@ class Reader(Source):
         return held[start - first : stop - first]
 
     def _take(self, indices: Indices) -> Batch:
-        return self._checked(self.table.take(torch.from_numpy(indices)), len(indices))
+        return self._checked(self.table.take(torch.from_numpy(indices.copy())), len(indices))
 
     def _checked(self, batch: Batch, rows: int) -> Batch:
         owner = type(self.table).__name__

@@ -206,9 +206,8 @@ def check_names(streams: Sequence[Stream]) -> None:
 def _part(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
     """A shard's part of a batch that was read whole."""
     start, stop = shard.of(batch.rows)
-    if stop - start == batch.rows:
-        batch.cursor = cursor
-        return batch
+    if stop - start == batch.rows:  # a batch of its own: the source may give the same one again
+        return Batch(batch.fields, batch.rows, total=batch.total, cursor=cursor, ends_epoch=batch.ends_epoch)
     if _opaque(batch):
         raise SourceError(
             "a batch with fields that are not tensors cannot be shared by workers: give the source shards."
