@@ -98,6 +98,8 @@ class Trainer:
         settings = Settings(microbatch, clip_norm, clip_value, arena)
         guard = make_guard(self.device, skip=nonfinite == "skip")
         self._step = Step(model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy)
+        self.history = History()
+        """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
         if compile:
             compile_in_place(model)
@@ -127,11 +129,22 @@ class Trainer:
 
         `val` is scored every so often, `test` once, at the end. `scan` looks for NaN in the data first.
         """
-        limit = limits(epochs, steps, samples, minutes)
-        plan, info = self._prepare(train, val, test, limit, progress, validate_every, log_every, scan, callbacks)
-        for _ in self._loop(plan, info):
+        for _ in self.steps(
+            train,
+            val,
+            test,
+            epochs=epochs,
+            steps=steps,
+            samples=samples,
+            minutes=minutes,
+            progress=progress,
+            validate_every=validate_every,
+            log_every=log_every,
+            scan=scan,
+            callbacks=callbacks,
+        ):
             pass
-        return info.history
+        return self.history
 
     def steps(
         self,
@@ -150,8 +163,18 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ) -> Iterator[Info]:
         """The loop of `fit`, driven by you: an `Info` after every update and what is due then."""
-        limit = limits(epochs, steps, samples, minutes)
-        return self._loop(*self._prepare(train, val, test, limit, progress, validate_every, log_every, scan, callbacks))
+        plan = Plan(
+            train=source_on(train, self.device, "train", self.order, self.seed),
+            val=None if val is None else source_on(val, self.device, "val"),
+            test=None if test is None else source_on(test, self.device, "test"),
+            validate_every=interval(validate_every, "validate_every"),
+            log_every=interval(log_every, "log_every"),
+            callbacks=all_callbacks(callbacks, progress),
+        )
+        plan.check(self.objectives, self.eval_objectives, scan)
+        info = Info(self, Counters(), limits(epochs, steps, samples, minutes), History())
+        self.history, self._known_streams = info.history, None
+        return self._loop(plan, info)
 
     def validate(
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
@@ -203,31 +226,6 @@ class Trainer:
     def release(self) -> None:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
-
-    def _prepare(
-        self,
-        train: Any,
-        val: Any,
-        test: Any,
-        limit: list[Length],
-        progress: str | bool,
-        validate_every: str | Length,
-        log_every: str | Length,
-        scan: bool,
-        callbacks: Sequence[Callback],
-    ) -> tuple[Plan, Info]:
-        """Everything a training needs, checked."""
-        plan = Plan(
-            train=source_on(train, self.device, "train", self.order, self.seed),
-            val=None if val is None else source_on(val, self.device, "val"),
-            test=None if test is None else source_on(test, self.device, "test"),
-            validate_every=interval(validate_every, "validate_every"),
-            log_every=interval(log_every, "log_every"),
-            callbacks=all_callbacks(callbacks, progress),
-        )
-        plan.check(self.objectives, self.eval_objectives, scan)
-        self._known_streams = None
-        return plan, Info(self, Counters(), limit, History())
 
     def _loop(self, plan: Plan, info: Info) -> Iterator[Info]:
         call, guard = plan.callbacks.call, self._step.guard
