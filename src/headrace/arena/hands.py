@@ -1,10 +1,12 @@
 """What happens when a user steps the optimizer by hand while its parameters are homed: what the user means."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
+import torch
 from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
@@ -21,7 +23,9 @@ class Hands:
         self._outer = vars(optimizer).get("step")  # a schedule has put its own wrapper there
         self._patched = self._make_step()
         self._ours = False
-        self._plain = getattr(type(optimizer).step, "__wrapped__", None) if bare else None
+        self._plain = (
+            inspect.unwrap(type(optimizer).step) if bare and not optimizer.defaults.get("differentiable") else None
+        )
         self._listeners = (
             optimizer._optimizer_step_pre_hooks,
             optimizer._optimizer_step_post_hooks,
@@ -32,10 +36,11 @@ class Hands:
         optimizer.zero_grad = self._zero_by_hand  # type: ignore[method-assign]
 
     def step(self) -> None:
-        """The update of an arena: without the wrapper for hooks and profiling, where nobody listens to it."""
+        """The update of an arena: without torch's wrappers for hooks and profiling, where nobody listens there."""
         untouched = self._outer is None and vars(self._optimizer)["step"] is self._patched
         if self._plain is not None and untouched and not any(self._listeners) and not profiler_enabled():
-            self._plain(self._optimizer)
+            with torch.no_grad():
+                self._plain(self._optimizer)
             return
         with self.ours():
             self._optimizer.step()
