@@ -44,6 +44,7 @@ _HOMES = {
     "objective": ["Objective", "Terms"],
     "order": ["Order"],
     "recipe": ["Recipe"],
+    "step": ["Outcome"],
     "trainer": ["Trainer"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from .objective import Terms as Terms
     from .order import Order as Order
     from .recipe import Recipe as Recipe
+    from .step import Outcome as Outcome
     from .trainer import Trainer as Trainer
 
 

@@ -114,8 +114,8 @@ class Batch:
         return self._like({k: v.to(device, non_blocking=non_blocking) for k, v in self.fields.items()})
 
     def pin(self) -> "Batch":
-        """The same batch in page-locked host memory, from which a device copies without waiting."""
-        return self._like({k: v.pin_memory() if isinstance(v, Tensor) else v for k, v in self.fields.items()})
+        """The same batch, what is in host memory page-locked there, so that a device copies it without waiting."""
+        return self._like({name: _pinned(field) for name, field in self.fields.items()})
 
     def split(self, rows: int) -> "list[Batch]":
         """Microbatches of at most `rows` rows each, in order; they are views."""
@@ -150,6 +150,10 @@ def concat(batches: Sequence[Batch]) -> dict[str, Field]:
     if len(batches) == 1:
         return dict(batches[0].fields)
     return {name: torch.cat([b[name] for b in batches]) for name in batches[0]}
+
+
+def _pinned(field: Field) -> Field:
+    return field.pin_memory() if isinstance(field, Tensor) and field.device.type == "cpu" else field
 
 
 def _rows_of(fields: Mapping[str, Field]) -> int:

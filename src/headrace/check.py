@@ -12,7 +12,7 @@ from .batch import Stream
 from .data.arrays import ArrayTable
 from .data.reader import Reader
 from .data.source import Source
-from .errors import ConfigError, DataError, ModelError
+from .errors import ConfigError, DataError, ModelError, unknown
 
 SCAN_ROWS = 65536
 
@@ -42,6 +42,8 @@ def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
             raise ConfigError(f"device={device!r} is not a device. Try 'cpu', 'cuda' or 'auto'.") from error
         if chosen.type == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device={str(device)!r}: torch finds no CUDA device here. Use device='cpu' or 'auto'.")
+        if chosen.type == "cpu":
+            return torch.device("cpu")  # cpu:0 is the same place by another name
         return torch.device("cuda", torch.cuda.current_device()) if str(chosen) == "cuda" else chosen
     if held and (own := held.pop()).type != "cpu":
         return own
@@ -56,12 +58,17 @@ def optimizers_fit(model: nn.Module, optimizers: Mapping[str, Optimizer], object
             known |= {id(p) for p in objective.parameters()}
     seen: dict[int, str] = {}
     for name, optimizer in optimizers.items():
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ModelError(
+                "LBFGS asks for the loss again within a step, by a closure; headrace makes one pass a step."
+            )
         params = [p for group in optimizer.param_groups for p in group["params"]]
         strange = sum(id(p) not in known for p in params)
         if strange:
             raise ModelError(
                 f"{type(optimizer).__name__} holds {strange} of {len(params)} parameters that are not in the model. "
-                "Make the optimizer from this model's parameters, after the model is complete."
+                "Make the optimizer from this model's parameters, after the model is complete; if another trainer "
+                "has the model at work, call its release() first."
             )
         for p in params:
             if seen.setdefault(id(p), name) != name:
@@ -80,6 +87,13 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) ->
             raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
         if (stream.shape, stream.dtype) != (expected.shape, expected.dtype):
             raise DataError(f"the {name} data have {stream} where the training data have {expected}. They must agree.")
+
+
+def has_stream(streams: Sequence[Stream], name: str, who: str) -> None:
+    """Raises unless there is a stream of this name."""
+    names = [stream.name for stream in streams]
+    if name not in names:
+        raise ConfigError(f"{who}= compare with an {unknown('stream', name, names)} Say target=.")
 
 
 def columns_of(source: Source | None) -> Mapping[str, Tensor]:

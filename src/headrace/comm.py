@@ -2,8 +2,6 @@
 
 from typing import Protocol
 
-from torch import Tensor
-
 from .data.source import WHOLE, Shard
 
 
@@ -12,19 +10,9 @@ class Comm(Protocol):
 
     shard: Shard
     """Which part of every batch is this worker's."""
-    leader: bool
-    """Whether this is the one worker that writes and prints."""
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of everybody's tensor, in place."""
-        ...
 
 
 class Null:
     """A worker alone."""
 
     shard = WHOLE
-    leader = True
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        return tensor

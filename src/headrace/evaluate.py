@@ -1,7 +1,7 @@
 """Passes over data that change nothing: scores of a model, and its predictions."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,18 +21,17 @@ from .precision import Precision
 from .step import Outcome, as_outcome
 from .tally import Tally
 
-BLOCK_BATCHES = 64  # as many batches at most wait for their loss to be computed together
-
 
 @contextmanager
-def mode(model: nn.Module, training: bool) -> Iterator[None]:
+def mode(models: Sequence[nn.Module], training: bool) -> Iterator[None]:
     """Train or eval mode for a while; every module gets its own mode back.
 
     A model that is in train mode keeps the modules that its owner has put in eval mode.
     """
-    before = [(module, module.training) for module in model.modules()]
-    if not training or not model.training:
-        model.train(training)
+    before = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        if not training or not model.training:
+            model.train(training)
     try:
         yield
     finally:
@@ -57,24 +56,21 @@ def measure(
     batch: Batch,
     precision: Precision,
     read: Callable[[Scalar], Scalar],
+    scored: bool,
 ) -> Outcome:
-    """The terms and outputs of one batch."""
+    """The terms of one batch, and the outputs, which have to be there if they are `scored` by metrics."""
     outcome = Outcome({})
     for key, objective in objectives.items():
         with precision.context():
             terms = objective.terms(model, batch)
-        found = _read(terms, batch, read)
+            found = _read(terms, batch, read)
+            if scored and not found.outputs:
+                found.outputs.append((objective.outputs(model, batch), batch))
         outcome.outputs += found.outputs
         for name, term in found.terms.items():
             full = name if len(objectives) == 1 else key if len(terms) == 1 else f"{key}/{name}"
             outcome.terms[full] = term
     return outcome
-
-
-def _bytes(outputs: Any) -> int:
-    if type(outputs) is Tensor:
-        return outputs.nbytes
-    return sum(leaf.nbytes for leaf in tree_flatten(outputs)[0] if isinstance(leaf, Tensor))
 
 
 def _read(terms: Mapping[str, Term], batch: Batch, read: Callable[[Scalar], Scalar]) -> Outcome:
@@ -83,15 +79,6 @@ def _read(terms: Mapping[str, Term], batch: Batch, read: Callable[[Scalar], Scal
         name: Term(read(term.sum) * term.times, read(term.weight), term.coefficient) for name, term in terms.items()
     }
     return Outcome(found, [(terms.outputs, batch)] if isinstance(terms, Terms) else [])
-
-
-def _block(held: list[tuple[Any, Batch]], streams: list[str]) -> tuple[Batch, Any]:
-    """Consecutive batches and their outputs as one; of the streams, those that the loss compares with."""
-    if len(held) == 1:
-        outputs, batch = held[0]
-        return batch, outputs
-    fields = {name: torch.cat([batch[name] for _, batch in held]) for name in streams}
-    return Batch(fields, sum(batch.rows for _, batch in held)), _joined([outputs for outputs, _ in held])
 
 
 def limited(feed: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
@@ -111,25 +98,49 @@ def together(
     precision: Precision,
     read: Callable[[Scalar], Scalar],
 ) -> Iterator[Outcome]:
-    """The outcomes of a pass: the model sees a batch at a time, the loss a block of outputs."""
-    held: list[tuple[Any, Batch]] = []
+    """The outcomes of a pass: the model sees a batch at a time, the loss a block of outputs.
+
+    Outputs are joined as long as they are one tensor with a row for each of the batch; of the batch, only what
+    the loss compares with is kept.
+    """
+    outputs: list[Tensor] = []
+    held: list[Batch] = []
     size = 0
 
     def judged() -> Outcome:
-        block, outputs = _block(held, objective.compared())
+        fields = {name: torch.cat([batch[name] for batch in held]) for name in held[0]}
+        block = Batch(fields, sum(batch.rows for batch in held))
         with precision.context():
-            return _read(objective.judge(model, outputs, block), block, read)
+            return _read(objective.judge(model, torch.cat(outputs), block), block, read)
 
     for batch in batches:
         with precision.context():
-            outputs = objective.answers(model, batch)
-        held.append((outputs, batch))
-        size += _bytes(outputs)
-        if size >= BLOCK_BYTES or len(held) == BLOCK_BATCHES:
+            answer = objective.answers(model, batch)
+        part = Batch({name: batch[name] for name in objective.compared()}, batch.rows)
+        joins = _is_rows(answer, batch.rows) and all(_is_rows(field, batch.rows) for field in part.fields.values())
+        if held and not (joins and _alike(answer, outputs[-1]) and all(_alike(part[k], held[-1][k]) for k in part)):
             yield judged()
-            held, size = [], 0
+            outputs, held, size = [], [], 0
+        if not joins:
+            with precision.context():
+                yield _read(objective.judge(model, answer, batch), batch, read)
+            continue
+        outputs.append(answer)
+        held.append(part)
+        size += answer.nbytes + sum(part[name].nbytes for name in part)
+        if size >= BLOCK_BYTES:
+            yield judged()
+            outputs, held, size = [], [], 0
     if held:
         yield judged()
+
+
+def _is_rows(value: Any, rows: int) -> bool:
+    return type(value) is Tensor and value.dim() > 0 and len(value) == rows
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape[1:] == b.shape[1:]
 
 
 def apart(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Outcome]:
@@ -191,7 +202,12 @@ def predictions(objective: Objective, model: nn.Module, feed: Feed, precision: P
                 held = []
     if not found:
         raise DataError("the predict data gave no rows. Pass data with at least one.")
-    return _joined([output for part in found for output in part])
+    joined = _joined([output for part in found for output in part])
+    return tree_map(lambda leaf: leaf.float() if _is_half(leaf) else leaf, joined) if precision.halves else joined
+
+
+def _is_half(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
 
 
 def _on_host(outputs: list[Any]) -> list[Any]:

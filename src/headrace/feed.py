@@ -52,6 +52,8 @@ class Feed:
         check_names(source.streams)
         self.source, self.batch_size, self.shard = source, batch_size, shard
         self.device = torch.device(device)
+        if self.device.type == "cpu":
+            self.device = torch.device("cpu")
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.rows = self._whole_batches(macrobatch)

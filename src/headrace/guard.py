@@ -8,7 +8,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -108,8 +107,7 @@ class DeviceGuard(Guard):
         super().__init__(skip)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._pending: list[tuple[Tensor, str, str]] = []
-        self._host_counters: list[Tensor] = []
-        self._begun: WeakSet[Arena] = WeakSet()
+        self._host_steps: list[tuple[Tensor, list[Tensor]]] = []
 
     def update(self, attempt: "Attempt") -> Tensor:
         numbers = [value for value in attempt.sums.values() if isinstance(value, Tensor)]
@@ -122,12 +120,11 @@ class DeviceGuard(Guard):
         idle = bad
         if weights and len(weights) == len(attempt.weights):
             idle = bad | (torch.stack([weight.double() for weight in weights]) == 0).all()
-        self._pending.append((idle, attempt.describe(), attempt.untouched))
-        if attempt.arena in self._begun:
+        self._pending.append((bad, attempt.describe(), attempt.untouched))
+        if _can_be_masked(attempt.arena, idle.device):
             self._masked(idle, attempt)
-        elif not bool(idle):  # the first update makes the optimizer's state: the host waits for this one
+        elif not bool(idle):  # an update that makes state of the optimizer's: the host waits for this one
             attempt.apply()
-            self._begun.add(attempt.arena)
         attempt.buffers.select(idle)
         return ~bad
 
@@ -135,16 +132,17 @@ class DeviceGuard(Guard):
         return not any(isinstance(weight, Tensor) or weight for weight in weights)
 
     def forget(self) -> None:
-        self._pending, self._host_counters = [], []
+        self._pending, self._host_steps = [], []
         self._count.zero_()
 
     def settle(self) -> None:
-        pending, count = self._pending, int(self._count)
+        pending, count = self._pending, int(self._count) if self._pending else 0
         if not pending:
             return
-        flags = torch.stack([idle for idle, _, _ in pending]).tolist()
-        for counter in self._host_counters:
-            counter -= sum(flags)
+        flags = torch.stack([bad for bad, _, _ in pending]).tolist()
+        for idle, counters in self._host_steps:
+            for counter in counters if bool(idle) else []:
+                counter -= 1
         self.forget()
         if not count:
             return
@@ -155,15 +153,25 @@ class DeviceGuard(Guard):
 
     def _masked(self, idle: Tensor, attempt: "Attempt") -> None:
         """Runs the update, then puts back what was there before where the flag says so."""
-        before = {id(t): t.detach().clone() for t in attempt.arena.live_tensors()}
+        before = {id(t): t.detach().clone() for t in attempt.arena.live_tensors() if t.device == idle.device}
         attempt.apply()
-        self._host_counters = []
         for tensor in attempt.arena.live_tensors():
-            if tensor.device != idle.device:
-                self._host_counters.append(tensor)  # a step count on the host: set right when the host settles
-                continue
-            value = tensor.detach()
-            value.copy_(torch.where(idle, before.get(id(tensor), torch.zeros_like(value)), value))
+            if id(tensor) in before:
+                value = tensor.detach()
+                value.copy_(torch.where(idle, before[id(tensor)], value))
+        counters = [t for t in attempt.arena.live_tensors() if t.device != idle.device]
+        if counters:
+            self._host_steps.append((idle, counters))  # step counts on the host: set right when the host settles
+
+
+def _can_be_masked(arena: Arena, device: torch.device) -> bool:
+    """Whether an update changes nothing but tensors on the device that exist already, and step counts."""
+    optimizer = arena.optimizer
+    states = [optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not any(states):
+        return all("momentum" in group and not group["momentum"] for group in optimizer.param_groups)
+    held = [item for state in states if state for item in state.items() if isinstance(item[1], Tensor)]
+    return all(states) and all(key == "step" or value.device == device for key, value in held)
 
 
 def make_guard(device: torch.device, skip: bool) -> Guard:

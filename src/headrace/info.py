@@ -61,6 +61,11 @@ class Info:
         """The learning rate, of the first group of the first optimizer."""
         return float(next(iter(self.trainer.optimizers.values())).param_groups[0]["lr"])
 
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
+        return self.trainer.skipped
+
     def start(self, batches: int | None, macrobatches: int | None) -> None:
         """The clock starts."""
         self.batches, self.macrobatches = batches, macrobatches

@@ -118,7 +118,7 @@ class Supervised(Objective):
                 "loss= holds priors only. Add a term that looks at the data: CrossEntropy() + L2Prior(1e-4)."
             )
         self._main = next(iter(self._data_terms.values()))
-        self.joins = all(term.splits and term.reduce == "mean" for term in self._data_terms.values())
+        self.joins = all(term.joins and term.reduce == "mean" for term in self._data_terms.values())
         self.splits = all(term.splits for term in self.loss.values())
         self.reads, self.ignores = self._main.reads, self._main.ignore_index
         self._columns: Mapping[str, Mapping[str, Any]] | None = None

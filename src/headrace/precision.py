@@ -29,6 +29,11 @@ class Precision:
         return self._plain if self._dtype is None else torch.autocast(self._device, self._dtype)
 
     @property
+    def halves(self) -> bool:
+        """Whether outputs come in half precision."""
+        return self._dtype is not None
+
+    @property
     def scales(self) -> bool:
         """Whether gradients are scaled; an infinite one is then a sign that the scale is too high."""
         return self._scaler is not None

@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from .precision import Precision
 from .strategy import Strategy
 
 _ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
-_RANDOM = (nn.modules.dropout._DropoutNd,)
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 
 
 @dataclass(slots=True)
@@ -51,6 +51,8 @@ def as_outcome(result: Any, giver: str) -> Outcome:
         return result
     if not isinstance(result, Mapping):
         raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(result).__name__}.")
+    if not result:
+        raise ConfigError(f"{giver} returned no losses. Name at least one: {{'loss': loss}}.")
     terms = {name: loss for name, loss in result.items() if name != "total_loss"} or {"loss": result["total_loss"]}
     return Outcome({name: Term(_number(loss), 1.0) for name, loss in terms.items()})
 
@@ -86,7 +88,6 @@ class Step:
         self.objectives, self.optimizers = dict(objectives), dict(optimizers)
         self.updates = 0
         self._parts: list[_Update] = []
-        self._buffers: Buffers | None = None
         _warn_where_splits_differ(model, settings.microbatch)
 
     @property
@@ -97,16 +98,24 @@ class Step:
         """Moves the model into its arenas."""
         if self.homed:
             return
-        self._buffers = Buffers(self.model)
-        for name, optimizer in self.optimizers.items():
-            arena = Arena(self.model, optimizer, packed=self.settings.arena)
-            self._parts.append(_Update(self, name, self.objectives[name], arena, self._buffers))
+        buffers = Buffers(self.model)
+        parts: list[_Update] = []
+        try:
+            for name, optimizer in self.optimizers.items():
+                arena = Arena(self.model, optimizer, packed=self.settings.arena, release=self.release)
+                parts.append(_Update(self, name, self.objectives[name], arena, buffers))
+        except BaseException:
+            for part in parts:
+                part.arena.release()
+            raise
+        self._parts = parts
 
     def release(self) -> None:
         """Makes model and optimizers ordinary again."""
-        for part in self._parts:
-            part.arena.release()
-        self._parts, self._buffers = [], None
+        parts, self._parts = self._parts, []
+        with ExitStack() as stack:  # each of them, even if one fails
+            for part in parts:
+                stack.callback(part.arena.release)
 
     def __call__(self, batch: Batch) -> Outcome:
         self.home()
@@ -127,7 +136,7 @@ class _Update:
         self._microbatch = step.settings.microbatch or sys.maxsize
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
-        self._inputs = list(arena.params) if len(step.optimizers) > 1 else None
+        self._several = len(step.optimizers) > 1
         self._device = next(iter(arena.params)).device
         self._batch: Batch | None = None
         self._found: Sequence[Tensor] = ()
@@ -207,7 +216,8 @@ class _Update:
             else:
                 terms[name] = Term(total, weight, term.coefficient, counts=term.counts)
         if roots:
-            torch.autograd.backward(roots, seeds, inputs=self._inputs)
+            inputs = [p for p in self.arena.params if p.requires_grad] if self._several else None
+            torch.autograd.backward(roots, seeds, inputs=inputs)
         elif not any(term.sum.requires_grad for term in found.values()):
             raise ModelError(
                 f"no loss term ({', '.join(found)}) depends on a trainable parameter. "
@@ -281,8 +291,14 @@ def _mean(term: Term) -> Any:
     return term.sum / term.weight if term.weight else 0.0
 
 
+def _draws(module: nn.Module) -> bool:
+    """Whether a module draws random numbers in training: dropout, by itself or inside a layer."""
+    rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
+    return isinstance(module, nn.RReLU) or (isinstance(module, _RANDOM) and bool(rate))
+
+
 def _warn_where_splits_differ(model: nn.Module, microbatch: int | None) -> None:
-    kinds = {type(m).__name__ for m in model.modules() if isinstance(m, _ROWS_MEET + _RANDOM)}
+    kinds = {type(m).__name__ for m in model.modules() if m.training and (isinstance(m, _ROWS_MEET) or _draws(m))}
     if microbatch is not None and kinds:
         warnings.warn(
             f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "

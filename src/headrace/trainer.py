@@ -81,8 +81,12 @@ class Trainer:
         self.model = model.to(self.device)
         self.objectives, self.optimizers = by_key(loss, optimizer, model)
         self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss, "eval_loss")}
+        self._modules = [model]
+        """Everything that has a train and an eval mode."""
         for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
             objective.bind(inputs, target)
+            if isinstance(objective, nn.Module) and objective not in self._modules:
+                self._modules.append(objective.to(self.device))
         check.optimizers_fit(model, self.optimizers, self.objectives)
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
@@ -108,6 +112,11 @@ class Trainer:
     def optimizer(self) -> Optimizer:
         """The optimizer; the first of several."""
         return next(iter(self.optimizers.values()))
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
+        return self._step.guard.skipped
 
     def fit(
         self,
@@ -172,6 +181,8 @@ class Trainer:
             callbacks=all_callbacks(callbacks, progress),
         )
         plan.check(self.objectives, self.eval_objectives, scan)
+        if self.metrics:
+            check.has_stream(plan.train.streams, self.target, "metrics")
         info = Info(self, Counters(), limits(epochs, steps, samples, minutes), History())
         self.history, self._known_streams = info.history, None
         return self._loop(plan, info)
@@ -180,6 +191,8 @@ class Trainer:
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
         """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`."""
+        check.positive("batch_size", batch_size, whole=True)
+        check.positive("limit", limit, whole=True)
         source = source_on(data, self.device, name)
         for objective in self.eval_objectives.values():
             objective.prepare(source.streams, {name: check.columns_of(source)})
@@ -191,8 +204,9 @@ class Trainer:
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """What the model returns for every row, in order, on the host."""
+        check.positive("batch_size", batch_size, whole=True)
         objective, source = next(iter(self.eval_objectives.values())), source_on(data, self.device, "predict")
-        at_rest = evaluate.mode(self.model, training=False)
+        at_rest = evaluate.mode(self._modules, training=False)
         with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
             return evaluate.predictions(objective, self.model, feed, self.precision)
 
@@ -206,7 +220,7 @@ class Trainer:
             for objective in self.objectives.values():
                 objective.prepare(streams, {})
             self._known_streams = streams
-        with evaluate.mode(self.model, training=True):
+        with evaluate.mode(self._modules, training=True), deterministic_mode(self.deterministic):
             outcome = as_outcome(self.train_step(batch), "train_step")
             self._step.guard.settle()
         return outcome.losses
@@ -221,7 +235,8 @@ class Trainer:
 
     def evaluate_step(self, batch: Batch) -> Outcome:
         """One batch of a validation. Override it as you override `train_step`."""
-        return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, self._step.guard.read)
+        read, scored = self._step.guard.read, bool(self.metrics)
+        return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
 
     def release(self) -> None:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
@@ -289,7 +304,7 @@ class Trainer:
     def _score(self, source: Any, name: str, batch_size: int | None, limit: int | None) -> dict[str, Any]:
         objective = next(iter(self.eval_objectives.values()))
         metrics = self.metrics.fresh(objective.reads, objective.ignores)
-        at_rest = evaluate.mode(self.model, training=False)
+        at_rest = evaluate.mode(self._modules, training=False)
         with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
             return evaluate.score(self._outcomes(feed, limit), name, metrics, objective, self.target)
 
@@ -316,7 +331,7 @@ class Trainer:
         keep_freed_memory()
         self._step.updates = 0
         self._step.guard.forget()
-        with evaluate.mode(self.model, training=True), deterministic_mode(self.deterministic):
+        with evaluate.mode(self._modules, training=True), deterministic_mode(self.deterministic):
             try:
                 yield
             except GeneratorExit:  # the caller has left the loop of `steps`

@@ -218,3 +218,76 @@ def test_a_schedule_that_wraps_the_optimizer_is_content() -> None:
     trainer.step((X, Y))
     schedule.step()  # it warns if it has not seen a step
     assert optimizer.param_groups[0]["lr"] == pytest.approx(5e-3)
+
+
+def test_a_group_added_while_homed_is_trained_as_in_the_raw_loop() -> None:
+    class Unfreeze(hr.Callback):
+        def on_epoch_start(self, info: hr.Info) -> None:
+            if info.epoch == 1:
+                info.trainer.optimizer.add_param_group({"params": list(ours[0].parameters()), "lr": 1e-3})
+
+    def halves() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+        module = model()
+        return module, torch.optim.SGD(module[2].parameters(), lr=0.1, momentum=0.9)
+
+    (ours, o1), (raw, o2) = halves(), halves()
+    hr.Trainer(ours, nn.CrossEntropyLoss(), o1, batch_size=64, order="none").fit(
+        (X, Y), epochs=4, progress=False, callbacks=[Unfreeze()]
+    )
+    for epoch in range(4):
+        if epoch == 1:
+            o2.add_param_group({"params": list(raw[0].parameters()), "lr": 1e-3})
+        raw.zero_grad()
+        update(raw, o2)
+    assert equal(raw, ours)
+    assert [len(group["params"]) for group in o1.param_groups] == [2, 2]
+
+
+def test_release_accepts_whatever_has_become_of_a_parameter() -> None:
+    module, optimizer = pair()
+    trainer = hr.Trainer(module, hr.CrossEntropy(), optimizer)
+    trainer.step((X, Y))
+    module.half()
+    with pytest.raises(hr.ModelError, match=r"trainer\.release"):
+        trainer.step((X.half(), Y))
+    trainer.release()
+    assert {p.dtype for p in module.parameters()} == {torch.float16}
+    assert optimizer.param_groups[0]["params"] == list(module.parameters())
+
+
+def test_a_gradient_that_is_dropped_on_the_way_moves_nothing() -> None:
+    (raw, o1), (ours, o2) = pair(), pair()
+    for module in (raw, ours):
+        module[0].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    trainer = hr.Trainer(ours, nn.CrossEntropyLoss(), o2)
+    for _ in range(4):
+        update(raw, o1)
+        trainer.step((X, Y))
+    trainer.release()
+    assert equal(raw, ours)
+
+
+def test_two_optimizers_and_a_frozen_parameter() -> None:
+    module = model()
+    module[0].bias.requires_grad_(False)
+    optimizers = {
+        "a": torch.optim.SGD(module[0].parameters(), lr=0.1),
+        "b": torch.optim.SGD(module[2].parameters(), 0.1),
+    }
+    trainer = hr.Trainer(module, {"a": hr.CrossEntropy(), "b": hr.CrossEntropy()}, optimizers)
+    before = module[0].weight.detach().clone()
+    trainer.step((X, Y))
+    assert not torch.equal(module[0].weight, before)
+
+
+def test_the_state_of_a_homed_optimizer_speaks_of_parameters() -> None:
+    module, optimizer = pair()
+    trainer = hr.Trainer(module, hr.CrossEntropy(), optimizer)
+    trainer.step((X, Y))
+    state = optimizer.state_dict()
+    assert [len(group["params"]) for group in state["param_groups"]] == [4]
+    fresh = torch.optim.Adam(model().parameters())
+    fresh.load_state_dict(state)
+    trainer.step((X, Y))  # it goes on
+    optimizer.load_state_dict(state)
+    assert {int(s["step"]) for s in optimizer.state.values()} == {1}

@@ -32,6 +32,7 @@ PUBLIC = [
     "NonFiniteError",
     "Objective",
     "Order",
+    "Outcome",
     "Reader",
     "Recipe",
     "RowMean",

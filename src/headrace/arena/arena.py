@@ -1,6 +1,6 @@
 """One optimizer's parameters and gradients, stored as a few long vectors."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,14 @@ class Arena:
     stay as they are, and the optimizer steps them one by one.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, packed: bool = True) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        packed: bool = True,
+        release: Callable[[], None] | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self._original = [list(group["params"]) for group in optimizer.param_groups]
         places = owners(model)
@@ -56,7 +63,8 @@ class Arena:
         self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
         self._versions: list[int] = []
         self._hand_over()
-        self.hands = Hands(optimizer, self.begin, self.collect, bare=type(optimizer) in ELEMENTWISE)
+        bare = type(optimizer) in ELEMENTWISE
+        self.hands = Hands(optimizer, self.begin, self.collect, release or self.release, bare)
 
     @property
     def params(self) -> Iterator[nn.Parameter]:
@@ -69,6 +77,8 @@ class Arena:
         The first backward pass brings gradients of its own, which show what kind they are; from then on they
         are added up in the vector, where only the version of a view tells whether its parameter was reached.
         """
+        if len(self.optimizer.param_groups) != len(self._original):
+            self._adopt_new_groups()
         if strays := [slot for param, address, _, slot in self._homes if param.data_ptr() != address]:
             for vector in self.vectors:
                 for slot in [slot for slot in vector.slots if slot in strays]:
@@ -114,9 +124,11 @@ class Arena:
     def release(self) -> None:
         """Gives every parameter memory of its own and the optimizer its parameters back.
 
-        One thing at a time: gradients go first, so that never more than one vector exists twice.
+        One thing at a time: gradients go first, so that never more than one vector exists twice. What has strayed
+        keeps what it has become.
         """
-        self.begin()
+        if len(self.optimizer.param_groups) != len(self._original):
+            self._adopt_new_groups()
         self.discard()
         for vector in self.vectors:
             vector.gradients = torch.empty(0)
@@ -129,7 +141,8 @@ class Arena:
             for run in vector.runs:
                 unpack_state(run, self.optimizer)
             for slot in vector.slots:
-                slot.param.data = slot.value.clone()
+                if slot.param.data_ptr() == slot.address:
+                    slot.param.data = slot.value.clone()
         for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
             group["params"] = params
         self.hands.let_go()
@@ -137,7 +150,8 @@ class Arena:
     def _collect_some(self, reached: list[bool]) -> list[Tensor]:
         """The slow path: gradients from elsewhere are copied; parameters that miss the update leave their runs."""
         own = {slot for slot in self._slots if slot.param.grad is not None and slot.param.grad is not slot.gradient}
-        missing = {slot for slot, hit in zip(self._slots, reached, strict=True) if not hit} - own
+        missed = zip(self._slots, reached, strict=True)
+        missing = {slot for slot, hit in missed if not hit or slot.param.grad is None} - own
         sparse = {slot for slot in own if _is_sparse(slot.param.grad)}
         if dense := [slot for slot in self._slots if slot in own - sparse]:
             torch._foreach_copy_([slot.gradient for slot in dense], _present(slot.param for slot in dense))
@@ -156,6 +170,13 @@ class Arena:
             run.handle.grad = None if run.slots[0] in missing else run.gradient
         self._proven = True
         return [run.gradient for run in self._runs if run.slots[0] not in missing] + _present(self.loose)
+
+    def _adopt_new_groups(self) -> None:
+        """Groups that were added to the optimizer meanwhile: their parameters stay as they are."""
+        for number, group in enumerate(self.optimizer.param_groups[len(self._original) :], len(self._original)):
+            self._original.append(list(group["params"]))
+            self.loose += group["params"]
+            self.names |= {p: f"optimizer[{number}][{k}]" for k, p in enumerate(group["params"])}
 
     def _loosen(self, vector: Vector, slot: Slot) -> None:
         """A parameter with sparse gradients: the optimizer steps it by itself."""

@@ -15,10 +15,18 @@ from torch.optim import optimizer as torch_optimizer
 class Hands:
     """The optimizer's `step` and `zero_grad`, which act on the vectors until `let_go`.
 
-    `begin` and `collect` are what an update needs before and after its backward pass.
+    `begin` and `collect` are what an update needs before and after its backward pass. Saving or loading the
+    optimizer's state calls `release` first, so that it speaks of parameters.
     """
 
-    def __init__(self, optimizer: Optimizer, begin: Callable[[], Any], collect: Callable[[], Any], bare: bool) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        begin: Callable[[], Any],
+        collect: Callable[[], Any],
+        release: Callable[[], None],
+        bare: bool,
+    ) -> None:
         self._optimizer, self._begin, self._collect = optimizer, begin, collect
         self._outer = vars(optimizer).get("step")  # a schedule has put its own wrapper there
         self._patched = self._make_step()
@@ -32,6 +40,10 @@ class Hands:
             torch_optimizer._global_optimizer_pre_hooks,
             torch_optimizer._global_optimizer_post_hooks,
         )
+        self._handles = [
+            optimizer.register_state_dict_pre_hook(lambda _: release()),
+            optimizer.register_load_state_dict_pre_hook(lambda *_: release()),
+        ]
         optimizer.step = self._patched  # type: ignore[method-assign]
         optimizer.zero_grad = self._zero_by_hand  # type: ignore[method-assign]
 
@@ -56,6 +68,8 @@ class Hands:
 
     def let_go(self) -> None:
         """Gives the optimizer its own methods back."""
+        for handle in self._handles:
+            handle.remove()
         attributes = vars(self._optimizer)
         del attributes["zero_grad"]
         if attributes["step"] is not self._patched:

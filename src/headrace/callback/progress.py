@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
@@ -16,7 +17,7 @@ LINE_S = 10.0  # how often a line is printed within an epoch
 
 
 class Progress(Callback):
-    """`"bar"`, `"plain"`, or `"auto"`: the bar if standard error is a terminal, lines if not."""
+    """`"bar"`, `"plain"`, or `"auto"`: the bar if standard error is a terminal, lines if not, and in CI."""
 
     def __init__(self, style: str = "auto", file: TextIO | None = None) -> None:
         self._file = file
@@ -26,7 +27,7 @@ class Progress(Callback):
 
     def on_fit_start(self, info: Info) -> None:
         file = self._file or sys.stderr
-        bar = self._style == "bar" or (self._style == "auto" and file.isatty())
+        bar = self._style == "bar" or (self._style == "auto" and file.isatty() and not os.environ.get("CI"))
         self._display = _Bar(file) if bar else _Lines(file)
         self._clock = _Clock(info)
         self._next = time.perf_counter() + self._display.period

@@ -126,11 +126,15 @@ class Source(ABC):
         """A run of minibatches of together about `rows` rows, at least one; it ends with an epoch."""
         held: list[Batch] = []
         batch: Batch | None = None
-        while sum(b.total for b in held) < rows and not (held and (held[-1].ends_epoch or _opaque(held[-1]))):
+        found = 0
+        while found < rows and not (held and (held[-1].ends_epoch or _opaque(held[-1]))):
             batch = self._pull(size, shard)
             if batch is None:
                 break
+            if not batch.total:
+                raise SourceError(f"{type(self).__name__} gave a batch without rows. Return None at the end.")
             held.append(batch)
+            found += batch.total
         if not held:
             return None
         ends = held[-1].ends_epoch or batch is None

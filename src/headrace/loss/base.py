@@ -47,6 +47,8 @@ class Loss(ABC):
     """What it takes outputs for: "classes", "logits" or "probabilities"; metrics go by it."""
     ignore_index: int | None = None
     """The label that does not count."""
+    joins: ClassVar[bool] = False
+    """Whether it looks at outputs, target and row weights only, so that a validation may join batches."""
     splits: bool = True
     """Whether the term of a batch is the sum of the terms of its parts."""
 
@@ -95,7 +97,7 @@ class Loss(ABC):
         """Before the first update: raises on a target that these outputs can never match."""
 
     def __add__(self, other: "Loss | Sum") -> "Sum":
-        return Sum([self, *_terms(other)])
+        return Sum([self, *_terms(other)]) if isinstance(other, Loss | Sum) else NotImplemented
 
     def __mul__(self, factor: float) -> "Loss":
         scaled = copy.copy(self)
@@ -119,7 +121,7 @@ class Sum:
         self.terms = list(terms)
 
     def __add__(self, other: "Loss | Sum") -> "Sum":
-        return Sum([*self.terms, *_terms(other)])
+        return Sum([*self.terms, *_terms(other)]) if isinstance(other, Loss | Sum) else NotImplemented
 
     def __mul__(self, factor: float) -> "Sum":
         return Sum([factor * term for term in self.terms])

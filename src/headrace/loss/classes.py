@@ -10,6 +10,9 @@ from torch import Tensor
 from ..batch import Batch
 from ..errors import ConfigError, DataError
 from .base import Loss, Weight, pick, shape_of, spread
+from .elements import fit_rows
+
+NO_INDEX = -(1 << 62)  # torch ignores -100 unless it is told something else
 
 
 class CrossEntropy(Loss):
@@ -22,6 +25,7 @@ class CrossEntropy(Loss):
     """
 
     reads = "classes"
+    joins = True
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class CrossEntropy(Loss):
         targets = self._targets(batch)
         reduction = "sum" if self.row_weight is None else "none"
         weights = None if self.class_weights is None else self._weights_as(logits)
-        ignored = -100 if self.ignore_index is None else self.ignore_index
+        ignored = NO_INDEX if self.ignore_index is None else self.ignore_index
         if self.logits:
             loss = F.cross_entropy(
                 logits,
@@ -99,6 +103,11 @@ class CrossEntropy(Loss):
                 "For one number per row use BinaryCrossEntropy or MSE."
             )
         classes = logits.shape[1]
+        if self.class_weights is not None and len(self.class_weights) != classes:
+            raise ConfigError(
+                f"{self.name}: class_weights= has {len(self.class_weights)} numbers, the model {classes} outputs. "
+                "Give one per class."
+            )
         if self._may_be_one_hot(targets):
             self._one_hot = targets.dim() == logits.dim()
         if targets.is_floating_point() or targets.dim() == logits.dim():
@@ -179,6 +188,7 @@ class Focal(Loss):
     """
 
     reads = "logits"
+    joins = True
 
     def __init__(
         self, gamma: float = 2.0, *, class_weights: Sequence[float] | Tensor | None = None, **options: Any
@@ -218,7 +228,7 @@ class Focal(Loss):
 
     def _questions(self, logits: Tensor, target: Tensor) -> Tensor:
         if logits.shape != target.shape:
-            target = target.view(logits.shape)
+            target = fit_rows(self.name, self.target, logits, target)
         each = self._focus(F.logsigmoid(torch.where(target > 0.5, logits, -logits)))
         return each if self.class_weights is None else each * self.class_weights.to(each)
 

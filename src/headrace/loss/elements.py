@@ -16,6 +16,7 @@ from .base import Loss, Weight, dtype_of, pick, spread
 class Elementwise(Loss):
     """A loss that compares outputs and targets element by element; the mean is over all elements."""
 
+    joins = True
     whole_targets = False
     """Whether whole numbers will do as targets."""
 
@@ -33,7 +34,7 @@ class Elementwise(Loss):
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         output, target = self.read(outputs, batch)
         if output.shape != target.shape:
-            target = self._fit(output, target)
+            target = fit_rows(self.name, self.target, output, target)
         if self.row_weight is None:
             return self.compare(output, target, "sum")
         each = self.compare(output, target, "none")
@@ -45,22 +46,13 @@ class Elementwise(Loss):
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         output = pick(outputs, self.output, self.name)
-        self._fit(output[:1], targets[:1])
+        fit_rows(self.name, self.target, output[:1], targets[:1])
         whole = self.whole_targets and not targets.is_floating_point()
         if output.dtype in (torch.float32, torch.float64) and output.dtype != targets.dtype and not whole:
             raise DataError(
                 f"{self.name}: stream {self.target!r} is {dtype_of(targets)}, the model's outputs are "
                 f"{dtype_of(output)}. Convert the stream to {dtype_of(output)}."
             )
-
-    def _fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """(rows,) and (rows, 1) mean the same; anything else would be broadcast into nonsense."""
-        if output.numel() == target.numel() and _squeezed(output) == _squeezed(target):
-            return target.view(output.shape)
-        raise DataError(
-            f"{self.name}: stream {self.target!r} has rows of shape {list(target.shape[1:])}, "
-            f"the model's outputs {list(output.shape[1:])}. They must be equal."
-        )
 
 
 class MSE(Elementwise):
@@ -130,3 +122,13 @@ class BinaryCrossEntropy(Elementwise):
 
 def _squeezed(tensor: Tensor) -> list[int]:
     return [size for size in tensor.shape[1:] if size != 1]
+
+
+def fit_rows(name: str, stream: str, output: Tensor, target: Tensor) -> Tensor:
+    """(rows,) and (rows, 1) mean the same; anything else would be broadcast into nonsense."""
+    if output.numel() == target.numel() and _squeezed(output) == _squeezed(target):
+        return target.view(output.shape)
+    raise DataError(
+        f"{name}: stream {stream!r} has rows of shape {list(target.shape[1:])}, "
+        f"the model's outputs {list(output.shape[1:])}. They must be equal."
+    )

@@ -1,0 +1,127 @@
+"""A validation joins batches only where that changes nothing, and whatever `fit` accepts it accepts too."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+
+X = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.randint(0, 3, (50,), generator=torch.Generator().manual_seed(1))
+MASK = (torch.rand(50, generator=torch.Generator().manual_seed(2)) > 0.3).float()
+
+
+def trainer(model: nn.Module, loss: Any, **options: Any) -> hr.Trainer:
+    return hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch_size=16, **options)
+
+
+class Masked(hr.Loss):
+    """A loss that reads a stream which it has not declared."""
+
+    def weight(self, batch: hr.Batch) -> Tensor:
+        return batch["mask"].sum()
+
+    def sum(self, outputs: Any, batch: hr.Batch) -> Tensor:
+        return (F.cross_entropy(outputs, batch["y"], reduction="none") * batch["mask"]).sum()
+
+
+def test_a_loss_may_read_any_stream() -> None:
+    ours = trainer(nn.Linear(6, 3), Masked(), inputs="x")
+    data = {"x": X, "y": Y, "mask": MASK}
+    ours.fit(data, data, epochs=1, progress=False)
+    expected = (F.cross_entropy(ours.model(X), Y, reduction="none") * MASK).sum() / MASK.sum()
+    assert ours.validate(data)["val/loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+class Recurrent(nn.Module):
+    """Returns outputs with rows first, and a state with rows second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.leave = nn.LSTM(2, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+        out, state = self.layer(x.view(-1, 3, 2))
+        return self.leave(out[:, -1]), state
+
+
+def test_a_model_may_return_more_than_rows() -> None:
+    ours = trainer(Recurrent(), hr.CrossEntropy(output=0), metrics="accuracy")
+    ours.fit((X, Y), (X, Y), epochs=1, progress=False)
+    logits = ours.model(X)[0]
+    scores = ours.validate((X, Y))
+    assert scores["val/loss"] == pytest.approx(F.cross_entropy(logits, Y).item(), rel=1e-5)
+    assert scores["val/accuracy"] == pytest.approx((logits.argmax(1) == Y).float().mean().item())
+
+
+def test_a_function_sees_the_outputs_as_the_model_returns_them() -> None:
+    class Aux(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            out = super().forward(x)
+            return {"logits": out, "aux": F.cross_entropy(out, out.argmax(1))}
+
+    ours = trainer(Aux(6, 3), hr.RowMean(lambda out, y: out["aux"]))
+    ours.fit((X, Y), (X, Y), epochs=1, progress=False)
+    whole = sum(n * ours.model(x)["aux"].item() for x in X.split(16) for n in [len(x)]) / 50
+    assert ours.validate((X, Y))["val/loss"] == pytest.approx(whole, rel=1e-5)
+
+
+def test_an_objective_that_gives_no_outputs_is_scored_by_a_call_of_the_model() -> None:
+    class Plain(hr.Objective):
+        reads = "classes"
+
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            return {"ce": hr.Term(F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), float(batch.rows))}
+
+    ours = trainer(nn.Linear(6, 3), Plain(), metrics="accuracy")
+    expected = (ours.model(X).argmax(1) == Y).float().mean().item()
+    assert ours.validate((X, Y))["val/accuracy"] == pytest.approx(expected)
+
+
+def test_a_block_keeps_no_inputs_alive() -> None:
+    import weakref
+
+    alive: list[Any] = []
+
+    class Host(hr.Table):
+        streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))  # type: ignore[assignment]
+
+        def __len__(self) -> int:
+            return 50
+
+        def take(self, indices: Tensor) -> hr.Batch:
+            batch = hr.Batch({"x": X[indices], "y": Y[indices]})
+            alive.append(weakref.ref(batch["x"]))
+            most.append(sum(ref() is not None for ref in alive))
+            return batch
+
+    most: list[int] = []
+    ours = trainer(nn.Linear(6, 3), hr.CrossEntropy(), macrobatch=4)
+    ours.batch_size = 4
+    ours.validate(Host())
+    assert len(alive) >= 13
+    assert max(most) <= 3
+
+
+def test_a_label_that_torch_would_ignore_is_refused_unless_that_is_said() -> None:
+    y = Y.clone()
+    y[3] = -100
+    ours = trainer(nn.Linear(6, 3), hr.CrossEntropy())
+    with pytest.raises((hr.DataError, IndexError), match="-100"):
+        ours.step((X, y))
+    assert trainer(nn.Linear(6, 3), hr.CrossEntropy(ignore_index=-100)).step((X, y))["total_loss"] > 0
+
+
+def test_half_precision_predictions_come_in_single_precision() -> None:
+    out = trainer(nn.Linear(6, 3), hr.CrossEntropy(), precision="bf16").predict(X)
+    assert out.dtype == torch.float32
+    assert out.numpy().shape == (50, 3)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"limit": -3}])
+def test_sizes_of_a_validation_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(hr.ConfigError, match=next(iter(options))):
+        trainer(nn.Linear(6, 3), hr.CrossEntropy()).validate((X, Y), **options)
