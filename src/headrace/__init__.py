@@ -3,7 +3,8 @@
 Modules in import order; each imports only from those above it:
 
     errors  length  batch  order  data  feed  comm  arena  loss  objective  metric  tally  strategy
-    precision  guard  step  history  info  callback  evaluate  check  plan  malloc  trainer  recipe
+    precision  guard  step  history  info  callback  evaluate  check  plan  malloc  loop
+    trainer  recipe
 """
 
 from importlib import import_module

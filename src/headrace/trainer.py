@@ -1,8 +1,6 @@
 """The trainer: data, model, loss and optimizer in, a trained, validated and predicting model out."""
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,15 +10,15 @@ from torch.optim import Optimizer
 from . import check, evaluate
 from .batch import Batch, Stream
 from .callback import Callback
-from .errors import ConfigError, DataError, unknown
+from .errors import ConfigError, unknown
 from .feed import Feed
 from .guard import make_guard
 from .history import History
 from .info import Info
 from .length import Counters, Length, interval, limits
-from .malloc import keep_freed_memory
+from .loop import Loop
 from .metric import Metrics, Wanted
-from .objective import Inputs, Objective, Supervised, as_objective
+from .objective import Inputs, Supervised, as_objective
 from .plan import (
     OptimizerLike,
     Plan,
@@ -35,16 +33,23 @@ from .plan import (
 from .precision import Precision
 from .step import Outcome, Settings, Step, as_outcome
 from .strategy import Single
-from .tally import Tally
 
 DEFAULT_BATCH = 128
 
 
 class Trainer:
-    """Trains a model.
+    """Trains, validates and applies a model.
 
-    `batch_size` is the number of rows in one update, `microbatch` how many of them pass the model at once.
-    Losses, metrics, inputs and targets are described in `headrace.loss`, `.metric` and `.objective`.
+    `loss`: a term or a sum of them, an `nn.*Loss`, a function of (outputs, target), or an `Objective`; `optimizer`:
+    one of torch's, or a function that makes it of the parameters. For several, dicts with equal keys.
+    `batch_size`: rows in one update (128 if not given); `microbatch`: how many of them pass the model at once;
+    `macrobatch`: how many are staged on the device together. `clip_norm`, `clip_value`: of the gradients.
+    `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy", "f1:weighted", "top-3", or objects.
+    `seed`: of the order in which rows are read, and of nothing else: dropout draws from torch's generator, in
+    sequence; `order`: one of the five of `Order`. Every `fit` begins with epoch 0 of that order.
+    `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with.
+    `nonfinite`: "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`.
+    `arena=False` leaves parameters where they are.
     """
 
     def __init__(
@@ -185,7 +190,7 @@ class Trainer:
             check.has_stream(plan.train.streams, self.target, "metrics")
         info = Info(self, Counters(), limits(epochs, steps, samples, minutes), History())
         self.history, self._known_streams = info.history, None
-        return self._loop(plan, info)
+        return Loop(self, plan, info).run()
 
     def validate(
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
@@ -242,65 +247,6 @@ class Trainer:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
 
-    def _loop(self, plan: Plan, info: Info) -> Iterator[Info]:
-        call, guard = plan.callbacks.call, self._step.guard
-        metrics, tally = self.metrics.fresh(self._objective.reads, self._objective.ignores), Tally()
-        with self._training(plan, info), self._feed(plan.train, None) as feed:
-            info.start(feed.batches, feed.macrobatches)
-            initial, empty = copy.deepcopy(plan.train.state_dict()), False
-            call("on_fit_start", info)
-            while not info.stopping:
-                info.batch = 0
-                for batch in feed:
-                    if not info.batch:
-                        call("on_epoch_start", info)
-                    info.outcome = outcome = as_outcome(self.train_step(batch), "train_step")
-                    info.count(batch, feed.macrobatch)
-                    evaluate.record(outcome, tally, metrics, self._objective, self.target)
-                    for hook in plan.callbacks.on_step_end:
-                        hook(info)
-                    if feed.ends_macrobatch:
-                        guard.settle()
-                        call("on_macrobatch_end", info)
-                    if plan.within_epochs or info.ends_epoch or info.stopping:
-                        self._report(plan, info, batch, tally, metrics)
-                    yield info
-                    if info.stopping:
-                        self._report(plan, info, batch, tally, metrics)
-                        break
-                if not info.batch and empty:
-                    raise DataError(
-                        "the train data gave no rows. A Source without state must start again by itself "
-                        "after None; give it state_dict and load_state_dict, and it is rewound."
-                    )
-                empty = not info.batch
-                if feed.finished and initial is not None:
-                    plan.train.load_state_dict(initial)
-            if plan.test is not None:
-                self._write(plan, info, plan.test, "test")
-            info.history.stopped = info.stopping
-            call("on_fit_end", info)
-
-    def _report(self, plan: Plan, info: Info, batch: Batch, tally: Tally, metrics: Metrics) -> None:
-        """What is due after an update and has not been done yet: first validate, then report."""
-        now = (info.counters, batch.total, batch.ends_epoch)
-        done = info.history.keys_at(info.step)
-        if (plan.log_every.fires(*now) or info.stopping) and "train/loss" not in done:
-            self._step.guard.settle()
-            info.history.at(info.row()).update(evaluate.report("train", tally, metrics))
-        if plan.val is not None and (plan.validate_every.fires(*now) or info.stopping) and "val/loss" not in done:
-            self._write(plan, info, plan.val, "val")
-        if info.ends_epoch and info.reported != info.step:
-            info.reported = info.step
-            row = info.history.rows[-1] if done or info.history.keys_at(info.step) else info.row()
-            plan.callbacks.call("on_epoch_end", info, row)
-
-    def _write(self, plan: Plan, info: Info, source: Any, name: str) -> None:
-        """Scores a data set in the middle of a training and writes it into the history."""
-        scores = self._score(source, name, None, None)
-        info.history.at(info.row()).update(scores)
-        plan.callbacks.call("on_validation_end", info, scores)
-
     def _score(self, source: Any, name: str, batch_size: int | None, limit: int | None) -> dict[str, Any]:
         objective = next(iter(self.eval_objectives.values()))
         metrics = self.metrics.fresh(objective.reads, objective.ignores)
@@ -320,26 +266,3 @@ class Trainer:
     def _feed(self, source: Any, batch_size: int | None) -> Feed:
         size = batch_size or self.batch_size or DEFAULT_BATCH
         return Feed(source, self.device, batch_size=size, macrobatch=self.macrobatch, shard=self.strategy.comm.shard)
-
-    @property
-    def _objective(self) -> Objective:
-        return next(iter(self.objectives.values()))
-
-    @contextmanager
-    def _training(self, plan: Plan, info: Info) -> Iterator[None]:
-        """The model at work, in train mode; ordinary again however it ends."""
-        keep_freed_memory()
-        self._step.updates = 0
-        self._step.guard.forget()
-        with evaluate.mode(self._modules, training=True), deterministic_mode(self.deterministic):
-            try:
-                yield
-            except GeneratorExit:  # the caller has left the loop of `steps`
-                info.stop("left")
-                plan.callbacks.call("on_fit_end", info)
-                raise
-            except BaseException as error:
-                plan.callbacks.call("on_error", info, error)
-                raise
-            finally:
-                self.release()
