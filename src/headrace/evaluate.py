@@ -193,10 +193,16 @@ def predictions(objective: Objective, model: nn.Module, feed: Feed, precision: P
     """What the model returns for every row, in order, on the host; moved there a macrobatch at a time."""
     found: list[list[Any]] = []
     held: list[Any] = []
-    outputs = objective.outputs if type(objective).outputs is not Objective.outputs else objective.call
+    own = type(objective).outputs is not Objective.outputs
+    outputs: Callable[[nn.Module, Batch], Any] = objective.outputs if own else objective.call
     with torch.no_grad(), precision.context():
         for batch in feed:
-            held.append(outputs(model, batch) if held or found else first_call(outputs, model, batch))
+            if held or found:
+                held.append(outputs(model, batch))
+            else:
+                held.append(first_call(outputs, model, batch))
+                if outputs is objective.call:  # the streams stay what they are: no need to ask again
+                    outputs = objective.call.way(tuple(batch.fields))
             if feed.ends_macrobatch:
                 found.append(held if feed.device.type == "cpu" else _on_host(held))
                 held = []
