@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from .batch import Batch
+from .batch import Batch, concat
 from .data.source import Source
 from .errors import DataError
 from .feed import Feed
@@ -108,8 +108,7 @@ def together(
     size = 0
 
     def judged() -> Outcome:
-        fields = {name: torch.cat([batch[name] for batch in held]) for name in held[0]}
-        block = Batch(fields, sum(batch.rows for batch in held))
+        block = Batch(concat(held), sum(batch.rows for batch in held))
         with precision.context():
             return _read(objective.judge(model, torch.cat(outputs), block), block, read)
 

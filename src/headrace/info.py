@@ -32,8 +32,6 @@ class Info:
     outcome: Outcome | None = None
     stopping: str = ""
     """Why the loop ends after this update, if it does."""
-    reported: int = -1
-    """The step whose end of an epoch has been reported."""
     _began: float = 0.0
 
     @property

@@ -30,6 +30,7 @@ class Loop:
         self._metrics = trainer.metrics.fresh(self._objective.reads, self._objective.ignores)
         self._tally = Tally()
         self._guard = trainer._step.guard
+        self._epoch_reported = -1  # the step whose end of an epoch has been reported
 
     def run(self) -> Iterator[Info]:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
@@ -80,8 +81,8 @@ class Loop:
             info.history.at(info.row()).update(evaluate.report("train", self._tally, self._metrics))
         if plan.val is not None and (plan.validate_every.fires(*now) or info.stopping) and "val/loss" not in done:
             self._score(plan.val, "val")
-        if info.ends_epoch and info.reported != info.step:
-            info.reported = info.step
+        if info.ends_epoch and self._epoch_reported != info.step:
+            self._epoch_reported = info.step
             row = info.history.rows[-1] if info.history.keys_at(info.step) else info.row()
             plan.callbacks.call("on_epoch_end", info, row)
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stand_ins import Through
 from torch import Tensor, nn
 
 import headrace as hr
@@ -137,17 +138,6 @@ SUMS = {
     "focal-sum": Case(_FOCAL(class_weights=W, reduce="sum"), X, Y, (W[Y] * FOCAL).sum()),
 }
 CASES = MEANS | SUMS
-
-
-class Through(nn.Module):
-    """Returns what it gets, times one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
 
 
 def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Trainer:

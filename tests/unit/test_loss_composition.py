@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from stand_ins import Through
 from torch import Tensor, nn
 
 import headrace as hr
@@ -16,17 +17,6 @@ X = torch.randn(N, K, dtype=torch.float64, generator=GENERATOR)
 Y = torch.randint(K, (N,), generator=GENERATOR)
 PRICES, PAID = torch.randn(2, N, 2, dtype=torch.float64, generator=GENERATOR)
 MSE, L1 = F.mse_loss(PRICES, PAID).item(), F.l1_loss(PRICES, PAID).item()
-
-
-class Through(nn.Module):
-    """Returns what it gets, times one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
 
 
 def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Trainer:

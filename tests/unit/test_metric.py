@@ -8,6 +8,7 @@ import pytest
 import sklearn.metrics as sk
 import torch
 import torchmetrics.classification as tm
+from stand_ins import Recorder
 from torch import Tensor, nn
 
 import headrace as hr
@@ -235,23 +236,6 @@ def test_ignored_targets_are_not_scored(loss: Any) -> None:
     wanted = {"accuracy": sk.accuracy_score(y, p), "f1": sk.f1_score(y, p, average="macro")}
     wanted["confusion"] = sk.confusion_matrix(y, p)
     expect({name: got[f"val/{name}"] for name in wanted}, wanted)
-
-
-class Recorder:
-    """A metric of one's own: how many rows came at once."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-
-    def update(self, outputs: Tensor, target: Tensor) -> None:
-        assert len(outputs) == len(target)
-        self.rows.append(len(outputs))
-
-    def compute(self) -> list[int]:
-        return list(self.rows)
-
-    def reset(self) -> None:
-        self.rows.clear()
 
 
 @pytest.mark.parametrize(

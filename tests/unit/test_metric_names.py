@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from stand_ins import Recorder
 from torch import Tensor
 
 import headrace as hr
@@ -21,23 +22,6 @@ def normal(*shape: int) -> Tensor:
 LOGIT, PAIR, X, QUESTIONS = normal(N), normal(N, 2), normal(N, K), normal(N, 3)
 Y2, Y, ANSWERS = (LOGIT > 0.3).long(), (X + normal(N, K)).argmax(1), (QUESTIONS > 0.5).long()
 PRICES, PAID = normal(N, 2), normal(N, 2)
-
-
-class Recorder:
-    """A metric of one's own: how many rows came at once."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-
-    def update(self, outputs: Tensor, target: Tensor) -> None:
-        assert len(outputs) == len(target)
-        self.rows.append(len(outputs))
-
-    def compute(self) -> list[int]:
-        return list(self.rows)
-
-    def reset(self) -> None:
-        self.rows.clear()
 
 
 def score(wanted: Any, outputs: Tensor, targets: Tensor, reads: str | None = None) -> dict[str, Any]:

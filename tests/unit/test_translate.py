@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from stand_ins import Through
 from torch import Tensor, nn
 
 import headrace as hr
@@ -61,17 +62,6 @@ FUNCTIONS = [
     (F.smooth_l1_loss, PRICES, PAID),
     (F.huber_loss, PRICES, PAID),
 ]
-
-
-class Through(nn.Module):
-    """Returns what it gets, times one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
 
 
 def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Trainer:

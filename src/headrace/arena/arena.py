@@ -42,7 +42,8 @@ class Arena:
             for k, p in enumerate(group)
         }
         refuse_sharded(self.names)
-        packed = packed and type(optimizer) in ELEMENTWISE
+        elementwise = type(optimizer) in ELEMENTWISE
+        packed = packed and elementwise
         torn = overlapping(self.names)
         self.loose: list[nn.Parameter] = []
         self.vectors: list[Vector] = []
@@ -63,8 +64,7 @@ class Arena:
         self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
         self._versions: list[int] = []
         self._hand_over()
-        bare = type(optimizer) in ELEMENTWISE
-        self.hands = Hands(optimizer, self.begin, self.collect, release or self.release, bare)
+        self.hands = Hands(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
 
     @property
     def params(self) -> Iterator[nn.Parameter]:
