@@ -2,9 +2,10 @@
 
 Modules in import order; each imports only from those above it:
 
-    errors  length  batch  order  data  feed  comm  arena  loss  objective  metric  tally  strategy
-    precision  guard  step  history  info  callback  evaluate  check  plan  malloc  loop
-    trainer  recipe
+    errors  length  disk  codec  rng  snapshot  checkpoint  batch  order  data  feed  comm  arena  loss
+    objective  outcome  metric  tally  strategy  precision  guard  memory  step  history  info  callback
+    schedule  evaluate  check  plan  malloc  config  preempt  run  weights  keeper  loop  trainer  recipe
+    export  cli  __main__
 """
 
 from importlib import import_module
@@ -14,16 +15,20 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "batch": ["Batch", "Stream"],
-    "callback": ["Callback"],
+    "callback": ["BestModel", "Callback", "EarlyStopping"],
     "data.arrays": ["ArrayTable"],
     "data.reader": ["Reader"],
     "data.source": ["Cursor", "Shard", "Source", "Table"],
     "errors": [
+        "CheckpointError",
         "ConfigError",
+        "CorruptError",
         "DataError",
         "HeadraceError",
         "ModelError",
         "NonFiniteError",
+        "OutOfMemoryError",
+        "RunError",
         "SourceError",
     ],
     "feed": ["Feed"],
@@ -45,8 +50,10 @@ _HOMES = {
     "objective": ["Objective", "Terms"],
     "order": ["Order"],
     "recipe": ["Recipe"],
-    "step": ["Outcome"],
+    "schedule": ["OneCycle", "Schedule", "WarmupCosine", "WarmupLinear"],
+    "outcome": ["Outcome"],
     "trainer": ["Trainer"],
+    "weights": ["load_weights"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -55,18 +62,24 @@ __all__ = sorted(_HOME_OF)
 if TYPE_CHECKING:
     from .batch import Batch as Batch
     from .batch import Stream as Stream
+    from .callback import BestModel as BestModel
     from .callback import Callback as Callback
+    from .callback import EarlyStopping as EarlyStopping
     from .data.arrays import ArrayTable as ArrayTable
     from .data.reader import Reader as Reader
     from .data.source import Cursor as Cursor
     from .data.source import Shard as Shard
     from .data.source import Source as Source
     from .data.source import Table as Table
+    from .errors import CheckpointError as CheckpointError
     from .errors import ConfigError as ConfigError
+    from .errors import CorruptError as CorruptError
     from .errors import DataError as DataError
     from .errors import HeadraceError as HeadraceError
     from .errors import ModelError as ModelError
     from .errors import NonFiniteError as NonFiniteError
+    from .errors import OutOfMemoryError as OutOfMemoryError
+    from .errors import RunError as RunError
     from .errors import SourceError as SourceError
     from .feed import Feed as Feed
     from .history import History as History
@@ -85,9 +98,14 @@ if TYPE_CHECKING:
     from .objective import Objective as Objective
     from .objective import Terms as Terms
     from .order import Order as Order
+    from .outcome import Outcome as Outcome
     from .recipe import Recipe as Recipe
-    from .step import Outcome as Outcome
+    from .schedule import OneCycle as OneCycle
+    from .schedule import Schedule as Schedule
+    from .schedule import WarmupCosine as WarmupCosine
+    from .schedule import WarmupLinear as WarmupLinear
     from .trainer import Trainer as Trainer
+    from .weights import load_weights as load_weights
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,11 @@ the builtin that a caller would think of catching.
     ├── DataError        (ValueError)       rows, streams or targets that do not fit
     │   └── SourceError                     a source or table that broke its contract
     ├── ModelError       (ValueError)       a model or optimizer that cannot be trained as given
-    └── NonFiniteError   (ArithmeticError)  a NaN or an infinity in a loss or a gradient
+    ├── NonFiniteError   (ArithmeticError)  a NaN or an infinity in a loss, a gradient or a buffer
+    ├── OutOfMemoryError (MemoryError)      a batch that the memory does not hold
+    ├── RunError         (OSError)          a run directory that cannot be used: locked, full, not there
+    └── CheckpointError  (ValueError)       a checkpoint that cannot be used here
+        └── CorruptError                    one whose bytes are not those that were written
 """
 
 from collections.abc import Iterable
@@ -36,7 +40,23 @@ class ModelError(HeadraceError, ValueError):
 
 
 class NonFiniteError(HeadraceError, ArithmeticError):
-    """A NaN or an infinity in a loss or in a gradient; the weights are as they were before the step."""
+    """A NaN or an infinity in a loss, a gradient or a buffer; the weights are as they were before the step."""
+
+
+class OutOfMemoryError(HeadraceError, MemoryError):
+    """A batch that the memory does not hold; the model is as it was before the step."""
+
+
+class RunError(HeadraceError, OSError):
+    """A run directory that cannot be used: another trainer is in it, it cannot be written, there is no room."""
+
+
+class CheckpointError(HeadraceError, ValueError):
+    """A checkpoint that cannot be used here: of another model, other data, another version."""
+
+
+class CorruptError(CheckpointError):
+    """A checkpoint whose bytes are not those that were written."""
 
 
 def unknown(what: str, got: object, known: Iterable[str]) -> str:

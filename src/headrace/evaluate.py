@@ -17,8 +17,8 @@ from .guard import Scalar
 from .loss import Term
 from .metric import BLOCK_BYTES, Metrics
 from .objective import Objective, Supervised, Terms, first_call
+from .outcome import Outcome, as_outcome
 from .precision import Precision
-from .step import Outcome, as_outcome
 from .tally import Tally
 
 
@@ -81,10 +81,11 @@ def _read(terms: Mapping[str, Term], batch: Batch, read: Callable[[Scalar], Scal
     return Outcome(found, [(terms.outputs, batch)] if isinstance(terms, Terms) else [])
 
 
-def limited(feed: Iterable[Batch], limit: int | None) -> Iterator[Batch]:
-    """The batches of a pass up to the one with which their rows reach the limit."""
+def limited(feed: Iterable[Batch], limit: int | None, check: Callable[[], None]) -> Iterator[Batch]:
+    """The batches of a pass up to the one with which their rows reach the limit; `check` is called before each."""
     rows = 0
     for batch in feed:
+        check()
         yield batch
         rows += batch.total
         if limit is not None and rows >= limit:

@@ -8,8 +8,9 @@ use. Everything else is pulled on the caller's thread. None changes what a batch
 import math
 import queue
 import threading
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .batch import Batch, torch_dtype
 from .data.source import WHOLE, Macrobatch, Shard, Source, check_names
 from .errors import ConfigError, HeadraceError, SourceError
 
+LEAVE_S = 5.0  # how long a feed that is closed waits for a read that is under way
 POLL_S = 0.1  # how long a wait may last before it looks at the stop flag
 CACHE_BYTES = 1 << 21
 DEVICE_BYTES = 64 << 20  # one that crosses a bus should be worth the journey
@@ -32,6 +34,7 @@ class Feed:
     ```
 
     `macrobatch` is the number of rows staged together, rounded up to whole batches; `"auto"` chooses by bytes.
+    `waiting` is called now and then while a batch is awaited; what it raises ends the wait.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Feed:
         batch_size: int = 128,
         macrobatch: int | str = "auto",
         shard: Shard = WHOLE,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         if not isinstance(source, Source):
             raise ConfigError(f"a Feed reads a Source, got a {type(source).__name__}. A Table is read by a Reader.")
@@ -64,6 +68,7 @@ class Feed:
         self.finished = False
         """Whether the source has said that it is finished, and is to be rewound."""
         self._given: Batch | None = None
+        self._waiting = waiting
         self._stager = self._choose_stager()
 
     @property
@@ -124,7 +129,7 @@ class Feed:
     def _choose_stager(self) -> "_Inline | _Ahead":
         pull, copy = _Pull(self.source, self.batch_size, self.rows, self.shard), _Copy(self.device)
         inline = self.source.resident(self.device) or not self.source.thread_safe
-        return _Inline(pull, copy) if inline else _Ahead(pull, copy)
+        return _Inline(pull, copy) if inline else _Ahead(pull, copy, self._waiting)
 
 
 class _Inline:
@@ -144,15 +149,15 @@ class _Inline:
 class _Ahead:
     """Stages the next macrobatch in a thread while the last one is being read: two at a time, no more."""
 
-    def __init__(self, pull: "_Pull", copy: "_Copy") -> None:
-        self._pull, self._copy = pull, copy
+    def __init__(self, pull: "_Pull", copy: "_Copy", waiting: Callable[[], None]) -> None:
+        self._pull, self._copy, self._waiting = pull, copy, waiting
         self._thread: threading.Thread | None = None
         self._channel = _Channel()
 
     def next(self) -> Macrobatch | None:
         if self._thread is None:
             self._start()
-        staged = self._channel.take()
+        staged = self._channel.take(self._waiting)
         if isinstance(staged, BaseException):
             self.close()
             raise staged
@@ -163,7 +168,11 @@ class _Ahead:
     def close(self) -> None:
         self._channel.stop.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(LEAVE_S)
+            if self._thread.is_alive():
+                warnings.warn(
+                    f"the data are still being read after {LEAVE_S:g} s; nobody waits for them.", stacklevel=2
+                )
         self._thread = None
         self._pull.forget()
 
@@ -184,12 +193,13 @@ class _Channel:
         self._staged: queue.Queue[Macrobatch | BaseException | None] = queue.Queue()
         self._room = threading.Semaphore(1)  # the macrobatch being read is not counted
 
-    def take(self) -> Macrobatch | BaseException | None:
+    def take(self, waiting: Callable[[], None]) -> Macrobatch | BaseException | None:
         """The next macrobatch, once it is staged; frees the room it took."""
         while True:
             try:
                 staged = self._staged.get(timeout=POLL_S)
             except queue.Empty:
+                waiting()
                 if self.stop.is_set():
                     return SourceError("the feed was closed while a batch was awaited.")
                 continue

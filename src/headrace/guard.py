@@ -76,11 +76,15 @@ class HostGuard(Guard):
     read = staticmethod(float)
 
     def update(self, attempt: "Attempt") -> bool:
-        if not math.isfinite(sum(attempt.sums.values()) + float(total(attempt.gradients))):
+        number = sum(attempt.sums.values()) + float(total(attempt.gradients))
+        if moved := attempt.buffers.moved():
+            number += float(_sum(moved))
+        if not math.isfinite(number):
             sums = attempt.sums.items()
             bad = [f"the loss term {name!r} is {value}" for name, value in sums if not math.isfinite(value)]
             if not bad and not all_finite(attempt.gradients):
                 bad = [f"the gradient of {name!r} is not finite" for name in attempt.arena.unusual()]
+            bad += [f"the buffer {name!r} is not finite" for name in attempt.buffers.unusual()]
             if bad:
                 attempt.buffers.restore()
                 self._bad(f"{attempt.describe()}: {', '.join(bad[:3])}.", attempt.untouched)
@@ -112,6 +116,8 @@ class DeviceGuard(Guard):
     def update(self, attempt: "Attempt") -> Tensor:
         numbers = [value for value in attempt.sums.values() if isinstance(value, Tensor)]
         numbers += [total(attempt.gradients)] if attempt.gradients else []
+        if moved := [buffer for buffer in attempt.buffers.moved() if buffer.device == self._count.device]:
+            numbers.append(_sum(moved))
         bad = ~torch.isfinite(torch.stack([number.double() for number in numbers])).all()
         if not self.skip:
             bad |= self._count > 0  # after the first bad update nothing moves until the host has seen it
@@ -154,7 +160,13 @@ class DeviceGuard(Guard):
     def _masked(self, idle: Tensor, attempt: "Attempt") -> None:
         """Runs the update, then puts back what was there before where the flag says so."""
         before = {id(t): t.detach().clone() for t in attempt.arena.live_tensors() if t.device == idle.device}
-        attempt.apply()
+        try:
+            attempt.apply()
+        except BaseException:  # out of memory half way, say
+            for tensor in attempt.arena.live_tensors():
+                if id(tensor) in before:
+                    tensor.detach().copy_(before[id(tensor)])
+            raise
         for tensor in attempt.arena.live_tensors():
             if id(tensor) in before:
                 value = tensor.detach()
@@ -162,6 +174,10 @@ class DeviceGuard(Guard):
         counters = [t for t in attempt.arena.live_tensors() if t.device != idle.device]
         if counters:
             self._host_steps.append((idle, counters))  # step counts on the host: set right when the host settles
+
+
+def _sum(buffers: Sequence[Tensor]) -> Tensor:
+    return torch.cat([buffer.reshape(-1) for buffer in buffers]).sum()
 
 
 def _can_be_masked(arena: Arena, device: torch.device) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,21 @@ from .length import Counters, Length
 
 if TYPE_CHECKING:
     from .batch import Batch
-    from .step import Outcome
+    from .outcome import Outcome
     from .trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The step whose weights are to be kept, and by which number."""
+
+    key: str
+    value: float
+    step: int
+    keep: tuple[int, ...] = ()
+    """The steps whose checkpoints are to be kept, this one among them."""
+    restore: bool = False
+    """Whether the model is to end as it was then."""
 
 
 @dataclass(slots=True)
@@ -32,6 +46,10 @@ class Info:
     outcome: Outcome | None = None
     stopping: str = ""
     """Why the loop ends after this update, if it does."""
+    best: Best | None = None
+    """The best step so far, if a callback looks for it."""
+    resumed: int = 0
+    """The step from which this training has gone on."""
     _began: float = 0.0
 
     @property
@@ -67,7 +85,7 @@ class Info:
     def start(self, batches: int | None, macrobatches: int | None) -> None:
         """The clock starts."""
         self.batches, self.macrobatches = batches, macrobatches
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() - 60 * self.counters.minutes
 
     def count(self, batch: Batch, macrobatch: int) -> None:
         """An update has been made of this batch."""
@@ -78,13 +96,21 @@ class Info:
         counters.minutes = (time.perf_counter() - self._began) / 60
         self.batch += 1
         self.macrobatch, self.ends_epoch = macrobatch, batch.ends_epoch
+        self.look_at_limits()
+
+    def look_at_limits(self) -> None:
+        """Asks the loop to end if a limit has been reached."""
         for limit in self.limits:
-            if limit.reached(counters):
+            if limit.reached(self.counters):
                 self.stop(f"{limit} reached")
 
     def stop(self, why: str) -> None:
         """Asks the loop to end after this update."""
         self.stopping = self.stopping or why
+
+    def mark_best(self, key: str, value: float, step: int, *, keep: Sequence[int] = (), restore: bool = False) -> None:
+        """Asks the loop to keep the weights of this step: it is the best so far, or among those to `keep`."""
+        self.best = Best(key, value, step, tuple(keep) or (step,), restore)
 
     def row(self) -> dict[str, Any]:
         """The counters, as a report begins with them."""

@@ -1,6 +1,6 @@
 """What a training is made of, put together and checked before it begins."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,11 +33,18 @@ class Plan:
     validate_every: Length
     log_every: Length
     callbacks: Callbacks
+    others: Sequence[Length] = ()
+    """When a checkpoint is written, and a schedule moves on."""
 
     @property
     def within_epochs(self) -> bool:
         """Whether anything may be due between the ends of two epochs."""
-        return self.log_every.unit != "epochs" or self.validate_every.unit != "epochs"
+        return any(every.unit != "epochs" for every in (self.log_every, self.validate_every, *self.others))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings that a run is resumed with."""
+        return {"validate_every": str(self.validate_every), "log_every": str(self.log_every)}
 
     def check(self, objectives: Mapping[str, Objective], scorers: Mapping[str, Objective], scan: bool) -> None:
         """Raises on whatever can be known not to work."""

@@ -38,6 +38,14 @@ class Precision:
         """Whether gradients are scaled; an infinite one is then a sign that the scale is too high."""
         return self._scaler is not None
 
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale and how it came about; nothing where nothing is scaled."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._scaler is not None and state:
+            self._scaler.load_state_dict(state)
+
     def scale(self, seed: Tensor) -> Tensor:
         """What a backward pass starts from."""
         return seed if self._scaler is None else self._scaler.scale(seed)

@@ -1,23 +1,24 @@
 """One update of one model: forward and backward by microbatch, then reduce, check, clip, step."""
 
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .arena import Arena, Buffers
+from .arena import Arena, Buffers, by_name, check_state, load_state, names_of, owners
 from .arena.gradients import clip
 from .batch import Batch
-from .errors import ConfigError, ModelError
+from .errors import ConfigError, ModelError, OutOfMemoryError
 from .guard import Guard, Scalar
 from .loss import Term
+from .memory import is_out_of_memory, random_state, set_random_state
 from .objective import Objective, Terms
+from .outcome import Outcome, detached, merged
 from .precision import Precision
 from .strategy import Strategy
 
@@ -25,43 +26,11 @@ _ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 
 
-@dataclass(slots=True)
-class Outcome:
-    """What an update, or a batch of a validation, showed: every term, and what the model returned.
-
-    The terms are those of the whole update, their sums and weights numbers where the host knows them.
-    """
-
-    terms: dict[str, Term]
-    outputs: list[tuple[Any, Batch]] = field(default_factory=list)
-    applied: bool | Tensor = True
-    """Whether the update was made; on a device perhaps a flag that the host has not read."""
-
-    @property
-    def losses(self) -> dict[str, Any]:
-        """`total_loss` and every term, as means over the batch."""
-        means = {name: _mean(term) for name, term in self.terms.items()}
-        total = sum((self.terms[n].coefficient * mean for n, mean in means.items() if self.terms[n].coefficient), 0.0)
-        return {"total_loss": total, **means}
-
-
-def as_outcome(result: Any, giver: str) -> Outcome:
-    """What a `train_step` or an `evaluate_step` may return: an Outcome, or losses by name."""
-    if isinstance(result, Outcome):
-        return result
-    if not isinstance(result, Mapping):
-        raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(result).__name__}.")
-    if not result:
-        raise ConfigError(f"{giver} returned no losses. Name at least one: {{'loss': loss}}.")
-    terms = {name: loss for name, loss in result.items() if name != "total_loss"} or {"loss": result["total_loss"]}
-    return Outcome({name: Term(_number(loss), 1.0) for name, loss in terms.items()})
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How every update of a training is made."""
+    """How every update of a training is made. `microbatch="auto"`: as large as the memory allows."""
 
-    microbatch: int | None = None
+    microbatch: int | Literal["auto"] | None = None
     clip_norm: float | None = None
     clip_value: float | None = None
     arena: bool = True
@@ -87,8 +56,13 @@ class Step:
         self.precision, self.strategy = precision, strategy
         self.objectives, self.optimizers = dict(objectives), dict(optimizers)
         self.updates = 0
+        self.adapts = settings.microbatch == "auto"
+        """Whether the microbatch is made smaller when memory runs out."""
+        self.microbatch = None if settings.microbatch == "auto" else settings.microbatch
+        """Rows that pass the model at once; `None`: all of a batch."""
         self._parts: list[_Update] = []
-        _warn_where_splits_differ(model, settings.microbatch)
+        if self.microbatch is not None:
+            _warn_where_splits_differ(model)
 
     @property
     def homed(self) -> bool:
@@ -117,12 +91,79 @@ class Step:
             for part in parts:
                 stack.callback(part.arena.release)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on but the model's own state and random numbers."""
+        return {
+            "updates": self.updates,
+            "skipped": self.guard.skipped,
+            "microbatch": self.microbatch,
+            "scaler": self.precision.state_dict(),
+            "optimizers": dict(zip(self.optimizers, self._optimizer_states(), strict=True)),
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """About how large a checkpoint is: the weights, and as much again for each thing an optimizer remembers."""
+        weights = sum(tensor.nbytes for tensor in [*self.model.parameters(), *self.model.buffers()])
+        held = sum(
+            v.nbytes
+            for o in self.optimizers.values()
+            for s in o.state.values()
+            for v in s.values()
+            if isinstance(v, Tensor)
+        )
+        return weights + held
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises unless a state belongs to optimizers like these."""
+        names = owners(self.model)
+        for key, optimizer in self.optimizers.items():
+            check_state(optimizer, names_of(optimizer, names), state["optimizers"][key], key)
+
+    def load_state_dict(self, state: Mapping[str, Any], overridden: bool = False) -> None:
+        """Goes back to a state that has been checked; `overridden`: hyperparameters stay as they are now."""
+        self.release()
+        names = owners(self.model)
+        for key, optimizer in self.optimizers.items():
+            now = [
+                {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
+            ]
+            load_state(optimizer, names_of(optimizer, names), state["optimizers"][key])
+            for group, settings in zip(optimizer.param_groups, now, strict=True) if overridden else ():
+                group.update(settings)
+        self.precision.load_state_dict(state["scaler"])
+        self.updates, self.guard.skipped = state["updates"], state["skipped"]
+        if self.adapts:
+            self.microbatch = state["microbatch"]
+
+    def halve(self, rows: int) -> bool:
+        """Makes the microbatch half of what did not fit; says whether it may and can."""
+        at_once = min(rows, self.microbatch or rows)
+        if not self.adapts or at_once == 1 or not all(objective.splits for objective in self.objectives.values()):
+            return False
+        self.microbatch = -(-at_once // 2)
+        warnings.warn(
+            f"memory ran out with {at_once} rows at once: going on with microbatch={self.microbatch}.", stacklevel=2
+        )
+        _warn_where_splits_differ(self.model)
+        return True
+
+    def _optimizer_states(self) -> Iterator[dict[str, Any]]:
+        if self._parts:
+            yield from (part.arena.state_dict() for part in self._parts)
+            return
+        names = owners(self.model)
+        for optimizer in self.optimizers.values():
+            groups = [group["params"] for group in optimizer.param_groups]
+            states = [(p, optimizer.state[p]) for group in groups for p in group if p in optimizer.state]
+            yield by_name(optimizer, groups, states, names_of(optimizer, names))
+
     def __call__(self, batch: Batch) -> Outcome:
         self.home()
         if len(self._parts) == 1:
             outcome = self._parts[0](batch)
         else:
-            outcome = _merge([(part.name, part(batch)) for part in self._parts])
+            outcome = merged([(part.name, part(batch)) for part in self._parts])
         self.updates += 1
         return outcome
 
@@ -133,13 +174,14 @@ class _Update:
     def __init__(self, step: Step, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
         self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self._step, self._model = step, step.model
-        self._microbatch = step.settings.microbatch or sys.maxsize
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several = len(step.optimizers) > 1
         self._device = next(iter(arena.params)).device
         self._batch: Batch | None = None
         self._found: Sequence[Tensor] = ()
+        self._stepping = False
+        self._fresh: list[int] = []
         self.sums: dict[str, Scalar] = {}
         self.weights: list[Scalar] = []
         self.gradients: Sequence[Tensor] = ()
@@ -147,12 +189,14 @@ class _Update:
     def __call__(self, batch: Batch) -> Outcome:
         self._batch = batch
         self.buffers.save()
-        try:
-            return self._update(batch)
-        except BaseException:
-            self.arena.discard()
-            self.buffers.restore()
-            raise
+        while True:
+            random = random_state(self._device) if self._step.adapts else None
+            outcome, complaint = self._attempt(batch)
+            if outcome is not None:
+                return outcome
+            if not self._step.halve(batch.rows):
+                raise OutOfMemoryError(self._no_room(complaint))
+            set_random_state(random, self._device)
 
     def apply(self) -> None:
         """Clips and steps."""
@@ -160,7 +204,11 @@ class _Update:
         self._precision.unscale(self.arena.optimizer)
         if settings.clip_norm is not None or settings.clip_value is not None:
             clip(self._found, settings.clip_norm, settings.clip_value)
+        self._stepping, self._fresh = True, []
+        if not self.arena.optimizer.state:
+            self._fresh = [tensor._version for tensor in self.arena.live_tensors()]
         self._precision.step(self.arena)
+        self._stepping = False
 
     def describe(self) -> str:
         """Where this update stands, for a message."""
@@ -178,13 +226,52 @@ class _Update:
             return "The weights are as they were before this step."
         return f"The weights of {self.name!r} are as they were before this step; updates of keys before it were made."
 
+    def _attempt(self, batch: Batch) -> tuple[Outcome | None, str]:
+        """The outcome, or what the system said when memory ran out; what had been computed by then is let go."""
+        self._stepping = False
+        try:
+            return self._update(batch), ""
+        except BaseException as error:
+            self.arena.discard()
+            self.buffers.restore()
+            if not is_out_of_memory(error):
+                raise
+            complaint = str(error).partition("\n")[0]
+        if self._stepping:
+            raise OutOfMemoryError(
+                f"{self.describe()}: memory ran out while the optimizer stepped ({complaint}). {self._after_half()}"
+            )
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None, complaint
+
+    def _after_half(self) -> str:
+        """What an optimizer that ran out of memory has left; what it had just begun to remember is taken back."""
+        if self._device.type != "cpu":
+            return self.untouched
+        weights = [tensor._version for tensor in self.arena.live_tensors()][: len(self._fresh)]
+        if self._fresh and weights == self._fresh:
+            self.arena.optimizer.state.clear()
+            return self.untouched
+        return "The weights may be those of half an update: go on from the last checkpoint."
+
+    def _no_room(self, complaint: str) -> str:
+        assert self._batch is not None
+        at_once = min(self._batch.rows, self._step.microbatch or self._batch.rows)
+        advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
+        return (
+            f"{self.describe()}: the memory does not hold {at_once} rows at once ({complaint}). {self.untouched} "
+            f"{advice if at_once > 1 else 'Nothing smaller than a row can be tried.'}"
+        )
+
     def _update(self, batch: Batch) -> Outcome:
         self.arena.begin()
         outcome = Outcome({})
-        if batch.rows <= self._microbatch:
+        microbatch = self._step.microbatch
+        if microbatch is None or batch.rows <= microbatch:
             self._pass(batch, None, outcome)
         else:
-            parts = batch.split(self._microbatch)
+            parts = batch.split(microbatch)
             totals = self._totals(parts)
             for part in parts:
                 self._pass(part, totals, outcome)
@@ -224,7 +311,7 @@ class _Update:
                 "Check requires_grad, and that the loss does not detach the outputs."
             )
         if isinstance(found, Terms):
-            outcome.outputs.append((_detached(found.outputs), part))
+            outcome.outputs.append((detached(found.outputs), part))
 
     def _forward(self, part: Batch) -> Mapping[str, Term]:
         with self._precision.context():
@@ -266,46 +353,17 @@ def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
     buffers.restore()
 
 
-def _merge(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
-    """Several updates as one outcome: a key's only term goes by the key, several by key and name."""
-    merged = Outcome({})
-    for key, outcome in outcomes:
-        for name, term in outcome.terms.items():
-            merged.terms[key if len(outcome.terms) == 1 else f"{key}/{name}"] = term
-        merged.applied = merged.applied & outcome.applied
-    return merged
-
-
-def _detached(outputs: Any) -> Any:
-    """Outputs without the graph that made them; `detach` of what is no tensor is its own affair."""
-    if isinstance(outputs, Tensor):
-        return outputs.detach()
-    if isinstance(outputs, Mapping):
-        return {key: _detached(value) for key, value in outputs.items()}
-    return tuple(map(_detached, outputs)) if isinstance(outputs, tuple | list) else outputs
-
-
-def _mean(term: Term) -> Any:
-    if isinstance(term.weight, Tensor):
-        return torch.where(term.weight > 0, term.sum / term.weight, torch.zeros_like(term.weight, dtype=torch.float32))
-    return term.sum / term.weight if term.weight else 0.0
-
-
 def _draws(module: nn.Module) -> bool:
     """Whether a module draws random numbers in training: dropout, by itself or inside a layer."""
     rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
     return isinstance(module, nn.RReLU) or (isinstance(module, _RANDOM) and bool(rate))
 
 
-def _warn_where_splits_differ(model: nn.Module, microbatch: int | None) -> None:
+def _warn_where_splits_differ(model: nn.Module) -> None:
     kinds = {type(m).__name__ for m in model.modules() if m.training and (isinstance(m, _ROWS_MEET) or _draws(m))}
-    if microbatch is not None and kinds:
+    if kinds:
         warnings.warn(
             f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "
             "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
             stacklevel=4,
         )
-
-
-def _number(loss: Any) -> float | Tensor:
-    return loss.detach() if isinstance(loss, Tensor) else float(loss)

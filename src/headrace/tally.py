@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,10 +47,33 @@ class Tally:
         for kept in (self._coefficients, self._sums, self._weights, self._waiting):
             kept.clear()
 
+    def state_dict(self) -> dict[str, Any]:
+        """What has been added; what waits on a device is not added up for it, which would round differently."""
+        waiting = {name: [_column(part) for part in zip(*pairs, strict=True)] for name, pairs in self._waiting.items()}
+        return {
+            "coefficients": dict(self._coefficients),
+            "sums": dict(self._sums),
+            "weights": dict(self._weights),
+            "waiting": {name: columns for name, columns in waiting.items() if columns},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._coefficients, self._sums = dict(state["coefficients"]), dict(state["sums"])
+        self._weights = dict(state["weights"])
+        self._waiting = {
+            name: list(zip(*map(list, columns), strict=True)) for name, columns in state["waiting"].items()
+        }
+
     def _fold(self, name: str) -> None:
         waiting = self._waiting.pop(name)
         self._sums[name] = self._sums.get(name, 0.0) + _added([total for total, _ in waiting])
         self._weights[name] = self._weights.get(name, 0.0) + _added([weight for _, weight in waiting])
+
+
+def _column(numbers: Sequence[float | Tensor]) -> Any:
+    """Numbers as one tensor where all of them are on a device."""
+    tensors = [number for number in numbers if isinstance(number, Tensor)]
+    return torch.stack(tensors) if len(tensors) == len(numbers) else list(numbers)
 
 
 def _added(numbers: Sequence[float | Tensor]) -> float:

@@ -1,13 +1,14 @@
 """The trainer: data, model, loss and optimizer in, a trained, validated and predicting model out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from . import check, evaluate
+from . import check, config, evaluate
 from .batch import Batch, Stream
 from .callback import Callback
 from .errors import ConfigError, unknown
@@ -15,10 +16,12 @@ from .feed import Feed
 from .guard import make_guard
 from .history import History
 from .info import Info
+from .keeper import make_keeper
 from .length import Counters, Length, interval, limits
 from .loop import Loop
 from .metric import Metrics, Wanted
 from .objective import Inputs, Supervised, as_objective
+from .outcome import Outcome, as_outcome
 from .plan import (
     OptimizerLike,
     Plan,
@@ -31,7 +34,9 @@ from .plan import (
     streams_of,
 )
 from .precision import Precision
-from .step import Outcome, Settings, Step, as_outcome
+from .preempt import Preemption
+from .schedule import check_schedule, interval_of
+from .step import Settings, Step
 from .strategy import Single
 
 DEFAULT_BATCH = 128
@@ -59,11 +64,12 @@ class Trainer:
         optimizer: OptimizerLike | Mapping[str, Optimizer],
         *,
         batch_size: int | None = None,
-        microbatch: int | None = None,
+        microbatch: int | Literal["auto"] | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
         precision: str = "fp32",
         metrics: Wanted = (),
+        schedule: Any = None,
         device: str | torch.device = "auto",
         seed: int = 0,
         order: str = "full",
@@ -77,9 +83,10 @@ class Trainer:
         arena: bool = True,
     ) -> None:
         check.positive("batch_size", batch_size, whole=True)
-        check.positive("microbatch", microbatch, whole=True)
+        check.positive("microbatch", None if microbatch == "auto" else microbatch, whole=True)
         check.positive("clip_norm", clip_norm)
         check.positive("clip_value", clip_value)
+        check_schedule(schedule)
         if nonfinite not in ("stop", "skip"):
             raise ConfigError(unknown("nonfinite", nonfinite, ("stop", "skip")))
         self.device = check.device_for(device, model)
@@ -95,11 +102,11 @@ class Trainer:
         check.optimizers_fit(model, self.optimizers, self.objectives)
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
-        self.target, self.deterministic = target, deterministic
+        self.target, self.deterministic, self.schedule = target, deterministic, schedule
         self.metrics = Metrics(metrics)
         self.strategy = Single()
         whole = [key or "loss" for key, objective in self.objectives.items() if not objective.splits]
-        if microbatch is not None and whole:
+        if isinstance(microbatch, int) and whole:
             raise ConfigError(
                 f"microbatch= cannot split {', '.join(whole)}: nothing is known about this function. "
                 "If it is a mean over rows, declare it: hr.RowMean(fn)."
@@ -110,6 +117,12 @@ class Trainer:
         self.history = History()
         """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
+        self._preemption = Preemption()
+        given = {"loss": loss, "batch_size": batch_size, "microbatch": microbatch, "clip_norm": clip_norm}
+        given |= {"clip_value": clip_value, "precision": precision, "schedule": schedule, "seed": seed, "order": order}
+        given |= {"inputs": inputs, "target": target, "deterministic": deterministic, "nonfinite": nonfinite}
+        self._config = {name: config.plain(value) for name, value in given.items()}
+        self._config["optimizer"] = config.of_optimizers(self.optimizers)
         if compile:
             compile_in_place(model)
 
@@ -138,6 +151,12 @@ class Trainer:
         log_every: str | Length = "1 epoch",
         scan: bool = False,
         callbacks: Sequence[Callback] = (),
+        run: str | Path | None = None,
+        resume: str = "auto",
+        checkpoint_every: str | Length = "1 epoch",
+        keep: int | str = 3,
+        override: bool = False,
+        wait_for_saves: bool = False,
     ) -> History:
         """Trains until the first limit is reached (10 epochs if none is given); returns what was reported.
 
@@ -156,6 +175,12 @@ class Trainer:
             log_every=log_every,
             scan=scan,
             callbacks=callbacks,
+            run=run,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            override=override,
+            wait_for_saves=wait_for_saves,
         ):
             pass
         return self.history
@@ -175,8 +200,16 @@ class Trainer:
         log_every: str | Length = "1 epoch",
         scan: bool = False,
         callbacks: Sequence[Callback] = (),
+        run: str | Path | None = None,
+        resume: str = "auto",
+        checkpoint_every: str | Length = "1 epoch",
+        keep: int | str = 3,
+        override: bool = False,
+        wait_for_saves: bool = False,
     ) -> Iterator[Info]:
         """The loop of `fit`, driven by you: an `Info` after every update and what is due then."""
+        keeper = make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves)
+        others = [keeper.every, interval_of(self.schedule)]
         plan = Plan(
             train=source_on(train, self.device, "train", self.order, self.seed),
             val=None if val is None else source_on(val, self.device, "val"),
@@ -184,13 +217,14 @@ class Trainer:
             validate_every=interval(validate_every, "validate_every"),
             log_every=interval(log_every, "log_every"),
             callbacks=all_callbacks(callbacks, progress),
+            others=[every for every in others if every is not None],
         )
         plan.check(self.objectives, self.eval_objectives, scan)
         if self.metrics:
             check.has_stream(plan.train.streams, self.target, "metrics")
         info = Info(self, Counters(), limits(epochs, steps, samples, minutes), History())
         self.history, self._known_streams = info.history, None
-        return Loop(self, plan, info).run()
+        return Loop(self, plan, info, keeper).run()
 
     def validate(
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
@@ -243,6 +277,10 @@ class Trainer:
         read, scored = self._step.guard.read, bool(self.metrics)
         return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
 
+    def preempt(self) -> None:
+        """Asks the training at hand, from any thread or handler, to save and to end with exit status 143."""
+        self._preemption.request()
+
     def release(self) -> None:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
@@ -257,7 +295,7 @@ class Trainer:
     def _outcomes(self, feed: Feed, limit: int | None) -> Iterator[Outcome]:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
         objective = next(iter(self.eval_objectives.values()))
-        batches = evaluate.limited(feed, limit)
+        batches = evaluate.limited(feed, limit, self._preemption.check)
         own = type(self).evaluate_step is not Trainer.evaluate_step
         if isinstance(objective, Supervised) and objective.joins and len(self.eval_objectives) == 1 and not own:
             return evaluate.together(objective, self.model, batches, self.precision, self._step.guard.read)
@@ -265,4 +303,5 @@ class Trainer:
 
     def _feed(self, source: Any, batch_size: int | None) -> Feed:
         size = batch_size or self.batch_size or DEFAULT_BATCH
-        return Feed(source, self.device, batch_size=size, macrobatch=self.macrobatch, shard=self.strategy.comm.shard)
+        shard, waiting = self.strategy.comm.shard, self._preemption.check
+        return Feed(source, self.device, batch_size=size, macrobatch=self.macrobatch, shard=shard, waiting=waiting)

@@ -5,10 +5,12 @@ tensors, for a fraction of the calls. So parameters are *stored* in one vector p
 device), and the optimizer is handed the longest runs of it that behave alike, usually one.
 
 `Arena` does this for one optimizer; its `release` makes model and optimizer ordinary again. `Buffers` keeps
-the copy of a model's buffers that undoes a failed step.
+the copy of a model's buffers that undoes a failed step. `states` speaks of optimizers by parameter names.
 """
 
 from .arena import ELEMENTWISE, Arena
 from .buffers import Buffers
+from .homes import names_of, owners
+from .states import by_name, check_state, load_state
 
-__all__ = ["ELEMENTWISE", "Arena", "Buffers"]
+__all__ = ["ELEMENTWISE", "Arena", "Buffers", "by_name", "check_state", "load_state", "names_of", "owners"]

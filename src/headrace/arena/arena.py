@@ -1,6 +1,7 @@
 """One optimizer's parameters and gradients, stored as a few long vectors."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +9,9 @@ from torch.optim import Optimizer
 
 from .gradients import all_finite
 from .hands import Hands
-from .homes import bring_home, is_packable, make_vector, overlapping, owners, refuse_sharded, take_back
-from .runs import Run, Slot, Vector, alike, make_run, split, unpack_state
+from .homes import bring_home, is_packable, make_vector, names_of, overlapping, owners, refuse_sharded, take_back
+from .runs import Run, Slot, Vector, alike, make_run, split, state_of, unpack_state
+from .states import by_name
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     getattr(torch.optim, name)
@@ -36,11 +38,7 @@ class Arena:
         self.optimizer = optimizer
         self._original = [list(group["params"]) for group in optimizer.param_groups]
         places = owners(model)
-        self.names = {
-            p: places[p][0] if p in places else f"optimizer[{g}][{k}]"
-            for g, group in enumerate(self._original)
-            for k, p in enumerate(group)
-        }
+        self.names = names_of(optimizer, places)
         refuse_sharded(self.names)
         elementwise = type(optimizer) in ELEMENTWISE
         packed = packed and elementwise
@@ -77,8 +75,7 @@ class Arena:
         The first backward pass brings gradients of its own, which show what kind they are; from then on they
         are added up in the vector, where only the version of a view tells whether its parameter was reached.
         """
-        if len(self.optimizer.param_groups) != len(self._original):
-            self._adopt_new_groups()
+        self._adopt_new_groups()
         if strays := [slot for param, address, _, slot in self._homes if param.data_ptr() != address]:
             for vector in self.vectors:
                 for slot in [slot for slot in vector.slots if slot in strays]:
@@ -105,6 +102,11 @@ class Arena:
             run.handle.grad = run.gradient
         return [run.gradient for run in self._runs] + _present(self.loose)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state by parameter names, as views of what it works on."""
+        self._adopt_new_groups()
+        return by_name(self.optimizer, self._original, self._states(), self.names)
+
     def unusual(self) -> list[str]:
         """The names of parameters whose gradient is not finite."""
         gradients = ((p, p.grad) for p in self.params)
@@ -127,8 +129,7 @@ class Arena:
         One thing at a time: gradients go first, so that never more than one vector exists twice. What has strayed
         keeps what it has become.
         """
-        if len(self.optimizer.param_groups) != len(self._original):
-            self._adopt_new_groups()
+        self._adopt_new_groups()
         self.discard()
         for vector in self.vectors:
             vector.gradients = torch.empty(0)
@@ -177,6 +178,15 @@ class Arena:
             self._original.append(list(group["params"]))
             self.loose += group["params"]
             self.names |= {p: f"optimizer[{number}][{k}]" for k, p in enumerate(group["params"])}
+
+    def _states(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+        """What the optimizer remembers of each parameter."""
+        for run in self._runs:
+            for slot in run.slots if run.handle in self.optimizer.state else []:
+                yield slot.param, state_of(run, slot, self.optimizer)
+        for param in self.loose:
+            if param in self.optimizer.state:
+                yield param, self.optimizer.state[param]
 
     def _loosen(self, vector: Vector, slot: Slot) -> None:
         """A parameter with sparse gradients: the optimizer steps it by itself."""

@@ -1,20 +1,29 @@
 """A model's buffers as they were, for the step that fails."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from .gradients import all_finite
 
 SMALL = 1 << 20  # elements; a larger buffer is copied only when torch says that it has changed
 
 
 @dataclass(eq=False, slots=True)
 class _Kept:
-    """A buffer's place, the tensor that stood there when it was saved, its version then, and a copy."""
+    """A buffer's place, the tensor that stood there when it was saved, its version then, and a copy.
 
+    `silent`: whether it changes without a new version.
+    """
+
+    name: str
     owned: dict[str, Any]
     key: str
+    silent: bool
     tensor: Tensor
     version: int
     copy: Tensor
@@ -28,8 +37,16 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._kept = [
-            _Kept(module._buffers, key, buffer, buffer._version, buffer.detach().clone())
-            for module in model.modules()
+            _Kept(
+                f"{prefix}.{key}" if prefix else key,
+                module._buffers,
+                key,
+                isinstance(module, _NormBase),
+                buffer,
+                buffer._version,
+                buffer.detach().clone(),
+            )
+            for prefix, module in model.named_modules()
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
@@ -60,6 +77,21 @@ class Buffers:
                 if kept.tensor.numel() <= SMALL or kept.tensor._version != kept.version:
                     kept.tensor.copy_(kept.copy)
                     kept.version = kept.tensor._version
+
+    def moved(self) -> list[Tensor]:
+        """The buffers with fractions that the step at hand has changed, or may have."""
+        return [now for _, now in self._moved()]
+
+    def unusual(self) -> list[str]:
+        """The names of buffers that the step at hand has made NaN or infinite."""
+        return [kept.name for kept, now in self._moved() if not all_finite([now]) and all_finite([kept.copy])]
+
+    def _moved(self) -> Iterator[tuple[_Kept, Tensor]]:
+        for kept in self._kept:
+            if kept.copy.is_floating_point():
+                now = kept.owned.get(kept.key)
+                if isinstance(now, Tensor) and (kept.silent or now is not kept.tensor or now._version != kept.version):
+                    yield kept, now
 
     def select(self, bad: Tensor) -> None:
         """As `restore` where the flag on the device says so, without asking the host."""

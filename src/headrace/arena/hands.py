@@ -31,9 +31,11 @@ class Hands:
         self._outer = vars(optimizer).get("step")  # a schedule has put its own wrapper there
         self._patched = self._make_step()
         self._ours = False
-        self._plain = (
-            inspect.unwrap(type(optimizer).step) if bare and not optimizer.defaults.get("differentiable") else None
+        scheduled = self._outer is None or (
+            hasattr(self._outer, "_wrapped_by_lr_sched") and self._outer.__wrapped__ is type(optimizer).step
         )
+        bare = bare and scheduled and not optimizer.defaults.get("differentiable")
+        self._plain = inspect.unwrap(type(optimizer).step) if bare else None
         self._listeners = (
             optimizer._optimizer_step_pre_hooks,
             optimizer._optimizer_step_post_hooks,
@@ -49,8 +51,9 @@ class Hands:
 
     def step(self) -> None:
         """The update of an arena: without torch's wrappers for hooks and profiling, where nobody listens there."""
-        untouched = self._outer is None and vars(self._optimizer)["step"] is self._patched
+        untouched = vars(self._optimizer)["step"] is self._patched
         if self._plain is not None and untouched and not any(self._listeners) and not profiler_enabled():
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules look at it
             with torch.no_grad():
                 self._plain(self._optimizer)
             return

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..errors import ModelError
 from .runs import Owner, Slot, Vector, view
@@ -21,6 +22,15 @@ def owners(model: nn.Module) -> dict[nn.Parameter, tuple[str, list[Owner]]]:
                 name = f"{prefix}.{key}" if prefix else key
                 found.setdefault(param, (name, []))[1].append((module._parameters, key))
     return found
+
+
+def names_of(optimizer: Optimizer, places: dict[nn.Parameter, tuple[str, list[Owner]]]) -> dict[nn.Parameter, str]:
+    """What every parameter of an optimizer is called: by the model, or by its place in the optimizer."""
+    return {
+        p: places[p][0] if p in places else f"optimizer[{g}][{k}]"
+        for g, group in enumerate(optimizer.param_groups)
+        for k, p in enumerate(group["params"])
+    }
 
 
 def refuse_sharded(names: dict[nn.Parameter, str]) -> None:

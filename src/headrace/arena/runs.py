@@ -105,6 +105,13 @@ def unpack_state(run: Run, optimizer: Optimizer) -> None:
             optimizer.state[slot.param][key] = _own(value, run.handle, slot, slot.start - first)
 
 
+def state_of(run: Run, slot: Slot, optimizer: Optimizer) -> dict[str, Any]:
+    """What a run's state is for one of its parameters, as views."""
+    offset = slot.start - run.slots[0].start
+    state = optimizer.state[run.handle].items()
+    return {k: view(v, slot.value, offset) if _is_elementwise(v, run.handle) else v for k, v in state}
+
+
 def _own(value: Any, handle: Tensor, slot: Slot, offset: int) -> Any:
     if _is_elementwise(value, handle):
         return view(value, slot.value, offset).clone()

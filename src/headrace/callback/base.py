@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ HOOKS = (
     "on_macrobatch_end",
     "on_validation_end",
     "on_epoch_end",
+    "on_checkpoint",
     "on_error",
     "on_fit_end",
 )
@@ -25,8 +27,16 @@ HOOKS = (
 class Callback:
     """Override the hooks you need; the others cost nothing.
 
-    Every hook gets the `Info` of the loop: counters, position, losses. `info.stop(why)` asks the loop to end.
+    Every hook gets the `Info` of the loop: counters, position, losses. `info.stop(why)` asks the loop to end,
+    `info.mark_best` to keep the weights of this step. What `state_dict` gives is saved with a run, and given back.
     """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this callback has to remember: plain values and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a state that `state_dict` gave."""
 
     def on_fit_start(self, info: Info) -> None:
         """Everything has been checked; nothing has been trained yet."""
@@ -46,6 +56,9 @@ class Callback:
     def on_epoch_end(self, info: Info, row: dict[str, Any]) -> None:
         """A pass over the data is over; `row` is its report."""
 
+    def on_checkpoint(self, info: Info) -> None:
+        """A checkpoint of this step is about to be written: what a callback has to say has to be in its state."""
+
     def on_error(self, info: Info, error: BaseException) -> None:
         """The training ends because of this."""
 
@@ -61,12 +74,32 @@ class Callbacks:
             if not isinstance(callback, Callback):
                 got = callback.__name__ if isinstance(callback, type) else type(callback).__name__
                 raise ConfigError(f"callbacks= takes Callback objects, got a {got}. Pass an instance of a Callback.")
+        self._callbacks = list(callbacks)
         self._methods = {
             hook: tuple(getattr(c, hook) for c in callbacks if getattr(type(c), hook) is not getattr(Callback, hook))
             for hook in HOOKS
         }
         self.on_step_end = self._methods["on_step_end"]
         """Called once per update, hence at hand."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each by its kind, and by its number among those of its kind."""
+        return {name: state for name, callback in self._named() if (state := callback.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Those that were not there begin anew; a state that nobody takes is told of."""
+        named = dict(self._named())
+        for name, saved in state.items():
+            if name in named:
+                named[name].load_state_dict(saved)
+            else:
+                warnings.warn(f"the run was saved with a callback {name} that is not there now.", stacklevel=2)
+
+    def _named(self) -> list[tuple[str, Callback]]:
+        kinds = [type(callback).__name__ for callback in self._callbacks]
+        numbers = [kinds[:k].count(kind) + 1 for k, kind in enumerate(kinds)]
+        names = [kind if number == 1 else f"{kind} {number}" for kind, number in zip(kinds, numbers, strict=True)]
+        return list(zip(names, self._callbacks, strict=True))
 
     def call(self, hook: str, *arguments: Any) -> None:
         for method in self._methods[hook]:

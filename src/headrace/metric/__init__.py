@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, HeadraceError
 from .catalogue import Task, check_name
+from .state import keeps_state, set_state, state_of
 
 BLOCK_BYTES = 16 << 20
 
@@ -88,6 +89,36 @@ class Metrics:
         self._outputs, self._targets, self._bytes = [], [], 0
         for metric in self._live.values():
             metric.reset()
+
+    @property
+    def forgetful(self) -> list[str]:
+        """The metrics whose state cannot be saved: they have no `state_dict` and `load_state_dict`."""
+        return [name for name, metric in self._live.items() if not keeps_state(metric)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been added since the last report, the block that is not full yet included."""
+        block = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
+        return {
+            "task": None if self._task is None else dict(vars(self._task)),
+            "block": block,
+            "live": {name: state_of(metric) for name, metric in self._live.items() if keeps_state(metric)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        self.reset()
+        if state["task"] is not None:
+            self._task = Task(**state["task"])
+        for name, saved in state["live"].items():
+            wanted = self._wanted.get(name)
+            if wanted is None:  # the metrics of a run may change
+                continue
+            if not isinstance(wanted, str):
+                self._live[name] = _on(wanted, device)
+            elif self._task is not None:
+                self._live[name] = self._task.build(wanted).to(device)
+            set_state(self._live[name], saved, device)
+        if state["block"]:
+            self.add(*(part.to(device) for part in state["block"]))
 
     def _feed(self) -> None:
         if not self._outputs:

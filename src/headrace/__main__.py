@@ -1,0 +1,7 @@
+"""`python -m headrace`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,141 @@
+"""What watches one number: the best model so far, and the end of a training that gets no better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .base import Callback
+
+if TYPE_CHECKING:
+    from ..info import Info
+
+_SMALL = ("loss", "error", "mae", "mse")
+_LARGE = ("accuracy", "precision", "recall", "f1", "auroc", "r2", "top-")
+
+
+class BestModel(Callback):
+    """Keeps the weights of the `k` best steps by a number that is measured.
+
+    `monitor`: a key of the history, as "val/loss"; `mode`: "min", "max", or "auto" where the name tells which;
+    `restore`: whether the model ends as the best.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val/loss",
+        *,
+        mode: str = "auto",
+        k: int = 1,
+        restore: bool = False,
+    ) -> None:
+        if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+            raise ConfigError(f"k= is a number of models, at least 1, got {k!r}.")
+        self.monitor, self.k, self.restore = monitor, k, restore
+        self._sign = 1.0 if _mode(monitor, mode) == "min" else -1.0
+        self.ranking: list[tuple[float, int]] = []
+        """Value and step of the best so far, the best first."""
+        self._seen = -1
+
+    @property
+    def best(self) -> float | None:
+        """The best value so far."""
+        return self.ranking[0][0] if self.ranking else None
+
+    def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
+        self._look(info, scores)
+
+    def on_epoch_end(self, info: Info, row: dict[str, Any]) -> None:
+        self._look(info, row)
+
+    def judged(self, info: Info, value: float) -> None:
+        """The number has been measured."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"ranking": [list(entry) for entry in self.ranking], "seen": self._seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.ranking = [(float(value), int(step)) for value, step in state["ranking"]]
+        self._seen = int(state["seen"])
+
+    def _look(self, info: Info, found: Mapping[str, Any]) -> None:
+        if self.monitor not in found:
+            if self.monitor.split("/")[0] in {key.split("/")[0] for key in found if "/" in key}:
+                keys = ", ".join(key for key in found if "/" in key)
+                raise ConfigError(
+                    f"{type(self).__name__} looks at {self.monitor!r}, which is not measured. There are: {keys}."
+                )
+            return
+        if self._seen == info.step:
+            return
+        self._seen = info.step
+        value = float(found[self.monitor])
+        if not math.isnan(value):
+            entries = [*self.ranking, (value, info.step)]
+            self.ranking = sorted(entries, key=lambda entry: (self._sign * entry[0], entry[1]))[: self.k]
+            steps = [step for _, step in self.ranking]
+            if info.step in steps:
+                info.mark_best(self.monitor, *self.ranking[0], keep=steps, restore=self.restore)
+        self.judged(info, value)
+
+
+class EarlyStopping(BestModel):
+    """Ends the training when a number has not got better, by more than `min_delta`, for `patience` validations.
+
+    With `restore_best` the model ends as it was at its best; the last checkpoint of a run stays the last.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val/loss",
+        patience: int = 5,
+        *,
+        min_delta: float = 0.0,
+        mode: str = "auto",
+        restore_best: bool = True,
+    ) -> None:
+        super().__init__(monitor, mode=mode, restore=restore_best)
+        if not math.isfinite(min_delta) or min_delta < 0:
+            raise ConfigError(f"min_delta= is 0 or more, got {min_delta!r}.")
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise ConfigError(f"patience= is a number of validations, at least 1, got {patience!r}.")
+        self.patience, self.min_delta = patience, min_delta
+        self.waited = 0
+        """Validations since the number last got better, by more than `min_delta`."""
+        self._reference: float | None = None
+
+    def on_fit_start(self, info: Info) -> None:
+        self._stop_if_due(info)
+
+    def judged(self, info: Info, value: float) -> None:
+        self.waited += 1
+        if self._reference is None or self._sign * (self._reference - value) > self.min_delta:
+            self.waited = 0
+            self._reference = None if math.isnan(value) else value
+        self._stop_if_due(info)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "waited": self.waited, "reference": self._reference}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.waited, self._reference = int(state["waited"]), state["reference"]
+
+    def _stop_if_due(self, info: Info) -> None:
+        if self.waited >= self.patience:
+            info.stop(f"{self.monitor} no better than {self._reference:.6g} for {self.waited} validations")
+
+
+def _mode(monitor: str, mode: str) -> str:
+    if mode in ("min", "max"):
+        return mode
+    if mode != "auto":
+        raise ConfigError(f"mode= is 'min', 'max' or 'auto', got {mode!r}.")
+    name = monitor.partition("/")[2] or monitor
+    if name.startswith(_SMALL):
+        return "min"
+    if name.startswith(_LARGE):
+        return "max"
+    raise ConfigError(f"whether {monitor!r} should be small or large is not known: say mode='min' or mode='max'.")

@@ -1,0 +1,33 @@
+"""Writes one thing at a time in a thread; what failed there is raised where the next thing is asked for."""
+
+import threading
+from collections.abc import Callable
+
+
+class Saver:
+    """At most one write is under way. The thread is no daemon: an interpreter that ends waits for it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Begins a write; the one before it has to be waited for."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(write,), name="headrace-save")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns once the write is done; raises if it failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:
+            self._failure = error

@@ -1,0 +1,132 @@
+"""The command line: `headrace checkpoint list|verify|export RUN`.
+
+Exit status: 0 if all is well, 1 if something was found wrong or could not be done, 2 for a command that makes no sense.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from . import disk
+from .checkpoint import Store
+from .checkpoint.contents import TRAINER
+from .errors import CheckpointError, HeadraceError, RunError, unknown
+from .export import FORMATS, export
+from .run import CHECKPOINTS, run_id
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; its exit status."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except HeadraceError as error:
+        _say(options, {"error": str(error), "kind": type(error).__name__}, f"headrace: {error}", file=sys.stderr)
+        return 1
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest of the choices that there are."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(None, unknown(str(action.metavar or action.dest), value, action.choices))
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists what there is.)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="headrace", description="Trains PyTorch models.")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    checkpoint = commands.add_parser("checkpoint", help="what a run has saved")
+    actions = checkpoint.add_subparsers(metavar="action", required=True)
+    listing = actions.add_parser("list", help="the checkpoints of a run")
+    listing.set_defaults(command=_list)
+    verifying = actions.add_parser("verify", help="whether every byte of them is as it was written")
+    verifying.set_defaults(command=_verify)
+    exporting = actions.add_parser("export", help="the weights of one, for other programs")
+    exporting.set_defaults(command=_export)
+    for action in (listing, verifying, exporting):
+        action.add_argument("run", type=Path, metavar="RUN", help="the directory of the run")
+        action.add_argument("--json", action="store_true", help="print JSON, for a program to read")
+    exporting.add_argument("--out", type=Path, help="the file to write (RUN/model.safetensors, .onnx or .pt2)")
+    exporting.add_argument(
+        "--to", default="safetensors", choices=list(FORMATS), metavar="FORMAT", help="|".join(FORMATS)
+    )
+    exporting.add_argument("--which", type=_which, default="best", help="best, last or a step (best, if there is one)")
+    exporting.add_argument("--recipe", help="file.py or file.py:function, which makes the model (onnx and torch)")
+    return parser
+
+
+def _list(options: argparse.Namespace) -> int:
+    store = _store(options.run)
+    found = [_facts(store, step) for step in store.steps()]
+    lines = [f"{entry['name']}  {disk.size(entry['bytes']):>8}  {entry['written']}  {entry['note']}" for entry in found]
+    _say(options, found, "\n".join(lines) or f"{options.run} has no checkpoints")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    store = _store(options.run)
+    problems = {}
+    for step in store.steps():
+        try:
+            store.verify(step)
+        except CheckpointError as error:
+            problems[step] = str(error)
+    steps = store.steps()
+    found = [{"step": step, "sound": step not in problems, "problem": problems.get(step)} for step in steps]
+    lines = [f"{store.at(step).name}  {problems.get(step, 'sound')}" for step in steps]
+    _say(options, found, "\n".join(lines) or f"{options.run} has no checkpoints")
+    return 1 if problems or not steps else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    out = options.out or options.run / f"model{FORMATS[options.to]}"
+    which = options.which
+    if which == "best" and not _has_best(options.run):
+        which = "last"
+    step = export(options.run, out, to=options.to, which=which, recipe=options.recipe)
+    _say(options, {"file": str(out), "step": step}, f"{out}: the weights of step {step}")
+    return 0
+
+
+def _store(run: Path) -> Store:
+    if not run.is_dir():
+        raise RunError(f"there is no run {run}.")
+    return Store(run / CHECKPOINTS, run_id(run))
+
+
+def _has_best(run: Path) -> bool:
+    newest = _store(run).newest(lambda name: name == TRAINER)
+    return newest is not None and newest.documents[TRAINER].get("best") is not None
+
+
+def _facts(store: Store, step: int) -> dict[str, Any]:
+    """What a list shows of a checkpoint, from its manifest alone."""
+    path = store.at(step)
+    facts = {"step": step, "name": path.name, "bytes": 0, "written": "", "note": ""}
+    try:
+        manifest = store.manifest(step)
+        facts["bytes"] = sum(written.size for written in manifest.files)
+        facts["written"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime))
+    except CheckpointError as error:
+        facts["note"] = f"not usable: {error}"
+    return facts
+
+
+def _which(text: str) -> str | int:
+    return int(text) if text.isdigit() else text
+
+
+def _say(options: argparse.Namespace, document: Any, text: str, file: Any = None) -> None:
+    print(json.dumps(document) if options.json else text, file=file)

@@ -1,0 +1,94 @@
+"""State as JSON beside tensors: no pickle, nothing but plain values, and what does not fit is named.
+
+JSON keeps None, booleans, integers, finite floats (exactly), text, lists and dicts with text as keys. Everything
+else is a dict with a single key that begins with "$": `{"$tensor": name}` stands for a tensor kept elsewhere.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import CheckpointError, CorruptError
+
+Tensors = dict[str, Tensor]
+
+
+def encode(value: Any, tensors: Tensors, at: str, *, strict: bool = False) -> Any:
+    """`value` for JSON; the tensors in it are added to `tensors` by names that begin with `at`.
+
+    `strict` is for state of others: what JSON would not give back as it was (tuples, numbers as keys, values that
+    are not finite) is refused there.
+    """
+    if value is None or isinstance(value, bool | str) or type(value) is int:
+        return value
+    if isinstance(value, Tensor | np.ndarray):
+        return _tensor(value, tensors, at)
+    if isinstance(value, list):
+        return [encode(item, tensors, f"{at}/{k}", strict=strict) for k, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) and not key.startswith("$") for key in value):
+        return {key: encode(item, tensors, f"{at}/{key}", strict=strict) for key, item in value.items()}
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if not strict:
+        if isinstance(value, float):
+            return {"$float": repr(float(value))}
+        if isinstance(value, tuple):
+            return {"$tuple": encode(list(value), tensors, at)}
+        if isinstance(value, Mapping):
+            return {"$items": encode([[k, v] for k, v in value.items()], tensors, at)}
+        if isinstance(value, np.generic):
+            return encode(value.item(), tensors, at)
+        if isinstance(value, int):
+            return int(value)
+    raise CheckpointError(
+        f"state at {at!r} holds {_named(value)}, which cannot be saved. "
+        "None, booleans, integers, finite floats, text, tensors, arrays; lists and dicts (with text keys) of them."
+    )
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encode` was given."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1 or not next(iter(value)).startswith("$"):
+        return {key: decode(item, tensors) for key, item in value.items()}
+    (kind, inner), *_ = value.items()
+    if kind in ("$tensor", "$array"):
+        if inner not in tensors:
+            raise CorruptError(f"the tensor {inner!r} is missing.")
+        return tensors[inner] if kind == "$tensor" else tensors[inner].numpy()
+    if kind == "$float":
+        return float(inner)
+    if kind == "$tuple":
+        return tuple(decode(inner, tensors))
+    if kind == "$items":
+        return dict(decode(inner, tensors))
+    raise CorruptError(f"{kind!r} is not a kind of value that this version knows.")
+
+
+def _tensor(value: Tensor | Any, tensors: Tensors, at: str) -> dict[str, str]:
+    name, copies = at, 1
+    while name in tensors:
+        copies += 1
+        name = f"{at}~{copies}"
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach()
+        return {"$tensor": name}
+    if value.dtype.kind not in "biufc":
+        raise CheckpointError(f"state at {at!r} holds an array of {value.dtype}, which cannot be saved. Use numbers.")
+    tensors[name] = torch.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False)))
+    return {"$array": name}
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, float | int | tuple):
+        return f"{value!r} ({type(value).__name__})"
+    if isinstance(value, Mapping):
+        return f"a dict with the keys {list(value)[:3]}"
+    return f"a {type(value).__name__}"

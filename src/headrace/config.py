@@ -1,0 +1,95 @@
+"""The settings of a training as plain values: what a resumed run compares, and a person reads."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .length import Length
+
+LONGEST = 64  # elements of a tensor that are written out
+Config = dict[str, Any]
+
+
+def of_optimizers(optimizers: Mapping[str, Optimizer]) -> Config:
+    """Kind and hyperparameters of every optimizer, as they were given."""
+    return {
+        key or "optimizer": {
+            "kind": type(optimizer).__name__,
+            "groups": [
+                {name: plain(value) for name, value in group.items() if name not in ("params", "initial_lr")}
+                for group in optimizer.param_groups
+            ],
+        }
+        for key, optimizer in optimizers.items()
+    }
+
+
+def of_limits(limits: Sequence[Length]) -> Config:
+    return {limit.unit: limit.count for limit in limits}
+
+
+def plain(value: Any, depth: int = 4) -> Any:
+    """A value as JSON and YAML can show it. Objects show their kind and what they hold, functions their name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor | np.ndarray):
+        return _tensor(torch.as_tensor(value).detach().cpu())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "..."
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, depth - 1) for item in value] if depth else "..."
+    if isinstance(value, Length | torch.dtype | torch.device | Enum):
+        return str(value)
+    if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    held = {name: plain(item, depth - 1) for name, item in _held(value).items() if depth and not name.startswith("_")}
+    return {"kind": type(value).__name__, **held}
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
+    """Every setting that is not what it was, with both values."""
+    found = []
+    for key in [*saved, *(key for key in now if key not in saved)]:
+        name, before, after = f"{at}{key}", saved.get(key), now.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{name}.")
+        elif before != after:
+            found.append(f"{name}: {before!r} in the run, {after!r} now")
+    return found
+
+
+def shrunk(saved: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """Limits that are not what they were, other than by having grown."""
+    found = []
+    for unit in [*saved, *(unit for unit in now if unit not in saved)]:
+        before, after = saved.get(unit), now.get(unit)
+        if before is None or after is None:
+            found.append(f"limit in {unit}: {before} in the run, {after} now")
+        elif after < before:
+            found.append(f"limit in {unit}: {before:g} in the run, only {after:g} now")
+    return found
+
+
+def _tensor(value: Tensor) -> Any:
+    if value.numel() <= LONGEST:
+        return value.tolist()
+    data = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    digest = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {digest}"
+
+
+def _held(value: Any) -> dict[str, Any]:
+    """The attributes of an object; of a module, what is neither a parameter nor a part of it."""
+    held = {**getattr(value, "__dict__", {})}
+    for kind in type(value).__mro__:
+        held |= {name: getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)}
+    if isinstance(value, torch.nn.Module):
+        return {name: item for name, item in [*held.items(), *value.named_buffers()] if name != "training"}
+    return held

@@ -1,0 +1,134 @@
+"""A trained model for other programs: plain weights, ONNX, or torch's own exchange format."""
+
+import importlib.util
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import disk, evaluate
+from .batch import Batch
+from .checkpoint.contents import MODEL, tensor_pieces
+from .errors import ConfigError, ModelError, RunError, unknown
+from .feed import Feed
+from .objective import Objective
+from .plan import source_on
+from .recipe import Recipe
+from .weights import load_weights, saved_weights
+
+FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
+
+
+def export(
+    run: Path, out: Path, *, to: str = "safetensors", which: str | int = "best", recipe: str | None = None
+) -> int:
+    """Writes the weights of a run, or the whole model that a recipe makes, with these weights; the step they are of.
+
+    `recipe` is `file.py` or `file.py:function`; it is run, as formats that hold the model need the model.
+    """
+    if to not in FORMATS:
+        raise ConfigError(unknown("format", to, FORMATS))
+    if out.exists():
+        raise RunError(f"{out} is there already. Name another file, or remove it first.")
+    if to == "safetensors":
+        contents = saved_weights(run, which)
+        disk.make_dirs(out.absolute().parent)
+        disk.write_file(out, b"".join(tensor_pieces(out.name, contents.tensors[MODEL])))
+        return contents.step
+    if recipe is None:
+        raise ConfigError(f"{to} holds the model itself, which a run does not: name its recipe, --recipe file.py.")
+    if to == "onnx":
+        need_onnx()
+    made = load_recipe(recipe)
+    model = made.trainer.model
+    step = load_weights(model, run, which=which)
+    call, arguments = example(made)
+    disk.make_dirs(out.absolute().parent)
+    write = _write_onnx if to == "onnx" else _write_torch
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporters' own workings
+            write(call.eval(), arguments, out)
+    except Exception as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be written as {to}: {type(error).__name__}: {error}"
+        ) from error
+    return step
+
+
+def need_onnx() -> None:
+    """Raises unless what torch needs to write ONNX is installed."""
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"ONNX needs {' and '.join(missing)}, which is not installed: pip install headrace[onnx].")
+
+
+def load_recipe(name: str) -> Recipe:
+    """Runs the recipe of a file: the function that is named, or the only one that says it returns a Recipe."""
+    path, _, wanted = name.partition(":")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise ConfigError(f"{path} is not a Python file with a recipe.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    found = {
+        key: value
+        for key, value in vars(module).items()
+        if callable(value) and getattr(value, "__annotations__", {}).get("return") in (Recipe, "Recipe", "hr.Recipe")
+    }
+    if wanted and wanted not in found:
+        raise ConfigError(unknown("recipe", wanted, found))
+    if not wanted and len(found) != 1:
+        raise ConfigError(
+            f"{path} has {len(found)} functions that return a Recipe: {', '.join(found)}. Say {path}:name."
+        )
+    made = found[wanted or next(iter(found))]()
+    if not isinstance(made, Recipe):
+        raise ConfigError(f"{name} returned a {type(made).__name__}, not a Recipe.")
+    return made
+
+
+def example(recipe: Recipe) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The model as a module of plain tensors, and tensors to call it with: two rows of the training data."""
+    trainer = recipe.trainer
+    source = source_on(recipe.train, trainer.device, "train")
+    objective = next(iter(trainer.eval_objectives.values()))
+    with evaluate.rewound(source), Feed(source, trainer.device, batch_size=2) as feed:
+        batch = next(iter(feed))
+    names = [name for name in batch.fields if name not in objective.call.targets]
+    rows = [field for name in names if isinstance(field := batch.fields[name], Tensor)]
+    if len(rows) != len(names):
+        raise ModelError("only models of plain tensors can be exported with the model itself.")
+    return _Called(trainer.model, objective, names), tuple(rows)
+
+
+class _Called(nn.Module):
+    """A model, called with the input streams in order as the objective calls it."""
+
+    def __init__(self, model: nn.Module, objective: Objective, names: list[str]) -> None:
+        super().__init__()
+        self.model, self._objective, self._names = model, objective, names
+
+    def forward(self, *inputs: Tensor) -> Any:
+        fields = dict(zip(self._names, inputs, strict=True))
+        return self._objective.outputs(self.model, Batch(fields, inputs[0].shape[0]))
+
+
+def _write_onnx(call: nn.Module, arguments: tuple[Tensor, ...], out: Path) -> None:
+    program = torch.onnx.export(call, arguments, dynamo=True, dynamic_shapes=_any_rows(arguments), verbose=False)
+    assert program is not None
+    program.save(out)
+
+
+def _write_torch(call: nn.Module, arguments: tuple[Tensor, ...], out: Path) -> None:
+    torch.export.save(torch.export.export(call, arguments, dynamic_shapes=_any_rows(arguments)), out)
+
+
+def _any_rows(arguments: tuple[Tensor, ...]) -> Any:
+    """Any number of rows will do, the same for all."""
+    rows = torch.export.Dim("rows")
+    return (tuple({0: rows} for _ in arguments),)

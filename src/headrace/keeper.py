@@ -1,0 +1,261 @@
+"""What makes a training survive: its state goes into a run and comes back. A training without a run keeps nothing."""
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from . import codec, config
+from .checkpoint import Contents, Keep, Saver, Store
+from .checkpoint.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, rank_files
+from .errors import CheckpointError, ConfigError, RunError, unknown
+from .info import Best, Info
+from .length import Length
+from .run import Run
+from .snapshot import Copier
+from .weights import check_model, load_model, plain_name
+
+RESUME = ("auto", "must", "never")
+State = dict[str, Any]
+_FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_files(0)}
+"""The files of the parts of the state, plain values and tensors, that are not the trainer's own."""
+
+
+class Keepable(Protocol):
+    """A training, as what keeps it sees it."""
+
+    info: Info
+    model: nn.Module
+
+    def state_dict(self) -> State: ...
+
+
+class Keeper:
+    """Keeps nothing but the best weights, in memory: there is no run."""
+
+    keeps = False
+    """Whether a training can go on from here."""
+    every: Length | None = None
+    """How often a checkpoint is written."""
+
+    def __enter__(self) -> "Keeper":
+        self._best: dict[str, Tensor] = {}
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        pass
+
+    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> State | None:
+        """The state to go on from, once it is known to fit this model and these settings."""
+        return None
+
+    def begin(self, info: Info, nbytes: int) -> None:
+        """The training begins, or goes on."""
+
+    def due(self, info: Info, rows: int) -> bool:
+        """Whether a checkpoint is to be written now."""
+        return False
+
+    def report(self, row: Mapping[str, Any]) -> None:
+        """A row of the history is complete."""
+
+    def save(self, training: Keepable) -> None:
+        """Writes a checkpoint of what the training is now."""
+
+    def mark_best(self, model: nn.Module) -> None:
+        """The model is the best so far."""
+        self._best = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+    def restore(self, best: Best, model: nn.Module) -> None:
+        """The model becomes the best again."""
+        if self._best:
+            model.load_state_dict(self._best, strict=False)
+
+    def end(self, why: str) -> None:
+        """The training has ended well."""
+
+
+class RunKeeper(Keeper):
+    """Keeps everything in a run directory."""
+
+    keeps = True
+
+    def __init__(
+        self, path: str | Path, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
+    ) -> None:
+        if resume not in RESUME:
+            raise ConfigError(unknown("resume", resume, RESUME))
+        self._path, self._resume, self._override, self._wait = Path(path), resume, override, wait
+        self.every = Length.parse(every, "checkpoint_every")
+        self._keep = Keep.of(keep)
+        self._saver, self._copier = Saver(), Copier()
+        self._saved_at = time.perf_counter()
+
+    def __enter__(self) -> "RunKeeper":
+        if self._resume == "must" and not self._path.is_dir():
+            raise RunError(f"resume='must', and there is no run {self._path}.")
+        self._run = Run(self._path)
+        self._store = Store(self._run.checkpoints, self._run.id, self._keep)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Waits for what is being written; a failure there is raised unless there is another already."""
+        try:
+            self._saver.wait()
+        except BaseException as failure:
+            self._run.log(f"a checkpoint could not be written: {failure}")
+            if error is None or isinstance(error, GeneratorExit | SystemExit | KeyboardInterrupt):
+                raise
+            error.add_note(f"And the last checkpoint could not be written: {failure}")
+        finally:
+            if error is not None and not isinstance(error, GeneratorExit):
+                self._run.log(f"ended by {type(error).__name__}: {error}")
+            self._run.close()
+
+    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> State | None:
+        steps = self._store.steps()
+        if self._resume == "never" and steps:
+            raise RunError(
+                f"resume='never', and {self._path} has {len(steps)} checkpoints, the last of step {steps[-1]}. "
+                "Name another run, or resume this one."
+            )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            contents = self._store.newest()
+        for warning in caught:
+            self._run.log(str(warning.message))
+            warnings.warn(warning.message, stacklevel=3)
+        if contents is None:
+            if self._resume == "must":
+                raise RunError(f"resume='must', and {self._path} has no checkpoint. Use resume='auto' to start it.")
+            self._run.cut(-1)
+            self._run.configure({**settings, "limits": limits})
+            return None
+        check_model(contents.tensors[MODEL], model, self._path)
+        state = decode(contents)
+        found = self._check_settings(state["config"], settings, state["limits"], limits)
+        state["overridden"] = any(difference.startswith("optimizer") for difference in found)
+        rows = self._run.cut(contents.step - ("row" not in state["done"]))
+        _add_later(state["history"], rows)
+        self._run.configure({**settings, "limits": limits})
+        return state
+
+    def begin(self, info: Info, nbytes: int) -> None:
+        self._run.probe(2 * nbytes)
+        self._run.log(f"going on from step {info.step}" if info.resumed else "started")
+
+    def due(self, info: Info, rows: int) -> bool:
+        assert self.every is not None
+        if self.every.unit == "minutes":
+            return time.perf_counter() - self._saved_at >= 60 * self.every.count
+        return self.every.fires(info.counters, rows, info.ends_epoch)
+
+    def report(self, row: Mapping[str, Any]) -> None:
+        self._run.report(row)
+
+    def save(self, training: Keepable) -> None:
+        self._saver.wait()
+        self._saved_at = time.perf_counter()
+        info = training.info
+        state = training.state_dict()
+        rows = [*info.history.rows[:-1], *(dict(row) for row in info.history.rows[-1:])]
+        contents = encode(info.step, state)
+        by_place = {(file, name): t for file, tensors in contents.tensors.items() for name, t in tensors.items()}
+        for (file, name), copied in self._copier(by_place).items():
+            contents.tensors[file][name] = copied
+        self._saver.start(partial(self._write, contents, rows, info.best))
+        if self._wait:
+            self._saver.wait()
+
+    def mark_best(self, model: nn.Module) -> None:
+        pass  # the checkpoint of this step is kept
+
+    def restore(self, best: Best, model: nn.Module) -> None:
+        self._saver.wait()
+        load_model(model, self._store.load(best.step, lambda name: name == MODEL).tensors[MODEL], strict=False)
+
+    def end(self, why: str) -> None:
+        self._saver.wait()
+        self._run.log(f"ended: {why}")
+
+    def _write(self, contents: Contents, rows: Sequence[Mapping[str, Any]], best: Best | None) -> None:
+        """In the saver's thread: reports are on the disk before the checkpoint that has seen them."""
+        self._run.sync()
+        contents.documents[TRAINER]["history"] = [_encode_row(row) for row in rows]
+        path = self._store.save(contents, best.keep if best else ())
+        if best is not None and best.step == contents.step:
+            self._run.best(path / MODEL, {"step": best.step, best.key: best.value})
+
+    def _check_settings(
+        self, saved: config.Config, now: config.Config, saved_limits: config.Config, limits: config.Config
+    ) -> list[str]:
+        """Raises on settings that differ, unless they are meant to; those that do."""
+        found = config.differences(saved, now) + config.shrunk(saved_limits, limits)
+        if found and not self._override:
+            listed = "\n  ".join(found)
+            raise CheckpointError(
+                f"{self._path} was trained with other settings:\n  {listed}\n"
+                "Set them as they were, name another run, or pass override=True to go on with the new ones."
+            )
+        for difference in found:
+            self._run.log(f"overridden: {difference}")
+        return found
+
+
+def make_keeper(
+    run: str | Path | None, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
+) -> Keeper:
+    """What keeps a training: a run directory where one is named."""
+    if run is not None:
+        return RunKeeper(run, resume, every, keep, override, wait)
+    if resume == "must":
+        raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.")
+    return Keeper()
+
+
+def encode(step: int, state: Mapping[str, Any]) -> Contents:
+    """A training's state as documents and tensors, the latter not copied yet."""
+    contents = Contents(step, {TRAINER: {}})
+    contents.tensors[MODEL] = {plain_name(name): tensor.detach() for name, tensor in state["model"].items()}
+    for part, value in state.items():
+        if part != "model":
+            document, file = _FILES.get(part, (TRAINER, TRAINER_TENSORS))
+            tensors: codec.Tensors = {}
+            encoded = codec.encode(value, tensors, part, strict=part == "source")
+            contents.documents.setdefault(document, {})[part] = encoded
+            if tensors:
+                contents.tensors.setdefault(file, {}).update(tensors)
+    return contents
+
+
+def decode(contents: Contents) -> State:
+    """What `encode` was given."""
+    state: State = {"model": contents.tensors[MODEL]}
+    for document in contents.documents.values():
+        for part, value in document.items():
+            file = _FILES.get(part, (TRAINER, TRAINER_TENSORS))[1]
+            state[part] = codec.decode(value, contents.tensors.get(file, {}))
+    return state
+
+
+def _add_later(history: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> None:
+    """What was reported at the last step after its checkpoint, as the scores of a test are."""
+    for row in rows:
+        if history and row["step"] == history[-1]["step"]:
+            history[-1].update({key: value for key, value in row.items() if key not in history[-1]})
+
+
+def _encode_row(row: Mapping[str, Any]) -> Any:
+    """A row for a checkpoint; what a metric of one's own gave, and cannot be saved, as text."""
+    found = {}
+    for key, value in row.items():
+        value = value.tolist() if isinstance(value, Tensor) else value
+        try:
+            found[key] = codec.encode(value, {}, key)
+        except CheckpointError:
+            found[key] = str(value)
+    return found

@@ -1,0 +1,69 @@
+"""A request to end from outside, as a scheduler makes it by a signal: noted at once, acted on at the next update."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
+
+
+class Interrupted(BaseException):
+    """Raised by `Preemption.check` where something long may be left: a wait for data, a validation."""
+
+
+class Preemption:
+    """Whether the training is asked to end. A signal sets a flag and does nothing else; a second one ends at once."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        """What has asked the training at hand, if anything has."""
+        self.heard = ""
+        """What asked the last training."""
+        self._signal: int = signal.SIGTERM
+
+    def request(self, why: str = "preempted") -> None:
+        """Asks, from any thread."""
+        self.why = self.why or why
+
+    def check(self) -> None:
+        """Leaves what can be done again later, if the training is asked to end."""
+        if self.why:
+            raise Interrupted
+
+    def error(self) -> BaseException:
+        """What ends the program afterwards: Ctrl-C as ever, anything else with exit status 143."""
+        return KeyboardInterrupt() if self._signal == signal.SIGINT else SystemExit(128 + signal.SIGTERM)
+
+    @contextmanager
+    def listening(self, wanted: bool) -> Iterator[None]:
+        """Signals are heard for a while. Handlers of the user's own stay: they call `Trainer.preempt`.
+
+        Outside the main thread no handler can be set, and whoever has one calls `Trainer.preempt` as well.
+        """
+        self.why, self.heard, self._signal = "", "", signal.SIGTERM
+        before: dict[int, Any] = {}
+        if wanted and threading.current_thread() is threading.main_thread():
+            before = {s: handler for s in SIGNALS if (handler := signal.getsignal(s)) in _DEFAULT}
+        for number in before:
+            signal.signal(number, self._heard)
+        try:
+            yield
+        finally:
+            self.heard, self.why = self.why, ""
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if not self.why:
+            self.why, self._signal = f"{signal.Signals(number).name} received", number
+        elif number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
+            raise KeyboardInterrupt  # in a session that a person wants to keep
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)

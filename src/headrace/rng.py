@@ -1,0 +1,30 @@
+"""The random state of a process: Python's, NumPy's and torch's, as plain values and tensors."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """Where the generators stand."""
+    version, words, gauss = random.getstate()
+    state = {
+        "python": [version, torch.tensor(words), gauss],
+        "numpy": np.random.get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore(state: dict[str, Any], device: torch.device) -> None:
+    """Sets the generators to where they stood; those of a device that was not there then stay as they are."""
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,239 @@
+"""The directory of a run: what it is, what it reported, and who is at work in it."""
+
+import fcntl
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from . import __version__, disk
+from .errors import RunError
+
+RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.yaml", "log.txt", "metrics.jsonl", "lock"
+CHECKPOINTS, BEST = "checkpoints", "best"
+_ENVIRONMENT = re.compile(r"OMP_|MKL_|CUDA_|NCCL_|GLOO_|SLURM_(JOB_ID|NODELIST|NTASKS|PROCID)|PYTORCH_|TORCH_|MALLOC_")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class Run:
+    """A run directory, held by one trainer at a time from `Run(path)` to `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            disk.make_dirs(path)
+            self._lock = _Lock(path / LOCK)
+        except RunError:
+            raise
+        except OSError as error:
+            raise disk.failure(error, f"opening the run {path}", path, 0) from error
+        try:
+            self.id = self._identify()
+            self._rows = disk.File(path / METRICS, new=False)
+            self._log = disk.File(path / LOG, new=False)
+        except OSError as error:
+            self._lock.release()
+            if isinstance(error, RunError):
+                raise
+            raise disk.failure(error, f"opening the run {path}", path, 0) from error
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    def probe(self, needed: int) -> None:
+        """Raises unless files can be written and renamed here, and so many bytes are free."""
+        free = disk.free(self.path)
+        if free < needed:
+            raise RunError(
+                f"{self.path} has {disk.size(free)} free and needs {disk.size(needed)}, room for two checkpoints. "
+                "Free some space, or choose another directory."
+            )
+        try:
+            disk.write_file(self.path / ".probe", b"x" * 512)
+            disk.unlink(self.path / ".probe")
+        except OSError as error:
+            raise disk.failure(error, f"a trial of writing to {self.path}", self.path, needed) from error
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Writes the settings of the training for a person to read."""
+        disk.write_file(self.path / CONFIG, yaml.safe_dump(dict(config), sort_keys=False).encode())
+
+    def log(self, message: str) -> None:
+        """A line of the log, with the time."""
+        text = _CONTROL.sub(lambda match: repr(match[0])[1:-1], message)
+        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+
+    def report(self, row: Mapping[str, Any]) -> None:
+        """A line of metrics."""
+        self._rows.write(json.dumps(_finite(row), separators=(",", ":"), allow_nan=False).encode() + b"\n")
+
+    def sync(self) -> None:
+        """Makes certain that what was reported is on the disk."""
+        self._rows.sync()
+
+    def cut(self, step: int) -> list[dict[str, Any]]:
+        """Drops what was reported after a step, and a line that was cut short; the rows that stay."""
+        data = (self.path / METRICS).read_bytes()
+        rows, end, at = [], 0, 0
+        for line in data.splitlines(keepends=True):
+            at += len(line)
+            row = _row(line)
+            if row is not None and row["step"] <= step:
+                rows.append(row)
+                end = at
+        if end < len(data):
+            self._rows.truncate(end)
+            self._rows.sync()
+        return rows
+
+    def best(self, source: Path, facts: Mapping[str, Any]) -> None:
+        """The best weights under a name that a person finds, beside what makes them the best."""
+        folder, beside = self.path / BEST, self.path / BEST / ".model.new"
+        disk.make_dirs(folder)
+        if os.path.lexists(beside):
+            disk.unlink(beside)
+        try:
+            disk.link(source, beside)
+        except OSError:  # a file system without links
+            shutil.copyfile(source, beside)
+        disk.replace(beside, folder / "model.safetensors")
+        disk.write_file(folder / "best.json", json.dumps(_finite(facts), allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        self._rows.close()
+        self._log.close()
+        self._lock.release()
+
+    def _identify(self) -> str:
+        """The run's id: read, or made for a directory that holds nothing yet."""
+        others = [name for name in os.listdir(self.path) if name != LOCK and not name.startswith(".")]
+        if RUN in others:
+            return run_id(self.path)
+        if others:
+            raise RunError(
+                f"{self.path} is not a run: it has no {RUN}, and holds {', '.join(sorted(others)[:3])}. "
+                "Name a directory that is empty or does not exist."
+            )
+        facts = {
+            "id": uuid.uuid4().hex,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": sys.argv,
+            "versions": _versions(),
+            "environment": _environment(),
+            "git": _git_commit(),
+        }
+        disk.write_file(self.path / RUN, json.dumps(facts, indent=2).encode() + b"\n")
+        return str(facts["id"])
+
+
+def run_id(path: Path) -> str:
+    """The id of a run, from its directory."""
+    where = path / RUN
+    try:
+        found = json.loads(where.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{path} is not a run: it has no {RUN}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{where} cannot be read: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("id"), str) or not found["id"]:
+        raise RunError(f"{where} has no id. Every manifest of the run's checkpoints holds it, as run_id.")
+    return str(found["id"])
+
+
+class _Lock:
+    """The kernel's lock on a file: it ends with the process that holds it, however that ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 4096, 0).decode(errors="replace")
+            os.close(self._fd)
+            raise RunError(
+                f"{path.parent} is in use by {_CONTROL.sub('', holder) or 'another process'}. One trainer at a time: "
+                "wait for it, end it, or name another run."
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        self._owner = os.getpid()
+        os.register_at_fork(after_in_child=self._forget)  # a worker that outlives its trainer must not hold the run
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _forget(self) -> None:
+        self.release()
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics, if it is whole."""
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _finite(value: Any) -> Any:
+    """For JSON, which knows no NaN and no infinity: they become text."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        return _finite(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "headrace": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "directory": os.getcwd(),
+        "variables": {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.match(name)},
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit that the working directory is at, with "+" if there are changes; `None` where there is none."""
+    try:
+        commit = _git("rev-parse", "HEAD")
+        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+    return found.stdout.strip()

@@ -1,0 +1,225 @@
+"""Learning rates that move: functions of progress, and torch's own schedulers."""
+
+import inspect
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from .errors import ConfigError
+from .history import History
+from .length import Counters, Length, interval
+
+Factory = Callable[[Optimizer, int | None], LRScheduler | ReduceLROnPlateau]
+Factor = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class WarmupCosine:
+    """Up in a straight line for a share `warmup` of the training, then down half a cosine to `floor`."""
+
+    warmup: float = 0.05
+    floor: float = 0.0
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.warmup:
+            return progress / self.warmup
+        after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, after)))
+
+
+@dataclass(frozen=True)
+class WarmupLinear:
+    """Up in a straight line for a share `warmup` of the training, then down in one to `floor`."""
+
+    warmup: float = 0.05
+    floor: float = 0.0
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.warmup:
+            return progress / self.warmup
+        after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
+        return self.floor + (1 - self.floor) * max(0.0, 1 - after)
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """From `start` of the rate up to it and down to `end` of it, by cosines; the top is at `peak`.
+
+    Smith and Topin, https://arxiv.org/abs/1708.07120.
+    """
+
+    peak: float = 0.3
+    start: float = 0.04
+    end: float = 4e-6
+
+    def __call__(self, progress: float) -> float:
+        low, share = (self.start, progress / self.peak) if progress < self.peak else (self.end, None)
+        if share is None:
+            share = 1 - (min(1.0, progress) - self.peak) / max(1e-12, 1 - self.peak)
+        return low + (1 - low) * 0.5 * (1 - math.cos(math.pi * share))
+
+
+class Schedule:
+    """A torch scheduler and when it steps.
+
+    `make`: (optimizer, total_steps) -> scheduler; `every`: after which interval it steps; `monitor`: what
+    `ReduceLROnPlateau` is given.
+    """
+
+    def __init__(self, make: Factory, *, every: str | Length = "1 epoch", monitor: str = "val/loss") -> None:
+        if not callable(make):
+            raise ConfigError(f"a Schedule takes a function of (optimizer, total_steps), got a {type(make).__name__}.")
+        self.make, self.every, self.monitor = make, interval(every, "every"), monitor
+
+
+class Rates(Protocol):
+    """What moves the rates of a training."""
+
+    def before(self, counters: Counters) -> None:
+        """The rates of the next update."""
+
+    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+        """An update has been made, and what it was time for has been measured."""
+
+    def state_dict(self) -> list[Any]: ...
+    def load_state_dict(self, state: list[Any]) -> None: ...
+
+
+def check_schedule(schedule: Any) -> None:
+    """Raises unless it is something that `schedule=` takes."""
+    if schedule is None or isinstance(schedule, Schedule):
+        return
+    if not callable(schedule) or isinstance(schedule, LRScheduler):
+        raise ConfigError(
+            "schedule= takes a function of the progress (0 to 1), a function of (optimizer, total_steps) that makes a "
+            f"torch scheduler, or a Schedule; got a {type(schedule).__name__}."
+        )
+
+
+def interval_of(schedule: Any) -> Length | None:
+    """How often a torch scheduler steps; `None` where there is none."""
+    if isinstance(schedule, Schedule):
+        return schedule.every
+    return None if schedule is None or _arguments(schedule) == 1 else Schedule(schedule).every
+
+
+def make_rates(schedule: Any, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None) -> Rates:
+    """The rates of one training, which ends with the first of its limits."""
+    if schedule is None:
+        return _Constant()
+    if not isinstance(schedule, Schedule) and _arguments(schedule) == 1:
+        return _ByProgress(schedule, optimizers, limits, batches)
+    return _ByTorch(schedule if isinstance(schedule, Schedule) else Schedule(schedule), optimizers, limits, batches)
+
+
+class _Constant:
+    """Rates that only the user changes."""
+
+    def before(self, counters: Counters) -> None:
+        pass
+
+    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+        pass
+
+    def state_dict(self) -> list[Any]:
+        return []
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        pass
+
+
+class _ByProgress(_Constant):
+    """The first rate times a factor, anew for every update; nothing to remember but the first rate."""
+
+    def __init__(
+        self, factor: Factor, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None
+    ) -> None:
+        self._factor, self._batches = factor, batches
+        self._limits = [limit for limit in limits if limit.unit != "minutes"]
+        if not self._limits:
+            raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        for group in self._groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+
+    def before(self, counters: Counters) -> None:
+        factor = self._factor(max(_share(limit, counters, self._batches) for limit in self._limits))
+        for group in self._groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(group["initial_lr"] * factor)
+            else:
+                group["lr"] = group["initial_lr"] * factor
+
+
+class _ByTorch:
+    """Torch's schedulers, one for each optimizer."""
+
+    def __init__(
+        self, schedule: Schedule, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None
+    ) -> None:
+        self._every, self._monitor = schedule.every, schedule.monitor
+        total = _total_steps(limits, batches)
+        self._schedulers = [schedule.make(optimizer, total) for optimizer in optimizers]
+        for made in self._schedulers:
+            if not isinstance(made, LRScheduler):
+                raise ConfigError(
+                    f"schedule= made a {type(made).__name__}. A function of two arguments, (optimizer, total_steps), "
+                    "returns a torch scheduler; a function of one, the progress, returns a factor."
+                )
+
+    def before(self, counters: Counters) -> None:
+        pass
+
+    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+        if not self._every.fires(counters, rows, ends_epoch):
+            return
+        for scheduler in self._schedulers:
+            if not isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step()
+            elif self._monitor in history.last:
+                scheduler.step(history.last[self._monitor])
+            else:
+                keys = ", ".join(key for key in history.last if "/" in key)
+                raise ConfigError(
+                    f"ReduceLROnPlateau looks at {self._monitor!r}, which is not measured. There are: {keys}."
+                )
+
+    def state_dict(self) -> list[Any]:
+        return [scheduler.state_dict() for scheduler in self._schedulers]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        for scheduler, saved in zip(self._schedulers, state, strict=True):
+            for key, value in scheduler.state_dict().items():
+                if isinstance(value, Counter) and key in saved:
+                    saved[key] = Counter(saved[key])
+            scheduler.load_state_dict(saved)
+
+
+def _arguments(function: Any) -> int:
+    """How many arguments a function has to be given."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is p.empty for p in parameters) or 1
+
+
+def _share(limit: Length, counters: Counters, batches: int | None) -> float:
+    """How much of a limit has been used."""
+    if limit.unit == "epochs" and batches:
+        return counters.steps / (limit.count * batches)
+    return float(getattr(counters, limit.unit) / limit.count)
+
+
+def _total_steps(limits: Sequence[Length], batches: int | None) -> int | None:
+    """How many updates there will be at most, where that is known."""
+    totals = [int(limit.count) for limit in limits if limit.unit == "steps"]
+    totals += [int(limit.count) * batches for limit in limits if limit.unit == "epochs" and batches]
+    return min(totals, default=None)

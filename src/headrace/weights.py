@@ -1,0 +1,89 @@
+"""A model's weights, from a run and into a model like the one that was trained."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from .checkpoint import Contents, Store
+from .checkpoint.contents import MODEL, TRAINER
+from .errors import CheckpointError, RunError
+from .run import CHECKPOINTS, run_id
+
+
+def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best", strict: bool = True) -> int:
+    """Gives a model the weights that a run has kept; the step they are of.
+
+    `which`: "best", "last" or a step. With `strict=False` only what fits is loaded: names that both have, with equal
+    shapes.
+    """
+    contents = saved_weights(Path(run), which)
+    saved = contents.tensors[MODEL]
+    if strict:
+        check_model(saved, model, Path(run))
+    else:
+        own = {plain_name(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        saved = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
+    load_model(model, saved, strict=False)
+    return contents.step
+
+
+def saved_weights(run: Path, which: str | int) -> Contents:
+    """The weights of a run's best or last checkpoint, or of that of a step, once they are verified."""
+    store = Store(run / CHECKPOINTS, run_id(run))
+    if isinstance(which, int) and not isinstance(which, bool):
+        if which not in store.steps():
+            raise RunError(f"{run} has no checkpoint of step {which}. It has those of steps {store.steps()}.")
+        return store.load(which, _weights_only)
+    if which not in ("best", "last"):
+        raise CheckpointError(f"which= is 'best', 'last' or a step, got {which!r}.")
+    last = store.newest(_weights_only)
+    if last is None:
+        raise RunError(f"{run} has no checkpoint.")
+    best = last.documents[TRAINER].get("best")
+    if which == "last":
+        return last
+    if best is None:
+        raise CheckpointError(
+            f"{run} has no best checkpoint: nothing told good from bad. Train with EarlyStopping or BestModel, "
+            "or load which='last'."
+        )
+    return store.load(int(best["step"]), _weights_only)
+
+
+def check_model(saved: Mapping[str, Tensor], model: nn.Module, where: Path) -> None:
+    """Raises unless the weights are those of a model like this."""
+    had = {name: _shape(tensor) for name, tensor in saved.items()}
+    own = {plain_name(n): _shape(t) for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+    problems = {
+        "missing in the checkpoint": [name for name in own if name not in had],
+        "not in this model": [name for name in had if name not in own],
+        "of another shape": [f"{n} ({had[n]} there, {own[n]} here)" for n in own if n in had and had[n] != own[n]],
+    }
+    if any(problems.values()):
+        listed = "\n  ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
+        raise CheckpointError(f"{where} holds a checkpoint of another model:\n  {listed}")
+
+
+def load_model(model: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
+    """Gives a model the state of one like it."""
+    names = {plain_name(name): name for name in model.state_dict()}
+    model.load_state_dict({names.get(name, name): value for name, value in saved.items()}, strict=strict)
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what `torch.compile` puts before it."""
+    return name.replace("_orig_mod.", "")
+
+
+def _weights_only(name: str) -> bool:
+    return name in (MODEL, TRAINER)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
