@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -89,11 +90,12 @@ class RunKeeper(Keeper):
     ) -> None:
         if resume not in RESUME:
             raise ConfigError(unknown("resume", resume, RESUME))
-        self._path, self._resume, self._override, self._wait = Path(path), resume, override, wait
+        self._path, self._resume, self._override, self._wait = Path(path).absolute(), resume, override, wait
         self.every = Length.parse(every, "checkpoint_every")
         self._keep = Keep.of(keep)
         self._saver, self._copier = Saver(), Copier()
         self._saved_at = time.perf_counter()
+        self._best_steps: deque[tuple[int, ...]] = deque(maxlen=self._keep.last)
 
     def __enter__(self) -> "RunKeeper":
         if self._resume == "must" and not self._path.is_dir():
@@ -142,6 +144,7 @@ class RunKeeper(Keeper):
         rows = self._run.cut(contents.step - ("row" not in state["done"]))
         _add_later(state["history"], rows)
         self._run.configure({**settings, "limits": limits})
+        self._best_steps.append(tuple(state["best"]["keep"]) if state["best"] else ())
         return state
 
     def begin(self, info: Info, nbytes: int) -> None:
@@ -167,7 +170,9 @@ class RunKeeper(Keeper):
         by_place = {(file, name): t for file, tensors in contents.tensors.items() for name, t in tensors.items()}
         for (file, name), copied in self._copier(by_place).items():
             contents.tensors[file][name] = copied
-        self._saver.start(partial(self._write, contents, rows, info.best))
+        self._best_steps.append(info.best.keep if info.best else ())
+        best_steps = [step for steps in self._best_steps for step in steps]
+        self._saver.start(partial(self._write, contents, rows, info.best, best_steps))
         if self._wait:
             self._saver.wait()
 
@@ -176,17 +181,29 @@ class RunKeeper(Keeper):
 
     def restore(self, best: Best, model: nn.Module) -> None:
         self._saver.wait()
-        load_model(model, self._store.load(best.step, lambda name: name == MODEL).tensors[MODEL], strict=False)
+        try:
+            contents = self._store.load(best.step, lambda name: name == MODEL)
+        except CheckpointError as error:
+            warnings.warn(
+                f"the model stays as it is after the last step, not as it was at its best: {error}", stacklevel=2
+            )
+            return
+        load_model(model, contents.tensors[MODEL], strict=False)
 
     def end(self, why: str) -> None:
         self._saver.wait()
         self._run.log(f"ended: {why}")
 
-    def _write(self, contents: Contents, rows: Sequence[Mapping[str, Any]], best: Best | None) -> None:
-        """In the saver's thread: reports are on the disk before the checkpoint that has seen them."""
+    def _write(
+        self, contents: Contents, rows: Sequence[Mapping[str, Any]], best: Best | None, best_steps: Sequence[int]
+    ) -> None:
+        """In the saver's thread: reports are on the disk before the checkpoint that has seen them.
+
+        What any of the checkpoints that stay calls the best, stays.
+        """
         self._run.sync()
         contents.documents[TRAINER]["history"] = [_encode_row(row) for row in rows]
-        path = self._store.save(contents, best.keep if best else ())
+        path = self._store.save(contents, best_steps)
         if best is not None and best.step == contents.step:
             self._run.best(path / MODEL, {"step": best.step, best.key: best.value})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -88,6 +89,7 @@ class Loop:
             except Interrupted:
                 info.stop(self._asked.why)
                 self._save()
+                self._keeper.end(self._asked.why)
             info.history.stopped = info.stopping
             call("on_fit_end", info)
         if self._asked.heard:
@@ -165,6 +167,12 @@ class Loop:
         self._rates = make_rates(trainer.schedule, list(trainer.optimizers.values()), info.limits, batches)
         if state is not None:
             self._load(state)
+        elif keeper.keeps and self._initial is None:
+            warnings.warn(
+                f"{type(self._plan.train).__name__} has no state_dict and load_state_dict: its run can go on between "
+                "epochs only, where it starts again by itself.",
+                stacklevel=2,
+            )
         info.start(batches, macrobatches)
         keeper.begin(info, trainer._step.nbytes)
         self._plan.callbacks.call("on_fit_start", info)
@@ -180,7 +188,9 @@ class Loop:
         """An update has been made of this batch."""
         self.info.count(batch, macrobatch)
         self._rows = batch.total
-        self._cursor = self._initial if batch.ends_epoch and finished and self._initial is not None else batch.cursor
+        self._cursor = batch.cursor
+        if finished and batch.ends_epoch and self._initial is not None:
+            self._cursor = self._initial
         if self._done:
             self._done.clear()
 
@@ -262,6 +272,7 @@ class Loop:
             except GeneratorExit:  # the caller has left the loop of `steps`
                 info.stop("left")
                 self._save()
+                self._keeper.end("left")
                 call("on_fit_end", info)
                 raise
             except BaseException as error:

@@ -181,6 +181,7 @@ class _Update:
         self._batch: Batch | None = None
         self._found: Sequence[Tensor] = ()
         self._stepping = False
+        self._first = not arena.optimizer.state
         self._fresh: list[int] = []
         self.sums: dict[str, Scalar] = {}
         self.weights: list[Scalar] = []
@@ -204,11 +205,11 @@ class _Update:
         self._precision.unscale(self.arena.optimizer)
         if settings.clip_norm is not None or settings.clip_value is not None:
             clip(self._found, settings.clip_norm, settings.clip_value)
-        self._stepping, self._fresh = True, []
-        if not self.arena.optimizer.state:
+        if self._first:
             self._fresh = [tensor._version for tensor in self.arena.live_tensors()]
+        self._stepping = True
         self._precision.step(self.arena)
-        self._stepping = False
+        self._stepping = self._first = False
 
     def describe(self) -> str:
         """Where this update stands, for a message."""
@@ -250,7 +251,7 @@ class _Update:
         if self._device.type != "cpu":
             return self.untouched
         weights = [tensor._version for tensor in self.arena.live_tensors()][: len(self._fresh)]
-        if self._fresh and weights == self._fresh:
+        if self._first and weights == self._fresh:
             self.arena.optimizer.state.clear()
             return self.untouched
         return "The weights may be those of half an update: go on from the last checkpoint."

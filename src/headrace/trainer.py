@@ -51,7 +51,9 @@ class Trainer:
     `macrobatch`: how many are staged on the device together. `clip_norm`, `clip_value`: of the gradients.
     `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy", "f1:weighted", "top-3", or objects.
     `seed`: of the order in which rows are read, and of nothing else: dropout draws from torch's generator, in
-    sequence; `order`: one of the five of `Order`. Every `fit` begins with epoch 0 of that order.
+    sequence; `order`: one of the five of `Order`. A `fit` begins with epoch 0 of that order, or where its run stands.
+    `schedule`: a function of the progress (0 to 1) that gives a factor, one of (optimizer, total_steps) that makes a
+    torch scheduler, or a `Schedule`. `microbatch="auto"` makes them smaller when memory runs out.
     `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with.
     `nonfinite`: "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`.
     `arena=False` leaves parameters where they are.
@@ -160,28 +162,15 @@ class Trainer:
     ) -> History:
         """Trains until the first limit is reached (10 epochs if none is given); returns what was reported.
 
-        `val` is scored every so often, `test` once, at the end. `scan` looks for NaN in the data first.
+        `val` is scored every so often, `test` once, at the end, on the weights that are kept. `scan` looks for NaN in
+        the data first. `run` names a directory in which the training survives: `resume="auto"` goes on from its last
+        checkpoint if there is one, "must" insists on one, "never" refuses it. Limits may have grown since; any other
+        setting that differs is an error, unless `override`. A checkpoint is written at every `checkpoint_every` (which
+        may be in minutes) and at the end; the last `keep` stay (or "all"), and the best. A thread writes it while the
+        training goes on, unless `wait_for_saves`. See `headrace.keeper`.
         """
-        for _ in self.steps(
-            train,
-            val,
-            test,
-            epochs=epochs,
-            steps=steps,
-            samples=samples,
-            minutes=minutes,
-            progress=progress,
-            validate_every=validate_every,
-            log_every=log_every,
-            scan=scan,
-            callbacks=callbacks,
-            run=run,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            override=override,
-            wait_for_saves=wait_for_saves,
-        ):
+        options = {name: value for name, value in locals().items() if name != "self"}
+        for _ in self.steps(**options):
             pass
         return self.history
 
@@ -207,7 +196,10 @@ class Trainer:
         override: bool = False,
         wait_for_saves: bool = False,
     ) -> Iterator[Info]:
-        """The loop of `fit`, driven by you: an `Info` after every update and what is due then."""
+        """The loop of `fit`, driven by you: an `Info` after every update and what is due then.
+
+        Leaving it early is fine: with a `run`, it goes on from there.
+        """
         keeper = make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves)
         others = [keeper.every, interval_of(self.schedule)]
         plan = Plan(

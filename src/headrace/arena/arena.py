@@ -75,7 +75,8 @@ class Arena:
         The first backward pass brings gradients of its own, which show what kind they are; from then on they
         are added up in the vector, where only the version of a view tells whether its parameter was reached.
         """
-        self._adopt_new_groups()
+        if len(self.optimizer.param_groups) != len(self._original):
+            self._adopt_new_groups()
         if strays := [slot for param, address, _, slot in self._homes if param.data_ptr() != address]:
             for vector in self.vectors:
                 for slot in [slot for slot in vector.slots if slot in strays]:

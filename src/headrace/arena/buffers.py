@@ -80,7 +80,7 @@ class Buffers:
 
     def moved(self) -> list[Tensor]:
         """The buffers with fractions that the step at hand has changed, or may have."""
-        return [now for _, now in self._moved()]
+        return [now for _, now in self._moved()] if self._kept else []
 
     def unusual(self) -> list[str]:
         """The names of buffers that the step at hand has made NaN or infinite."""

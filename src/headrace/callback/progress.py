@@ -31,6 +31,8 @@ class Progress(Callback):
         self._display = _Bar(file) if bar else _Lines(file)
         self._clock = _Clock(info)
         self._next = time.perf_counter() + self._display.period
+        if info.resumed:
+            self._display.say(f"going on from step {info.resumed:,} of epoch {info.epoch + (not info.ends_epoch)}")
 
     def on_step_end(self, info: Info) -> None:
         if time.perf_counter() < self._next or self._display is None:
@@ -52,6 +54,8 @@ class Progress(Callback):
     def on_fit_end(self, info: Info) -> None:
         if self._display is not None:
             span = _span(self._clock.elapsed)
+            if info.resumed == info.step > 0:
+                self._display.say(f"nothing left to train: {info.stopping}")
             self._display.say(f"done: {info.step:,} steps, {info.samples:,} samples, {span} ({info.stopping})")
         self._close()
 
@@ -86,7 +90,7 @@ class _Clock:
         seconds = []
         for limit in info.limits:
             if limit.unit == "minutes":
-                seconds.append(limit.count * 60 - self.elapsed)
+                seconds.append((limit.count - info.counters.minutes) * 60)
             elif limit.unit == "steps":
                 seconds.append((limit.count - info.step) * per_step)
             elif limit.unit == "samples":
