@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from . import codec, config
 from .checkpoint import Contents, Keep, Saver, Store
 from .checkpoint.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, rank_files
+from .disk import failure
 from .errors import CheckpointError, ConfigError, RunError, unknown
 from .info import Best, Info
 from .length import Length
@@ -137,7 +138,7 @@ class RunKeeper(Keeper):
             self._run.cut(-1)
             self._run.configure({**settings, "limits": limits})
             return None
-        check_model(contents.tensors[MODEL], model, self._path)
+        check_model(contents.tensors[MODEL], model.state_dict())
         state = decode(contents)
         found = self._check_settings(state["config"], settings, state["limits"], limits)
         state["overridden"] = any(difference.startswith("optimizer") for difference in found)
@@ -201,11 +202,16 @@ class RunKeeper(Keeper):
 
         What any of the checkpoints that stay calls the best, stays.
         """
-        self._run.sync()
         contents.documents[TRAINER]["history"] = [_encode_row(row) for row in rows]
-        path = self._store.save(contents, best_steps)
-        if best is not None and best.step == contents.step:
-            self._run.best(path / MODEL, {"step": best.step, best.key: best.value})
+        try:
+            self._run.sync()
+            path = self._store.save(contents, best_steps)
+            if best is not None and best.step == contents.step:
+                self._run.best(path / MODEL, {"step": best.step, best.key: best.value})
+        except RunError:
+            raise
+        except OSError as error:
+            raise failure(error, f"saving step {contents.step}", self._path, contents.nbytes) from error
 
     def _check_settings(
         self, saved: config.Config, now: config.Config, saved_limits: config.Config, limits: config.Config

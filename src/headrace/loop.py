@@ -24,7 +24,7 @@ from .plan import Plan, deterministic_mode
 from .preempt import Interrupted
 from .schedule import make_rates
 from .tally import Tally
-from .weights import load_model
+from .weights import check_model, load_model
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -124,6 +124,13 @@ class Loop:
 
     def _check(self, state: dict[str, Any]) -> None:
         """Raises unless a state, whose weights and settings fit, fits altogether; nothing but the source is changed."""
+        transient = state["modules"]["transient"]
+        check_model(transient, {n: b for n, b in self.model.named_buffers() if n not in self.model.state_dict()})
+        others = self._trainer._modules[1:]
+        if len(others) != len(state["modules"]["others"]):
+            raise CheckpointError(f"{len(state['modules']['others'])} objectives were modules, now {len(others)} are.")
+        for module, saved in zip(others, state["modules"]["others"], strict=True):
+            check_model(saved, module.state_dict())
         self._trainer._step.check_state(state["step"])
         self._load_source(state["source"]["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
 

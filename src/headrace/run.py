@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +75,18 @@ class Run:
         disk.write_file(self.path / CONFIG, yaml.safe_dump(dict(config), sort_keys=False).encode())
 
     def log(self, message: str) -> None:
-        """A line of the log, with the time."""
+        """A line of the log, with the time. One that cannot be written is no reason to stop."""
         text = _CONTROL.sub(lambda match: repr(match[0])[1:-1], message)
-        self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+        with suppress(OSError):
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
 
     def report(self, row: Mapping[str, Any]) -> None:
         """A line of metrics."""
-        self._rows.write(json.dumps(_finite(row), separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        line = json.dumps(_finite(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            self._rows.write(line)
+        except OSError as error:
+            raise disk.failure(error, f"reporting step {row['step']}", self.path, len(line)) from error
 
     def sync(self) -> None:
         """Makes certain that what was reported is on the disk."""

@@ -21,7 +21,7 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best"
     contents = saved_weights(Path(run), which)
     saved = contents.tensors[MODEL]
     if strict:
-        check_model(saved, model, Path(run))
+        check_model(saved, model.state_dict())
     else:
         own = {plain_name(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
         saved = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
@@ -52,10 +52,10 @@ def saved_weights(run: Path, which: str | int) -> Contents:
     return store.load(int(best["step"]), _weights_only)
 
 
-def check_model(saved: Mapping[str, Tensor], model: nn.Module, where: Path) -> None:
-    """Raises unless the weights are those of a model like this."""
-    had = {name: _shape(tensor) for name, tensor in saved.items()}
-    own = {plain_name(n): _shape(t) for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+def check_model(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises unless a saved state is that of a model whose state is this now."""
+    had = {plain_name(name): _shape(value) for name, value in saved.items() if isinstance(value, Tensor)}
+    own = {plain_name(name): _shape(value) for name, value in now.items() if isinstance(value, Tensor)}
     problems = {
         "missing in the checkpoint": [name for name in own if name not in had],
         "not in this model": [name for name in had if name not in own],
@@ -63,7 +63,7 @@ def check_model(saved: Mapping[str, Tensor], model: nn.Module, where: Path) -> N
     }
     if any(problems.values()):
         listed = "\n  ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
-        raise CheckpointError(f"{where} holds a checkpoint of another model:\n  {listed}")
+        raise CheckpointError(f"the checkpoint is of another model:\n  {listed}")
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
