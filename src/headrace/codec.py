@@ -15,6 +15,7 @@ from torch import Tensor
 from .errors import CheckpointError, CorruptError
 
 Tensors = dict[str, Tensor]
+_KINDS = {"$tensor": str, "$array": str, "$float": str, "$tuple": list, "$items": list}
 
 
 def encode(value: Any, tensors: Tensors, at: str, *, strict: bool = False) -> Any:
@@ -23,25 +24,42 @@ def encode(value: Any, tensors: Tensors, at: str, *, strict: bool = False) -> An
     `strict` is for state of others: what JSON would not give back as it was (tuples, numbers as keys, values that
     are not finite) is refused there.
     """
+    try:
+        return _encoded(value, tensors, at, strict)
+    except RecursionError:
+        raise CheckpointError(f"state at {at!r} is nested too deeply to be saved, or holds itself.") from None
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encode` was given; anything that it never gives is an error."""
+    try:
+        return _decoded(value, tensors)
+    except (TypeError, ValueError, KeyError, RecursionError, RuntimeError) as error:
+        if isinstance(error, CorruptError):
+            raise
+        raise CorruptError(f"state cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _encoded(value: Any, tensors: Tensors, at: str, strict: bool) -> Any:
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, Tensor | np.ndarray):
         return _tensor(value, tensors, at)
     if isinstance(value, list):
-        return [encode(item, tensors, f"{at}/{k}", strict=strict) for k, item in enumerate(value)]
+        return [_encoded(item, tensors, f"{at}/{k}", strict) for k, item in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) and not key.startswith("$") for key in value):
-        return {key: encode(item, tensors, f"{at}/{key}", strict=strict) for key, item in value.items()}
+        return {key: _encoded(item, tensors, f"{at}/{key}", strict) for key, item in value.items()}
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if not strict:
         if isinstance(value, float):
             return {"$float": repr(float(value))}
         if isinstance(value, tuple):
-            return {"$tuple": encode(list(value), tensors, at)}
+            return {"$tuple": _encoded(list(value), tensors, at, strict)}
         if isinstance(value, Mapping):
-            return {"$items": encode([[k, v] for k, v in value.items()], tensors, at)}
+            return {"$items": _encoded([[k, v] for k, v in value.items()], tensors, at, strict)}
         if isinstance(value, np.generic):
-            return encode(value.item(), tensors, at)
+            return _encoded(value.item(), tensors, at, strict)
         if isinstance(value, int):
             return int(value)
     raise CheckpointError(
@@ -50,25 +68,23 @@ def encode(value: Any, tensors: Tensors, at: str, *, strict: bool = False) -> An
     )
 
 
-def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `encode` was given."""
+def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
-        return [decode(item, tensors) for item in value]
+        return [_decoded(item, tensors) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) != 1 or not next(iter(value)).startswith("$"):
-        return {key: decode(item, tensors) for key, item in value.items()}
+        return {key: _decoded(item, tensors) for key, item in value.items()}
     (kind, inner), *_ = value.items()
-    if kind in ("$tensor", "$array"):
-        if inner not in tensors:
-            raise CorruptError(f"the tensor {inner!r} is missing.")
-        return tensors[inner] if kind == "$tensor" else tensors[inner].numpy()
-    if kind == "$float":
-        return float(inner)
-    if kind == "$tuple":
-        return tuple(decode(inner, tensors))
-    if kind == "$items":
-        return dict(decode(inner, tensors))
+    if kind in _KINDS and isinstance(inner, _KINDS[kind]):
+        if kind in ("$tensor", "$array"):
+            if inner not in tensors:
+                raise CorruptError(f"the tensor {inner!r} is missing.")
+            return tensors[inner] if kind == "$tensor" else tensors[inner].numpy()
+        if kind == "$float":
+            return float(inner)
+        items = _decoded(inner, tensors)
+        return tuple(items) if kind == "$tuple" else dict(items)
     raise CorruptError(f"{kind!r} is not a kind of value that this version knows.")
 
 
@@ -78,11 +94,11 @@ def _tensor(value: Tensor | Any, tensors: Tensors, at: str) -> dict[str, str]:
         copies += 1
         name = f"{at}~{copies}"
     if isinstance(value, Tensor):
-        tensors[name] = value.detach()
+        tensors[name] = value.detach() if value.requires_grad else value
         return {"$tensor": name}
     if value.dtype.kind not in "biufc":
         raise CheckpointError(f"state at {at!r} holds an array of {value.dtype}, which cannot be saved. Use numbers.")
-    tensors[name] = torch.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False)))
+    tensors[name] = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
     return {"$array": name}
 
 

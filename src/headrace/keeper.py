@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from . import codec, config
 from .checkpoint import Contents, Keep, Saver, Store
 from .checkpoint.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, rank_files
 from .disk import failure
-from .errors import CheckpointError, ConfigError, RunError, unknown
+from .errors import CheckpointError, ConfigError, CorruptError, RunError, unknown
 from .info import Best, Info
 from .length import Length
 from .run import Run
@@ -25,6 +25,11 @@ RESUME = ("auto", "must", "never")
 State = dict[str, Any]
 _FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_files(0)}
 """The files of the parts of the state, plain values and tensors, that are not the trainer's own."""
+_PARTS = frozenset(
+    ["model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best", "config", "limits", "worker", "source", "history"]
+)
+_LARGE = ("model", "step")
+"""The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
 
 
 class Keepable(Protocol):
@@ -138,7 +143,7 @@ class RunKeeper(Keeper):
             self._run.cut(-1)
             self._run.configure({**settings, "limits": limits})
             return None
-        check_model(contents.tensors[MODEL], model.state_dict())
+        check_model(contents.tensors.get(MODEL, {}), model.state_dict())
         state = decode(contents)
         found = self._check_settings(state["config"], settings, state["limits"], limits)
         state["overridden"] = any(difference.startswith("optimizer") for difference in found)
@@ -164,16 +169,17 @@ class RunKeeper(Keeper):
     def save(self, training: Keepable) -> None:
         self._saver.wait()
         self._saved_at = time.perf_counter()
-        info = training.info
-        state = training.state_dict()
+        info, state = training.info, training.state_dict()
         rows = [*info.history.rows[:-1], *(dict(row) for row in info.history.rows[-1:])]
-        contents = encode(info.step, state)
-        by_place = {(file, name): t for file, tensors in contents.tensors.items() for name, t in tensors.items()}
-        for (file, name), copied in self._copier(by_place).items():
-            contents.tensors[file][name] = copied
+        contents = encode(info.step, {part: value for part, value in state.items() if part not in _LARGE})
+        tensors: dict[Any, Tensor] = {
+            (f, name): t for f, found in contents.tensors.items() for name, t in found.items()
+        }
+        large = {part: state[part] for part in _LARGE}
+        copies = self._copier(tensors | {id(tensor): tensor for tensor in _tensors_in(large)})
         self._best_steps.append(info.best.keep if info.best else ())
         best_steps = [step for steps in self._best_steps for step in steps]
-        self._saver.start(partial(self._write, contents, rows, info.best, best_steps))
+        self._saver.start(partial(self._write, contents, large, copies, rows, info.best, best_steps))
         if self._wait:
             self._saver.wait()
 
@@ -196,12 +202,24 @@ class RunKeeper(Keeper):
         self._run.log(f"ended: {why}")
 
     def _write(
-        self, contents: Contents, rows: Sequence[Mapping[str, Any]], best: Best | None, best_steps: Sequence[int]
+        self,
+        contents: Contents,
+        large: State,
+        copies: Mapping[Any, Tensor],
+        rows: Sequence[Mapping[str, Any]],
+        best: Best | None,
+        best_steps: Sequence[int],
     ) -> None:
         """In the saver's thread: reports are on the disk before the checkpoint that has seen them.
 
         What any of the checkpoints that stay calls the best, stays.
         """
+        for file, tensors in contents.tensors.items():
+            contents.tensors[file] = {name: copies[file, name] for name in tensors}
+        encoded = encode(contents.step, large)
+        for file, tensors in encoded.tensors.items():
+            contents.tensors[file] = {name: copies[id(tensor)] for name, tensor in tensors.items()}
+        contents.documents[TRAINER] |= encoded.documents[TRAINER]
         contents.documents[TRAINER]["history"] = [_encode_row(row) for row in rows]
         try:
             self._run.sync()
@@ -241,28 +259,45 @@ def make_keeper(
 
 
 def encode(step: int, state: Mapping[str, Any]) -> Contents:
-    """A training's state as documents and tensors, the latter not copied yet."""
+    """Parts of a training's state as documents and tensors, the latter not copied yet."""
     contents = Contents(step, {TRAINER: {}})
-    contents.tensors[MODEL] = {plain_name(name): tensor.detach() for name, tensor in state["model"].items()}
     for part, value in state.items():
-        if part != "model":
-            document, file = _FILES.get(part, (TRAINER, TRAINER_TENSORS))
-            tensors: codec.Tensors = {}
-            encoded = codec.encode(value, tensors, part, strict=part == "source")
-            contents.documents.setdefault(document, {})[part] = encoded
-            if tensors:
-                contents.tensors.setdefault(file, {}).update(tensors)
+        if part == "model":
+            contents.tensors[MODEL] = {plain_name(name): tensor for name, tensor in value.items()}
+            continue
+        document, file = _FILES.get(part, (TRAINER, TRAINER_TENSORS))
+        tensors: codec.Tensors = {}
+        encoded = codec.encode(value, tensors, part, strict=part == "source")
+        contents.documents.setdefault(document, {})[part] = encoded
+        if tensors:
+            contents.tensors.setdefault(file, {}).update(tensors)
     return contents
 
 
 def decode(contents: Contents) -> State:
     """What `encode` was given."""
-    state: State = {"model": contents.tensors[MODEL]}
-    for document in contents.documents.values():
+    state: State = {"model": contents.tensors.get(MODEL, {})}
+    for name, document in contents.documents.items():
+        if not isinstance(document, dict):
+            raise CorruptError(f"{name} holds a {type(document).__name__}, not parts of a state.")
         for part, value in document.items():
             file = _FILES.get(part, (TRAINER, TRAINER_TENSORS))[1]
             state[part] = codec.decode(value, contents.tensors.get(file, {}))
+    if missing := _PARTS - state.keys():
+        raise CorruptError(f"the checkpoint of step {contents.step} lacks {', '.join(sorted(missing))}.")
     return state
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor within dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)
 
 
 def _add_later(history: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -186,7 +186,8 @@ class Loop:
         if state is not None:
             rng.restore(state["worker"]["rng"], trainer.device)
             info.look_at_limits()
-            self._boundary()
+            if info.step:
+                self._boundary()
             info.batch = 0 if info.ends_epoch else info.batch
         else:
             self._save()

@@ -1,96 +1,104 @@
 """Tensors by value: what they are now, in memory of the host that nobody else changes."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import CheckpointError
 
 Name = TypeVar("Name", bound=Hashable)
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 WHOLE_SHARE = 0.5  # of a storage that has to be wanted for it to be copied in one go
 
 
 class Copier:
     """Copies tensors into memory that it keeps, so that the next copy costs no page faults.
 
-    A copy is valid until the next one is made. Tensors that lie in one storage, as those of an arena do, are
-    copied together; views of it stay views of the copy.
+    A copy is valid until the next one is made. Tensors that share memory, as those of an arena do, are copied
+    together; which part of the copy is whose is found out when it is asked for.
     """
 
     def __init__(self) -> None:
         self._rooms: list[Tensor] = []
 
-    def __call__(self, tensors: Mapping[Name, Tensor]) -> dict[Name, Tensor]:
+    def __call__(self, tensors: Mapping[Name, Tensor]) -> "Copies[Name]":
         """The same names, the same values."""
-        found: dict[Name, Tensor] = {}
-        rooms = self._next_rooms()
-        devices = set()
-        for storage, names in _by_storage(tensors).values():
+        self._rooms, rooms = [], _Rooms(self._rooms)
+        found, devices = Copies(tensors), set()
+        for memory, names in _by_memory(tensors).items():
             first = tensors[names[0]]
-            if first.device.type != "cpu":
-                devices.add(first.device)
-            lazy = any(tensors[name].is_conj() or tensors[name].is_neg() for name in names)
-            if not lazy and _bytes(tensors[name] for name in names) >= WHOLE_SHARE * storage.nbytes():
+            devices |= {tensors[name].device for name in names[: None if memory is None else 1]}
+            storage = first.untyped_storage()
+            if memory and sum(tensors[name].nbytes for name in names) >= WHOLE_SHARE * storage.nbytes():
                 room = rooms(storage.nbytes(), first)
                 room.copy_(_raw(storage, first.device), non_blocking=True)
-                for name in names:
-                    found[name] = _same_view(room, tensors[name])
+                found.whole |= dict.fromkeys(names, room)
+                self._rooms.append(room)
                 continue
             for name in names:
-                tensor = tensors[name]
-                room = rooms(tensor.nbytes, tensor)
-                found[name] = room.view(tensor.dtype).view(tensor.shape)
-                found[name].copy_(tensor, non_blocking=True)
-        for device in devices:
+                room = rooms(tensors[name].nbytes, tensors[name])
+                found.single[name] = room.view(tensors[name].dtype).view(tensors[name].shape)
+                found.single[name].copy_(tensors[name].detach(), non_blocking=True)
+                self._rooms.append(room)
+        for device in devices - {torch.device("cpu")}:
             torch.cuda.current_stream(device).synchronize()
-        return {name: found[name] for name in tensors}
+        return found
 
-    def _next_rooms(self) -> "_Rooms":
-        before, self._rooms = self._rooms, []
-        return _Rooms(before, self._rooms)
+
+class Copies(Mapping[Name, Tensor]):
+    """What tensors were when they were copied, by the names that they were given."""
+
+    def __init__(self, tensors: Mapping[Name, Tensor]) -> None:
+        self._places = {n: (t.dtype, t.shape, t.stride(), t.storage_offset()) for n, t in tensors.items()}
+        self.whole: dict[Name, Tensor] = {}
+        self.single: dict[Name, Tensor] = {}
+
+    def __getitem__(self, name: Name) -> Tensor:
+        if name in self.single:
+            return self.single[name]
+        room, (dtype, shape, stride, offset) = self.whole[name], self._places[name]
+        numbers = room[: room.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        return numbers.as_strided(shape, stride, offset)
+
+    def __iter__(self) -> Iterator[Name]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class _Rooms:
     """Memory from the last time, where it fits; new memory where not."""
 
-    def __init__(self, before: Sequence[Tensor], now: list[Tensor]) -> None:
+    def __init__(self, before: Iterable[Tensor]) -> None:
         self._before: dict[tuple[int, bool], list[Tensor]] = {}
         for room in before:
             self._before.setdefault((room.numel(), room.is_pinned()), []).append(room)
-        self._now = now
 
     def __call__(self, size: int, like: Tensor) -> Tensor:
         pinned = like.device.type == "cuda"
         known = self._before.get((size, pinned))
-        room = known.pop() if known else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-        self._now.append(room)
-        return room
+        return known.pop() if known else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
 
 
-def _by_storage(tensors: Mapping[Name, Tensor]) -> dict[int, tuple[torch.UntypedStorage, list[Name]]]:
-    groups: dict[int, tuple[torch.UntypedStorage, list[Name]]] = {}
+def _by_memory(tensors: Mapping[Name, Tensor]) -> dict[tuple[int, torch.device] | None, list[Name]]:
+    """Names of tensors by the memory they share; `None`: those that are no plain view of any, as a conjugate.
+
+    Where memory begins is computed: asking a tensor for its storage costs a hundred times as much.
+    """
+    groups: dict[tuple[int, torch.device] | None, list[Name]] = {}
     for name, tensor in tensors.items():
-        if tensor.layout != torch.strided or tensor.is_quantized or type(tensor.data) is not Tensor:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or type(tensor) not in _PLAIN:
             raise CheckpointError(
-                f"{name!r} is a {type(tensor.data).__name__} ({tensor.layout}), which cannot be saved; dense ones can."
+                f"{name!r} is a {type(tensor).__name__} ({tensor.layout}), which cannot be saved; dense ones can."
             )
-        storage = tensor.untyped_storage()
-        key = storage.data_ptr() if storage.nbytes() else -id(tensor)
-        groups.setdefault(key, (storage, []))[1].append(name)
+        alone = not tensor.numel() or tensor.is_conj() or tensor.is_neg()
+        start = int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+        groups.setdefault(None if alone else (start, tensor.device), []).append(name)
     return groups
-
-
-def _bytes(tensors: Iterator[Tensor]) -> int:
-    """Of tensors in one storage, those that lie in the same place counted once."""
-    return sum({(t.storage_offset() * t.element_size(), t.nbytes): t.nbytes for t in tensors}.values())
 
 
 def _raw(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-
-
-def _same_view(room: Tensor, tensor: Tensor) -> Tensor:
-    empty = torch.empty(0, dtype=tensor.dtype)
-    return empty.set_(room.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -176,7 +176,7 @@ def _manifest(found: Any, path: Path) -> Manifest:
             for file, tensors in found["tensors"].items()
         }
         manifest = Manifest(found["run_id"], found["step"], found["world"], files, specs, found["made_by"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CorruptError(f"{where} is not a manifest: {type(error).__name__}: {error}") from None
     names = [written.name for written in files]
     for written in files:
