@@ -25,9 +25,8 @@ RESUME = ("auto", "must", "never")
 State = dict[str, Any]
 _FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_files(0)}
 """The files of the parts of the state, plain values and tensors, that are not the trainer's own."""
-_PARTS = frozenset(
-    ["model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best", "config", "limits", "worker", "source", "history"]
-)
+_PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best"}
+_PARTS |= {"config", "limits", "worker", "source", "history"}
 _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
 
