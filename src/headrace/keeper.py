@@ -17,7 +17,7 @@ from .disk import failure
 from .errors import CheckpointError, ConfigError, CorruptError, RunError, unknown
 from .info import Best, Info
 from .length import Length
-from .run import Run
+from .run import RUN, Run
 from .snapshot import Copier
 from .weights import check_model, load_model, plain_name
 
@@ -103,8 +103,8 @@ class RunKeeper(Keeper):
         self._best_steps: deque[tuple[int, ...]] = deque(maxlen=self._keep.last)
 
     def __enter__(self) -> "RunKeeper":
-        if self._resume == "must" and not self._path.is_dir():
-            raise RunError(f"resume='must', and there is no run {self._path}.")
+        if self._resume == "must" and not (self._path / RUN).is_file():
+            raise RunError(f"resume='must', and {self._path} is no run. Use resume='auto' to start one.")
         self._run = Run(self._path)
         self._store = Store(self._run.checkpoints, self._run.id, self._keep)
         return self
