@@ -15,7 +15,7 @@ from .errors import RunError
 Result = TypeVar("Result")
 Bytes = bytes | memoryview
 
-_RENAME_NOREPLACE = 1
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _AT_FDCWD = -100
 
 
@@ -64,6 +64,11 @@ def sync_dir(path: Path) -> None:
 def rename(source: Path, target: Path) -> None:
     """Gives a file or a directory another name; raises FileExistsError rather than replace anything."""
     perform("rename", _rename_new, source, target)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Two directories change names, at once where the file system can do that."""
+    perform("exchange", _exchange, one, other)
 
 
 def replace(source: Path, target: Path) -> None:
@@ -183,13 +188,29 @@ def _sync_dir(path: Path) -> None:
 
 
 def _rename_new(source: Path, target: Path) -> None:
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is not None:
-        if not renameat2(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE):
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.ENOSYS, errno.EINVAL):  # some file systems do not know it
-            raise OSError(code, os.strerror(code), str(source), None, str(target))
+    if _renameat2(source, target, _RENAME_NOREPLACE):
+        return
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
     os.rename(source, target)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    if not _renameat2(one, other, _RENAME_EXCHANGE):
+        aside = one.with_name(f"{one.name}-aside")
+        os.rename(other, aside)
+        os.rename(one, other)
+        os.rename(aside, one)
+
+
+def _renameat2(source: Path, target: Path, flag: int) -> bool:
+    """Linux's rename with a flag; false where the C library or the file system does not know it."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if not call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag):
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code), str(source), None, str(target))

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ State = dict[str, Any]
 _FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_files(0)}
 """The files of the parts of the state, plain values and tensors, that are not the trainer's own."""
 _PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best"}
-_PARTS |= {"config", "limits", "worker", "source", "history"}
+_PARTS |= {"complete", "config", "limits", "worker", "source", "history"}
 _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
 
@@ -69,8 +69,8 @@ class Keeper:
     def report(self, row: Mapping[str, Any]) -> None:
         """A row of the history is complete."""
 
-    def save(self, training: Keepable) -> None:
-        """Writes a checkpoint of what the training is now."""
+    def save(self, training: Keepable, again: bool = False) -> None:
+        """Writes a checkpoint of what the training is now; `again`: there is one of this step, which knows less."""
 
     def mark_best(self, model: nn.Module) -> None:
         """The model is the best so far."""
@@ -165,7 +165,7 @@ class RunKeeper(Keeper):
     def report(self, row: Mapping[str, Any]) -> None:
         self._run.report(row)
 
-    def save(self, training: Keepable) -> None:
+    def save(self, training: Keepable, again: bool = False) -> None:
         self._saver.wait()
         self._saved_at = time.perf_counter()
         info, state = training.info, training.state_dict()
@@ -175,10 +175,12 @@ class RunKeeper(Keeper):
             (f, name): t for f, found in contents.tensors.items() for name, t in found.items()
         }
         large = {part: state[part] for part in _LARGE}
-        copies = self._copier(tensors | {id(tensor): tensor for tensor in _tensors_in(large)})
+        many = dict(_tensors_in(large))
+        copies, keys = self._copier(tensors | many), {id(tensor): key for key, tensor in many.items()}
         self._best_steps.append(info.best.keep if info.best else ())
         best_steps = [step for steps in self._best_steps for step in steps]
-        self._saver.start(partial(self._write, contents, large, copies, rows, info.best, best_steps))
+        fill = partial(_fill, contents, large, copies, keys, rows)
+        self._saver.start(partial(self._write, contents, fill, info.best, best_steps, again))
         if self._wait:
             self._saver.wait()
 
@@ -201,28 +203,16 @@ class RunKeeper(Keeper):
         self._run.log(f"ended: {why}")
 
     def _write(
-        self,
-        contents: Contents,
-        large: State,
-        copies: Mapping[Any, Tensor],
-        rows: Sequence[Mapping[str, Any]],
-        best: Best | None,
-        best_steps: Sequence[int],
+        self, contents: Contents, fill: Callable[[], None], best: Best | None, best_steps: Sequence[int], again: bool
     ) -> None:
         """In the saver's thread: reports are on the disk before the checkpoint that has seen them.
 
         What any of the checkpoints that stay calls the best, stays.
         """
-        for file, tensors in contents.tensors.items():
-            contents.tensors[file] = {name: copies[file, name] for name in tensors}
-        encoded = encode(contents.step, large)
-        for file, tensors in encoded.tensors.items():
-            contents.tensors[file] = {name: copies[id(tensor)] for name, tensor in tensors.items()}
-        contents.documents[TRAINER] |= encoded.documents[TRAINER]
-        contents.documents[TRAINER]["history"] = [_encode_row(row) for row in rows]
+        fill()
         try:
             self._run.sync()
-            path = self._store.save(contents, best_steps)
+            path = self._store.save(contents, best_steps, again=again)
             if best is not None and best.step == contents.step:
                 self._run.best(path / MODEL, {"step": best.step, best.key: best.value})
         except RunError:
@@ -273,6 +263,23 @@ def encode(step: int, state: Mapping[str, Any]) -> Contents:
     return contents
 
 
+def _fill(
+    contents: Contents,
+    large: State,
+    copies: Mapping[Any, Tensor],
+    keys: Mapping[int, Any],
+    rows: Sequence[Mapping[str, Any]],
+) -> None:
+    """Completes what is to be written with the copies of all tensors, the large parts, and the history."""
+    for file, tensors in contents.tensors.items():
+        contents.tensors[file] = {name: copies[file, name] for name in tensors}
+    encoded = encode(contents.step, large)
+    for file, tensors in encoded.tensors.items():
+        contents.tensors[file] = {name: copies[keys[id(tensor)]] for name, tensor in tensors.items()}
+    contents.documents[TRAINER] |= encoded.documents[TRAINER]
+    contents.documents[TRAINER]["history"] = [_encode_row(row) for row in rows]
+
+
 def decode(contents: Contents) -> State:
     """What `encode` was given."""
     state: State = {"model": contents.tensors.get(MODEL, {})}
@@ -287,16 +294,16 @@ def decode(contents: Contents) -> State:
     return state
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor within dicts, lists and tuples."""
+def _tensors_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Every tensor within dicts, lists and tuples, and the way to it."""
     if isinstance(value, Tensor):
-        yield value
+        yield path, value
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors_in(item)
+        for key, item in value.items():
+            yield from _tensors_in(item, (*path, key))
     elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors_in(item)
+        for key, item in enumerate(value):
+            yield from _tensors_in(item, (*path, key))
 
 
 def _add_later(history: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> None:

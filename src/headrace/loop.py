@@ -43,6 +43,7 @@ class Loop:
         self._asked = trainer._preemption
         self._rows = 0  # of the last update
         self._done: set[str] = set()  # what has been done of what was due after the last update
+        self._complete = True  # whether all of it has been done
         self._saved = -1  # the step of the last checkpoint
         self._initial = copy.deepcopy(plan.train.state_dict())
         self._cursor = self._initial  # of the last batch used
@@ -109,6 +110,7 @@ class Loop:
             "counters": asdict(info.counters),
             "place": {"batch": info.batch, "rows": self._rows, "ends_epoch": info.ends_epoch},
             "done": sorted(self._done),
+            "complete": self._complete,
             "rates": self._rates.state_dict(),
             "callbacks": self._plan.callbacks.state_dict(),
             "best": None if info.best is None else asdict(info.best),
@@ -146,7 +148,8 @@ class Loop:
         trainer._step.load_state_dict(state["step"], overridden=state["overridden"])
         info.counters = Counters(**state["counters"])
         info.batch, self._rows, info.ends_epoch = place["batch"], place["rows"], place["ends_epoch"]
-        info.resumed = self._saved = info.step
+        info.resumed = info.step
+        self._saved = info.step if state["complete"] else -1
         info.history.rows[:] = state["history"]
         info.best = None if state["best"] is None else Best(**state["best"])
         self._done = set(state["done"])
@@ -205,6 +208,7 @@ class Loop:
     def _boundary(self) -> None:
         """What is due after an update and has not been done yet: validate, decide, report, save."""
         plan, info, call = self._plan, self.info, self._plan.callbacks.call
+        self._complete = False
         now = (info.counters, self._rows, info.ends_epoch)
         if (plan.log_every.fires(*now) or info.stopping) and self._once("log"):
             self._guard.settle()
@@ -222,6 +226,7 @@ class Loop:
             self._keeper.mark_best(self.model)
         if info.history.keys_at(info.step) and self._once("row"):
             self._keeper.report(info.history.rows[-1])
+        self._complete = True
         if kept or (self._once("save") and self._keeper.due(info, self._rows)):
             self._save()
 
@@ -247,7 +252,7 @@ class Loop:
         if self._keeper.keeps and self._saved != self.info.step:
             self._guard.settle()
             self._plan.callbacks.call("on_checkpoint", self.info)
-            self._keeper.save(self)
+            self._keeper.save(self, again=self.info.step == self.info.resumed)
             self._saved = self.info.step
 
     def _end(self) -> None:

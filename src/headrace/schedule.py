@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -195,10 +195,18 @@ class _ByTorch:
 
     def load_state_dict(self, state: list[Any]) -> None:
         for scheduler, saved in zip(self._schedulers, state, strict=True):
-            for key, value in scheduler.state_dict().items():
-                if isinstance(value, Counter) and key in saved:
-                    saved[key] = Counter(saved[key])
-            scheduler.load_state_dict(saved)
+            scheduler.load_state_dict(_as_counters(saved, scheduler.state_dict()))
+
+
+def _as_counters(saved: Any, now: Any) -> Any:
+    """A state with Counters again where there are some now: saved, they are dicts like any other."""
+    if isinstance(now, Counter):
+        return Counter(saved)
+    if isinstance(now, Mapping) and isinstance(saved, Mapping):
+        return {key: _as_counters(value, now.get(key)) for key, value in saved.items()}
+    if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
+        return [_as_counters(before, after) for before, after in zip(saved, now, strict=True)]
+    return saved
 
 
 def _arguments(function: Any) -> int:

@@ -91,8 +91,9 @@ def _by_memory(tensors: Mapping[Name, Tensor]) -> dict[tuple[int, torch.device] 
     groups: dict[tuple[int, torch.device] | None, list[Name]] = {}
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or type(tensor) not in _PLAIN:
+            path = "/".join(map(str, name)) if isinstance(name, tuple) else name
             raise CheckpointError(
-                f"{name!r} is a {type(tensor).__name__} ({tensor.layout}), which cannot be saved; dense ones can."
+                f"{path!r} is a {type(tensor).__name__} ({tensor.layout}), which cannot be saved; dense ones can."
             )
         alone = not tensor.numel() or tensor.is_conj() or tensor.is_neg()
         start = int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())

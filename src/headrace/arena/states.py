@@ -26,7 +26,7 @@ def by_name(
     found: dict[str, Any] = {}
     elsewhere: set[str] = set()
     for param, state in states:
-        found[names[param]] = dict(state)
+        found[names[param]] = {k: _parts(v) if isinstance(v, Tensor) and v.is_sparse else v for k, v in state.items()}
         elsewhere |= {k for k, v in state.items() if isinstance(v, Tensor) and v.device != param.device}
     return {
         "kind": type(optimizer).__name__,
@@ -61,8 +61,21 @@ def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any]) -> 
                 optimizer.state[param][key] = _own(value, param, key in saved["elsewhere"])
 
 
+def _parts(sparse: Tensor) -> dict[str, Any]:
+    """A sparse tensor, as momentum of sparse gradients is, as dense ones."""
+    return {
+        "indices": sparse._indices(),
+        "values": sparse._values(),
+        "size": list(sparse.shape),
+        "coalesced": sparse.is_coalesced(),
+    }
+
+
 def _own(value: Any, param: Tensor, elsewhere: bool) -> Any:
     """A tensor of the optimizer's own; one for every element lies in memory as the parameter does."""
+    if isinstance(value, Mapping) and value.keys() == {"indices", "values", "size", "coalesced"}:
+        indices, values = value["indices"].to(param.device, copy=True), value["values"].to(param.device, copy=True)
+        return torch.sparse_coo_tensor(indices, values, value["size"], is_coalesced=value["coalesced"])
     if not isinstance(value, Tensor):
         return value
     if value.shape == param.shape:

@@ -82,6 +82,10 @@ def from_json(data: bytes, name: str) -> Any:
 
 def tensor_pieces(file: str, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """A safetensors file (https://huggingface.co/docs/safetensors), without a copy of the tensors' bytes."""
+    if "__metadata__" in tensors:
+        raise CheckpointError(
+            f"{file} cannot hold a tensor named '__metadata__': the format keeps that name to itself."
+        )
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, Any] = {}
     end = 0

@@ -56,8 +56,11 @@ class Store:
     def at(self, step: int) -> Path:
         return self.path / f"step-{step:012d}"
 
-    def save(self, contents: Contents, best: Sequence[int] = ()) -> Path:
-        """Writes a checkpoint; then lets go of those that need not stay. `best` are steps that do."""
+    def save(self, contents: Contents, best: Sequence[int] = (), *, again: bool = False) -> Path:
+        """Writes a checkpoint; then lets go of those that need not stay. `best` are steps that do.
+
+        `again`: one of this step may be there, which knows less; the two change places in one operation.
+        """
         final = self.at(contents.step)
         try:
             disk.make_dirs(self.path)
@@ -65,9 +68,14 @@ class Store:
             beside = self.path / f".tmp-{contents.step}-{uuid.uuid4().hex}"
             disk.make_dir(beside)
             self._write(beside, contents)
-            self._make_way(contents.step)
-            disk.rename(beside, final)
-            disk.sync_dir(self.path)
+            if again and self._run_of(contents.step) == self._run_id:
+                disk.exchange(beside, final)
+                disk.sync_dir(self.path)
+                disk.remove_tree(beside)
+            else:
+                self._make_way(contents.step)
+                disk.rename(beside, final)
+                disk.sync_dir(self.path)
             self._retire(contents.step, best)
         except OSError as error:
             raise disk.failure(
