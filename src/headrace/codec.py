@@ -15,6 +15,7 @@ from torch import Tensor
 from .errors import CheckpointError, CorruptError
 
 Tensors = dict[str, Tensor]
+INTEGER_BITS = 4096  # more than any generator's state has; Python does not write much longer ones
 _KINDS = {"$tensor": str, "$array": str, "$float": str, "$tuple": list, "$items": list}
 
 
@@ -41,7 +42,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _encoded(value: Any, tensors: Tensors, at: str, strict: bool) -> Any:
-    if value is None or isinstance(value, bool | str) or type(value) is int:
+    if value is None or isinstance(value, bool | str) or (type(value) is int and value.bit_length() <= INTEGER_BITS):
         return value
     if isinstance(value, Tensor | np.ndarray):
         return _tensor(value, tensors, at)
@@ -60,8 +61,8 @@ def _encoded(value: Any, tensors: Tensors, at: str, strict: bool) -> Any:
             return {"$items": _encoded([[k, v] for k, v in value.items()], tensors, at, strict)}
         if isinstance(value, np.generic):
             return _encoded(value.item(), tensors, at, strict)
-        if isinstance(value, int):
-            return int(value)
+        if isinstance(value, int) and type(value) is not int:
+            return _encoded(int(value), tensors, at, strict)
     raise CheckpointError(
         f"state at {at!r} holds {_named(value)}, which cannot be saved. "
         "None, booleans, integers, finite floats, text, tensors, arrays; lists and dicts (with text keys) of them."
@@ -103,7 +104,9 @@ def _tensor(value: Tensor | Any, tensors: Tensors, at: str) -> dict[str, str]:
 
 
 def _named(value: Any) -> str:
-    if isinstance(value, float | int | tuple):
+    if isinstance(value, int):
+        return f"an integer of {value.bit_length():,} bits"
+    if isinstance(value, float | tuple):
         return f"{value!r} ({type(value).__name__})"
     if isinstance(value, Mapping):
         return f"a dict with the keys {list(value)[:3]}"

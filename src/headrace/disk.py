@@ -66,9 +66,9 @@ def rename(source: Path, target: Path) -> None:
     perform("rename", _rename_new, source, target)
 
 
-def exchange(one: Path, other: Path) -> None:
-    """Two directories change names, at once where the file system can do that."""
-    perform("exchange", _exchange, one, other)
+def exchange(one: Path, other: Path) -> bool:
+    """Two directories change names in one operation; false where the file system cannot do that."""
+    return perform("exchange", _renameat2, one, other, _RENAME_EXCHANGE)
 
 
 def replace(source: Path, target: Path) -> None:
@@ -102,7 +102,10 @@ def write_file(path: Path, data: Bytes) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """A directory of files, and it; links in it are removed, never followed."""
+    """A directory of files, and it; links in it, or in its place, are removed, never followed."""
+    if path.is_symlink():
+        unlink(path)
+        return
     for entry in os.scandir(path):
         if entry.is_dir(follow_symlinks=False):
             remove_tree(Path(entry.path))
@@ -112,7 +115,7 @@ def remove_tree(path: Path) -> None:
 
 
 def make_dirs(path: Path) -> None:
-    """A directory and those above it, each certain to be on the disk."""
+    """A directory and those above it, each certain to be on the disk: one that is there may not have been synced."""
     if not path.is_dir():
         make_dirs(path.parent)
         try:
@@ -120,7 +123,7 @@ def make_dirs(path: Path) -> None:
         except FileExistsError:
             if not path.is_dir():
                 raise
-        sync_dir(path.parent)
+    sync_dir(path.parent)
 
 
 def failure(error: OSError, what: str, path: Path, needed: int) -> RunError:
@@ -146,7 +149,7 @@ def free(path: Path) -> int:
 def size(count: float) -> str:
     """A number of bytes, to be read."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < 999.5:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
@@ -193,14 +196,6 @@ def _rename_new(source: Path, target: Path) -> None:
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
     os.rename(source, target)
-
-
-def _exchange(one: Path, other: Path) -> None:
-    if not _renameat2(one, other, _RENAME_EXCHANGE):
-        aside = one.with_name(f"{one.name}-aside")
-        os.rename(other, aside)
-        os.rename(one, other)
-        os.rename(aside, one)
 
 
 def _renameat2(source: Path, target: Path, flag: int) -> bool:

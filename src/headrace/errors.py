@@ -50,6 +50,9 @@ class OutOfMemoryError(HeadraceError, MemoryError):
 class RunError(HeadraceError, OSError):
     """A run directory that cannot be used: another trainer is in it, it cannot be written, there is no room."""
 
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""  # an OSError with a number would say that instead
+
 
 class CheckpointError(HeadraceError, ValueError):
     """A checkpoint that cannot be used here: of another model, other data, another version."""

@@ -144,8 +144,7 @@ class RunKeeper(Keeper):
             return None
         check_model(contents.tensors.get(MODEL, {}), model.state_dict())
         state = decode(contents)
-        found = self._check_settings(state["config"], settings, state["limits"], limits)
-        state["overridden"] = any(difference.startswith("optimizer") for difference in found)
+        state["overridden"] = self._check_settings(state["config"], settings, state["limits"], limits)
         rows = self._run.cut(contents.step - ("row" not in state["done"]))
         _add_later(state["history"], rows)
         self._run.configure({**settings, "limits": limits})
@@ -275,7 +274,9 @@ def _fill(
         contents.tensors[file] = {name: copies[file, name] for name in tensors}
     encoded = encode(contents.step, large)
     for file, tensors in encoded.tensors.items():
-        contents.tensors[file] = {name: copies[keys[id(tensor)]] for name, tensor in tensors.items()}
+        contents.tensors[file] = {  # what has no key was an array, which nobody else holds
+            name: copies[keys[id(tensor)]] if id(tensor) in keys else tensor for name, tensor in tensors.items()
+        }
     contents.documents[TRAINER] |= encoded.documents[TRAINER]
     contents.documents[TRAINER]["history"] = [_encode_row(row) for row in rows]
 

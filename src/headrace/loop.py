@@ -51,7 +51,7 @@ class Loop:
     def run(self) -> Iterator[Info]:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
         trainer, plan, info, call = self._trainer, self._plan, self.info, self._plan.callbacks.call
-        with self._at_work(), trainer._feed(plan.train, None) as feed:
+        with self._at_work(), trainer._feed(plan.train, None, self._asked.check) as feed:
             empty = False
             try:
                 self._begin(feed.batches, feed.macrobatches)
@@ -134,18 +134,26 @@ class Loop:
         for module, saved in zip(others, state["modules"]["others"], strict=True):
             check_model(saved, module.state_dict())
         self._trainer._step.check_state(state["step"])
-        self._load_source(state["source"]["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
+        source = state["source"]
+        if state["overridden"]:
+            source |= {name: self._reordered(cursor) for name, cursor in source.items()}
+        self._load_source(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
 
     def _load(self, state: dict[str, Any]) -> None:
         """Goes back to a state that has been checked."""
         trainer, info, worker, place = self._trainer, self.info, state["worker"], state["place"]
+        changed = {difference.partition(":")[0].partition(".")[0] for difference in state["overridden"]}
+        if "schedule" not in changed:
+            self._rates.load_state_dict(state["rates"])
         self._initial, self._cursor = state["source"]["initial"], state["source"]["cursor"]
         load_model(self.model, {**state["model"], **state["extra"]})
         for name, value in state["modules"]["transient"].items():
             self.model.get_buffer(name).copy_(value)
         for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
             module.load_state_dict(saved)
-        trainer._step.load_state_dict(state["step"], overridden=state["overridden"])
+        trainer._step.load_state_dict(state["step"], overridden="optimizer" in changed)
+        if "optimizer" in changed:
+            self._rates.rebase()
         info.counters = Counters(**state["counters"])
         info.batch, self._rows, info.ends_epoch = place["batch"], place["rows"], place["ends_epoch"]
         info.resumed = info.step
@@ -153,10 +161,16 @@ class Loop:
         info.history.rows[:] = state["history"]
         info.best = None if state["best"] is None else Best(**state["best"])
         self._done = set(state["done"])
-        self._rates.load_state_dict(state["rates"])
         self._plan.callbacks.load_state_dict(state["callbacks"])
         self._tally.load_state_dict(worker["tally"])
         self._metrics.load_state_dict(worker["metrics"], trainer.device)
+
+    def _reordered(self, cursor: Any) -> Any:
+        """A cursor at the same place of another order, for whoever has said that it may be another."""
+        now = self._plan.train.state_dict()
+        if not isinstance(cursor, dict) or now is None:
+            return cursor
+        return cursor | {key: now[key] for key in ("seed", "order", "block") if key in cursor and key in now}
 
     def _load_source(self, cursor: Any, between_epochs: bool) -> None:
         source = self._plan.train
@@ -240,7 +254,8 @@ class Loop:
         """Scores a data set in the middle of a training and writes it into the history."""
         before = rng.capture(self._trainer.device)
         try:
-            scores = self._trainer._score(source, name, None, None)
+            with self._asked.scoring():
+                scores = self._trainer._score(source, name, None, None)
         except Interrupted:
             rng.restore(before, self._trainer.device)
             raise

@@ -26,15 +26,34 @@ class Preemption:
         self.heard = ""
         """What asked the last training."""
         self._signal: int = signal.SIGTERM
+        self._listening = self._scoring = False
 
     def request(self, why: str = "preempted") -> None:
         """Asks, from any thread."""
         self.why = self.why or why
 
+    def forget(self) -> None:
+        """A new training begins: what was asked of the one before is no concern of it."""
+        self.why, self.heard, self._signal = "", "", signal.SIGTERM
+
     def check(self) -> None:
         """Leaves what can be done again later, if the training is asked to end."""
-        if self.why:
+        if self.why and self._listening:
             raise Interrupted
+
+    def check_scoring(self) -> None:
+        """As `check`, within a validation of the loop's own: one that somebody else has asked for is not left."""
+        if self._scoring:
+            self.check()
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        """A validation of the loop's own."""
+        self._scoring = True
+        try:
+            yield
+        finally:
+            self._scoring = False
 
     def error(self) -> BaseException:
         """What ends the program afterwards: Ctrl-C as ever, anything else with exit status 143."""
@@ -46,7 +65,7 @@ class Preemption:
 
         Outside the main thread no handler can be set, and whoever has one calls `Trainer.preempt` as well.
         """
-        self.why, self.heard, self._signal = "", "", signal.SIGTERM
+        self._listening = True
         before: dict[int, Any] = {}
         if wanted and threading.current_thread() is threading.main_thread():
             before = {s: handler for s in SIGNALS if (handler := signal.getsignal(s)) in _DEFAULT}
@@ -55,7 +74,7 @@ class Preemption:
         try:
             yield
         finally:
-            self.heard, self.why = self.why, ""
+            self.heard, self.why, self._listening = self.why, "", False
             for number, handler in before.items():
                 signal.signal(number, handler)
 

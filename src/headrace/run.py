@@ -35,6 +35,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        _refuse_others(path)
         try:
             disk.make_dirs(path)
             self._lock = _Lock(path / LOCK)
@@ -127,14 +128,9 @@ class Run:
 
     def _identify(self) -> str:
         """The run's id: read, or made for a directory that holds nothing yet."""
-        others = [name for name in os.listdir(self.path) if name != LOCK and not name.startswith(".")]
-        if RUN in others:
+        _refuse_others(self.path)
+        if (self.path / RUN).exists():
             return run_id(self.path)
-        if others:
-            raise RunError(
-                f"{self.path} is not a run: it has no {RUN}, and holds {', '.join(sorted(others)[:3])}. "
-                "Name a directory that is empty or does not exist."
-            )
         facts = {
             "id": uuid.uuid4().hex,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -145,6 +141,18 @@ class Run:
         }
         disk.write_file(self.path / RUN, json.dumps(facts, indent=2).encode() + b"\n")
         return str(facts["id"])
+
+
+def _refuse_others(path: Path) -> None:
+    """Raises on a directory that holds something, and is no run."""
+    if not path.is_dir():
+        return
+    others = [name for name in os.listdir(path) if name != LOCK and not name.startswith(".")]
+    if others and RUN not in others:
+        raise RunError(
+            f"{path} is not a run: it has no {RUN}, and holds {', '.join(sorted(others)[:3])}. "
+            "Name a directory that is empty or does not exist."
+        )
 
 
 def run_id(path: Path) -> str:

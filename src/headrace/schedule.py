@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from .errors import ConfigError
+from .errors import CheckpointError, ConfigError
 from .history import History
 from .length import Counters, Length, interval
 
@@ -89,6 +89,8 @@ class Rates(Protocol):
 
     def state_dict(self) -> list[Any]: ...
     def load_state_dict(self, state: list[Any]) -> None: ...
+    def rebase(self) -> None:
+        """The optimizers' first rates have been changed."""
 
 
 def check_schedule(schedule: Any) -> None:
@@ -131,6 +133,9 @@ class _Constant:
         return []
 
     def load_state_dict(self, state: list[Any]) -> None:
+        pass
+
+    def rebase(self) -> None:
         pass
 
 
@@ -191,11 +196,21 @@ class _ByTorch:
                 )
 
     def state_dict(self) -> list[Any]:
-        return [scheduler.state_dict() for scheduler in self._schedulers]
+        return [{"kind": type(scheduler).__name__, **scheduler.state_dict()} for scheduler in self._schedulers]
 
     def load_state_dict(self, state: list[Any]) -> None:
+        kinds = [type(scheduler).__name__ for scheduler in self._schedulers]
+        if kinds != [saved["kind"] for saved in state]:
+            raise CheckpointError(f"the schedule was {[saved['kind'] for saved in state]} and is {kinds}.")
         for scheduler, saved in zip(self._schedulers, state, strict=True):
-            scheduler.load_state_dict(_as_counters(saved, scheduler.state_dict()))
+            kept = {key: value for key, value in saved.items() if key != "kind"}
+            scheduler.load_state_dict(_as_counters(kept, scheduler.state_dict()))
+
+    def rebase(self) -> None:
+        for scheduler in self._schedulers:
+            for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
+                if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
+                    part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
 
 
 def _as_counters(saved: Any, now: Any) -> Any:

@@ -1,6 +1,6 @@
 """The trainer: data, model, loss and optimizer in, a trained, validated and predicting model out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -200,6 +200,7 @@ class Trainer:
 
         Leaving it early is fine: with a `run`, it goes on from there.
         """
+        self._preemption.forget()
         keeper = make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves)
         others = [keeper.every, interval_of(self.schedule)]
         plan = Plan(
@@ -287,13 +288,13 @@ class Trainer:
     def _outcomes(self, feed: Feed, limit: int | None) -> Iterator[Outcome]:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
         objective = next(iter(self.eval_objectives.values()))
-        batches = evaluate.limited(feed, limit, self._preemption.check)
+        batches = evaluate.limited(feed, limit, self._preemption.check_scoring)
         own = type(self).evaluate_step is not Trainer.evaluate_step
         if isinstance(objective, Supervised) and objective.joins and len(self.eval_objectives) == 1 and not own:
             return evaluate.together(objective, self.model, batches, self.precision, self._step.guard.read)
         return evaluate.apart(self.evaluate_step, batches)
 
-    def _feed(self, source: Any, batch_size: int | None) -> Feed:
-        size = batch_size or self.batch_size or DEFAULT_BATCH
-        shard, waiting = self.strategy.comm.shard, self._preemption.check
+    def _feed(self, source: Any, batch_size: int | None, waiting: Callable[[], None] | None = None) -> Feed:
+        size, shard = batch_size or self.batch_size or DEFAULT_BATCH, self.strategy.comm.shard
+        waiting = waiting or self._preemption.check_scoring
         return Feed(source, self.device, batch_size=size, macrobatch=self.macrobatch, shard=shard, waiting=waiting)

@@ -1,5 +1,6 @@
 """An optimizer's state by the names of its parameters, whether they are homed or not."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch.optim import Optimizer
 
 from ..errors import CheckpointError
 
+_BY_VALUE = (float, int, bool, str, type(None))
 Named = Mapping[nn.Parameter, str]
 
 
@@ -22,11 +24,11 @@ def by_name(
 
     `elsewhere` lists what is not on its parameter's device, as torch's step counters are not.
     """
-    settings = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    settings = [{k: _apart(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     found: dict[str, Any] = {}
     elsewhere: set[str] = set()
     for param, state in states:
-        found[names[param]] = {k: _parts(v) if isinstance(v, Tensor) and v.is_sparse else v for k, v in state.items()}
+        found[names[param]] = {key: _apart(value) for key, value in state.items()}
         elsewhere |= {k for k, v in state.items() if isinstance(v, Tensor) and v.device != param.device}
     return {
         "kind": type(optimizer).__name__,
@@ -61,13 +63,20 @@ def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any]) -> 
                 optimizer.state[param][key] = _own(value, param, key in saved["elsewhere"])
 
 
-def _parts(sparse: Tensor) -> dict[str, Any]:
-    """A sparse tensor, as momentum of sparse gradients is, as dense ones."""
+def _apart(value: Any) -> Any:
+    """A value that its owner cannot change any more; a tensor stays, for whoever saves it to copy.
+
+    A sparse tensor, as momentum of sparse gradients is, becomes dense ones.
+    """
+    if not isinstance(value, Tensor):
+        return value if isinstance(value, _BY_VALUE) else copy.deepcopy(value)
+    if not value.is_sparse:
+        return value
     return {
-        "indices": sparse._indices(),
-        "values": sparse._values(),
-        "size": list(sparse.shape),
-        "coalesced": sparse.is_coalesced(),
+        "indices": value._indices(),
+        "values": value._values(),
+        "size": list(value.shape),
+        "coalesced": value.is_coalesced(),
     }
 
 

@@ -92,7 +92,10 @@ def tensor_pieces(file: str, tensors: Mapping[str, Tensor]) -> Iterator[bytes | 
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
         header[name] = {"dtype": _dtype(file, name, tensor), "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{file} cannot hold a tensor whose name is not Unicode: {error}") from None
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for _, tensor in ordered:

@@ -17,7 +17,7 @@ from .contents import Contents
 from .manifest import COMMIT, MANIFEST, PIECE_BYTES, Manifest, Written, opened
 
 _STEP = re.compile(r"step-(\d{12,18})")
-_LEFTOVER = re.compile(r"\.(tmp|trash)-[a-z0-9-]+")
+_LEFTOVER = re.compile(r"\.(tmp|trash)-\d+-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Store:
 
     def __init__(self, path: Path, run_id: str | None, keep: Keep | None = None) -> None:
         self.path, self._run_id, self._keep = path, run_id, keep or Keep(None)
+        self._anchored = False  # whether the directory is certain to be on the disk
 
     def steps(self) -> list[int]:
         """The steps of everything here that is called a checkpoint, in order."""
@@ -63,15 +64,15 @@ class Store:
         """
         final = self.at(contents.step)
         try:
-            disk.make_dirs(self.path)
+            if not self._anchored:
+                disk.make_dirs(self.path)
+            self._anchored = True
             self._clean()
             beside = self.path / f".tmp-{contents.step}-{uuid.uuid4().hex}"
             disk.make_dir(beside)
             self._write(beside, contents)
-            if again and self._run_of(contents.step) == self._run_id:
-                disk.exchange(beside, final)
-                disk.sync_dir(self.path)
-                disk.remove_tree(beside)
+            if again and self._is_own(contents.step):
+                self._take_over(beside, final)
             else:
                 self._make_way(contents.step)
                 disk.rename(beside, final)
@@ -144,23 +145,40 @@ class Store:
         try:
             self.verify(step)
         except CorruptError:
-            if self._run_of(step) not in (None, self._run_id):
+            if (owner := self._run_of(step)) is not None and owner != self._run_id:
                 raise CheckpointError(f"{final} belongs to another run. Move it away.") from None
             disk.rename(final, self.path / f"corrupt-{final.name}-{uuid.uuid4().hex[:8]}")
         else:
             raise CheckpointError(f"{final} is there already and is sound. A checkpoint is never overwritten.")
 
+    def _take_over(self, beside: Path, final: Path) -> None:
+        """A checkpoint takes the place of one of the same step."""
+        if not disk.exchange(beside, final):
+            trash = self._trash(final)
+            disk.rename(beside, final)
+            beside = trash
+        disk.sync_dir(self.path)
+        disk.remove_tree(beside)
+
+    def _trash(self, path: Path) -> Path:
+        trash = self.path / f".trash-{int(path.name.removeprefix('step-'))}-{uuid.uuid4().hex}"
+        disk.rename(path, trash)
+        return trash
+
     def _retire(self, newest: int, best: Sequence[int]) -> None:
         """Lets go of checkpoints of this run beyond those to keep, the oldest first."""
         if self._keep.last is None:
             return
-        own = [step for step in self.steps() if step <= newest and self._run_of(step) == self._run_id]
+        own = [step for step in self.steps() if step <= newest and self._is_own(step)]
         for step in own[: -self._keep.last]:
             if step not in best:
-                trash = self.path / f".trash-{step}-{uuid.uuid4().hex}"
-                disk.rename(self.at(step), trash)
+                trash = self._trash(self.at(step))
                 disk.sync_dir(self.path)
                 disk.remove_tree(trash)
+
+    def _is_own(self, step: int) -> bool:
+        """Whether a checkpoint is one of this run's."""
+        return self._run_id is not None and self._run_of(step) == self._run_id
 
     def _run_of(self, step: int) -> str | None:
         """The run that a checkpoint says it belongs to, if its manifest is sound; a link belongs to none."""

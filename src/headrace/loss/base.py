@@ -65,7 +65,7 @@ class Loss(ABC):
         if reduce not in ("mean", "sum"):
             raise ConfigError(f"reduce= is 'mean' or 'sum', got {reduce!r}.")
         self.output, self.row_weight = output, weight
-        self._target, self._default_target = target, "y"
+        self.own_target, self._default_target = target, "y"
         self.reduce, self.coefficient = reduce, coefficient
         self.name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
@@ -87,7 +87,7 @@ class Loss(ABC):
     @property
     def target(self) -> str:
         """The stream to compare with."""
-        return self._target or self._default_target
+        return self.own_target or self._default_target
 
     def bind(self, target: str) -> None:
         """Learns the name of the trainer's target stream."""
