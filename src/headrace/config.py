@@ -86,10 +86,11 @@ def _tensor(value: Tensor) -> Any:
 
 
 def _held(value: Any) -> dict[str, Any]:
-    """The attributes of an object; of a module, what is neither a parameter nor a part of it."""
+    """The attributes of an object; of a module, what is neither its state nor a part of it."""
     held = {**getattr(value, "__dict__", {})}
     for kind in type(value).__mro__:
         held |= {name: getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)}
     if isinstance(value, torch.nn.Module):
-        return {name: item for name, item in [*held.items(), *value.named_buffers()] if name != "training"}
+        buffers = value.named_buffers() if isinstance(value, torch.nn.modules.loss._Loss) else ()  # class weights
+        return {name: item for name, item in [*held.items(), *buffers] if name != "training"}
     return held

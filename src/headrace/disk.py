@@ -106,11 +106,11 @@ def remove_tree(path: Path) -> None:
     if path.is_symlink():
         unlink(path)
         return
-    for entry in os.scandir(path):
-        if entry.is_dir(follow_symlinks=False):
-            remove_tree(Path(entry.path))
+    for name in os.listdir(path):
+        if (path / name).is_dir():
+            remove_tree(path / name)
         else:
-            unlink(Path(entry.path))
+            unlink(path / name)
     remove_dir(path)
 
 

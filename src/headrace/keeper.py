@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from . import codec, config
+from .arena import plain_name
 from .checkpoint import Contents, Keep, Saver, Store
 from .checkpoint.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, rank_files
 from .disk import failure
@@ -19,7 +20,7 @@ from .info import Best, Info
 from .length import Length
 from .run import RUN, Run
 from .snapshot import Copier
-from .weights import check_model, load_model, plain_name
+from .weights import check_model, load_model
 
 RESUME = ("auto", "must", "never")
 State = dict[str, Any]

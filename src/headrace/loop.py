@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from . import config, evaluate, rng
+from .arena import plain_name
 from .batch import Batch
 from .data.source import Source
 from .errors import CheckpointError, DataError
@@ -100,11 +101,11 @@ class Loop:
         """All that the rest of the training depends on, by the parts that it is made of."""
         trainer, info = self._trainer, self.info
         saved = self.model.state_dict()
-        transient = {n: b for n, b in self.model.named_buffers() if n not in saved}
+        transient = {plain_name(name): value for name, value in self._transient()}
         others = [module.state_dict() for module in trainer._modules[1:]]
         return {
             "model": {name: value for name, value in saved.items() if isinstance(value, Tensor)},
-            "extra": {name: value for name, value in saved.items() if not isinstance(value, Tensor)},
+            "extra": {plain_name(name): value for name, value in saved.items() if not isinstance(value, Tensor)},
             "step": trainer._step.state_dict(),
             "modules": {"transient": transient, "others": others},
             "counters": asdict(info.counters),
@@ -124,10 +125,15 @@ class Loop:
             "source": {"cursor": self._cursor, "initial": self._initial},
         }
 
+    def _transient(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers that are no part of the model's `state_dict`."""
+        saved = self.model.state_dict()
+        return ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
+
     def _check(self, state: dict[str, Any]) -> None:
         """Raises unless a state, whose weights and settings fit, fits altogether; nothing but the source is changed."""
         transient = state["modules"]["transient"]
-        check_model(transient, {n: b for n, b in self.model.named_buffers() if n not in self.model.state_dict()})
+        check_model(transient, dict(self._transient()))
         others = self._trainer._modules[1:]
         if len(others) != len(state["modules"]["others"]):
             raise CheckpointError(f"{len(state['modules']['others'])} objectives were modules, now {len(others)} are.")
@@ -147,8 +153,8 @@ class Loop:
             self._rates.load_state_dict(state["rates"])
         self._initial, self._cursor = state["source"]["initial"], state["source"]["cursor"]
         load_model(self.model, {**state["model"], **state["extra"]})
-        for name, value in state["modules"]["transient"].items():
-            self.model.get_buffer(name).copy_(value)
+        for name, value in self._transient():
+            value.copy_(state["modules"]["transient"][plain_name(name)])
         for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
             module.load_state_dict(saved)
         trainer._step.load_state_dict(state["step"], overridden="optimizer" in changed)

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .arena import plain_name
 from .checkpoint import Contents, Store
 from .checkpoint.contents import MODEL, TRAINER
 from .errors import CheckpointError, RunError
@@ -70,11 +71,6 @@ def load_model(model: nn.Module, saved: Mapping[str, Any], strict: bool = True) 
     """Gives a model the state of one like it."""
     names = {plain_name(name): name for name in model.state_dict()}
     model.load_state_dict({names.get(name, name): value for name, value in saved.items()}, strict=strict)
-
-
-def plain_name(name: str) -> str:
-    """A parameter's name without what `torch.compile` puts before it."""
-    return name.replace("_orig_mod.", "")
 
 
 def _weights_only(name: str) -> bool:

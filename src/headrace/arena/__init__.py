@@ -10,7 +10,17 @@ the copy of a model's buffers that undoes a failed step. `states` speaks of opti
 
 from .arena import ELEMENTWISE, Arena
 from .buffers import Buffers
-from .homes import names_of, owners
+from .homes import names_of, owners, plain_name
 from .states import by_name, check_state, load_state
 
-__all__ = ["ELEMENTWISE", "Arena", "Buffers", "by_name", "check_state", "load_state", "names_of", "owners"]
+__all__ = [
+    "ELEMENTWISE",
+    "Arena",
+    "Buffers",
+    "by_name",
+    "check_state",
+    "load_state",
+    "names_of",
+    "owners",
+    "plain_name",
+]

@@ -20,8 +20,13 @@ def owners(model: nn.Module) -> dict[nn.Parameter, tuple[str, list[Owner]]]:
         for key, param in module._parameters.items():
             if param is not None:
                 name = f"{prefix}.{key}" if prefix else key
-                found.setdefault(param, (name, []))[1].append((module._parameters, key))
+                found.setdefault(param, (plain_name(name), []))[1].append((module._parameters, key))
     return found
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what `torch.compile` puts before it."""
+    return name.replace("_orig_mod.", "")
 
 
 def names_of(optimizer: Optimizer, places: dict[nn.Parameter, tuple[str, list[Owner]]]) -> dict[nn.Parameter, str]:

@@ -48,10 +48,10 @@ class Store:
     def steps(self) -> list[int]:
         """The steps of everything here that is called a checkpoint, in order."""
         try:
-            entries = list(os.scandir(self.path))
+            names = os.listdir(self.path)
         except FileNotFoundError:
             return []
-        found = [(entry.name, int(match[1])) for entry in entries if (match := _STEP.fullmatch(entry.name))]
+        found = [(name, int(match[1])) for name in names if (match := _STEP.fullmatch(name))]
         return sorted(step for name, step in found if name == self.at(step).name)
 
     def at(self, step: int) -> Path:
@@ -178,7 +178,7 @@ class Store:
 
     def _is_own(self, step: int) -> bool:
         """Whether a checkpoint is one of this run's."""
-        return self._run_id is not None and self._run_of(step) == self._run_id
+        return self._run_of(step) == (self._run_id or "")
 
     def _run_of(self, step: int) -> str | None:
         """The run that a checkpoint says it belongs to, if its manifest is sound; a link belongs to none."""
@@ -190,9 +190,9 @@ class Store:
 
     def _clean(self) -> None:
         """Removes what saves and removals that were cut short have left; the run's lock keeps others out."""
-        for entry in list(os.scandir(self.path)):
-            if _LEFTOVER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                disk.remove_tree(Path(entry.path))
+        for name in os.listdir(self.path):
+            if _LEFTOVER.fullmatch(name) and not (self.path / name).is_symlink():
+                disk.remove_tree(self.path / name)
 
 
 def _write_file(path: Path, pieces: Iterator[bytes | memoryview]) -> Written:
