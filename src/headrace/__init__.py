@@ -4,8 +4,8 @@ Modules in import order; each imports only from those above it:
 
     errors  length  disk  codec  rng  snapshot  checkpoint  batch  order  data  feed  comm  arena  loss
     objective  outcome  metric  tally  strategy  precision  guard  memory  step  history  info  callback
-    schedule  evaluate  check  plan  malloc  config  preempt  run  weights  keeper  loop  trainer  recipe
-    export  cli  __main__
+    schedule  evaluate  check  plan  malloc  config  preempt  run  weights  standing  keeper
+    loop  trainer  recipe  export  cli  __main__
 """
 
 from importlib import import_module

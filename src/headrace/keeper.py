@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from .info import Best, Info
 from .length import Length
 from .run import RUN, Run
 from .snapshot import Copier
+from .standing import Standing
 from .weights import check_model, load_model
 
 RESUME = ("auto", "must", "never")
@@ -30,15 +31,6 @@ _PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rat
 _PARTS |= {"complete", "config", "limits", "worker", "source", "history"}
 _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
-
-
-class Keepable(Protocol):
-    """A training, as what keeps it sees it."""
-
-    info: Info
-    model: nn.Module
-
-    def state_dict(self) -> State: ...
 
 
 class Keeper:
@@ -70,7 +62,7 @@ class Keeper:
     def report(self, row: Mapping[str, Any]) -> None:
         """A row of the history is complete."""
 
-    def save(self, training: Keepable, again: bool = False) -> None:
+    def save(self, at: Standing, again: bool = False) -> None:
         """Writes a checkpoint of what the training is now; `again`: there is one of this step, which knows less."""
 
     def mark_best(self, model: nn.Module) -> None:
@@ -165,10 +157,10 @@ class RunKeeper(Keeper):
     def report(self, row: Mapping[str, Any]) -> None:
         self._run.report(row)
 
-    def save(self, training: Keepable, again: bool = False) -> None:
+    def save(self, at: Standing, again: bool = False) -> None:
         self._saver.wait()
         self._saved_at = time.perf_counter()
-        info, state = training.info, training.state_dict()
+        info, state = at.info, at.state_dict()
         rows = [*info.history.rows[:-1], *(dict(row) for row in info.history.rows[-1:])]
         contents = encode(info.step, {part: value for part, value in state.items() if part not in _LARGE})
         tensors: dict[Any, Tensor] = {

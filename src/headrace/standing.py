@@ -1,0 +1,135 @@
+"""Where a training stands: all that the rest of it depends on, taken out and put back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from . import config, rng
+from .arena import plain_name
+from .errors import CheckpointError
+from .info import Best, Info
+from .length import Counters
+from .plan import Plan
+from .schedule import Rates, make_rates
+from .tally import Tally
+from .weights import check_model, load_model
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+class Standing:
+    """A training between two updates."""
+
+    def __init__(self, trainer: Trainer, plan: Plan, info: Info) -> None:
+        self._trainer, self._plan, self.info = trainer, plan, info
+        self.model = trainer.model
+        objective = next(iter(trainer.objectives.values()))
+        self.metrics = trainer.metrics.fresh(objective.reads, objective.ignores)
+        self.tally = Tally()
+        self.rates: Rates = make_rates(None, [], [], None)
+        self.rows = 0
+        """Rows of the last update."""
+        self.done: set[str] = set()
+        """What has been done of what was due after the last update."""
+        self.complete = True
+        """Whether all of it has been done."""
+        self.initial = copy.deepcopy(plan.train.state_dict())
+        """Where the source stood at first, and is rewound to."""
+        self.cursor = self.initial
+        """Where the source stood after the last batch that was used."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the rest of the training depends on, by the parts that it is made of."""
+        trainer, info = self._trainer, self.info
+        saved = self.model.state_dict()
+        transient = {plain_name(name): value for name, value in self._transient()}
+        others = [module.state_dict() for module in trainer._modules[1:]]
+        return {
+            "model": {name: value for name, value in saved.items() if isinstance(value, Tensor)},
+            "extra": {plain_name(name): value for name, value in saved.items() if not isinstance(value, Tensor)},
+            "step": trainer._step.state_dict(),
+            "modules": {"transient": transient, "others": others},
+            "counters": asdict(info.counters),
+            "place": {"batch": info.batch, "rows": self.rows, "ends_epoch": info.ends_epoch},
+            "done": sorted(self.done),
+            "complete": self.complete,
+            "rates": self.rates.state_dict(),
+            "callbacks": self._plan.callbacks.state_dict(),
+            "best": None if info.best is None else asdict(info.best),
+            "config": trainer._config | self._plan.config,
+            "limits": config.of_limits(info.limits),
+            "worker": {
+                "rng": rng.capture(trainer.device),
+                "tally": self.tally.state_dict(),
+                "metrics": self.metrics.state_dict(),
+            },
+            "source": {"cursor": self.cursor, "initial": self.initial},
+        }
+
+    def _transient(self) -> Iterator[tuple[str, Tensor]]:
+        """The buffers that are no part of the model's `state_dict`."""
+        saved = self.model.state_dict()
+        return ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raises unless a state, whose weights and settings fit, fits altogether; nothing but the source is changed."""
+        transient = state["modules"]["transient"]
+        check_model(transient, dict(self._transient()))
+        others = self._trainer._modules[1:]
+        if len(others) != len(state["modules"]["others"]):
+            raise CheckpointError(f"{len(state['modules']['others'])} objectives were modules, now {len(others)} are.")
+        for module, saved in zip(others, state["modules"]["others"], strict=True):
+            check_model(saved, module.state_dict())
+        self._trainer._step.check_state(state["step"])
+        source = state["source"]
+        if state["overridden"]:
+            source |= {name: self._reordered(cursor) for name, cursor in source.items()}
+        self._load_cursor(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a state that has been checked."""
+        trainer, info, worker, place = self._trainer, self.info, state["worker"], state["place"]
+        changed = {difference.partition(":")[0].partition(".")[0] for difference in state["overridden"]}
+        if "schedule" not in changed:
+            self.rates.load_state_dict(state["rates"])
+        self.initial, self.cursor = state["source"]["initial"], state["source"]["cursor"]
+        load_model(self.model, {**state["model"], **state["extra"]})
+        for name, value in self._transient():
+            value.copy_(state["modules"]["transient"][plain_name(name)])
+        for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
+            module.load_state_dict(saved)
+        trainer._step.load_state_dict(state["step"], overridden="optimizer" in changed)
+        if "optimizer" in changed:
+            self.rates.rebase()
+        info.counters = Counters(**state["counters"])
+        info.batch, self.rows, info.ends_epoch = place["batch"], place["rows"], place["ends_epoch"]
+        info.resumed = info.step
+        info.history.rows[:] = state["history"]
+        info.best = None if state["best"] is None else Best(**state["best"])
+        self.done, self.complete = set(state["done"]), state["complete"]
+        self._plan.callbacks.load_state_dict(state["callbacks"])
+        self.tally.load_state_dict(worker["tally"])
+        self.metrics.load_state_dict(worker["metrics"], trainer.device)
+
+    def _reordered(self, cursor: Any) -> Any:
+        """A cursor at the same place of another order, for whoever has said that it may be another."""
+        now = self._plan.train.state_dict()
+        if not isinstance(cursor, dict) or now is None:
+            return cursor
+        return cursor | {key: now[key] for key in ("seed", "order", "block") if key in cursor and key in now}
+
+    def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:
+        source = self._plan.train
+        if cursor is not None:
+            source.load_state_dict(copy.deepcopy(cursor))
+        elif not between_epochs:
+            raise CheckpointError(
+                f"the run stopped within an epoch, and {type(source).__name__} cannot go back to where it was: give it "
+                "state_dict and load_state_dict."
+            )
