@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -32,13 +33,17 @@ def of_optimizers(optimizers: Mapping[str, Optimizer]) -> Config:
 
 
 def of_limits(limits: Sequence[Length]) -> Config:
-    return {limit.unit: limit.count for limit in limits}
+    return {limit.unit: plain(limit.count) for limit in limits}
 
 
 def plain(value: Any, depth: int = 4) -> Any:
     """A value as JSON and YAML can show it. Objects show their kind and what they hold, functions their name."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, partial):
+        return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth)}
     if isinstance(value, Tensor | np.ndarray):
         return _tensor(torch.as_tensor(value).detach().cpu())
     if isinstance(value, Mapping):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .history import History
@@ -46,8 +46,10 @@ class Info:
     outcome: Outcome | None = None
     stopping: str = ""
     """Why the loop ends after this update, if it does."""
-    best: Best | None = None
-    """The best step so far, if a callback looks for it."""
+    measured: tuple[str, ...] = ("train", "val", "test")
+    """Whose numbers there will be: keys begin with them."""
+    marks: dict[str, Best] = field(default_factory=dict)
+    """The best step so far, for each who looks for one."""
     resumed: int = 0
     """The step from which this training has gone on."""
     _began: float = 0.0
@@ -108,9 +110,20 @@ class Info:
         """Asks the loop to end after this update."""
         self.stopping = self.stopping or why
 
+    @property
+    def best(self) -> Best | None:
+        """The best step so far: that of whoever wants the model to end as it was then, or of the first who looks."""
+        marks = list(self.marks.values())
+        return next((mark for mark in marks if mark.restore), marks[0] if marks else None)
+
+    @property
+    def kept(self) -> list[int]:
+        """The steps whose weights somebody wants to keep."""
+        return sorted({step for mark in self.marks.values() for step in mark.keep})
+
     def mark_best(self, key: str, value: float, step: int, *, keep: Sequence[int] = (), restore: bool = False) -> None:
-        """Asks the loop to keep the weights of this step: it is the best so far, or among those to `keep`."""
-        self.best = Best(key, value, step, tuple(keep) or (step,), restore)
+        """Asks the loop to keep the weights of this step, the best so far by this key, and of the steps to `keep`."""
+        self.marks[f"{key}, to restore" if restore else key] = Best(key, value, step, tuple(keep) or (step,), restore)
 
     def row(self) -> dict[str, Any]:
         """The counters, as a report begins with them."""

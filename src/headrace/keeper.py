@@ -27,7 +27,7 @@ RESUME = ("auto", "must", "never")
 State = dict[str, Any]
 _FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_files(0)}
 """The files of the parts of the state, plain values and tensors, that are not the trainer's own."""
-_PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best"}
+_PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best", "marks"}
 _PARTS |= {"complete", "config", "limits", "worker", "source", "history"}
 _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
@@ -93,7 +93,7 @@ class RunKeeper(Keeper):
         self._keep = Keep.of(keep)
         self._saver, self._copier = Saver(), Copier()
         self._saved_at = time.perf_counter()
-        self._best_steps: deque[tuple[int, ...]] = deque(maxlen=self._keep.last)
+        self._best_steps: deque[list[int]] = deque(maxlen=self._keep.last)
 
     def __enter__(self) -> "RunKeeper":
         if self._resume == "must" and not (self._path / RUN).is_file():
@@ -141,7 +141,7 @@ class RunKeeper(Keeper):
         rows = self._run.cut(contents.step - ("row" not in state["done"]))
         _add_later(state["history"], rows)
         self._run.configure({**settings, "limits": limits})
-        self._best_steps.append(tuple(state["best"]["keep"]) if state["best"] else ())
+        self._best_steps.append([step for mark in state["marks"].values() for step in mark["keep"]])
         return state
 
     def begin(self, info: Info, nbytes: int) -> None:
@@ -169,7 +169,7 @@ class RunKeeper(Keeper):
         large = {part: state[part] for part in _LARGE}
         many = dict(_tensors_in(large))
         copies, keys = self._copier(tensors | many), {id(tensor): key for key, tensor in many.items()}
-        self._best_steps.append(info.best.keep if info.best else ())
+        self._best_steps.append(info.kept)
         best_steps = [step for steps in self._best_steps for step in steps]
         fill = partial(_fill, contents, large, copies, keys, rows)
         self._saver.start(partial(self._write, contents, fill, info.best, best_steps, again))

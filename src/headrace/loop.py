@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ class Loop:
         self._asked = trainer._preemption
         self._saved = -1  # the step of the last checkpoint
 
-    def run(self) -> Iterator[Info]:
+    def run(self) -> Generator[Info]:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
         trainer, plan, info, call = self._trainer, self._plan, self._info, self._plan.callbacks.call
         with self._at_work(), trainer._feed(plan.train, None, self._asked.check) as feed:
@@ -137,7 +138,7 @@ class Loop:
         if info.ends_epoch and self._once("epoch"):
             row = info.history.rows[-1] if info.history.keys_at(info.step) else info.row()
             call("on_epoch_end", info, row)
-        kept = info.best is not None and info.step in info.best.keep and self._once("best")
+        kept = bool(info.marks) and info.step in info.kept and self._once("best")
         if kept and info.best is not None and info.step == info.best.step:
             self._keeper.mark_best(self._trainer.model)
         if info.history.keys_at(info.step) and self._once("row"):
@@ -210,3 +211,14 @@ class Loop:
                 raise
             finally:
                 trainer.release()
+
+
+def leave_at_exit(steps: Generator[Info]) -> Iterator[Info]:
+    """A loop that somebody has left without a word is closed before the interpreter comes apart, not while it does."""
+    weakref.finalize(steps, _leave, weakref.ref(steps))
+    return steps
+
+
+def _leave(steps: weakref.ref[Generator[Info]]) -> None:
+    if (left := steps()) is not None:
+        left.close()

@@ -26,6 +26,9 @@ class WarmupCosine:
     warmup: float = 0.05
     floor: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_shares(self, ("warmup", "floor"))
+
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
             return progress / self.warmup
@@ -39,6 +42,9 @@ class WarmupLinear:
 
     warmup: float = 0.05
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_shares(self, ("warmup", "floor"))
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -58,10 +64,14 @@ class OneCycle:
     start: float = 0.04
     end: float = 4e-6
 
+    def __post_init__(self) -> None:
+        _check_shares(self, ("peak", "start", "end"))
+
     def __call__(self, progress: float) -> float:
-        low, share = (self.start, progress / self.peak) if progress < self.peak else (self.end, None)
-        if share is None:
-            share = 1 - (min(1.0, progress) - self.peak) / max(1e-12, 1 - self.peak)
+        if progress < self.peak:
+            low, share = self.start, progress / self.peak
+        else:
+            low, share = self.end, 1 - (min(1.0, progress) - self.peak) / max(1e-12, 1 - self.peak)
         return low + (1 - low) * 0.5 * (1 - math.cos(math.pi * share))
 
 
@@ -211,6 +221,13 @@ class _ByTorch:
             for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
                 if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
                     part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
+
+
+def _check_shares(schedule: object, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(schedule, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise ConfigError(f"{type(schedule).__name__}: {name}= is a share, from 0 to 1, got {value!r}.")
 
 
 def _as_counters(saved: Any, now: Any) -> Any:

@@ -28,8 +28,8 @@ class Copier:
         self._rooms, rooms = [], _Rooms(self._rooms)
         found, devices = Copies(tensors), set()
         for memory, names in _by_memory(tensors).items():
-            first = tensors[names[0]]
             devices |= {tensors[name].device for name in names[: None if memory is None else 1]}
+            first = max((tensors[name] for name in names), key=_end) if memory else tensors[names[0]]
             storage = first.untyped_storage()
             if memory and sum(tensors[name].nbytes for name in names) >= WHOLE_SHARE * storage.nbytes():
                 room = rooms(storage.nbytes(), first)
@@ -99,6 +99,19 @@ def _by_memory(tensors: Mapping[Name, Tensor]) -> dict[tuple[int, torch.device] 
         start = int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
         groups.setdefault(None if alone else (start, tensor.device), []).append(name)
     return groups
+
+
+def _end(tensor: Tensor) -> int:
+    """How far into its memory a tensor reaches, in elements of its own and then in bytes.
+
+    Memory that came from elsewhere may have several storages that begin alike; the longest holds them all.
+    """
+    reach = tensor.numel() if tensor.is_contiguous() else 1 + sum(map(_stretch, tensor.shape, tensor.stride()))
+    return int((tensor.storage_offset() + reach) * tensor.element_size())
+
+
+def _stretch(size: int, stride: int) -> int:
+    return (size - 1) * stride
 
 
 def _raw(storage: torch.UntypedStorage, device: torch.device) -> Tensor:

@@ -62,6 +62,7 @@ class Standing:
             "rates": self.rates.state_dict(),
             "callbacks": self._plan.callbacks.state_dict(),
             "best": None if info.best is None else asdict(info.best),
+            "marks": {name: asdict(mark) for name, mark in info.marks.items()},
             "config": trainer._config | self._plan.config,
             "limits": config.of_limits(info.limits),
             "worker": {
@@ -111,7 +112,7 @@ class Standing:
         info.batch, self.rows, info.ends_epoch = place["batch"], place["rows"], place["ends_epoch"]
         info.resumed = info.step
         info.history.rows[:] = state["history"]
-        info.best = None if state["best"] is None else Best(**state["best"])
+        info.marks = {name: Best(**mark) for name, mark in state["marks"].items()}
         self.done, self.complete = set(state["done"]), state["complete"]
         self._plan.callbacks.load_state_dict(state["callbacks"])
         self.tally.load_state_dict(worker["tally"])

@@ -18,7 +18,7 @@ from .history import History
 from .info import Info
 from .keeper import make_keeper
 from .length import Counters, Length, interval, limits
-from .loop import Loop
+from .loop import Loop, leave_at_exit
 from .metric import Metrics, Wanted
 from .objective import Inputs, Supervised, as_objective
 from .outcome import Outcome, as_outcome
@@ -216,8 +216,9 @@ class Trainer:
         if self.metrics:
             check.has_stream(plan.train.streams, self.target, "metrics")
         info = Info(self, Counters(), limits(epochs, steps, samples, minutes), History())
+        info.measured = ("train",) if val is None else ("train", "val")
         self.history, self._known_streams = info.history, None
-        return Loop(self, plan, info, keeper).run()
+        return leave_at_exit(Loop(self, plan, info, keeper).run())
 
     def validate(
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None

@@ -44,6 +44,14 @@ class BestModel(Callback):
         """The best value so far."""
         return self.ranking[0][0] if self.ranking else None
 
+    def on_fit_start(self, info: Info) -> None:
+        family = self.monitor.partition("/")[0]
+        if family not in info.measured:
+            raise ConfigError(
+                f"{type(self).__name__} looks at {self.monitor!r}, and there are no {family} data. Pass them, or look "
+                f"at a number of {' or '.join(info.measured)}."
+            )
+
     def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
         self._look(info, scores)
 
@@ -107,13 +115,14 @@ class EarlyStopping(BestModel):
         self._reference: float | None = None
 
     def on_fit_start(self, info: Info) -> None:
+        super().on_fit_start(info)
         self._stop_if_due(info)
 
     def judged(self, info: Info, value: float) -> None:
         self.waited += 1
-        if self._reference is None or self._sign * (self._reference - value) > self.min_delta:
-            self.waited = 0
-            self._reference = None if math.isnan(value) else value
+        first = self._reference is None and not math.isnan(value)
+        if first or (self._reference is not None and self._sign * (self._reference - value) > self.min_delta):
+            self.waited, self._reference = 0, value
         self._stop_if_due(info)
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +134,8 @@ class EarlyStopping(BestModel):
 
     def _stop_if_due(self, info: Info) -> None:
         if self.waited >= self.patience:
-            info.stop(f"{self.monitor} no better than {self._reference:.6g} for {self.waited} validations")
+            best = "NaN" if self._reference is None else f"{self._reference:.6g}"
+            info.stop(f"{self.monitor} no better than {best} for {self.waited} validations")
 
 
 def _mode(monitor: str, mode: str) -> str:

@@ -14,6 +14,7 @@ from ..errors import CheckpointError, CorruptError
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
+_UNREADABLE = (ValueError, KeyError, TypeError, OverflowError, AssertionError, RuntimeError)
 HEADER_BYTES = 1 << 20  # of a tensor file, unless the manifest says that it has many tensors
 HEADER_BYTES_EACH = 1024
 
@@ -111,7 +112,7 @@ def parse_tensors(data: bytes, file: str, count: int) -> dict[str, Tensor]:
         raise CorruptError(f"{file}: a header of {length:,} bytes; at most {limit:,} are read.")
     try:
         return safetensors.torch.load(data)
-    except (safetensors.SafetensorError, ValueError, KeyError, AssertionError, RuntimeError) as error:
+    except (safetensors.SafetensorError, *_UNREADABLE) as error:
         raise CorruptError(f"{file} is not a file of tensors: {error}") from None
 
 

@@ -160,13 +160,13 @@ def opened(path: Path) -> Iterator[Opened]:
 
 def _manifest(found: Any, path: Path) -> Manifest:
     where = path / MANIFEST
-    if not isinstance(found, dict) or not _is_count(found.get("format")):
+    if not isinstance(found, dict) or not _is_count(found.get("format")) or not found["format"]:
         raise CorruptError(f"{where} has no format number.")
     if found["format"] > FORMAT:
         made_by = found.get("made_by")
         version = made_by.get("headrace") if isinstance(made_by, dict) else None
         raise CheckpointError(
-            f"{path} was written by headrace {str(version)[:40]}, in format {found['format']}; this version reads "
+            f"{path} was written by headrace {str(version)[:40]!r}, in format {found['format']}; this version reads "
             f"formats up to {FORMAT}. Install a newer headrace."
         )
     try:

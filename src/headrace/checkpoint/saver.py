@@ -14,8 +14,13 @@ class Saver:
     def start(self, write: Callable[[], None]) -> None:
         """Begins a write; the one before it has to be waited for."""
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(write,), name="headrace-save")
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(write,), name="headrace-save")
+        try:
+            thread.start()
+        except RuntimeError:  # an interpreter that is shutting down starts none
+            write()
+            return
+        self._thread = thread
 
     def wait(self) -> None:
         """Returns once the write is done; raises if it failed."""

@@ -51,6 +51,8 @@ class Store:
             names = os.listdir(self.path)
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise disk.failure(error, f"looking for checkpoints in {self.path}", self.path, 0) from error
         found = [(name, int(match[1])) for name in names if (match := _STEP.fullmatch(name))]
         return sorted(step for name, step in found if name == self.at(step).name)
 
@@ -93,7 +95,8 @@ class Store:
     def newest(self, wanted: Callable[[str], bool] = lambda name: True) -> Contents | None:
         """The last checkpoint that is as it was written; `None` only where there is none at all."""
         reasons = []
-        for step in reversed(self.steps()):
+        steps = self.steps()
+        for step in reversed(steps):
             try:
                 found = self.load(step, wanted)
             except CorruptError as error:
@@ -102,6 +105,8 @@ class Store:
             for reason in reasons:
                 warnings.warn(f"{reason} Its bytes are kept; going on from {self.at(step).name}.", stacklevel=2)
             return found
+        if reasons and self.steps() != steps:  # whoever writes them has let go of some meanwhile
+            return self.newest(wanted)
         if reasons:
             listed = "\n  ".join(reasons)
             raise CheckpointError(
@@ -152,12 +157,12 @@ class Store:
             raise CheckpointError(f"{final} is there already and is sound. A checkpoint is never overwritten.")
 
     def _take_over(self, beside: Path, final: Path) -> None:
-        """A checkpoint takes the place of one of the same step."""
-        if not disk.exchange(beside, final):
-            trash = self._trash(final)
-            disk.rename(beside, final)
-            beside = trash
-        disk.sync_dir(self.path)
+        """A checkpoint takes the place of one of the same step, where that is one operation.
+
+        Elsewhere the other one stays: what follows its step is then done once more, and in the same way.
+        """
+        if disk.exchange(beside, final):
+            disk.sync_dir(self.path)
         disk.remove_tree(beside)
 
     def _trash(self, path: Path) -> Path:

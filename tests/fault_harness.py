@@ -1,0 +1,266 @@
+"""Faults for tests: a process that is killed, or a call that fails, at the n-th change of a file."""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from headrace import disk
+from headrace.checkpoint import Contents
+from headrace.checkpoint.manifest import COMMIT, MANIFEST
+from headrace.checkpoint.store import Keep, Store
+
+RUN = "0123456789abcdef"
+FULL = {code: errno.errorcode[code] for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EROFS)}
+LEFTOVERS = (".tmp-", ".trash-")
+
+
+# --- what happens at an operation -------------------------------------------------------------------------
+
+
+@contextmanager
+def performing(perform: Callable[..., Any]) -> Iterator[None]:
+    """Every change of a file goes through `perform(operation, call, *arguments)` for a while."""
+    before = disk.perform
+    disk.perform = perform
+    try:
+        yield
+    finally:
+        disk.perform = before
+
+
+@dataclass
+class Trace:
+    """Notes the operations, and lets them happen."""
+
+    operations: list[str] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+
+    def __call__(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        self.operations.append(operation)
+        self.paths.append(Path(arguments[0]))
+        return call(*arguments)
+
+
+@dataclass
+class Kill(Trace):
+    """Ends the process, as a power switch would, "before", "after" or "half" way through operation number `at`."""
+
+    at: int = 0
+    when: str = "before"
+
+    def __call__(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        here = len(self.operations) == self.at
+        if here and self.when == "half":
+            _, fd, data = arguments
+            os.write(fd, memoryview(data)[: len(data) // 2])
+        if here and self.when != "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = super().__call__(operation, call, *arguments)
+        if here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+
+@dataclass
+class Fail(Trace):
+    """The operation number `at` fails with `code`; with `lasting`, so does each one after it."""
+
+    at: int = 0
+    code: int = errno.ENOSPC
+    lasting: bool = False
+    fired: int = 0
+    failed_syncs: set[tuple[int, int]] = field(default_factory=set)
+    retried_syncs: int = 0
+
+    def __call__(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        n = len(self.operations)
+        file = _inode(operation, arguments)
+        self.retried_syncs += file in self.failed_syncs
+        if n == self.at or (self.lasting and n > self.at):
+            self.operations.append(operation)
+            self.paths.append(Path(arguments[0]))
+            self.fired += 1
+            if file is not None:
+                self.failed_syncs.add(file)
+            raise OSError(self.code, os.strerror(self.code), str(arguments[0]))
+        return super().__call__(operation, call, *arguments)
+
+
+def _inode(operation: str, arguments: tuple[Any, ...]) -> tuple[int, int] | None:
+    """The file that is about to be synced."""
+    if operation != "fsync":
+        return None
+    found = os.fstat(arguments[1])
+    return found.st_dev, found.st_ino
+
+
+class Died(BaseException):
+    """Ends a save as the end of its process would: nothing after it is performed."""
+
+
+# --- a process of its own ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a child ended: by which signal, or with what it returned."""
+
+    signal: int
+    value: Any
+
+    @property
+    def killed(self) -> bool:
+        return self.signal == signal.SIGKILL
+
+
+def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> Ending:
+    """Runs `work` in a fork of this process, which a timer of the kernel ends after `limit_s`; its result is JSON."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads, from Python 3.12 on
+        child = os.fork()
+    if child == 0:
+        _work(work, writing, limit_s)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) != signal.SIGALRM, f"the child was still at work after {limit_s} s"
+        return Ending(os.WTERMSIG(status), None)
+    found = json.loads(text)
+    assert "error" not in found, found["error"]
+    return Ending(0, found["value"])
+
+
+def _work(work: Callable[[], Any], writing: int, limit_s: float) -> None:
+    """Never returns: what comes after the fork belongs to the parent."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        found = {"value": work()}
+    except BaseException:
+        found = {"error": traceback.format_exc()}
+    try:
+        os.write(writing, json.dumps(found).encode())
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+# --- checkpoints to compare -------------------------------------------------------------------------------
+
+
+@cache
+def contents_of(step: int) -> Contents:
+    """A small checkpoint; every tensor and document of it depends on the step."""
+    draw = torch.Generator().manual_seed(step)
+    return Contents(
+        step,
+        documents={
+            "trainer.json": {"step": step, "rate": 0.1 / step, "names": ["α", f"step {step}"], "none": None},
+            "rank-00000.json": {"cursor": [step, 37 * step], "words": {"$tensor": "words"}},
+        },
+        tensors={
+            "model.safetensors": {
+                "weight": torch.randn(3, 2, generator=draw),
+                "half": torch.randn(5, generator=draw).to(torch.bfloat16),
+                "count": torch.tensor(step),
+                "mask": torch.rand(3, generator=draw) > 0.5,
+                "none": torch.empty(0, 4),
+            },
+            "rank-00000.safetensors": {"words": torch.randint(1 << 40, (2,), generator=draw)},
+        },
+    )
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory, in memory where that can be had: for many files whose way to the disk is not what is tested."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(prefix="headrace-", dir=memory if os.access(memory, os.W_OK) else None) as path:
+        yield Path(path)
+
+
+def difference(found: Contents, expected: Contents) -> str:
+    """Where two checkpoints are not bit for bit the same; "" if they are."""
+    if found.step != expected.step:
+        return f"step {found.step} is not step {expected.step}"
+    if json.dumps(found.documents, sort_keys=True) != json.dumps(expected.documents, sort_keys=True):
+        return f"documents: {found.documents} are not {expected.documents}"
+    if {file: set(t) for file, t in found.tensors.items()} != {file: set(t) for file, t in expected.tensors.items()}:
+        return "the names of files or tensors"
+    for file, tensors in expected.tensors.items():
+        for name, tensor in tensors.items():
+            if _bits(found.tensors[file][name]) != _bits(tensor):
+                return f"{name} of {file}"
+    return ""
+
+
+def contents_again(step: int) -> Contents:
+    """Another checkpoint of the same step, which knows more."""
+    later = contents_of(1000 + step)
+    return Contents(step, later.documents, later.tensors)
+
+
+def _bits(tensor: torch.Tensor) -> tuple[Any, ...]:
+    data = bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
+    return tensor.dtype, tensor.shape, data
+
+
+def sound(store: Store, steps: list[int]) -> None:
+    """Exactly these steps are here, each is verified and bit for bit what `contents_of` gives."""
+    assert store.steps() == steps
+    for step in steps:
+        assert store.verify(step).step == step
+        assert difference(store.load(step), contents_of(step)) == ""
+
+
+def goes_on(path: Path, keep: Keep, step: int) -> None:
+    """The next save works, is found, and clears away what was left over."""
+    store = Store(path, RUN, keep)
+    store.save(contents_of(step))
+    newest = store.newest()
+    assert newest is not None
+    assert difference(newest, contents_of(step)) == ""
+    assert [name for name in os.listdir(path) if name.startswith(LEFTOVERS)] == []
+
+
+def hashes(path: Path) -> dict[str, str]:
+    """The sha256 of every file of a directory."""
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(path.iterdir())}
+
+
+def recommit(path: Path, manifest: bytes | None = None, files: dict[str, bytes] | None = None) -> None:
+    """Changes a checkpoint as someone would who can compute a sha256: everything in it vouches for the change."""
+    where = path / MANIFEST
+    data = where.read_bytes() if manifest is None else manifest
+    if files:
+        told = json.loads(data)
+        for name, changed in files.items():
+            rewrite(path / name, changed)
+            entry = next(entry for entry in told["files"] if entry["name"] == name)
+            entry.update(size=len(changed), sha256=hashlib.sha256(changed).hexdigest())
+        data = json.dumps(told).encode()
+    rewrite(where, data)
+    rewrite(path / COMMIT, hashlib.sha256(data).hexdigest().encode() + b"\n")
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """Other bytes for a file, as a new one: to cut one that is there to nothing makes ext4 wait for the disk."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)

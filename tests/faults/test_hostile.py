@@ -1,0 +1,329 @@
+"""Checkpoints made by somebody who wants to do harm, and who can compute a sha256: refused, and quickly."""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_harness import RUN, contents_of, difference, hashes, in_child, recommit, scratch, sound
+
+from headrace.checkpoint import Keep, Store
+from headrace.errors import CheckpointError, CorruptError, HeadraceError
+
+GOOD, BAD = 1, 2
+LIMIT_S = 10.0
+FILES = ["COMMIT", "manifest.json", "model.safetensors", "rank-00000.json", "rank-00000.safetensors", "trainer.json"]
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with scratch() as path:
+        store = Store(path / "checkpoints", RUN)
+        for step in (GOOD, BAD):
+            store.save(contents_of(step))
+        yield store
+
+
+def told(store: Store) -> Any:
+    return json.loads((store.at(BAD) / "manifest.json").read_bytes())
+
+
+def tell(store: Store, manifest: Any) -> None:
+    recommit(store.at(BAD), manifest=json.dumps(manifest).encode())
+
+
+def refused(store: Store, match: str = "") -> None:
+    """Loading and verifying refuse, in a process that may not take long; the checkpoint before is used instead."""
+    for work in (lambda: store.load(BAD), lambda: store.verify(BAD)):
+        found = in_child(lambda work=work: message(work), LIMIT_S).value
+        assert found[0] == "CorruptError", found
+        assert match in found[1]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        newest = store.newest()
+    assert newest is not None
+    assert difference(newest, contents_of(GOOD)) == ""
+    assert len(caught) == 1
+
+
+def message(work: Callable[[], object]) -> list[str]:
+    try:
+        work()
+    except HeadraceError as error:
+        return [type(error).__name__, str(error)]
+    return ["", "it was loaded"]
+
+
+def test_what_the_helper_changes_is_loaded_where_it_does_no_harm(store: Store) -> None:
+    """The negative control: COMMIT vouches for what `tell` and `recommit` write."""
+    manifest = told(store)
+    manifest["made_by"]["by"] = "somebody else"
+    tell(store, manifest)
+    sound(store, [GOOD, BAD])
+    recommit(store.at(BAD), files={"trainer.json": b'{"step": 99}'})
+    assert store.load(BAD).documents["trainer.json"] == {"step": 99}
+
+
+# --- names ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../outside.json", "{}/outside.json", "a/b.json", "./trainer.json", "", ".", "..", ".hidden", "Trainer.json"),
+        *("COMMIT", "manifest.json", "manifest.json/../trainer.json", "-rf", "trainer.json\n", "trainer.json\0"),
+        *("δ.json", "a" * 101, "ⅻ.json", None, 1, ["trainer.json"], {"name": "trainer.json"}),
+    ],
+)
+def test_a_name_that_no_file_of_a_checkpoint_has_is_refused(name: object, store: Store) -> None:
+    secret = b'"secret"'
+    for place in (store.path.parent, store.path):
+        (place / "outside.json").write_bytes(secret)
+    manifest = told(store)
+    [entry] = [entry for entry in manifest["files"] if entry["name"] == "trainer.json"]
+    entry["name"] = name.format(store.path.parent) if isinstance(name, str) else name
+    entry.update(size=len(secret), sha256=hashlib.sha256(secret).hexdigest())
+    tell(store, manifest)
+    refused(store, "which no file of a checkpoint is called")
+
+
+def test_a_file_that_is_named_twice_is_refused(store: Store) -> None:
+    manifest = told(store)
+    manifest["files"].append(manifest["files"][0])
+    tell(store, manifest)
+    refused(store, "twice")
+
+
+@pytest.mark.parametrize("size", [-1, 2**70, 10**30, 1.5, 1e3, "12", True, None, [12], {}])
+def test_a_size_that_is_none_is_refused(size: object, store: Store) -> None:
+    manifest = told(store)
+    manifest["files"][0]["size"] = size
+    tell(store, manifest)
+    refused(store)
+
+
+# --- things that are not files ----------------------------------------------------------------------------
+
+
+def fifo(path: Path, store: Store) -> None:
+    os.mkfifo(path)
+
+
+def directory(path: Path, store: Store) -> None:
+    path.mkdir()
+
+
+def link_to_the_same_bytes(path: Path, store: Store) -> None:
+    outside = store.path.parent / "outside"
+    shutil.copy(store.path.parent / "kept" / path.name, outside)
+    path.symlink_to(outside)
+
+
+def link_to_a_fifo(path: Path, store: Store) -> None:
+    os.mkfifo(store.path.parent / "fifo")
+    path.symlink_to(store.path.parent / "fifo")
+
+
+def link_to_zeros(path: Path, store: Store) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("make", [fifo, directory, link_to_the_same_bytes, link_to_a_fifo, link_to_zeros])
+def test_what_is_not_a_regular_file_is_neither_read_nor_waited_for(
+    make: Callable[[Path, Store], None], name: str, store: Store
+) -> None:
+    shutil.copytree(store.at(BAD), store.path.parent / "kept")
+    (store.at(BAD) / name).unlink()
+    make(store.at(BAD) / name, store)
+    refused(store, str(store.at(BAD) / name))
+
+
+def test_a_checkpoint_that_is_a_link_is_not_followed(store: Store) -> None:
+    elsewhere = store.path.parent / "elsewhere"
+    store.at(BAD).rename(elsewhere)
+    store.at(BAD).symlink_to(elsewhere)
+    refused(store, str(store.at(BAD)))
+
+
+@pytest.mark.parametrize("make", ["fifo", "file"])
+def test_a_checkpoint_that_is_no_directory_is_neither_read_nor_waited_for(make: str, store: Store) -> None:
+    shutil.rmtree(store.at(BAD))
+    if make == "fifo":
+        os.mkfifo(store.at(BAD))
+    else:
+        store.at(BAD).write_text("{}")
+    refused(store, str(store.at(BAD)))
+
+
+def test_a_file_in_place_of_the_directory_of_checkpoints_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("not a directory")
+    with pytest.raises(HeadraceError, match="checkpoints"):
+        Store(tmp_path / "checkpoints", RUN).newest()
+    with pytest.raises(HeadraceError, match="checkpoints"):
+        Store(tmp_path / "checkpoints", RUN).save(contents_of(1))
+
+
+# --- too much ---------------------------------------------------------------------------------------------
+
+
+def test_a_manifest_of_more_than_16_mib_is_not_parsed(store: Store) -> None:
+    manifest = told(store)
+    manifest["made_by"]["padding"] = "x" * (16 << 20)
+    tell(store, manifest)
+    refused(store, "has more than 16,777,216 bytes")
+
+
+def test_a_commit_of_a_gigabyte_is_not_read(store: Store) -> None:
+    os.truncate(store.at(BAD) / "COMMIT", 1 << 30)
+    refused(store, "has more than 256 bytes")
+
+
+@pytest.mark.parametrize("length", [100_000_000, 1 << 20 | 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_header_that_is_too_long_is_not_parsed(length: int, there: bool, store: Store) -> None:
+    header = b"{" + b" " * (length - 1 if there and length < 2**30 else 100)
+    recommit(store.at(BAD), files={"model.safetensors": length.to_bytes(8, "little") + header})
+    found = in_child(lambda: message(lambda: store.load(BAD)), LIMIT_S).value
+    assert found[0] == "CorruptError"
+    assert f"a header of {length:,} bytes" in found[1]
+    with pytest.warns(UserWarning, match="model.safetensors"):
+        assert store.newest() is not None
+
+
+@pytest.mark.parametrize("nest", [b"[", b'{"a":', b'{"files":['])
+@pytest.mark.parametrize("name", ["manifest.json", "trainer.json"])
+def test_deep_nesting_is_refused(name: str, nest: bytes, store: Store) -> None:
+    deep = nest * 100_000
+    if name == "manifest.json":
+        recommit(store.at(BAD), manifest=deep)
+    else:
+        recommit(store.at(BAD), files={name: deep})
+    found = in_child(lambda: message(lambda: store.load(BAD)), LIMIT_S).value
+    assert found[0] == "CorruptError"
+    assert name in found[1]
+
+
+@pytest.mark.parametrize("shape", [[1e999], [-1e999], [float("nan")], ["x"], [None], [[1]], None, 3, [1] * 100_000])
+def test_a_manifest_that_tells_an_impossible_shape_is_refused(shape: object, store: Store) -> None:
+    manifest = told(store)
+    manifest["tensors"]["model.safetensors"]["count"] = ["I64", shape]
+    tell(store, manifest)
+    found = in_child(lambda: message(lambda: store.load(BAD)), LIMIT_S).value
+    assert found[0] == "CorruptError", found
+
+
+@pytest.mark.parametrize("shape", [[2**40, 2**40], [2**62], [-1], [0, 2**63], [0, 2**62, 2**62], [0.5], ["1"]])
+def test_a_tensor_of_impossible_size_is_refused(shape: list[Any], store: Store) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    manifest = told(store)
+    manifest["tensors"]["model.safetensors"] = {"w": ["F32", shape]}
+    tell(store, manifest)
+    recommit(store.at(BAD), files={"model.safetensors": len(header).to_bytes(8, "little") + header})
+    found = in_child(lambda: message(lambda: store.load(BAD)), LIMIT_S).value
+    assert found[0] == "CorruptError", found
+
+
+# --- other versions, other formats ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2, 10, 10**20])
+def test_a_newer_format_is_named_and_nothing_older_is_taken_instead(number: int, store: Store) -> None:
+    manifest = told(store)
+    manifest["format"] = number
+    manifest["files"] = "quite another way to list them"
+    manifest["made_by"] = {"headrace": "99.1"}
+    tell(store, manifest)
+    for work in (store.newest, lambda: store.load(BAD), lambda: store.verify(BAD)):
+        with pytest.raises(CheckpointError, match=rf"headrace '?99\.1'?, in format {number}") as caught:
+            work()
+        assert not isinstance(caught.value, CorruptError)
+        assert "Install a newer headrace" in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [0, -1, None, "1", 1.0, True, [1]])
+def test_a_format_that_never_was_is_refused(number: object, store: Store) -> None:
+    manifest = told(store)
+    manifest["format"] = number
+    tell(store, manifest)
+    refused(store, "format")
+
+
+def test_no_message_carries_control_characters_of_a_manifest(store: Store) -> None:
+    manifest = told(store)
+    manifest.update(format=2, made_by={"headrace": "1.0\x1b[2J\n\x07fine"})
+    tell(store, manifest)
+    with pytest.raises(CheckpointError) as caught:
+        store.load(BAD)
+    assert all(character.isprintable() for character in str(caught.value))
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.json"])
+def test_a_pickle_is_never_executed(name: str, store: Store, tmp_path: Path) -> None:
+    trap = pickle.dumps(Touch(str(tmp_path / "executed")))
+    recommit(store.at(BAD), files={name: trap})
+    with pytest.raises(CorruptError, match=name):
+        store.load(BAD)
+    assert not (tmp_path / "executed").exists()
+    pickle.loads(trap)
+    assert (tmp_path / "executed").exists()
+
+
+# --- other runs -------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_of_another_run_with_higher_numbers_are_told_and_stay_as_they_are(store: Store) -> None:
+    other = Store(store.path, "another run")
+    for step in (50, 60):
+        other.save(contents_of(step))
+    before = {step: hashes(store.at(step)) for step in (50, 60)}
+
+    with pytest.warns(UserWarning, match="belongs to another run") as caught:
+        newest = store.newest()
+    mine = Store(store.path, RUN, Keep(1))
+    for step in (3, 4):
+        mine.save(contents_of(step))
+
+    assert newest is not None
+    assert newest.step == BAD
+    assert len(caught) == 2
+    assert mine.steps() == [4, 50, 60]
+    assert {step: hashes(store.at(step)) for step in (50, 60)} == before
+    with pytest.raises(CheckpointError, match=r"belongs to another run\. Move it away"):
+        mine.save(contents_of(50))
+    assert {step: hashes(store.at(step)) for step in (50, 60)} == before
+
+
+@pytest.mark.parametrize("step", [9_999, 999_999_999, 999_999_999_999])
+def test_steps_are_ordered_as_numbers(step: int, tmp_path: Path) -> None:
+    store = Store(tmp_path, RUN, Keep(2))
+    for number in (step - 1, step, step + 1):
+        store.save(contents_of(number))
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == step + 1
+    assert store.steps() == [step, step + 1]
+
+
+def test_names_that_are_almost_those_of_checkpoints_are_not(store: Store) -> None:
+    names = ["step-3", "step-0000000000003", "step-000000000003.bak", "STEP-000000000003", "step-٠٠٠٠٠٠٠٠٠٠٠٣"]
+    for name in [*names, "step-000000000003 ", "xstep-000000000003", "step--00000000003", "step-" + "9" * 19]:
+        (store.path / name).mkdir()
+    sound(store, [GOOD, BAD])
+    assert store.newest() is not None

@@ -1,0 +1,327 @@
+"""Files and directories: nothing is replaced by accident, nothing is half there, and failures are told in full."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_harness import Died, Fail, Kill, Trace, in_child, performing
+
+from headrace import disk
+from headrace.errors import RunError
+
+
+class Without:
+    """A C library of before Linux 3.15."""
+
+
+class Refusing:
+    """A C library whose file system does not know the flag."""
+
+    @staticmethod
+    def renameat2(*_: object) -> int:
+        ctypes.set_errno(errno.EINVAL)
+        return -1
+
+
+@pytest.fixture(params=["renameat2", "no renameat2", "a file system that refuses it"])
+def any_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "renameat2":
+        library = Without() if request.param.startswith("no") else Refusing()
+        monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: library)
+
+
+# --- rename -----------------------------------------------------------------------------------------------
+
+
+def nothing(path: Path) -> None:
+    pass
+
+
+def file(path: Path) -> None:
+    path.write_text("precious")
+
+
+def empty_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def full_directory(path: Path) -> None:
+    path.mkdir()
+    (path / "inside").write_text("precious")
+
+
+def dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.usefixtures("any_library")
+@pytest.mark.parametrize("source", [file, empty_directory, full_directory])
+@pytest.mark.parametrize("target", [file, empty_directory, full_directory, dangling_link])
+def test_rename_never_replaces_anything(
+    source: Callable[[Path], None], target: Callable[[Path], None], tmp_path: Path
+) -> None:
+    source(tmp_path / "a")
+    target(tmp_path / "b")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FileExistsError) as caught:
+        disk.rename(tmp_path / "a", tmp_path / "b")
+    assert str(tmp_path / "b") in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not (tmp_path / "b").is_file() or (tmp_path / "b").read_text() == "precious"
+
+
+@pytest.mark.usefixtures("any_library")
+@pytest.mark.parametrize("source", [file, empty_directory, full_directory, dangling_link])
+def test_rename_gives_another_name(source: Callable[[Path], None], tmp_path: Path) -> None:
+    source(tmp_path / "a")
+    found = (tmp_path / "a").lstat().st_ino
+    disk.rename(tmp_path / "a", tmp_path / "b")
+    assert os.listdir(tmp_path) == ["b"]
+    assert (tmp_path / "b").lstat().st_ino == found
+
+
+@pytest.mark.usefixtures("any_library")
+def test_rename_of_what_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="a'"):
+        disk.rename(tmp_path / "a", tmp_path / "b")
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def operations(path: Path) -> list[str]:
+    trace = Trace()
+    with performing(trace):
+        disk.write_file(path, b"the new bytes")
+    path.unlink()
+    return trace.operations
+
+
+@pytest.mark.parametrize("before", [None, b"old", b""])
+def test_write_file_that_is_killed_anywhere_leaves_the_old_bytes_or_the_new(
+    before: bytes | None, tmp_path: Path
+) -> None:
+    path, seen = tmp_path / "file", []
+    for at, name in enumerate(operations(path)):
+        for when in ("before", "half", "after") if name == "write" else ("before", "after"):
+            path.unlink(missing_ok=True)
+            if before is not None:
+                path.write_bytes(before)
+            assert killed(path, at, when)
+            seen.append(path.read_bytes() if path.exists() else None)
+            disk.write_file(path, b"newer")
+            assert path.read_bytes() == b"newer"
+            assert os.listdir(tmp_path) == ["file"]
+    assert seen == [before] * 8 + [b"the new bytes"] * 3
+
+
+def killed(path: Path, at: int, when: str) -> bool:
+    def write() -> None:
+        with performing(Kill(at=at, when=when)):
+            disk.write_file(path, b"the new bytes")
+
+    return in_child(write).killed
+
+
+def test_write_file_that_fails_anywhere_leaves_the_old_bytes_or_the_new(tmp_path: Path) -> None:
+    path, found = tmp_path / "file", []
+    for at, _ in enumerate(operations(path)):
+        path.write_bytes(b"old")
+        with performing(Fail(at=at)), pytest.raises(OSError, match="No space left on device"):
+            disk.write_file(path, b"new")
+        found.append(path.read_bytes())
+        disk.write_file(path, b"newer")
+        assert path.read_bytes() == b"newer"
+        assert os.listdir(tmp_path) == ["file"]
+    assert found == [b"old"] * 4 + [b"new"]
+
+
+def test_a_new_file_is_new_and_a_file_that_grows_keeps_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for text in (b"one ", b"two"):
+        with disk.File(path, new=False) as growing:
+            growing.write(text)
+            growing.write(memoryview(text))
+            growing.sync()
+    assert path.read_bytes() == b"one one twotwo"
+    with pytest.raises(FileExistsError, match="file"):
+        disk.File(path, new=True)
+    assert path.read_bytes() == b"one one twotwo"
+    with disk.File(path, new=False) as growing:
+        growing.truncate(3)
+        growing.write(b"!")
+    assert path.read_bytes() == b"one!"
+
+
+@pytest.mark.parametrize("new", [False, True])
+def test_a_file_is_not_made_through_a_link(new: bool, tmp_path: Path) -> None:
+    (tmp_path / "outside").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="link"):
+        disk.File(tmp_path / "link", new=new)
+    assert (tmp_path / "outside").read_text() == "precious"
+
+
+def test_a_file_is_closed_once_and_its_descriptor_is_not_inherited(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    opened = disk.File(tmp_path / "file", new=True)
+    [fd] = {int(name) for name in os.listdir("/proc/self/fd") if (tmp_path / "file") == target(name)}
+    assert not os.get_inheritable(fd)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) & 0o133 == 0
+    opened.close()
+    opened.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def target(name: str) -> Path | None:
+    try:
+        return Path(os.readlink(f"/proc/self/fd/{name}"))
+    except OSError:
+        return None
+
+
+def test_a_failure_names_the_file_though_the_call_got_a_descriptor(tmp_path: Path) -> None:
+    growing = disk.File(tmp_path / "file", new=True)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, growing._fd)
+    os.close(full)
+    with growing, pytest.raises(OSError, match="No space left on device") as caught:
+        growing.write(b"x")
+    assert caught.value.filename == str(tmp_path / "file")
+
+
+# --- directories ------------------------------------------------------------------------------------------
+
+
+def test_remove_tree_never_follows_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    full_directory(precious)
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "file").write_text("")
+    (tree / "deep" / "link").symlink_to(precious, target_is_directory=True)
+    (tree / "link").symlink_to(precious / "inside")
+    (tree / "dangling").symlink_to("nowhere")
+    os.mkfifo(tree / "fifo")
+    disk.remove_tree(tree)
+    assert not tree.exists()
+    assert (precious / "inside").read_text() == "precious"
+
+
+def test_remove_tree_of_a_link_leaves_what_it_points_to(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    full_directory(precious)
+    (tmp_path / "link").symlink_to(precious)
+    with contextlib.suppress(OSError):
+        disk.remove_tree(tmp_path / "link")
+    assert (precious / "inside").exists()
+
+
+def test_remove_tree_removes_a_directory_of_many_files(tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    for number in range(3000):
+        (tmp_path / "many" / f"a file with quite a long name, of which there are many: {number}").touch()
+    disk.remove_tree(tmp_path / "many")
+    assert os.listdir(tmp_path) == []
+
+
+def test_make_dirs_makes_all_that_is_missing_and_syncs_each_name(tmp_path: Path) -> None:
+    trace = Trace()
+    with performing(trace):
+        disk.make_dirs(tmp_path / "a" / "b")
+        disk.make_dirs(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    done = list(zip(trace.operations, trace.paths, strict=True))
+    assert [path for name, path in done if name == "make_dir"] == [tmp_path / "a", tmp_path / "a" / "b"]
+    for path in (tmp_path / "a", tmp_path / "a" / "b"):
+        assert ("sync_dir", path.parent) in done[done.index(("make_dir", path)) :]
+
+
+def test_make_dirs_does_not_take_a_file_for_a_directory(tmp_path: Path) -> None:
+    file(tmp_path / "a")
+    with pytest.raises(OSError, match="a"):
+        disk.make_dirs(tmp_path / "a")
+    with pytest.raises(OSError, match="a"):
+        disk.make_dirs(tmp_path / "a" / "b")
+    assert (tmp_path / "a").read_text() == "precious"
+
+
+# --- telling ----------------------------------------------------------------------------------------------
+
+
+def failure(code: int | None, path: str | None, where: Path) -> RunError:
+    error = OSError("odd") if code is None else OSError(code, os.strerror(code), path)
+    return disk.failure(error, "saving step 7", where, 12_345_678)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EROFS, errno.EFBIG])
+def test_a_failure_tells_what_why_where_and_the_room(code: int, tmp_path: Path) -> None:
+    failed = failure(code, "/run/file", tmp_path / "not" / "there")
+    text = str(failed)
+    assert text.startswith("saving step 7 failed: ")
+    assert os.strerror(code) in text
+    assert "/run/file" in text
+    assert "12.3 MB needed" in text
+    assert f"{disk.size(disk.free(tmp_path)).split()[1]} free" in text
+
+
+def test_a_failure_is_also_the_oserror_that_it_was(tmp_path: Path) -> None:
+    failed = failure(errno.ENOSPC, "/run/file", tmp_path)
+    assert isinstance(failed, OSError)
+    assert (failed.errno, failed.filename) == (errno.ENOSPC, "/run/file")
+    assert "odd" in str(failure(None, None, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (12_345, "12.3 kB"), (1.5e9, "1.5 GB"), (7e15, "7e+03 TB")],
+)
+def test_a_size_is_told_with_three_digits(count: float, text: str) -> None:
+    assert disk.size(count) == text
+
+
+@pytest.mark.parametrize("count", [999_500, 999_999, 999_999_999])
+def test_a_size_is_told_without_an_exponent(count: int) -> None:
+    assert "e" not in disk.size(count)
+
+
+def test_free_room_is_that_of_the_directory_that_is_there(tmp_path: Path) -> None:
+    found = os.statvfs(tmp_path)
+    assert disk.free(tmp_path / "not" / "there") == pytest.approx(found.f_bavail * found.f_frsize, rel=0.05)
+
+
+def test_every_change_comes_through_perform(tmp_path: Path) -> None:
+    """What the fault tests rest on: with a `perform` that does nothing, nothing changes."""
+
+    def refuse(operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        raise Died
+
+    (tmp_path / "file").write_text("here")
+    (tmp_path / "directory").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    changes: list[Callable[[], object]] = [
+        lambda: disk.make_dir(tmp_path / "new"),
+        lambda: disk.make_dirs(tmp_path / "new" / "deep"),
+        lambda: disk.sync_dir(tmp_path),
+        lambda: disk.rename(tmp_path / "file", tmp_path / "other"),
+        lambda: disk.replace(tmp_path / "file", tmp_path / "other"),
+        lambda: disk.link(tmp_path / "file", tmp_path / "other"),
+        lambda: disk.unlink(tmp_path / "file"),
+        lambda: disk.remove_dir(tmp_path / "directory"),
+        lambda: disk.remove_tree(tmp_path / "directory"),
+        lambda: disk.write_file(tmp_path / "file", b"new"),
+        lambda: disk.File(tmp_path / "new", new=True),
+        lambda: disk.File(tmp_path / "file", new=False),
+    ]
+    with performing(refuse):
+        for change in changes:
+            with pytest.raises(Died):
+                change()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "file").read_text() == "here"

@@ -1,0 +1,123 @@
+"""The saver writes beside the training, one thing at a time, and no failure is lost."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.checkpoint import Saver
+
+LIMIT_S = 10.0
+
+
+def test_a_write_goes_on_beside_its_caller_and_wait_waits_for_it() -> None:
+    saver, go, written = Saver(), threading.Event(), list[str]()
+
+    def write() -> None:
+        assert go.wait(LIMIT_S)
+        written.append(threading.current_thread().name)
+
+    saver.start(write)
+    assert written == [], "start returned before the write was done"
+    go.set()
+    saver.wait()
+    assert written == ["headrace-save"]
+
+
+def test_wait_is_not_over_before_the_write_is() -> None:
+    saver, go, order = Saver(), threading.Event(), list[str]()
+
+    def write() -> None:
+        assert go.wait(LIMIT_S)
+        order.append("written")
+
+    def wait() -> None:
+        waiting.set()
+        saver.wait()
+        order.append("waited")
+
+    waiting = threading.Event()
+    saver.start(write)
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert waiting.wait(LIMIT_S)
+    assert order == []
+    go.set()
+    waiter.join(LIMIT_S)
+    assert order == ["written", "waited"]
+
+
+def test_the_next_write_begins_when_the_one_before_it_is_done() -> None:
+    saver, under_way, most = Saver(), 0, 0
+    lock = threading.Lock()
+
+    def write() -> None:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        with lock:
+            under_way -= 1
+
+    for _ in range(200):
+        saver.start(write)
+    saver.wait()
+    assert (under_way, most) == (0, 1)
+
+
+def fail() -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_failure_surfaces_once_at_the_next_wait() -> None:
+    saver = Saver()
+    saver.start(fail)
+    with pytest.raises(OSError, match="No space"):
+        saver.wait()
+    saver.wait()
+
+
+def test_a_failure_surfaces_at_the_next_start_which_writes_nothing() -> None:
+    saver, written = Saver(), list[int]()
+    saver.start(fail)
+    with pytest.raises(OSError, match="No space"):
+        saver.start(lambda: written.append(1))
+    assert written == []
+    saver.start(lambda: written.append(2))
+    saver.wait()
+    assert written == [2]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, MemoryError])
+def test_no_kind_of_failure_is_lost(kind: type[BaseException]) -> None:
+    saver = Saver()
+
+    def write() -> None:
+        raise kind
+
+    saver.start(write)
+    with pytest.raises(kind):
+        saver.wait()
+
+
+def test_waiting_for_nothing_returns() -> None:
+    Saver().wait()
+
+
+def test_an_interpreter_that_ends_waits_for_the_write(tmp_path: Path) -> None:
+    """The write goes on only once the main thread is about to end."""
+    program = f"""
+import threading
+from pathlib import Path
+from headrace.checkpoint.saver import Saver
+
+def write():
+    threading.main_thread().join()
+    Path({str(tmp_path / "written")!r}).write_text("all of it")
+
+Saver().start(write)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert (tmp_path / "written").read_text() == "all of it"

@@ -1,0 +1,170 @@
+"""A snapshot of tensors is by value, in memory that the next one uses again."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headrace.errors import CheckpointError
+from headrace.snapshot import Copier
+
+
+def bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, list[int]]:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return tensor.dtype, tensor.shape, plain.reshape(-1).view(torch.uint8).tolist() if plain.numel() else []
+
+
+def whole() -> Tensor:
+    return torch.arange(24.0)
+
+
+KINDS: dict[str, Callable[[], Tensor]] = {
+    "whole": whole,
+    "of a module": lambda: nn.Parameter(torch.randn(3, 2)),
+    "without dimensions": lambda: torch.tensor(3.5),
+    "empty": lambda: torch.empty(0, 4),
+    "empty, of a storage": lambda: whole()[3:3],
+    "transposed": lambda: whole().view(4, 6).T,
+    "strided": lambda: whole()[1::2],
+    "a small part": lambda: whole()[5:7],
+    "a strided small part": lambda: whole()[3:12:4],
+    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "expanded": lambda: torch.randn(3, 1).expand(3, 50),
+    "a bit of an expanded one": lambda: torch.randn(1).expand(9)[2:4],
+    "conjugate": lambda: torch.randn(4, dtype=torch.complex64).conj(),
+    "negative": lambda: torch.randn(4, dtype=torch.complex64).conj().imag,
+    "complex": lambda: torch.randn(4, dtype=torch.complex64),
+    "booleans": lambda: torch.rand(5) > 0.5,
+    "bytes": lambda: torch.arange(5, dtype=torch.uint8),
+    "halves": lambda: torch.randn(3).to(torch.bfloat16),
+    "viewed as another dtype": lambda: whole().view(torch.int32),
+    "with a gradient function": lambda: torch.randn(3, requires_grad=True) * 2,
+}
+
+
+def change(tensors: dict[str, Tensor]) -> None:
+    """Every value of every storage becomes another."""
+    for storage in {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors.values()}.values():
+        raw = torch.empty(0, dtype=torch.uint8).set_(storage)
+        raw.add_(77)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_has_the_values_and_keeps_them(kind: str) -> None:
+    torch.manual_seed(0)
+    tensors = {"it": KINDS[kind](), "beside": torch.arange(3)}
+    expected = {name: bits(tensor) for name, tensor in tensors.items()}
+
+    copy = Copier()(tensors)
+    assert {name: bits(tensor) for name, tensor in copy.items()} == expected
+    assert not any(tensor.requires_grad for tensor in copy.values())
+
+    change(tensors)
+    changed = {name: bits(tensor) for name, tensor in tensors.items()}
+    assert all(changed[name] != expected[name] for name in tensors if tensors[name].numel()), "the change is no change"
+    assert {name: bits(tensor) for name, tensor in copy.items()} == expected
+
+
+def test_all_kinds_at_once_keep_their_names_and_values() -> None:
+    torch.manual_seed(0)
+    tensors = {kind: make() for kind, make in KINDS.items()}
+    expected = {name: bits(tensor) for name, tensor in tensors.items()}
+    copier = Copier()
+    for _ in range(3):
+        copy = copier(tensors)
+        assert list(copy) == list(tensors)
+        assert {name: bits(tensor) for name, tensor in copy.items()} == expected
+
+
+def test_tensors_of_one_storage_are_copied_together_and_stay_views_of_it() -> None:
+    home = torch.arange(10.0)
+    tensors = {
+        "whole": home,
+        "first": home[:4],
+        "tied": home[:4],
+        "last": home[4:].view(2, 3),
+        "as": home.view(torch.int32),
+    }
+    copy = Copier()(tensors)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in copy.values()}) == 1
+    copy["whole"][0] = 99.0
+    assert copy["first"][0] == copy["tied"][0] == 99.0
+    assert home[0] == 0.0
+
+
+@pytest.mark.parametrize("order", [("small", "large"), ("large", "small")])
+def test_two_storages_that_begin_at_the_same_place_are_copied_as_they_are(order: tuple[str, str]) -> None:
+    """As arrays of NumPy are, one of which is the beginning of the other."""
+    array = np.arange(10.0)
+    tensors = {"small": torch.from_numpy(array[:3]), "large": torch.from_numpy(array)}
+    copy = Copier()({name: tensors[name] for name in order})
+    assert {name: copy[name].tolist() for name in order} == {name: tensors[name].tolist() for name in order}
+
+
+def test_a_small_part_of_a_large_storage_is_copied_alone() -> None:
+    copy = Copier()({"part": torch.zeros(1_000_000)[10:20], "other": torch.zeros(1_000_000)[::1000]})
+    assert copy["part"].untyped_storage().nbytes() == 40
+    assert copy["other"].untyped_storage().nbytes() == 4000
+
+
+def test_the_next_copy_uses_the_same_memory() -> None:
+    tensors = {"a": torch.randn(100), "b": torch.randn(100), "c": torch.randn(7, 3), "part": torch.randn(100)[:3]}
+    copier = Copier()
+    first = {tensor.untyped_storage().data_ptr() for tensor in copier(tensors).values()}
+    change(tensors)
+    again = copier(tensors)
+    assert {tensor.untyped_storage().data_ptr() for tensor in again.values()} == first
+    assert len(first) == 4
+    assert all(bits(again[name]) == bits(tensor) for name, tensor in tensors.items())
+
+
+def test_two_tensors_never_share_memory_that_they_did_not_share() -> None:
+    copier = Copier()
+    for count in (1, 5, 2, 8):
+        tensors = {str(k): torch.full((4,), float(k)) for k in range(count)}
+        copy = copier(tensors)
+        assert [copy[str(k)].tolist() for k in range(count)] == [[float(k)] * 4 for k in range(count)]
+
+
+@pytest.mark.parametrize("how", ["other memory", "another shape", "another name"])
+def test_a_copy_stays_whatever_becomes_of_the_tensors_that_were_copied(how: str) -> None:
+    home = torch.arange(10.0)
+    tensors: dict[str, Tensor] = {"a": nn.Parameter(home[:6].view(2, 3)), "b": nn.Parameter(home[6:])}
+    expected = {name: bits(tensor) for name, tensor in tensors.items()}
+    copy = Copier()(tensors)
+    if how == "other memory":
+        for tensor in tensors.values():
+            tensor.data = torch.zeros(50)[20:].view(5, 6)
+    elif how == "another shape":
+        tensors["a"].data = tensors["a"].data.view(3, 2)
+    else:
+        tensors["c"] = tensors.pop("a")
+    assert {name: bits(copy[name]) for name in "ab"} == expected
+
+
+class Tagged(Tensor):
+    """A tensor of somebody else's kind."""
+
+
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        (lambda: torch.eye(3).to_sparse(), "torch.sparse_coo"),
+        (lambda: torch.eye(3).as_subclass(Tagged), "Tagged"),
+    ],
+)
+def test_what_is_not_a_dense_tensor_is_refused_by_name(tensor: Callable[[], Tensor], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named) as caught:
+        Copier()({"fine": torch.ones(2), "odd one": tensor()})
+    assert "'odd one'" in str(caught.value)
+
+
+def test_a_tensor_without_values_is_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match="'odd one'"):
+        Copier()({"odd one": torch.empty(3, device="meta")})
+
+
+def test_of_nothing_there_is_nothing() -> None:
+    assert Copier()({}) == {}
