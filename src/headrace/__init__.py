@@ -3,7 +3,7 @@
 Modules in import order; each imports only from those above it:
 
     errors  length  disk  codec  rng  snapshot  checkpoint  batch  order  data  feed  comm  arena  loss
-    objective  outcome  metric  tally  strategy  precision  guard  memory  step  history  info  callback
+    memory  objective  outcome  metric  tally  strategy  precision  guard  step  history  info  callback
     schedule  evaluate  check  plan  malloc  config  preempt  run  weights  standing  keeper
     loop  trainer  recipe  export  cli  __main__
 """

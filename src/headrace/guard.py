@@ -116,7 +116,7 @@ class DeviceGuard(Guard):
     def update(self, attempt: "Attempt") -> Tensor:
         numbers = [value for value in attempt.sums.values() if isinstance(value, Tensor)]
         numbers += [total(attempt.gradients)] if attempt.gradients else []
-        if moved := [buffer for buffer in attempt.buffers.moved() if buffer.device == self._count.device]:
+        if moved := [buffer for buffer in attempt.buffers.spread() if buffer.device == self._count.device]:
             numbers.append(_sum(moved))
         bad = ~torch.isfinite(torch.stack([number.double() for number in numbers])).all()
         if not self.skip:

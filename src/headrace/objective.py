@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .batch import Batch, Stream
 from .errors import ConfigError, DataError, HeadraceError, unknown
 from .loss import Loss, Sum, Term, Weight, pick, translate
+from .memory import is_out_of_memory
 
 Inputs = str | Sequence[str] | Mapping[str, str] | None
 """Which streams the model gets: `None` for all but the targets, names, keywords to names, or "batch"."""
@@ -201,9 +201,11 @@ def first_call(call: Callable[[nn.Module, Batch], Any], model: nn.Module, batch:
     """Calls a model with data that it has not seen before; if it fails, says what it was given and what it expects."""
     try:
         return call(model, batch)
-    except (torch.OutOfMemoryError, HeadraceError):
+    except HeadraceError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
         raise DataError(_refusal(model, batch, error)) from error
 
 

@@ -78,10 +78,21 @@ class Standing:
         saved = self.model.state_dict()
         return ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
 
+    def _put_transient(self, saved: dict[str, Tensor]) -> None:
+        """Puts such buffers back; one that was made or has grown while the model was used, as a cache, too."""
+        modules = {plain_name(name): module for name, module in self.model.named_modules()}
+        for path, value in saved.items():
+            parent, _, name = path.rpartition(".")
+            if parent not in modules or name not in modules[parent]._buffers:
+                continue
+            now = modules[parent]._buffers[name]
+            if now is not None and now.shape == value.shape:
+                now.copy_(value)
+            else:
+                modules[parent]._buffers[name] = value.to(self._trainer.device)
+
     def check(self, state: dict[str, Any]) -> None:
         """Raises unless a state, whose weights and settings fit, fits altogether; nothing but the source is changed."""
-        transient = state["modules"]["transient"]
-        check_model(transient, dict(self._transient()))
         others = self._trainer._modules[1:]
         if len(others) != len(state["modules"]["others"]):
             raise CheckpointError(f"{len(state['modules']['others'])} objectives were modules, now {len(others)} are.")
@@ -101,8 +112,7 @@ class Standing:
             self.rates.load_state_dict(state["rates"])
         self.initial, self.cursor = state["source"]["initial"], state["source"]["cursor"]
         load_model(self.model, {**state["model"], **state["extra"]})
-        for name, value in self._transient():
-            value.copy_(state["modules"]["transient"][plain_name(name)])
+        self._put_transient(state["modules"]["transient"])
         for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
             module.load_state_dict(saved)
         trainer._step.load_state_dict(state["step"], overridden="optimizer" in changed)

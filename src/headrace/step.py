@@ -181,6 +181,8 @@ class _Update:
         self._batch: Batch | None = None
         self._found: Sequence[Tensor] = ()
         self._stepping = False
+        self._random = step.adapts or any(map(_draws, step.model.modules()))
+        """Whether a forward pass is known to draw random numbers, which a step that is not made gives back."""
         self._first = not arena.optimizer.state
         self._fresh: list[int] = []
         self.sums: dict[str, Scalar] = {}
@@ -191,13 +193,13 @@ class _Update:
         self._batch = batch
         self.buffers.save()
         while True:
-            random = random_state(self._device) if self._step.adapts else None
+            random = random_state(self._device) if self._random else None
             outcome, complaint = self._attempt(batch)
             if outcome is not None:
                 return outcome
+            set_random_state(random, self._device)
             if not self._step.halve(batch.rows):
                 raise OutOfMemoryError(self._no_room(complaint))
-            set_random_state(random, self._device)
 
     def apply(self) -> None:
         """Clips and steps."""
@@ -260,10 +262,12 @@ class _Update:
         assert self._batch is not None
         at_once = min(self._batch.rows, self._step.microbatch or self._batch.rows)
         advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
-        return (
-            f"{self.describe()}: the memory does not hold {at_once} rows at once ({complaint}). {self.untouched} "
-            f"{advice if at_once > 1 else 'Nothing smaller than a row can be tried.'}"
-        )
+        if not self.objective.splits:
+            advice = "The loss needs the batch whole: use a smaller batch_size."
+        elif at_once == 1:
+            advice = "Nothing smaller than a row can be tried."
+        said = f"the memory does not hold {at_once} rows at once ({complaint})"
+        return f"{self.describe()}: {said}. {self.untouched} {advice}"
 
     def _update(self, batch: Batch) -> Outcome:
         self.arena.begin()

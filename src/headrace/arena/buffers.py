@@ -11,19 +11,20 @@ from torch.nn.modules.batchnorm import _NormBase
 from .gradients import all_finite
 
 SMALL = 1 << 20  # elements; a larger buffer is copied only when torch says that it has changed
+WATCHED = 1 << 16  # elements; a larger one is looked at only then, unless it is known to change silently
 
 
 @dataclass(eq=False, slots=True)
 class _Kept:
     """A buffer's place, the tensor that stood there when it was saved, its version then, and a copy.
 
-    `silent`: whether it changes without a new version.
+    `watched`: whether it is looked at even if torch knows of no change, as batch norm and `.data` make them.
     """
 
     name: str
     owned: dict[str, Any]
     key: str
-    silent: bool
+    watched: bool
     tensor: Tensor
     version: int
     copy: Tensor
@@ -41,7 +42,7 @@ class Buffers:
                 f"{prefix}.{key}" if prefix else key,
                 module._buffers,
                 key,
-                isinstance(module, _NormBase),
+                isinstance(module, _NormBase) or buffer.numel() <= WATCHED,
                 buffer,
                 buffer._version,
                 buffer.detach().clone(),
@@ -82,15 +83,30 @@ class Buffers:
         """The buffers with fractions that the step at hand has changed, or may have."""
         return [now for _, now in self._moved()] if self._kept else []
 
+    def spread(self) -> list[Tensor]:
+        """As `moved`, with zeros for what was not finite before; nothing here waits for a device."""
+        pairs = [(kept.copy, now) for kept, now in self._moved() if now.shape == kept.copy.shape]
+        return [torch.where(torch.isfinite(before), now, 0) for before, now in pairs]
+
     def unusual(self) -> list[str]:
-        """The names of buffers that the step at hand has made NaN or infinite."""
-        return [kept.name for kept, now in self._moved() if not all_finite([now]) and all_finite([kept.copy])]
+        """The names of buffers that the step at hand has made NaN or infinite.
+
+        One that was so before, as a mask may be, is not watched any more.
+        """
+        found = []
+        for kept, now in self._moved():
+            if not all_finite([now]):
+                if all_finite([kept.copy]):
+                    found.append(kept.name)
+                else:
+                    kept.watched = False
+        return found
 
     def _moved(self) -> Iterator[tuple[_Kept, Tensor]]:
         for kept in self._kept:
             if kept.copy.is_floating_point():
                 now = kept.owned.get(kept.key)
-                if isinstance(now, Tensor) and (kept.silent or now is not kept.tensor or now._version != kept.version):
+                if isinstance(now, Tensor) and (kept.watched or now is not kept.tensor or now._version != kept.version):
                     yield kept, now
 
     def select(self, bad: Tensor) -> None:

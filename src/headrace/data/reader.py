@@ -113,7 +113,7 @@ class Reader(Source):
 
     def _checked(self, batch: Batch, rows: int) -> Batch:
         owner = type(self.table).__name__
-        if batch.rows != rows:
+        if isinstance(batch, Batch) and batch.rows != rows:
             raise SourceError(f"{owner}.take was asked for {rows} rows and gave {batch.rows}.")
         check_batch(batch, self.streams, owner, limit=rows)
         return batch
