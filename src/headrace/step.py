@@ -198,7 +198,7 @@ class _Update:
             if outcome is not None:
                 return outcome
             set_random_state(random, self._device)
-            if not self._step.halve(batch.rows):
+            if self._stepping or not self._step.halve(batch.rows):
                 raise OutOfMemoryError(self._no_room(complaint))
 
     def apply(self) -> None:
@@ -240,10 +240,6 @@ class _Update:
             if not is_out_of_memory(error):
                 raise
             complaint = str(error).partition("\n")[0]
-        if self._stepping:
-            raise OutOfMemoryError(
-                f"{self.describe()}: memory ran out while the optimizer stepped ({complaint}). {self._after_half()}"
-            )
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         return None, complaint
@@ -260,6 +256,9 @@ class _Update:
 
     def _no_room(self, complaint: str) -> str:
         assert self._batch is not None
+        if self._stepping:
+            said = f"memory ran out while the optimizer stepped ({complaint})"
+            return f"{self.describe()}: {said}. {self._after_half()}"
         at_once = min(self._batch.rows, self._step.microbatch or self._batch.rows)
         advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
         if not self.objective.splits:
