@@ -34,7 +34,8 @@ class Feed:
     ```
 
     `macrobatch` is the number of rows staged together, rounded up to whole batches; `"auto"` chooses by bytes.
-    `waiting` is called now and then while a batch is awaited; what it raises ends the wait.
+    `once`: one epoch is wanted, and nothing is read ahead of the next. `waiting` is called now and then while a batch
+    is awaited; what it raises ends the wait.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Feed:
         batch_size: int = 128,
         macrobatch: int | str = "auto",
         shard: Shard = WHOLE,
+        once: bool = False,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
         if not isinstance(source, Source):
@@ -68,7 +70,7 @@ class Feed:
         self.finished = False
         """Whether the source has said that it is finished, and is to be rewound."""
         self._given: Batch | None = None
-        self._waiting = waiting
+        self._once, self._waiting = once, waiting
         self._stager = self._choose_stager()
 
     @property
@@ -129,7 +131,7 @@ class Feed:
     def _choose_stager(self) -> "_Inline | _Ahead":
         pull, copy = _Pull(self.source, self.batch_size, self.rows, self.shard), _Copy(self.device)
         inline = self.source.resident(self.device) or not self.source.thread_safe
-        return _Inline(pull, copy) if inline else _Ahead(pull, copy, self._waiting)
+        return _Inline(pull, copy) if inline else _Ahead(pull, copy, self._once, self._waiting)
 
 
 class _Inline:
@@ -149,8 +151,8 @@ class _Inline:
 class _Ahead:
     """Stages the next macrobatch in a thread while the last one is being read: two at a time, no more."""
 
-    def __init__(self, pull: "_Pull", copy: "_Copy", waiting: Callable[[], None]) -> None:
-        self._pull, self._copy, self._waiting = pull, copy, waiting
+    def __init__(self, pull: "_Pull", copy: "_Copy", once: bool, waiting: Callable[[], None]) -> None:
+        self._pull, self._copy, self._once, self._waiting = pull, copy, once, waiting
         self._thread: threading.Thread | None = None
         self._channel = _Channel()
 
@@ -161,12 +163,12 @@ class _Ahead:
         if isinstance(staged, BaseException):
             self.close()
             raise staged
-        if staged is None or staged.finishes:
+        if staged is None or staged.finishes or (self._once and staged.ends_epoch):
             self.close()
         return None if staged is None else self._copy.wait(staged)
 
     def close(self) -> None:
-        self._channel.stop.set()
+        self._channel.close()
         if self._thread is not None:
             self._thread.join(LEAVE_S)
             if self._thread.is_alive():
@@ -180,7 +182,7 @@ class _Ahead:
         self._channel = channel = _Channel()
         weakref.finalize(self, channel.stop.set)  # the thread holds no feed, so that a forgotten one ends it
         self._thread = threading.Thread(
-            target=_stage_ahead, args=(self._pull, self._copy, channel), name="headrace-feed", daemon=True
+            target=_stage_ahead, args=(self._pull, self._copy, channel, self._once), name="headrace-feed", daemon=True
         )
         self._thread.start()
 
@@ -213,11 +215,16 @@ class _Channel:
                 return not self.stop.is_set()
         return False
 
+    def close(self) -> None:
+        """Ends the thread, at once if it waits for room."""
+        self.stop.set()
+        self._room.release()
+
     def put(self, staged: Macrobatch | BaseException | None) -> None:
         self._staged.put(staged)
 
 
-def _stage_ahead(pull: "_Pull", copy: "_Copy", channel: _Channel) -> None:
+def _stage_ahead(pull: "_Pull", copy: "_Copy", channel: _Channel, once: bool) -> None:
     """The staging thread: it ends with the data, with a failure, or when the feed is closed."""
     while channel.wait_for_room():
         try:
@@ -226,7 +233,7 @@ def _stage_ahead(pull: "_Pull", copy: "_Copy", channel: _Channel) -> None:
         except BaseException as error:
             channel.put(error)
             return
-        if macrobatch is None or macrobatch.finishes:
+        if macrobatch is None or macrobatch.finishes or (once and macrobatch.ends_epoch):
             return  # a source that has ended is left alone until it is rewound
 
 

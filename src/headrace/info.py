@@ -37,6 +37,8 @@ class Info:
     counters: Counters
     limits: list[Length]
     history: History
+    measured: tuple[str, ...] = ("train", "val", "test")
+    """Whose numbers there will be: keys begin with them."""
     batch: int = 0
     """The batch of this epoch just used, counted from 1."""
     batches: int | None = None
@@ -46,8 +48,6 @@ class Info:
     outcome: Outcome | None = None
     stopping: str = ""
     """Why the loop ends after this update, if it does."""
-    measured: tuple[str, ...] = ("train", "val", "test")
-    """Whose numbers there will be: keys begin with them."""
     marks: dict[str, Best] = field(default_factory=dict)
     """The best step so far, for each who looks for one."""
     resumed: int = 0

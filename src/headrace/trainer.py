@@ -202,7 +202,6 @@ class Trainer:
         """
         self._preemption.forget()
         keeper = make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves)
-        others = [keeper.every, interval_of(self.schedule)]
         plan = Plan(
             train=source_on(train, self.device, "train", self.order, self.seed),
             val=None if val is None else source_on(val, self.device, "val"),
@@ -210,13 +209,13 @@ class Trainer:
             validate_every=interval(validate_every, "validate_every"),
             log_every=interval(log_every, "log_every"),
             callbacks=all_callbacks(callbacks, progress),
-            others=[every for every in others if every is not None],
+            others=[every for every in (keeper.every, interval_of(self.schedule)) if every is not None],
         )
         plan.check(self.objectives, self.eval_objectives, scan)
         if self.metrics:
             check.has_stream(plan.train.streams, self.target, "metrics")
-        info = Info(self, Counters(), limits(epochs, steps, samples, minutes), History())
-        info.measured = ("train",) if val is None else ("train", "val")
+        measured = ("train",) if val is None else ("train", "val")
+        info = Info(self, Counters(), limits(epochs, steps, samples, minutes), History(), measured)
         self.history, self._known_streams = info.history, None
         return leave_at_exit(Loop(self, plan, info, keeper).run())
 
@@ -297,5 +296,5 @@ class Trainer:
 
     def _feed(self, source: Any, batch_size: int | None, waiting: Callable[[], None] | None = None) -> Feed:
         size, shard = batch_size or self.batch_size or DEFAULT_BATCH, self.strategy.comm.shard
-        waiting = waiting or self._preemption.check_scoring
-        return Feed(source, self.device, batch_size=size, macrobatch=self.macrobatch, shard=shard, waiting=waiting)
+        once, waiting, rows = waiting is None, waiting or self._preemption.check_scoring, self.macrobatch
+        return Feed(source, self.device, batch_size=size, macrobatch=rows, shard=shard, once=once, waiting=waiting)
