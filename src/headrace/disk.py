@@ -6,6 +6,7 @@ Whoever wants to know what happens when one of them fails, or is the last that h
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -114,6 +115,17 @@ def remove_tree(path: Path) -> None:
     remove_dir(path)
 
 
+def read_file(path: Path, limit: int) -> bytes:
+    """A file as a whole, if it is one and no longer than that."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    _refuse_others(path, descriptor)
+    with open(descriptor, "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"longer than {size(limit)}", str(path))
+    return data
+
+
 def make_dirs(path: Path) -> None:
     """A directory and those above it, each certain to be on the disk: one that is there may not have been synced."""
     if not path.is_dir():
@@ -156,8 +168,17 @@ def size(count: float) -> str:
 
 
 def _open(path: Path, new: bool) -> int:
-    kind = os.O_EXCL if new else os.O_APPEND
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | kind, 0o644)
+    kind = os.O_EXCL if new else os.O_APPEND | os.O_NONBLOCK
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | kind, 0o644)
+    _refuse_others(path, descriptor)
+    return descriptor
+
+
+def _refuse_others(path: Path, descriptor: int) -> None:
+    """Closes and raises on what is no file: a pipe would wait for ever."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def _write(path: Path, fd: int, data: Bytes) -> None:

@@ -3,6 +3,9 @@
 import importlib.util
 import sys
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,29 +36,27 @@ def export(
         raise ConfigError(unknown("format", to, FORMATS))
     if out.exists():
         raise RunError(f"{out} is there already. Name another file, or remove it first.")
-    if to == "safetensors":
-        contents = saved_weights(run, which)
-        disk.make_dirs(out.absolute().parent)
-        disk.write_file(out, b"".join(tensor_pieces(out.name, contents.tensors[MODEL])))
-        return contents.step
-    if recipe is None:
+    if to != "safetensors" and recipe is None:
         raise ConfigError(f"{to} holds the model itself, which a run does not: name its recipe, --recipe file.py.")
     if to == "onnx":
         need_onnx()
-    made = load_recipe(recipe)
-    model = made.trainer.model
-    step = load_weights(model, run, which=which)
-    call, arguments = example(made)
-    disk.make_dirs(out.absolute().parent)
-    write = _write_onnx if to == "onnx" else _write_torch
+    if recipe is None or to == "safetensors":
+        contents = saved_weights(run, which)
+        step, write = contents.step, partial(_write_weights, contents.tensors[MODEL])
+    else:
+        made = load_recipe(recipe)
+        step = load_weights(made.trainer.model, run, which=which)
+        write = partial(_write_onnx if to == "onnx" else _write_torch, *example(made))
+    beside = out.with_name(f".{out.stem}.new{out.suffix}")
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporters' own workings
-            write(call.eval(), arguments, out)
-    except Exception as error:
-        raise ModelError(
-            f"{type(model).__name__} cannot be written as {to}: {type(error).__name__}: {error}"
-        ) from error
+        disk.make_dirs(out.absolute().parent)
+        write(beside)
+        disk.replace(beside, out)
+    except OSError as error:
+        raise disk.failure(error, f"writing {out}", out.absolute().parent, 0) from error
+    finally:
+        with suppress(OSError):
+            beside.unlink()
     return step
 
 
@@ -118,14 +119,34 @@ class _Called(nn.Module):
         return self._objective.outputs(self.model, Batch(fields, inputs[0].shape[0]))
 
 
+def _write_weights(tensors: Mapping[str, Tensor], out: Path) -> None:
+    disk.write_file(out, b"".join(tensor_pieces(out.name, tensors)))
+
+
 def _write_onnx(call: nn.Module, arguments: tuple[Tensor, ...], out: Path) -> None:
-    program = torch.onnx.export(call, arguments, dynamo=True, dynamic_shapes=_any_rows(arguments), verbose=False)
+    with _exporting(call, "ONNX"):
+        options: dict[str, Any] = {"dynamo": True, "dynamic_shapes": _any_rows(arguments), "verbose": False}
+        program = torch.onnx.export(call.eval(), arguments, **options)
     assert program is not None
     program.save(out)
 
 
 def _write_torch(call: nn.Module, arguments: tuple[Tensor, ...], out: Path) -> None:
-    torch.export.save(torch.export.export(call, arguments, dynamic_shapes=_any_rows(arguments)), out)
+    with _exporting(call, "torch's format"):
+        program = torch.export.export(call.eval(), arguments, dynamic_shapes=_any_rows(arguments))
+    torch.export.save(program, out)
+
+
+@contextmanager
+def _exporting(call: nn.Module, to: str) -> Iterator[None]:
+    """Without gradients, and without the exporters' warnings of their own workings; what fails is the model's."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        kind = type(call.model).__name__
+        raise ModelError(f"{kind} cannot be written as {to}: {type(error).__name__}: {error}") from error
 
 
 def _any_rows(arguments: tuple[Tensor, ...]) -> Any:

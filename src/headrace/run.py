@@ -25,6 +25,7 @@ from . import __version__, disk
 from .errors import RunError
 
 RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.yaml", "log.txt", "metrics.jsonl", "lock"
+RUN_BYTES, METRICS_BYTES = 1 << 20, 1 << 32
 CHECKPOINTS, BEST = "checkpoints", "best"
 _ENVIRONMENT = re.compile(r"OMP_|MKL_|CUDA_|NCCL_|GLOO_|SLURM_(JOB_ID|NODELIST|NTASKS|PROCID)|PYTORCH_|TORCH_|MALLOC_")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -73,7 +74,11 @@ class Run:
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Writes the settings of the training for a person to read."""
-        disk.write_file(self.path / CONFIG, yaml.safe_dump(dict(config), sort_keys=False).encode())
+        text = yaml.safe_dump(dict(config), sort_keys=False).encode()
+        try:
+            disk.write_file(self.path / CONFIG, text)
+        except OSError as error:
+            raise disk.failure(error, f"writing {self.path / CONFIG}", self.path, len(text)) from error
 
     def log(self, message: str) -> None:
         """A line of the log, with the time. One that cannot be written is no reason to stop."""
@@ -95,7 +100,7 @@ class Run:
 
     def cut(self, step: int) -> list[dict[str, Any]]:
         """Drops what was reported after a step, and a line that was cut short; the rows that stay."""
-        data = (self.path / METRICS).read_bytes()
+        data = disk.read_file(self.path / METRICS, METRICS_BYTES)
         rows, end, at = [], 0, 0
         for line in data.splitlines(keepends=True):
             at += len(line)
@@ -159,7 +164,7 @@ def run_id(path: Path) -> str:
     """The id of a run, from its directory."""
     where = path / RUN
     try:
-        found = json.loads(where.read_bytes())
+        found = json.loads(disk.read_file(where, RUN_BYTES))
     except FileNotFoundError:
         raise RunError(f"{path} is not a run: it has no {RUN}.") from None
     except (OSError, ValueError, RecursionError) as error:
