@@ -19,17 +19,22 @@ Config = dict[str, Any]
 
 
 def of_optimizers(optimizers: Mapping[str, Optimizer]) -> Config:
-    """Kind and hyperparameters of every optimizer, as they were given."""
-    return {
-        key or "optimizer": {
+    """Kind and hyperparameters of every optimizer, as they were given: a schedule may have moved the rate since."""
+    found = {
+        key: {
             "kind": type(optimizer).__name__,
             "groups": [
-                {name: plain(value) for name, value in group.items() if name not in ("params", "initial_lr")}
+                {n: plain(v) for n, v in (group | _first_rate(group)).items() if n not in ("params", "initial_lr")}
                 for group in optimizer.param_groups
             ],
         }
         for key, optimizer in optimizers.items()
     }
+    return found.get("", found)
+
+
+def _first_rate(group: Mapping[str, Any]) -> Config:
+    return {"lr": group["initial_lr"]} if "initial_lr" in group else {}
 
 
 def of_limits(limits: Sequence[Length]) -> Config:
@@ -53,7 +58,7 @@ def plain(value: Any, depth: int = 4) -> Any:
     if isinstance(value, Length | torch.dtype | torch.device | Enum):
         return str(value)
     if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
-        return f"{value.__module__}.{value.__qualname__}"
+        return f"{value.__module__}.{value.__qualname__}{_digest(value)}"
     held = {name: plain(item, depth - 1) for name, item in _held(value).items() if depth and not name.startswith("_")}
     return {"kind": type(value).__name__, **held}
 
@@ -63,6 +68,8 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any], at: str = "") 
     found = []
     for key in [*saved, *(key for key in now if key not in saved)]:
         name, before, after = f"{at}{key}", saved.get(key), now.get(key)
+        if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+            before, after = dict(enumerate(before)), dict(enumerate(after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{name}.")
         elif before != after:
@@ -80,6 +87,15 @@ def shrunk(saved: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
         elif after < before:
             found.append(f"limit in {unit}: {before:g} in the run, only {after:g} now")
     return found
+
+
+def _digest(function: Any) -> str:
+    """What a function without a name of its own does, told apart by its code."""
+    if "<lambda>" not in function.__qualname__:
+        return ""
+    code = function.__code__
+    facts = repr((code.co_code, code.co_names, [c for c in code.co_consts if isinstance(c, int | float | str)]))
+    return f" {hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()}"
 
 
 def _tensor(value: Tensor) -> Any:

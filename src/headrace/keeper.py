@@ -59,6 +59,9 @@ class Keeper:
         """Whether a checkpoint is to be written now."""
         return False
 
+    def settle(self) -> None:
+        """Returns once everything that was saved is on the disk; raises if it could not be."""
+
     def report(self, row: Mapping[str, Any]) -> None:
         """A row of the history is complete."""
 
@@ -94,6 +97,8 @@ class RunKeeper(Keeper):
         self._saver, self._copier = Saver(), Copier()
         self._saved_at = time.perf_counter()
         self._best_steps: deque[list[int]] = deque(maxlen=self._keep.last)
+        self._config: config.Config = {}
+        self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
     def __enter__(self) -> "RunKeeper":
         if self._resume == "must" and not (self._path / RUN).is_file():
@@ -129,23 +134,26 @@ class RunKeeper(Keeper):
         for warning in caught:
             self._run.log(str(warning.message))
             warnings.warn(warning.message, stacklevel=3)
+        self._config = {**settings, "limits": limits}
         if contents is None:
             if self._resume == "must":
                 raise RunError(f"resume='must', and {self._path} has no checkpoint. Use resume='auto' to start it.")
-            self._run.cut(-1)
-            self._run.configure({**settings, "limits": limits})
+            self._run.refuse_without_checkpoints()
             return None
         check_model(contents.tensors.get(MODEL, {}), model.state_dict())
         state = decode(contents)
         state["overridden"] = self._check_settings(state["config"], settings, state["limits"], limits)
-        rows = self._run.cut(contents.step - ("row" not in state["done"]))
-        _add_later(state["history"], rows)
-        self._run.configure({**settings, "limits": limits})
-        self._best_steps.append([step for mark in state["marks"].values() for step in mark["keep"]])
+        self._rows_until = contents.step - ("row" not in state["done"])
+        for step in self._store.steps():
+            self._best_steps.append(self._marked_by(step))
         return state
 
     def begin(self, info: Info, nbytes: int) -> None:
         self._run.probe(2 * nbytes)
+        _add_later(info.history.rows, self._run.cut(self._rows_until))
+        self._run.configure(self._config)
+        if info.best is not None and not self._run.tells_best(info.best.step):
+            self._tell_best(info.best)
         self._run.log(f"going on from step {info.step}" if info.resumed else "started")
 
     def due(self, info: Info, rows: int) -> bool:
@@ -153,6 +161,9 @@ class RunKeeper(Keeper):
         if self.every.unit == "minutes":
             return time.perf_counter() - self._saved_at >= 60 * self.every.count
         return self.every.fires(info.counters, rows, info.ends_epoch)
+
+    def settle(self) -> None:
+        self._saver.wait()
 
     def report(self, row: Mapping[str, Any]) -> None:
         self._run.report(row)
@@ -204,13 +215,27 @@ class RunKeeper(Keeper):
         fill()
         try:
             self._run.sync()
-            path = self._store.save(contents, best_steps, again=again)
+            self._store.save(contents, best_steps, again=again)
             if best is not None and best.step == contents.step:
-                self._run.best(path / MODEL, {"step": best.step, best.key: best.value})
+                self._tell_best(best)
         except RunError:
             raise
         except OSError as error:
             raise failure(error, f"saving step {contents.step}", self._path, contents.nbytes) from error
+
+    def _tell_best(self, best: Best) -> None:
+        """The best weights go where a person looks for them, if they are there still."""
+        weights = self._store.at(best.step) / MODEL
+        if weights.is_file():
+            self._run.best(weights, {"step": best.step, best.key: best.value})
+
+    def _marked_by(self, step: int) -> list[int]:
+        """The steps that a checkpoint wants to be kept; none where it cannot be read."""
+        try:
+            marks = self._store.load(step, lambda name: name == TRAINER).documents[TRAINER]["marks"]
+            return [int(kept) for mark in codec.decode(marks, {}).values() for kept in mark["keep"]]
+        except (CheckpointError, KeyError, TypeError, AttributeError):
+            return []
 
     def _check_settings(
         self, saved: config.Config, now: config.Config, saved_limits: config.Config, limits: config.Config

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import copy
+import os
+import sys
 import warnings
 import weakref
 from collections.abc import Generator, Iterator
@@ -35,6 +39,7 @@ class Loop:
         self._guard = trainer._step.guard
         self._asked = trainer._preemption
         self._saved = -1  # the step of the last checkpoint
+        self._due = False  # whether another is due
 
     def run(self) -> Generator[Info]:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
@@ -60,10 +65,12 @@ class Loop:
                             call("on_macrobatch_end", info)
                         if plan.within_epochs or info.ends_epoch or info.stopping:
                             self._boundary()
-                        self._asked.check()
                         yield info
                         if info.stopping:
                             self._boundary()
+                        self._keep()
+                        self._asked.check()
+                        if info.stopping:
                             break
                     if not found and empty:
                         raise DataError(
@@ -73,7 +80,7 @@ class Loop:
                     empty = not found
                     info.batch = 0 if found else info.batch
                     if feed.finished and self._at.initial is not None:
-                        plan.train.load_state_dict(self._at.initial)
+                        plan.train.load_state_dict(copy.deepcopy(self._at.initial))
                 self._end()
             except Interrupted:
                 info.stop(self._asked.why)
@@ -100,6 +107,12 @@ class Loop:
                 "epochs only, where it starts again by itself.",
                 stacklevel=2,
             )
+        if keeper.keeps and self._at.metrics.forgetful:
+            warnings.warn(
+                f"{', '.join(self._at.metrics.forgetful)} cannot be saved, for want of state_dict and load_state_dict: "
+                "after a resume within an epoch it counts the rows since then only.",
+                stacklevel=2,
+            )
         info.start(batches, macrobatches)
         keeper.begin(info, trainer._step.nbytes)
         self._plan.callbacks.call("on_fit_start", info)
@@ -108,9 +121,11 @@ class Loop:
             info.look_at_limits()
             if info.step:
                 self._boundary()
+                self._keep()
             info.batch = 0 if info.ends_epoch else info.batch
         else:
             self._save()
+            keeper.settle()  # whatever is reported from now on has a checkpoint before it
 
     def _count(self, batch: Batch, macrobatch: int, finished: bool) -> None:
         """An update has been made of this batch."""
@@ -123,7 +138,7 @@ class Loop:
             at.done.clear()
 
     def _boundary(self) -> None:
-        """What is due after an update and has not been done yet: validate, decide, report, save."""
+        """What is due after an update and has not been done yet: validate, decide, report."""
         plan, info, call = self._plan, self._info, self._plan.callbacks.call
         self._at.complete = False
         now = (info.counters, self._at.rows, info.ends_epoch)
@@ -144,8 +159,7 @@ class Loop:
         if info.history.keys_at(info.step) and self._once("row"):
             self._keeper.report(info.history.rows[-1])
         self._at.complete = True
-        if kept or (self._once("save") and self._keeper.due(info, self._at.rows)):
-            self._save()
+        self._due = self._due or kept or (self._once("save") and self._keeper.due(info, self._at.rows))
 
     def _once(self, what: str) -> bool:
         """Whether this has not been done since the last update; from now on it has."""
@@ -164,6 +178,12 @@ class Loop:
             raise
         self._info.history.at(self._info.row()).update(scores)
         self._plan.callbacks.call("on_validation_end", self._info, scores)
+
+    def _keep(self) -> None:
+        """Saves if a checkpoint is due: last of all, when whoever drives the loop has done its part of this step."""
+        if self._due:
+            self._due = False
+            self._save()
 
     def _save(self) -> None:
         """A checkpoint of this step, unless there is one."""
@@ -202,8 +222,12 @@ class Loop:
                 yield
             except GeneratorExit:  # the caller has left the loop of `steps`
                 info.stop("left")
-                self._save()
-                self._keeper.end("left")
+                try:
+                    self._save()
+                    self._keeper.end("left")
+                except BaseException:  # which a loop that is left by break cannot raise: Python only prints it
+                    atexit.register(_exit_badly)
+                    raise
                 call("on_fit_end", info)
                 raise
             except BaseException as error:
@@ -217,6 +241,13 @@ def leave_at_exit(steps: Generator[Info]) -> Iterator[Info]:
     """A loop that somebody has left without a word is closed before the interpreter comes apart, not while it does."""
     weakref.finalize(steps, _leave, weakref.ref(steps))
     return steps
+
+
+def _exit_badly() -> None:
+    """The end of a program whose last checkpoint could not be written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _leave(steps: weakref.ref[Generator[Info]]) -> None:

@@ -100,18 +100,20 @@ class Run:
 
     def cut(self, step: int) -> list[dict[str, Any]]:
         """Drops what was reported after a step, and a line that was cut short; the rows that stay."""
-        data = disk.read_file(self.path / METRICS, METRICS_BYTES)
         rows, end, at = [], 0, 0
-        for line in data.splitlines(keepends=True):
+        for line in self._lines():
             at += len(line)
             row = _row(line)
             if row is not None and row["step"] <= step:
                 rows.append(row)
                 end = at
-        if end < len(data):
+        if end < at:
             self._rows.truncate(end)
             self._rows.sync()
         return rows
+
+    def _lines(self) -> list[bytes]:
+        return disk.read_file(self.path / METRICS, METRICS_BYTES).splitlines(keepends=True)
 
     def best(self, source: Path, facts: Mapping[str, Any]) -> None:
         """The best weights under a name that a person finds, beside what makes them the best."""
@@ -126,6 +128,25 @@ class Run:
         disk.replace(beside, folder / "model.safetensors")
         disk.write_file(folder / "best.json", json.dumps(_finite(facts), allow_nan=False).encode() + b"\n")
 
+    def tells_best(self, step: int) -> bool:
+        """Whether the best weights that a person finds are those of this step."""
+        try:
+            return bool(json.loads(disk.read_file(self.path / BEST / "best.json", RUN_BYTES))["step"] == step)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
+
+    def refuse_without_checkpoints(self) -> None:
+        """Raises if this run has come further than its checkpoints, which are not there, say."""
+        traces = [f"{METRICS} has reports"] if any(map(_row, self._lines())) else []
+        traces += [f"{BEST}/ holds weights"] if (self.path / BEST).is_dir() else []
+        if self.checkpoints.is_dir():
+            traces += [f"{CHECKPOINTS}/ holds {name}" for name in os.listdir(self.checkpoints) if name[0] != "."][:1]
+        if traces:
+            raise RunError(
+                f"{self.path} has no checkpoint to go on from, and yet {' and '.join(traces)}. Put {CHECKPOINTS}/ "
+                "back, or name another run; nothing is begun again from the start unasked."
+            )
+
     def close(self) -> None:
         self._rows.close()
         self._log.close()
@@ -134,6 +155,11 @@ class Run:
     def _identify(self) -> str:
         """The run's id: read, or made for a directory that holds nothing yet."""
         _refuse_others(self.path)
+        for name in (CHECKPOINTS, BEST):
+            if (self.path / name).is_symlink():
+                raise RunError(
+                    f"{self.path / name} is a link, which a run does not follow. Link the whole run instead."
+                )
         if (self.path / RUN).exists():
             return run_id(self.path)
         facts = {

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from .config import plain
 from .errors import CheckpointError, ConfigError
 from .history import History
 from .length import Counters, Length, interval
@@ -179,7 +181,7 @@ class _ByTorch:
         self, schedule: Schedule, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None
     ) -> None:
         self._every, self._monitor = schedule.every, schedule.monitor
-        total = _total_steps(limits, batches)
+        self._make, self._total = schedule.make, (total := _total_steps(limits, batches))
         self._schedulers = [schedule.make(optimizer, total) for optimizer in optimizers]
         for made in self._schedulers:
             if not isinstance(made, LRScheduler):
@@ -206,15 +208,29 @@ class _ByTorch:
                 )
 
     def state_dict(self) -> list[Any]:
-        return [{"kind": type(scheduler).__name__, **scheduler.state_dict()} for scheduler in self._schedulers]
+        facts = {"total": self._total}
+        return [{"kind": type(s).__name__, "state": s.state_dict(), **facts} for s in self._schedulers]
 
     def load_state_dict(self, state: list[Any]) -> None:
         kinds = [type(scheduler).__name__ for scheduler in self._schedulers]
         if kinds != [saved["kind"] for saved in state]:
             raise CheckpointError(f"the schedule was {[saved['kind'] for saved in state]} and is {kinds}.")
         for scheduler, saved in zip(self._schedulers, state, strict=True):
-            kept = {key: value for key, value in saved.items() if key != "kind"}
-            scheduler.load_state_dict(_as_counters(kept, scheduler.state_dict()))
+            if saved["total"] != self._total and not self._is_alike(scheduler.optimizer, saved["total"]):
+                raise CheckpointError(
+                    f"the schedule was made for {saved['total']} steps, and there are to be {self._total}: torch's "
+                    "schedulers do not stretch. Use a function of the progress (hr.WarmupCosine), or another run."
+                )
+            scheduler.load_state_dict(_as_counters(saved["state"], scheduler.state_dict()))
+
+    def _is_alike(self, optimizer: Optimizer, total: int | None) -> bool:
+        """Whether the schedule is the same for another number of steps, tried on an optimizer of no consequence."""
+        states = []
+        for steps in (total, self._total):
+            groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
+            made = self._make(Optimizer(groups, dict(optimizer.defaults)), steps)
+            states.append(repr(sorted(plain(made.state_dict()).items())))
+        return states[0] == states[1]
 
     def rebase(self) -> None:
         for scheduler in self._schedulers:

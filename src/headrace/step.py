@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from .arena import Arena, Buffers, by_name, check_state, load_state, names_of, owners
 from .arena.gradients import clip
 from .batch import Batch
-from .errors import ConfigError, ModelError, OutOfMemoryError
+from .errors import CheckpointError, ConfigError, ModelError, OutOfMemoryError
 from .guard import Guard, Scalar
 from .loss import Term
 from .memory import is_out_of_memory, random_state, set_random_state
@@ -105,18 +105,15 @@ class Step:
     def nbytes(self) -> int:
         """About how large a checkpoint is: the weights, and as much again for each thing an optimizer remembers."""
         weights = sum(tensor.nbytes for tensor in [*self.model.parameters(), *self.model.buffers()])
-        held = sum(
-            v.nbytes
-            for o in self.optimizers.values()
-            for s in o.state.values()
-            for v in s.values()
-            if isinstance(v, Tensor)
-        )
-        return weights + held
+        return weights + sum(map(_remembered, self.optimizers.values()))
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raises unless a state belongs to optimizers like these."""
         names = owners(self.model)
+        if state["optimizers"].keys() != self.optimizers.keys():
+            raise CheckpointError(
+                f"the optimizers were {list(state['optimizers'])} and are {list(self.optimizers)}. Name them as before."
+            )
         for key, optimizer in self.optimizers.items():
             check_state(optimizer, names_of(optimizer, names), state["optimizers"][key], key)
 
@@ -371,3 +368,11 @@ def _warn_where_splits_differ(model: nn.Module) -> None:
             "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
             stacklevel=4,
         )
+
+
+def _remembered(optimizer: Optimizer) -> int:
+    """Bytes of what an optimizer remembers, or is going to: most keep two numbers for each weight, plain SGD none."""
+    if optimizer.state:
+        return sum(v.nbytes for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+    plain = all("momentum" in group and not group["momentum"] for group in optimizer.param_groups)
+    return 0 if plain else 2 * sum(p.nbytes for group in optimizer.param_groups for p in group["params"])

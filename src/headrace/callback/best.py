@@ -45,6 +45,8 @@ class BestModel(Callback):
         return self.ranking[0][0] if self.ranking else None
 
     def on_fit_start(self, info: Info) -> None:
+        if not info.step:
+            self.forget()
         family = self.monitor.partition("/")[0]
         if family not in info.measured:
             raise ConfigError(
@@ -60,6 +62,10 @@ class BestModel(Callback):
 
     def judged(self, info: Info, value: float) -> None:
         """The number has been measured."""
+
+    def forget(self) -> None:
+        """Another training begins."""
+        self.ranking, self._seen = [], -1
 
     def state_dict(self) -> dict[str, Any]:
         return {"ranking": [list(entry) for entry in self.ranking], "seen": self._seen}
@@ -124,6 +130,10 @@ class EarlyStopping(BestModel):
         if first or (self._reference is not None and self._sign * (self._reference - value) > self.min_delta):
             self.waited, self._reference = 0, value
         self._stop_if_due(info)
+
+    def forget(self) -> None:
+        super().forget()
+        self.waited, self._reference = 0, None
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "waited": self.waited, "reference": self._reference}

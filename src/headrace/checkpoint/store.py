@@ -6,6 +6,7 @@ import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,8 @@ class Store:
                 disk.sync_dir(self.path)
             self._retire(contents.step, best)
         except OSError as error:
+            with suppress(OSError):
+                self._clean()
             raise disk.failure(
                 error, f"saving step {contents.step} in {self.path}", self.path, contents.nbytes
             ) from error

@@ -67,7 +67,8 @@ class Reader(Source):
         if self.max_epochs is not None and self.epoch >= self.max_epochs:
             return None
         n, epoch, start = self.order.n, self.epoch, self.position
-        stop = min(n, start + max(1, rows // size) * size)
+        whole = max(1, rows // size) * size
+        stop = min(n, start - start % whole + whole if start % size == 0 else start + whole)
         cuts = [*range(start, stop, size), stop]
         totals = [b - a for a, b in pairwise(cuts)]
         if shard.count == 1:

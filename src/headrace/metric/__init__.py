@@ -93,7 +93,7 @@ class Metrics:
     @property
     def forgetful(self) -> list[str]:
         """The metrics whose state cannot be saved: they have no `state_dict` and `load_state_dict`."""
-        return [name for name, metric in self._live.items() if not keeps_state(metric)]
+        return [name for name, m in self._wanted.items() if not isinstance(m, str) and not keeps_state(m)]
 
     def state_dict(self) -> dict[str, Any]:
         """What has been added since the last report, the block that is not full yet included."""
