@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(options: argparse.Namespace) -> int:
     store = _store(options.run)
-    found = [_facts(store, step) for step in store.steps()]
+    found = [facts for step in store.steps() if (facts := _facts(store, step))["bytes"] or step in store.steps()]
     lines = [f"{entry['name']}  {disk.size(entry['bytes']):>8}  {entry['written']}  {entry['note']}" for entry in found]
     _say(options, found, "\n".join(lines) or f"{options.run} has no checkpoints")
     return 0
@@ -77,13 +77,15 @@ def _list(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     store = _store(options.run)
-    problems = {}
-    for step in store.steps():
+    problems, steps = {}, store.steps()
+    for step in list(steps):
         try:
             store.verify(step)
         except CheckpointError as error:
-            problems[step] = str(error)
-    steps = store.steps()
+            if step in store.steps():
+                problems[step] = str(error)
+            else:  # whoever is at work in the run has let it go meanwhile
+                steps.remove(step)
     found = [{"step": step, "sound": step not in problems, "problem": problems.get(step)} for step in steps]
     lines = [f"{store.at(step).name}  {problems.get(step, 'sound')}" for step in steps]
     _say(options, found, "\n".join(lines) or f"{options.run} has no checkpoints")

@@ -121,9 +121,14 @@ class Info:
         """The steps whose weights somebody wants to keep."""
         return sorted({step for mark in self.marks.values() for step in mark.keep})
 
-    def mark_best(self, key: str, value: float, step: int, *, keep: Sequence[int] = (), restore: bool = False) -> None:
-        """Asks the loop to keep the weights of this step, the best so far by this key, and of the steps to `keep`."""
-        self.marks[f"{key}, to restore" if restore else key] = Best(key, value, step, tuple(keep) or (step,), restore)
+    def mark_best(
+        self, key: str, value: float, step: int, *, keep: Sequence[int] = (), restore: bool = False, owner: str = ""
+    ) -> None:
+        """Asks the loop to keep the weights of this step, the best so far by this key, and of the steps to `keep`.
+
+        What the same `owner` has asked for with the same key before is forgotten.
+        """
+        self.marks[f"{owner} {key}"] = Best(key, value, step, tuple(keep) or (step,), restore)
 
     def row(self) -> dict[str, Any]:
         """The counters, as a report begins with them."""

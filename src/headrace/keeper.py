@@ -4,6 +4,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,8 @@ class RunKeeper(Keeper):
         return state
 
     def begin(self, info: Info, nbytes: int) -> None:
+        with suppress(OSError):  # whatever a save that was cut short has left
+            self._store.clean()
         self._run.probe(2 * nbytes)
         _add_later(info.history.rows, self._run.cut(self._rows_until))
         self._run.configure(self._config)

@@ -97,6 +97,7 @@ class Loop:
         state = keeper.find(self._trainer.model, trainer._config | self._plan.config, config.of_limits(info.limits))
         if state is not None:
             self._at.check(state)
+        self._plan.callbacks.forget()
         self._at.rates = make_rates(trainer.schedule, list(trainer.optimizers.values()), info.limits, batches)
         if state is not None:
             self._at.load_state_dict(state)

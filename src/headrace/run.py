@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,17 @@ class Run:
             raise
         except OSError as error:
             raise disk.failure(error, f"opening the run {path}", path, 0) from error
-        try:
-            self.id = self._identify()
-            self._rows = disk.File(path / METRICS, new=False)
-            self._log = disk.File(path / LOG, new=False)
-        except OSError as error:
-            self._lock.release()
-            if isinstance(error, RunError):
+        with ExitStack() as opened:
+            opened.callback(self._lock.release)
+            try:
+                self.id = self._identify()
+                self._rows = opened.enter_context(disk.File(path / METRICS, new=False))
+                self._log = opened.enter_context(disk.File(path / LOG, new=False))
+            except RunError:
                 raise
-            raise disk.failure(error, f"opening the run {path}", path, 0) from error
+            except OSError as error:
+                raise disk.failure(error, f"opening the run {path}", path, 0) from error
+            self._opened = opened.pop_all()
 
     @property
     def checkpoints(self) -> Path:
@@ -101,15 +103,18 @@ class Run:
     def cut(self, step: int) -> list[dict[str, Any]]:
         """Drops what was reported after a step, and a line that was cut short; the rows that stay."""
         rows, end, at = [], 0, 0
-        for line in self._lines():
-            at += len(line)
-            row = _row(line)
-            if row is not None and row["step"] <= step:
-                rows.append(row)
-                end = at
-        if end < at:
-            self._rows.truncate(end)
-            self._rows.sync()
+        try:
+            for line in self._lines():
+                at += len(line)
+                row = _row(line)
+                if row is not None and row["step"] <= step:
+                    rows.append(row)
+                    end = at
+            if end < at:
+                self._rows.truncate(end)
+                self._rows.sync()
+        except OSError as error:
+            raise disk.failure(error, f"reading {self.path / METRICS}", self.path, 0) from error
         return rows
 
     def _lines(self) -> list[bytes]:
@@ -148,9 +153,7 @@ class Run:
             )
 
     def close(self) -> None:
-        self._rows.close()
-        self._log.close()
-        self._lock.release()
+        self._opened.close()
 
     def _identify(self) -> str:
         """The run's id: read, or made for a directory that holds nothing yet."""
@@ -214,8 +217,12 @@ class _Lock:
                 f"{path.parent} is in use by {_CONTROL.sub('', holder) or 'another process'}. One trainer at a time: "
                 "wait for it, end it, or name another run."
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        except OSError:
+            os.close(self._fd)
+            raise
         self._owner = os.getpid()
         os.register_at_fork(after_in_child=self._forget)  # a worker that outlives its trainer must not hold the run
 
@@ -234,7 +241,16 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    return _numbers(row) if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _numbers(value: Any) -> Any:
+    """What `_finite` was given."""
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def _finite(value: Any) -> Any:

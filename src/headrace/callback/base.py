@@ -31,6 +31,9 @@ class Callback:
     `info.mark_best` to keep the weights of this step. What `state_dict` gives is saved with a run, and given back.
     """
 
+    def forget(self) -> None:
+        """Another training begins; if it goes on from somewhere, `load_state_dict` follows."""
+
     def state_dict(self) -> dict[str, Any]:
         """What this callback has to remember: plain values and tensors."""
         return {}
@@ -85,6 +88,11 @@ class Callbacks:
     def state_dict(self) -> dict[str, Any]:
         """The state of each by its kind, and by its number among those of its kind."""
         return {name: state for name, callback in self._named() if (state := callback.state_dict())}
+
+    def forget(self) -> None:
+        """Another training begins."""
+        for callback in self._callbacks:
+            callback.forget()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Those that were not there begin anew; a state that nobody takes is told of."""

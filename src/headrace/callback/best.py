@@ -45,8 +45,6 @@ class BestModel(Callback):
         return self.ranking[0][0] if self.ranking else None
 
     def on_fit_start(self, info: Info) -> None:
-        if not info.step:
-            self.forget()
         family = self.monitor.partition("/")[0]
         if family not in info.measured:
             raise ConfigError(
@@ -64,7 +62,6 @@ class BestModel(Callback):
         """The number has been measured."""
 
     def forget(self) -> None:
-        """Another training begins."""
         self.ranking, self._seen = [], -1
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,7 +88,8 @@ class BestModel(Callback):
             self.ranking = sorted(entries, key=lambda entry: (self._sign * entry[0], entry[1]))[: self.k]
             steps = [step for _, step in self.ranking]
             if info.step in steps:
-                info.mark_best(self.monitor, *self.ranking[0], keep=steps, restore=self.restore)
+                owner = f"{type(self).__name__} of {self.k}"
+                info.mark_best(self.monitor, *self.ranking[0], keep=steps, restore=self.restore, owner=owner)
         self.judged(info, value)
 
 

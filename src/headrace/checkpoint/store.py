@@ -6,7 +6,6 @@ import re
 import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +69,7 @@ class Store:
             if not self._anchored:
                 disk.make_dirs(self.path)
             self._anchored = True
-            self._clean()
+            self.clean()
             beside = self.path / f".tmp-{contents.step}-{uuid.uuid4().hex}"
             disk.make_dir(beside)
             self._write(beside, contents)
@@ -82,8 +81,6 @@ class Store:
                 disk.sync_dir(self.path)
             self._retire(contents.step, best)
         except OSError as error:
-            with suppress(OSError):
-                self._clean()
             raise disk.failure(
                 error, f"saving step {contents.step} in {self.path}", self.path, contents.nbytes
             ) from error
@@ -196,7 +193,7 @@ class Store:
         except CheckpointError:
             return None
 
-    def _clean(self) -> None:
+    def clean(self) -> None:
         """Removes what saves and removals that were cut short have left; the run's lock keeps others out."""
         for name in os.listdir(self.path):
             if _LEFTOVER.fullmatch(name) and not (self.path / name).is_symlink():
