@@ -4,7 +4,7 @@ Modules in import order; each imports only from those above it:
 
     errors  length  disk  codec  rng  snapshot  checkpoint  batch  order  data  feed  comm  arena  loss
     memory  objective  outcome  metric  tally  strategy  precision  guard  step  history  info  callback
-    config  schedule  evaluate  check  plan  malloc  preempt  run  weights  standing  keeper
+    config  schedule  evaluate  check  plan  malloc  preempt  run  weights  standing  keeper  leaving
     loop  trainer  recipe  export  cli  __main__
 """
 

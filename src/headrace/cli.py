@@ -121,7 +121,7 @@ def _facts(store: Store, step: int) -> dict[str, Any]:
         manifest = store.manifest(step)
         facts["bytes"] = sum(written.size for written in manifest.files)
         facts["written"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime))
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         facts["note"] = f"not usable: {error}"
     return facts
 

@@ -87,14 +87,9 @@ class RunKeeper(Keeper):
 
     keeps = True
 
-    def __init__(
-        self, path: str | Path, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
-    ) -> None:
-        if resume not in RESUME:
-            raise ConfigError(unknown("resume", resume, RESUME))
-        self._path, self._resume, self._override, self._wait = Path(path).absolute(), resume, override, wait
-        self.every = Length.parse(every, "checkpoint_every")
-        self._keep = Keep.of(keep)
+    def __init__(self, path: Path, resume: str, every: Length, keep: Keep, override: bool, wait: bool) -> None:
+        self._path, self._resume, self._override, self._wait = path.absolute(), resume, override, wait
+        self.every, self._keep = every, keep
         self._saver, self._copier = Saver(), Copier()
         self._saved_at = time.perf_counter()
         self._best_steps: deque[list[int]] = deque(maxlen=self._keep.last)
@@ -260,8 +255,13 @@ def make_keeper(
     run: str | Path | None, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
 ) -> Keeper:
     """What keeps a training: a run directory where one is named."""
+    if resume not in RESUME:
+        raise ConfigError(unknown("resume", resume, RESUME))
+    if run is not None and (not isinstance(run, str | Path) or not str(run)):
+        raise ConfigError(f"run= is the path of a directory, got {run!r}.")
+    length, kept = Length.parse(every, "checkpoint_every"), Keep.of(keep)
     if run is not None:
-        return RunKeeper(run, resume, every, keep, override, wait)
+        return RunKeeper(Path(run), resume, length, kept, override, wait)
     if resume == "must":
         raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.")
     return Keeper()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
-import os
-import sys
 import warnings
-import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,10 +11,12 @@ from typing import TYPE_CHECKING
 from . import config, evaluate, rng
 from .batch import Batch
 from .data.source import Source
-from .errors import DataError
+from .errors import CorruptError, DataError, HeadraceError
 from .info import Info
 from .keeper import Keeper
+from .leaving import mind_if_unheard
 from .malloc import keep_freed_memory
+from .memory import is_out_of_memory
 from .outcome import as_outcome
 from .plan import Plan, deterministic_mode
 from .preempt import Interrupted
@@ -96,11 +94,13 @@ class Loop:
         trainer, info, keeper = self._trainer, self._info, self._keeper
         state = keeper.find(self._trainer.model, trainer._config | self._plan.config, config.of_limits(info.limits))
         if state is not None:
-            self._at.check(state)
+            with _readable():
+                self._at.check(state)
         self._plan.callbacks.forget()
         self._at.rates = make_rates(trainer.schedule, list(trainer.optimizers.values()), info.limits, batches)
         if state is not None:
-            self._at.load_state_dict(state)
+            with _readable():
+                self._at.load_state_dict(state)
             self._saved = info.step if self._at.complete else -1
         elif keeper.keeps and self._at.initial is None:
             warnings.warn(
@@ -226,31 +226,31 @@ class Loop:
                 try:
                     self._save()
                     self._keeper.end("left")
-                except BaseException:  # which a loop that is left by break cannot raise: Python only prints it
-                    atexit.register(_exit_badly)
+                except BaseException as error:
+                    mind_if_unheard(error)
                     raise
                 call("on_fit_end", info)
                 raise
             except BaseException as error:
-                call("on_error", info, error)
+                try:
+                    call("on_error", info, error)
+                except Exception as other:
+                    error.add_note(f"And on_error failed: {type(other).__name__}: {other}")
                 raise
             finally:
                 trainer.release()
 
 
-def leave_at_exit(steps: Generator[Info]) -> Iterator[Info]:
-    """A loop that somebody has left without a word is closed before the interpreter comes apart, not while it does."""
-    weakref.finalize(steps, _leave, weakref.ref(steps))
-    return steps
-
-
-def _exit_badly() -> None:
-    """The end of a program whose last checkpoint could not be written."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
-
-
-def _leave(steps: weakref.ref[Generator[Info]]) -> None:
-    if (left := steps()) is not None:
-        left.close()
+@contextmanager
+def _readable() -> Iterator[None]:
+    """A state that is whole, and yet not one that was ever saved, is corrupt."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CorruptError(
+            f"the checkpoint holds a state that makes no sense: {type(error).__name__}: {error}"
+        ) from error

@@ -30,11 +30,8 @@ class Preemption:
 
     def request(self, why: str = "preempted") -> None:
         """Asks, from any thread."""
-        self.why = self.why or why
-
-    def forget(self) -> None:
-        """A new training begins: what was asked of the one before is no concern of it."""
-        self.why, self.heard, self._signal = "", "", signal.SIGTERM
+        if not self.why:
+            self.why, self._signal = why, signal.SIGTERM
 
     def check(self) -> None:
         """Leaves what can be done again later, if the training is asked to end."""
@@ -65,7 +62,7 @@ class Preemption:
 
         Outside the main thread no handler can be set, and whoever has one calls `Trainer.preempt` as well.
         """
-        self._listening = True
+        self.heard, self._listening = "", True
         before: dict[int, Any] = {}
         if wanted and threading.current_thread() is threading.main_thread():
             before = {s: handler for s in SIGNALS if (handler := signal.getsignal(s)) in _DEFAULT}
@@ -74,7 +71,7 @@ class Preemption:
         try:
             yield
         finally:
-            self.heard, self.why, self._listening = self.why, "", False
+            self.heard, self.why, self._listening = self.why, "", False  # asked for before a training, it still holds
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -224,15 +225,13 @@ class _Lock:
             os.close(self._fd)
             raise
         self._owner = os.getpid()
-        os.register_at_fork(after_in_child=self._forget)  # a worker that outlives its trainer must not hold the run
+        forget = weakref.WeakMethod(self.release)  # a worker that outlives its trainer must not hold the run
+        os.register_at_fork(after_in_child=lambda: (held := forget()) and held())
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def _forget(self) -> None:
-        self.release()
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -296,5 +295,6 @@ def _git_commit() -> str | None:
 
 
 def _git(*arguments: str) -> str:
-    found = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
+    command = ["git", "--no-optional-locks", *arguments]  # one that is killed must not leave a lock in the repository
+    found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
     return found.stdout.strip()

@@ -189,6 +189,8 @@ class _ByTorch:
                     f"schedule= made a {type(made).__name__}. A function of two arguments, (optimizer, total_steps), "
                     "returns a torch scheduler; a function of one, the progress, returns a factor."
                 )
+            if all(made.optimizer is not optimizer for optimizer in optimizers):
+                raise ConfigError("schedule= made a scheduler of another optimizer. Use the one that it is given.")
 
     def before(self, counters: Counters) -> None:
         pass

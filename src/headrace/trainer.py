@@ -17,8 +17,9 @@ from .guard import make_guard
 from .history import History
 from .info import Info
 from .keeper import make_keeper
+from .leaving import leave_at_exit
 from .length import Counters, Length, interval, limits
-from .loop import Loop, leave_at_exit
+from .loop import Loop
 from .metric import Metrics, Wanted
 from .objective import Inputs, Supervised, as_objective
 from .outcome import Outcome, as_outcome
@@ -200,7 +201,6 @@ class Trainer:
 
         Leaving it early is fine: with a `run`, it goes on from there.
         """
-        self._preemption.forget()
         keeper = make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves)
         plan = Plan(
             train=source_on(train, self.device, "train", self.order, self.seed),

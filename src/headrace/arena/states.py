@@ -71,7 +71,7 @@ def _apart(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value if isinstance(value, _BY_VALUE) else copy.deepcopy(value)
     if not value.is_sparse:
-        return value
+        return value.detach() if value.requires_grad else value
     return {
         "indices": value._indices(),
         "values": value._values(),

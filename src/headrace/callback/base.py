@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from ..info import Info
@@ -99,7 +99,12 @@ class Callbacks:
         named = dict(self._named())
         for name, saved in state.items():
             if name in named:
-                named[name].load_state_dict(saved)
+                try:
+                    named[name].load_state_dict(saved)
+                except Exception as error:
+                    raise CheckpointError(
+                        f"the callback {name} cannot take back the state that it saved: {type(error).__name__}: {error}"
+                    ) from error
             else:
                 warnings.warn(f"the run was saved with a callback {name} that is not there now.", stacklevel=2)
 
