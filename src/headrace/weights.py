@@ -26,6 +26,8 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best"
     else:
         own = {plain_name(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
         saved = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
+        if not saved:
+            raise CheckpointError(f"{run} and the model have no weight in common: names or shapes all differ.")
     load_model(model, saved, strict=False)
     return contents.step
 

@@ -87,6 +87,6 @@ def _own(value: Any, param: Tensor, elsewhere: bool) -> Any:
         return torch.sparse_coo_tensor(indices, values, value["size"], is_coalesced=value["coalesced"])
     if not isinstance(value, Tensor):
         return value
-    if value.shape == param.shape:
+    if value.shape == param.shape and not elsewhere:
         return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
     return value.clone() if elsewhere else value.to(param.device, copy=True)

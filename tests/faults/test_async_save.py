@@ -1,0 +1,244 @@
+"""Checkpoints that are written slowly while the training goes on: what they hold, what fails, who waits for them."""
+
+import errno
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trainees
+from nursery import start, start_script, tell
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace import disk, keeper
+from headrace.checkpoint import Contents, Store
+from headrace.checkpoint.contents import MODEL, TRAINER
+
+EVERY = 10  # steps from save to save
+DATA = torch.sin(torch.arange(400.0)).reshape(100, 4)
+
+
+def perform_with(before: Callable[[str, Path], None]) -> None:
+    """From now on, this is called before every operation on a file."""
+    real = disk.perform
+
+    def perform(operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        before(operation, Path(arguments[0]))
+        return real(operation, call, *arguments)
+
+    disk.perform = perform
+
+
+def write_slowly(delay_s: float) -> None:
+    """From now on, every write takes so long."""
+    never = threading.Event()
+    perform_with(lambda operation, path: never.wait(delay_s) if operation == "write" else None)
+
+
+def hash_of(tensors: Mapping[str, Tensor]) -> str:
+    found = [bytes(tensor.contiguous().view(torch.uint8).numpy()) for _, tensor in sorted(tensors.items())]
+    return hashlib.sha256(b"".join(found)).hexdigest()
+
+
+class Saves(hr.Callback):
+    """Tells what the weights are when a checkpoint is asked for, and how far the loop is when one is done."""
+
+    step = 0
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.step = info.step
+
+    def on_checkpoint(self, info: hr.Info) -> None:
+        tell(f"asked {info.step} {hash_of(info.trainer.model.state_dict())}")
+
+    def on_written(self, operation: str, path: Path) -> None:
+        if operation == "rename":
+            saved = int(path.name.split("-")[1])
+            tell(f"ahead {self.step - saved}")
+
+
+def trainer() -> hr.Trainer:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))
+    return trainees.trainer(model, optimizer=torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), microbatch=None)
+
+
+def train(run: str, saves: int, delay_s: float, wait: bool, copies: bool = True) -> None:
+    """A training of resident rows beside writes that take long. Its snapshots may be no copies."""
+    if not copies:
+        keeper.Copier.__call__ = lambda self, tensors: dict(tensors)
+    trainees.seed()
+    write_slowly(delay_s)
+    callback = Saves()
+    perform_with(callback.on_written)
+    data = (DATA[:, :3], (DATA[:, 3] > 0).long())
+    trainer().fit(
+        data, steps=saves * EVERY, run=run, checkpoint_every=f"{EVERY} steps", keep="all", wait_for_saves=wait,
+        callbacks=[callback], progress=False,
+    )  # fmt: skip
+
+
+def saved(run: Path, **how: Any) -> tuple[dict[int, str], list[int], list[Contents]]:
+    """A training: what it said when it asked for each checkpoint, how far it was afterwards, and all checkpoints."""
+    with start(train, run.parent, run, *how.values(), limit_s=90) as child:
+        assert child.ending(90) == 0, child.output
+    asked = {int(line.split()[1]): line.split()[2] for line in child.told if line.startswith("asked")}
+    ahead = [int(line.split()[1]) for line in child.told if line.startswith("ahead")]
+    store = Store(run / "checkpoints", None)
+    return asked, ahead, [store.load(step) for step in store.steps()]
+
+
+def plain(contents: Contents) -> tuple[Any, dict[str, dict[str, str]]]:
+    """What two checkpoints of the same state have in common: all but the time it took."""
+    contents.documents[TRAINER]["counters"]["minutes"] = 0
+    tensors = {
+        file: {name: hash_of({name: t}) for name, t in found.items()} for file, found in contents.tensors.items()
+    }
+    return contents.documents, tensors
+
+
+@pytest.mark.parametrize(("saves", "delay_s"), [(4, 0.02), pytest.param(50, 0.05, marks=pytest.mark.slow)])
+def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(
+    saves: int, delay_s: float, tmp_path: Path
+) -> None:
+    asked, ahead, found = saved(tmp_path / "beside", saves=saves, delay_s=delay_s, wait=False)
+    _, not_ahead, expected = saved(tmp_path / "waiting", saves=saves, delay_s=0.0, wait=True)
+
+    assert [contents.step for contents in found] == [EVERY * k for k in range(saves + 1)] == list(asked)
+    assert min(ahead[1:-1]) >= EVERY - 1, "the loop has gone on while it was written"
+    assert max(not_ahead) == 0
+    for contents, alike in zip(found, expected, strict=True):
+        assert hash_of(contents.tensors[MODEL]) == asked[contents.step]
+        assert plain(contents) == plain(alike)
+
+
+def test_a_snapshot_that_is_no_copy_would_be_noticed(tmp_path: Path) -> None:
+    """The negative control."""
+    asked, _, found = saved(tmp_path / "run", saves=3, delay_s=0.02, wait=False, copies=False)
+    assert [hash_of(contents.tensors[MODEL]) == asked[contents.step] for contents in found[1:-1]] == [False, False]
+
+
+# --- a writer that fails ----------------------------------------------------------------------------------
+
+
+def fail_at(step: int) -> None:
+    """From now on, the checkpoint of a step cannot be written."""
+
+    def fail(operation: str, path: Path) -> None:
+        if operation == "write" and f".tmp-{step}-" in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    perform_with(fail)
+
+
+def train_and_fail(run: str, step: int) -> None:
+    """The training, on a disk that breaks while the checkpoint of a step is written."""
+    fail_at(step)
+    trainees.Watched("", -1, lambda: None).fit(run)
+
+
+@pytest.mark.parametrize(
+    ("step", "last"), [(0, 0), (30, 30), *[pytest.param(k, k + 5, marks=pytest.mark.slow) for k in (5, 10, 20, 25)]]
+)
+def test_a_write_that_fails_ends_the_training_at_the_next_save_or_at_the_end(
+    step: int, last: int, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with start(train_and_fail, tmp_path, run, step) as child:
+        assert child.ending() == 1
+    assert f"{run}/checkpoints/.tmp-{step}-" in child.output, "the file is named"
+    assert [line for line in child.told if line.startswith("step")][-1:] == [f"step {last}"] * (last > 0)
+    steps = Store(run / "checkpoints", None).steps()
+    assert step not in steps
+    assert steps == [] if step == 0 else max(steps) == step - 5
+    told = (run / "log.txt").read_text()
+    assert trainees.finished(run) == trainees.reference()
+    for text in (child.output, told):
+        assert f"saving step {step} in {run}/checkpoints failed: {os.strerror(errno.EIO)}" in text
+
+
+# --- ways to leave ----------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+import test_async_save, trainees
+test_async_save.write_slowly(0.005)
+if {fails}:
+    test_async_save.fail_at(7)
+{loop}
+    if info.step == 7:
+        {leave}
+"""
+LOOPS = {
+    "in the loop": "for info in trainees.trainer().steps({arguments}):",
+    "by name": "loop = trainees.trainer().steps({arguments})\nfor info in loop:",
+}
+ARGUMENTS = 'trainees.Rows(), run={run!r}, epochs=1, checkpoint_every="5 steps"'
+
+
+def script(at: Path, loop: str, leave: str, fails: bool = False) -> Path:
+    """A program that leaves its loop at step 7, while the checkpoint of step 5 is being written."""
+    arguments = ARGUMENTS.format(run=str(at / "run"))
+    text = SCRIPT.format(
+        folder=str(Path(__file__).parent), loop=LOOPS[loop].format(arguments=arguments), leave=leave, fails=fails
+    )
+    (at / "script.py").write_text(text)
+    return at / "script.py"
+
+
+LEAVINGS = {"pass": (0, 10), "break": (0, 7), "raise ValueError('mine')": (1, 7), "sys.exit(3)": (3, 7)}
+QUICK = [("in the loop", "sys.exit(3)"), ("by name", "break")]
+
+
+@pytest.mark.parametrize(
+    ("loop", "leave"),
+    [
+        *QUICK,
+        *[pytest.param(*way, marks=pytest.mark.slow) for way in product(LOOPS, LEAVINGS) if way not in QUICK],
+    ],
+)
+def test_a_program_that_leaves_its_loop_in_any_way_has_its_last_update_saved(
+    loop: str, leave: str, tmp_path: Path
+) -> None:
+    status, step = LEAVINGS[leave]
+    with start_script(script(tmp_path, loop, leave), limit_s=10) as child:
+        assert child.ending() == status, child.output
+    assert ("ValueError: mine" in child.output) == ("ValueError" in leave)
+    assert "Exception ignored" not in child.output
+    assert trainees.last_step(tmp_path / "run") == step
+
+
+@pytest.mark.parametrize(
+    "leave", ["break", "sys.exit(3)", pytest.param("raise ValueError('mine')", marks=pytest.mark.slow)]
+)
+def test_a_program_that_leaves_its_loop_is_told_if_its_last_update_cannot_be_saved(leave: str, tmp_path: Path) -> None:
+    """Python lets nobody raise from a loop that is left; what failed is printed, and the status says so too."""
+    with start_script(script(tmp_path, "in the loop", leave, fails=True)) as child:
+        assert child.ending() > 0
+    assert f"{tmp_path}/run/checkpoints/.tmp-7-" in child.output
+    assert ".tmp-7-" in (tmp_path / "run" / "log.txt").read_text()
+    assert trainees.last_step(tmp_path / "run") == 5
+
+
+CAUGHT = """
+try:
+    loop.close()
+except OSError as error:
+    print("caught", error)
+"""
+
+
+def test_a_failure_that_was_caught_is_no_failure_of_the_program(tmp_path: Path) -> None:
+    path = script(tmp_path, "by name", "break", fails=True)
+    path.write_text("import atexit\natexit.register(print, 'goodbye')" + path.read_text() + CAUGHT)
+    with start_script(path) as child:
+        assert child.ending() == 0, child.output
+    assert re.search(r"caught .*\.tmp-7-", child.output)
+    assert "goodbye" in child.output

@@ -1,0 +1,269 @@
+"""Data that fail: they raise, give wrong rows, never come, end the process or break the memory they are read from."""
+
+import mmap
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trainees
+from nursery import Child, hear, start, tell
+from torch import Tensor
+
+import headrace as hr
+from headrace import feed
+from headrace.data.reader import Reader
+
+WITHIN_S = 10.0
+STATUS = 77
+
+
+class Failing(trainees.Rows):
+    """Rows that fail, in a way of their own, at one question for them; each is told."""
+
+    def __init__(self, count: int, at: int, how: str) -> None:
+        super().__init__(count)
+        self._at, self._fail, self._questions = at, WAYS[how], 0
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        self._questions += 1
+        if self._questions != self._at:
+            return super().take(indices)
+        tell(f"failed on {len(indices)} rows")
+        return self._fail(super().take(indices))
+
+
+class Pulled(hr.Source):
+    """The same rows without an order, pulled on the loop's own thread; where it stands is one number."""
+
+    def __init__(self, at: int = 0, how: str = "") -> None:
+        self._rows, self._at, self._how, self._position, self._questions = trainees.Rows(), at, how, 0, 0
+
+    @property
+    def streams(self) -> Sequence[hr.Stream]:
+        return self._rows.streams
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard(0, 1)) -> hr.Batch | None:
+        start, stop = self._position, min(self._position + size, len(self._rows))
+        if start == stop:
+            return None
+        self._position = stop
+        batch = self._rows.rows(start, stop)
+        self._questions += 1
+        if self._questions != self._at:
+            return batch
+        tell(f"failed on {batch.rows} rows")
+        return WAYS[self._how](batch)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._position = state["position"]
+
+
+# --- ways to fail -----------------------------------------------------------------------------------------
+
+
+def raises(batch: hr.Batch) -> hr.Batch:
+    raise KeyError("row 17 is not in the archive")
+
+
+def exits(batch: hr.Batch) -> hr.Batch:
+    os._exit(STATUS)
+
+
+def hangs(batch: hr.Batch) -> hr.Batch:
+    hear()
+    return batch
+
+
+def breaks(batch: hr.Batch) -> hr.Batch:
+    """Reads memory that is mapped to a file which has become shorter."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(2 * mmap.PAGESIZE)
+        memory = mmap.mmap(file.fileno(), 2 * mmap.PAGESIZE)
+        file.truncate(mmap.PAGESIZE)
+        return hr.Batch({"x": batch["x"] + memory[-1], "y": batch["y"]})
+
+
+WAYS: dict[str, Callable[[hr.Batch], Any]] = {
+    "raises": raises,
+    "exits": exits,
+    "hangs": hangs,
+    "breaks": breaks,
+    "too few rows": lambda batch: hr.Batch({name: rows[:-1] for name, rows in batch.fields.items()}),
+    "too many rows": lambda batch: hr.Batch({name: torch.cat([rows, rows]) for name, rows in batch.fields.items()}),
+    "no stream y": lambda batch: hr.Batch({"x": batch["x"]}),
+    "another dtype": lambda batch: hr.Batch({"x": batch["x"].double(), "y": batch["y"]}),
+    "another shape": lambda batch: hr.Batch({"x": batch["x"][:, :4], "y": batch["y"]}),
+    "uneven streams": lambda batch: hr.Batch({"x": batch["x"], "y": batch["y"][:-1]}, batch.rows),
+    "a dict": lambda batch: dict(batch.fields),
+    "nothing": lambda batch: None,
+}
+MESSAGES = {
+    "raises": r"Failing|Reader.* failed while reading .*8 rows of x, y .*KeyError: 'row 17 is not in the archive'",
+    "too few rows": r"Failing\.take was asked for \d rows and gave \d",
+    "too many rows": r"Failing\.take was asked for \d rows and gave 1\d",
+    "no stream y": r"declares stream 'y', which is missing in a batch with \['x'\]",
+    "another dtype": r"expected stream x: float32\[5\], got x: float64\[5\]",
+    "another shape": r"expected stream x: float32\[5\], got x: float32\[4\]",
+    "uneven streams": r"stream 'y' has \d rows in a batch of \d",
+    "a dict": r"Failing.* gave a dict",
+    "nothing": r"Failing.* gave a NoneType",
+}
+
+
+def train(run: str, how: str, at: int, leave_s: float = feed.LEAVE_S) -> None:
+    """The training, whose data fail at a question; a read that hangs may be waited for more shortly."""
+    feed.LEAVE_S = leave_s
+    watched = trainees.Watched("", -1, lambda: None)
+    trainees.fit(watched.trainer, run, Failing(trainees.ROWS, at, how), callbacks=[watched])
+
+
+def updates_before(question: int) -> int:
+    """The updates for which there were rows: a question is for two, the last of an epoch included."""
+    return 2 * (question - 1)
+
+
+def failed(child: Child, question: int) -> None:
+    """It has failed there, after all updates that it had rows for."""
+    assert f"failed on {6 if question % 5 == 0 else 8} rows" in child.told
+    steps = [line for line in child.told if line.startswith("step")]
+    assert steps[-1:] == [f"step {updates_before(question)}"][: question - 1]
+
+
+ALL = [1, 4, 9]  # questions: the first, one in the first epoch, one in the second
+CASES = [
+    (how, at) if at == 4 and how in ("raises", "too few rows") else pytest.param(how, at, marks=pytest.mark.slow)
+    for how in MESSAGES
+    for at in ALL
+]
+
+
+@pytest.mark.parametrize(("how", "at"), CASES)
+def test_rows_that_fail_end_the_training_by_an_error_that_names_them(how: str, at: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(train, tmp_path, run, how, at) as child:
+        assert child.ending() == 1
+    failed(child, at)
+    assert re.search(rf"^headrace\.errors\.(SourceError|DataError): .*{MESSAGES[how]}", child.output, re.MULTILINE)
+    assert trainees.finished(run) == trainees.reference()
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "at"),
+    [
+        (how, status, at) if at == 9 else pytest.param(how, status, at, marks=pytest.mark.slow)
+        for how, status in (("exits", STATUS), ("breaks", -signal.SIGBUS))
+        for at in ALL
+    ],
+)
+def test_data_that_end_the_process_lose_nothing(how: str, status: int, at: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(train, tmp_path, run, how, at) as child:
+        assert child.ending() == status
+    assert f"failed on {6 if at % 5 == 0 else 8} rows" in child.told
+    assert trainees.finished(run) == trainees.reference()
+
+
+@pytest.mark.parametrize(
+    ("at", "leave_s"), [(4, 0.3), *[pytest.param(at, feed.LEAVE_S, marks=pytest.mark.slow) for at in ALL]]
+)
+def test_data_that_never_come_do_not_keep_a_training_from_ending(at: int, leave_s: float, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(train, tmp_path, run, "hangs", at, leave_s) as child:
+        trainees.told(child, "failed")
+        if at > 1:
+            trainees.told(child, f"step {updates_before(at)}")
+        assert trainees.preempted(child) == trainees.PREEMPTED
+    failed(child, at)
+    assert f"the data are still being read after {leave_s:g} s; nobody waits for them" in child.output
+    assert trainees.last_step(run) == updates_before(at)
+    assert trainees.finished(run) == trainees.reference()
+
+
+# --- sources ----------------------------------------------------------------------------------------------
+
+
+def train_pulled(run: str, how: str, at: int) -> None:
+    """The training of a source that fails, or does not."""
+    watched = trainees.Watched("", -1, lambda: None)
+    trainees.fit(watched.trainer, run, Pulled(at, how), callbacks=[watched])
+    tell("digest " + trainees.digest(watched.trainer))
+
+
+@pytest.mark.parametrize(
+    ("how", "at"),
+    [
+        ("raises", 14),
+        *[pytest.param(how, at, marks=pytest.mark.slow) for how in ("raises", "a dict", "exits") for at in (1, 5, 25)],
+    ],
+)
+def test_a_source_that_fails_goes_on_from_where_it_was(how: str, at: int, tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    with start(train_pulled, tmp_path, run, how, at) as child:
+        assert child.ending() == (STATUS if how == "exits" else 1)
+    assert any(line.startswith("failed on") for line in child.told)
+    assert ("SourceError: Pulled" in child.output) == (how != "exits")
+
+    digests = []
+    for path in (run, whole):
+        with start(train_pulled, tmp_path, path, "", 0) as child:
+            digests.append((child.until("digest"), (path / "metrics.jsonl").read_text().splitlines()))
+    assert digests[0] == digests[1]
+
+
+# --- validation, and a feed alone -------------------------------------------------------------------------
+
+
+def validate_failing(run: str) -> None:
+    """The training, whose validation data fail in the second epoch."""
+    trainees.fit(trainees.trainer(), run, val=Failing(12, 4, "raises"))
+
+
+def test_validation_data_that_fail_lose_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(validate_failing, tmp_path, run) as child:
+        assert child.ending() == 1
+    assert "failed on 4 rows" in child.told
+    assert re.search(r"SourceError: .* rows of x, y .*KeyError: 'row 17", child.output)
+    assert trainees.finished(run) == trainees.reference()
+
+
+class Stuck(trainees.Rows):
+    """Rows whose second question is answered when somebody says so."""
+
+    def __init__(self) -> None:
+        self.questions, self.stuck, self.let_go = 0, threading.Event(), threading.Event()
+        super().__init__(look=self._wait)
+
+    def _wait(self, indices: Tensor) -> None:
+        self.questions += 1
+        if self.questions == 2:
+            self.stuck.set()
+            self.let_go.wait()
+
+
+@pytest.mark.parametrize("leave_s", [0.3, pytest.param(feed.LEAVE_S, marks=pytest.mark.slow)])
+def test_a_feed_closed_while_a_read_hangs_comes_back_and_warns(leave_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "LEAVE_S", leave_s)
+    table = Stuck()
+    reading = hr.Feed(Reader(table), batch_size=4, macrobatch=4)
+    next(iter(reading))
+    assert table.stuck.wait(WITHIN_S)
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "headrace-feed"]
+    began = time.monotonic()
+    with pytest.warns(UserWarning, match=f"still being read after {leave_s:g} s"):
+        reading.close()
+    assert leave_s <= time.monotonic() - began < leave_s + 3
+    table.let_go.set()
+    thread.join(WITHIN_S)
+    assert not thread.is_alive()

@@ -1,0 +1,140 @@
+"""A training that is killed again and again, at any moment, and started again until it is through."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+import torch
+import trainees
+from nursery import LIMIT_S, start, tell
+
+import headrace as hr
+from headrace import rng
+from headrace.cli import main
+
+KILLS, KILLS_SLOW = 12, 100
+
+
+def train(run: str, forgets: bool = False) -> None:
+    """In a process of its own: the training, from wherever it is to its end. It may forget its random state."""
+    if forgets:
+        rng.restore = lambda state, device: None
+    trainer = trainees.trainer()
+    tell("begins")
+    trainees.fit(trainer, run)
+    tell("digest " + trainees.digest(trainer))
+
+
+def train_by_steps(run: str, dies: bool) -> None:
+    """A schedule, reports and validations that count steps; it may die right after its very first checkpoint."""
+
+    class Dies(hr.Callback):
+        def on_epoch_start(self, info: hr.Info) -> None:
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    rates = hr.Schedule(lambda o, steps: torch.optim.lr_scheduler.StepLR(o, 3, gamma=0.5), every="1 step")
+    trainer = trainees.trainer(schedule=rates)
+    trainees.fit(trainer, run, validate_every="3 steps", callbacks=[Dies()], wait_for_saves=True)
+    tell("digest " + trainees.digest(trainer))
+
+
+def seconds(at: Path) -> float:
+    """How long the training takes if nobody kills it."""
+    with start(train, at, at / "timed") as child:
+        child.until("begins")
+        began = time.perf_counter()
+        child.until("digest")
+        return time.perf_counter() - began
+
+
+def lines(run: Path) -> list[str]:
+    return (run / "metrics.jsonl").read_text().splitlines()
+
+
+class Story(NamedTuple):
+    digest: str
+    inside: int
+    """Kills while it trained."""
+    late: int
+    """Kills that came when it had just come to its end."""
+
+
+def killed_until_through(run: Path, random: Random, longest_s: float, kills: int) -> Story:
+    """Kills the training after a random time, at most so often; then lets it come to its end."""
+    inside = late = 0
+    while True:
+        with start(train, run.parent, run) as child:
+            child.until("begins")
+            try:
+                digest = child.until("digest", random.uniform(0, longest_s) if inside < kills else LIMIT_S)
+            except TimeoutError:
+                child.kill()
+                code = child.ending()
+                through = any(line.startswith("digest") for line in child.told)
+                assert code == -9 or through
+                inside, late = inside + (not through), late + through
+            else:
+                assert child.ending() == 0, child.output
+                return Story(digest, inside, late)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_SLOW, marks=pytest.mark.slow)])
+def test_a_training_killed_at_any_moment_ends_as_the_one_that_never_was(kills: int, tmp_path: Path) -> None:
+    random, longest_s, inside, late, runs = Random(kills), seconds(tmp_path), 0, 0, 0
+    while inside < kills:
+        run = tmp_path / str(runs) / "run"
+        run.parent.mkdir()
+        story = killed_until_through(run, random, longest_s, kills - inside)
+        assert trainees.Finished(story.digest, lines(run)) == trainees.reference()
+        assert main(["checkpoint", "verify", str(run)]) == 0
+        inside, late, runs = inside + story.inside, late + story.late, runs + 1
+        assert runs < kills, "hardly any kill came while there was a training"
+    assert late < kills / 4
+
+
+def test_a_training_that_forgets_its_random_state_would_be_noticed(tmp_path: Path) -> None:
+    """The negative control."""
+    run = tmp_path / "run"
+    with start(train, tmp_path, run) as child:
+        child.until("begins")
+        while not list(run.glob("checkpoints/step-0*5")):
+            assert not child.wait(0.001), child.output
+        child.kill()
+        assert child.ending() == -9
+    with start(train, tmp_path, run, True) as child:
+        assert child.until("digest") != trainees.reference().digest
+        assert child.ending() == 0
+    assert "going on from step" in (run / "log.txt").read_text()
+
+
+def test_a_training_killed_before_its_first_update_begins_as_if_it_had_not_been(tmp_path: Path) -> None:
+    found = []
+    for name, deaths in (("once", [True, False]), ("never", [False])):
+        run = tmp_path / name
+        for dies in deaths:
+            with start(train_by_steps, tmp_path, run, dies) as child:
+                if dies:
+                    assert child.ending() == -9
+                    assert [path.name for path in run.glob("checkpoints/*")] == ["step-000000000000"]
+                else:
+                    digest = child.until("digest")
+                    assert child.ending() == 0
+        found.append((digest, lines(run)))
+    assert found[0] == found[1]
+
+
+def test_the_report_has_every_step_that_was_due_once() -> None:
+    """What the others are compared with."""
+    rows = [json.loads(line) for line in trainees.reference().rows]
+    steps = [row["step"] for row in rows]
+    due = [step for step in range(1, trainees.STEPS + 1) if step % 2 == 0 or step % trainees.UPDATES == 0]
+    assert sorted(set(steps)) == due
+    assert [step for step in steps if steps.count(step) > 1] == [trainees.STEPS] * 2, "the test's scores come apart"
+    assert all("train/loss" in row or "test/loss" in row for row in rows)

@@ -1,0 +1,103 @@
+"""A scheduler wants its machine back: a signal at any place of a training saves it, and ends it with status 143."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import trainees
+from nursery import hear, hold, start
+
+import headrace as hr
+
+PREEMPTED = trainees.PREEMPTED
+
+PLACES = [  # where the signal comes, and the number of the update, or of the question for data, at which it does
+    ("fit start", 0),
+    ("forward", 1),
+    ("backward", 7),
+    ("data", 4),
+    ("save", 15),
+    ("validation", 10),
+    ("epoch end", 20),
+    ("test", 30),
+]
+AWAITED = {"data": "ends at", "save": "checkpoint"}  # before the thread that is not the main one goes on
+MORE_PLACES = [
+    *[("forward", step) for step in (2, 5, 10, 11, 29, 30)],
+    *[("backward", step) for step in (1, 10, 11, 15, 20, 30)],
+    *[("data", question) for question in (1, 2, 5, 6, 9)],
+    *[("save", step) for step in (5, 10, 25)],
+    *[("validation", 20), ("validation", 30)],
+]
+
+
+@pytest.mark.parametrize(
+    ("place", "number"), [*PLACES, *[pytest.param(*where, marks=pytest.mark.slow) for where in MORE_PLACES]]
+)
+def test_sigterm_anywhere_saves_at_an_update_and_nothing_is_lost(place: str, number: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(trainees.train, tmp_path, run, place, number) as child:
+        child.until("there")
+        if place == "data" and number > 1:  # the updates that there are rows for are made first
+            trainees.told(child, f"step {2 * (number - 1)}")
+        if place == "save":  # the loop goes on to the next save, which waits
+            trainees.told(child, f"checkpoint {number + 5}")
+        assert trainees.preempted(child, awaited=AWAITED.get(place)) == PREEMPTED
+
+    step = trainees.last_step(run)
+    assert f"ends at {step}" in child.told
+    steps = [int(line.split()[1]) for line in child.told if line.startswith("step ")]
+    assert steps == list(range(1, step + 1))
+    assert step in {
+        "fit start": (0, 1),
+        "data": range(2 * number - 1),
+        "save": (number + 5,),
+    }.get(place, (number,)), "the update at hand is completed, and no other is made"
+    assert trainees.finished(run) == trainees.reference()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, PREEMPTED), (signal.SIGINT, -signal.SIGINT)])
+def test_slurm_and_ctrl_c_save_as_well(number: int, status: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(trainees.train, tmp_path, run, "backward", 13) as child:
+        child.until("there")
+        assert trainees.preempted(child, number) == status
+        assert ("KeyboardInterrupt" in child.output) == (number == signal.SIGINT)
+    assert trainees.last_step(run) == 13
+    assert f"{signal.Signals(number).name} received" in (run / "log.txt").read_text()
+    assert trainees.finished(run) == trainees.reference()
+
+
+# --- a second signal --------------------------------------------------------------------------------------
+
+
+def train_asked_twice(run: str, place: str, number: int) -> None:
+    """The training, which waits for a signal at a place, or at the checkpoint after it, and then for another."""
+
+    class Holds(hr.Callback):
+        def on_checkpoint(self, info: hr.Info) -> None:
+            if place == "save" and info.step == number + 5:
+                hold("there")
+
+    def there() -> None:
+        if place == "save":
+            hear()  # which nobody says: what is written is never complete
+        hold("there")
+        hold("still there")
+
+    trainees.Watched(place, number, there).fit(run, callbacks=[Holds()])
+
+
+@pytest.mark.parametrize(("place", "number"), [("backward", 13), ("save", 15)])
+def test_a_second_sigterm_ends_at_once_and_leaves_the_last_checkpoint(place: str, number: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(train_asked_twice, tmp_path, run, place, number) as child:
+        child.until("there")
+        child.send(signal.SIGTERM)
+        child.until("heard")
+        assert trainees.preempted(child) == -signal.SIGTERM
+        assert not any(line.startswith("ends at") for line in child.told)
+    assert trainees.last_step(run) in (5, 10), "that of step 10 may have been under way"
+    if place == "save":
+        assert [path.name[:8] for path in run.glob("checkpoints/.tmp-*")] == [".tmp-15-"]
+    assert trainees.finished(run) == trainees.reference()

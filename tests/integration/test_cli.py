@@ -1,0 +1,385 @@
+"""The command line: what it prints, how it ends, and models that other programs can read."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import trainees
+from nursery import start
+from torch import Tensor
+
+import headrace as hr
+from headrace.cli import main
+
+RECIPE = """
+import torch
+from torch import nn
+import headrace as hr
+
+def data(rows=40):
+    x = torch.sin(torch.arange(rows * 5.0)).reshape(rows, 5)
+    return x, (x[:, 0] > x[:, 1]).long()
+
+def small(width: int = 8) -> hr.Recipe:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8)
+    return hr.Recipe(trainer, data(), val=data(20), fit={"epochs": 4, "progress": False})
+"""
+TWO_INPUTS = """
+import torch
+from torch import nn
+import headrace as hr
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 4), nn.Linear(2, 4)
+
+    def forward(self, left, right):
+        return {"sum": (self.left(left) - self.right(right)).sum(dim=1)}
+
+def pair() -> hr.Recipe:
+    torch.manual_seed(0)
+    model = Pair()
+    data = {"b": torch.randn(16, 2), "y": torch.randn(16), "a": torch.randn(16, 3), "unused": torch.randn(16, 7)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.MSE(output="sum"), optimizer, batch_size=8, inputs=("a", "b"))
+    return hr.Recipe(trainer, data, fit={"epochs": 1, "progress": False})
+
+def another() -> hr.Recipe:
+    raise NotImplementedError
+
+def not_a_recipe():
+    raise NotImplementedError
+
+def nothing() -> hr.Recipe:
+    return None
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipes") / "small_recipe.py"
+    path.write_text(RECIPE)
+    return path
+
+
+def made(path: Path, name: str) -> hr.Recipe:
+    space: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    found: hr.Recipe = space[name]()
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 20 updates, with checkpoints after 10, 15 and 20."""
+    run = tmp_path_factory.mktemp("runs") / "small"
+    made(recipe, "small").run(run=run)
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs `headrace` here: exit status, what it printed and what it said of errors."""
+
+    def call(*arguments: object) -> Result:
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as error:
+            status = int(error.code or 0)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return call
+
+
+def damage(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+# --- list and verify --------------------------------------------------------------------------------------
+
+
+def test_list_shows_every_checkpoint_and_what_is_wrong_with_it(run: Path, command: Callable[..., Result]) -> None:
+    (run / "checkpoints/step-000000000015/COMMIT").write_text("0" * 64)
+    status, text, errors = command("checkpoint", "list", run)
+    assert (status, errors) == (0, "")
+    assert [line.split()[0] for line in text.splitlines()] == [f"step-0000000000{k}" for k in (10, 15, 20)]
+    assert ["not usable" in line for line in text.splitlines()] == [False, True, False]
+
+    status, text, _ = command("checkpoint", "list", run, "--json")
+    found = json.loads(text)
+    assert status == 0
+    assert [entry["step"] for entry in found] == [10, 15, 20]
+    sizes = [file.stat().st_size for file in (run / "checkpoints/step-000000000020").iterdir()]
+    assert 0 < found[2]["bytes"] < sum(sizes)
+
+
+def test_verify_names_the_file_that_is_not_as_it_was_written(run: Path, command: Callable[..., Result]) -> None:
+    assert command("checkpoint", "verify", run)[0] == 0
+    damage(run / "checkpoints/step-000000000015/optim.safetensors")
+
+    status, text, _ = command("checkpoint", "verify", run)
+    assert status == 1
+    assert [line.endswith("sound") for line in text.splitlines()] == [True, False, True]
+    assert "step-000000000015/optim.safetensors" in text
+
+    status, text, _ = command("checkpoint", "verify", run, "--json")
+    assert status == 1
+    assert [(entry["step"], entry["sound"]) for entry in json.loads(text)] == [(10, True), (15, False), (20, True)]
+
+
+def test_a_run_can_be_looked_at_while_it_is_being_trained(run: Path, command: Callable[..., Result]) -> None:
+    with open(run / "lock", "r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert [command("checkpoint", action, run)[0] for action in ("list", "verify", "export")] == [0, 0, 0]
+
+
+def train_for_long(run: str) -> None:
+    """A training in a process of its own that saves and removes a checkpoint at every update."""
+    trainer = trainees.trainer(microbatch=None)
+    trainer.fit(trainees.Rows(), run=run, epochs=20, checkpoint_every="1 step", keep=3, progress=False)
+
+
+@pytest.mark.slow
+def test_a_run_is_sound_while_checkpoints_come_and_go(tmp_path: Path, command: Callable[..., Result]) -> None:
+    run, seen = tmp_path / "run", list[tuple[int, str]]()
+    with start(train_for_long, tmp_path, run) as child:
+        while not list(run.glob("checkpoints/step-*")):
+            assert not child.wait(0.001)
+        while not child.wait(0):
+            seen.append(command("checkpoint", "verify", run)[:2])
+        assert child.ending() == 0, child.output
+    assert len({text for _, text in seen}) > 10, "they have come and gone"
+    problems = [text for status, text in seen if status != 0]
+    assert set(problems) <= {f"{run} has no checkpoints\n"}, "all that were listed may have gone, if it took long"
+    assert len(problems) < len(seen) / 10
+
+
+def test_a_run_without_checkpoints_is_not_sound(run: Path, command: Callable[..., Result]) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert command("checkpoint", "list", run) == (0, f"{run} has no checkpoints\n", "")
+    assert command("checkpoint", "verify", run)[0] == 1
+    assert command("checkpoint", "export", run) == (1, "", f"headrace: {run} has no checkpoint.\n")
+
+
+@pytest.mark.parametrize("action", ["list", "verify", "export"])
+def test_a_run_that_is_none_is_told_in_a_sentence_and_as_json(
+    action: str, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    status, text, errors = command("checkpoint", action, tmp_path / "nowhere")
+    assert (status, text) == (1, "")
+    assert errors.startswith("headrace: ")
+    assert errors.count("\n") == 1
+    assert str(tmp_path / "nowhere") in errors
+
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    status, text, errors = command("checkpoint", action, tmp_path, "--json")
+    assert (status, text) == (1, "")
+    assert json.loads(errors)["kind"] == "RunError"
+    assert str(tmp_path / "run.json") in json.loads(errors)["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["checkpont", "list", "r"], "unknown command 'checkpont'. Did you mean 'checkpoint'?"),
+        (["checkpoint", "verfy", "r"], "unknown action 'verfy'. Did you mean 'verify'?"),
+        (["checkpoint", "export", "r", "--to", "onx"], "unknown FORMAT 'onx'. Did you mean 'onnx'?"),
+        (["checkpoint", "list", "r", "--js"], "--js"),
+        (["checkpoint", "list"], "RUN"),
+        (["checkpoint"], "action"),
+        ([], "command"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_told_the_nearest_that_does(
+    arguments: list[str], told: str, command: Callable[..., Result]
+) -> None:
+    status, text, errors = command(*arguments)
+    assert (status, text) == (2, "")
+    assert told in errors
+    assert "--help" in errors
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["checkpoint", "--help"], ["checkpoint", "export", "--help"]])
+def test_help_is_no_error(arguments: list[str], command: Callable[..., Result]) -> None:
+    status, text, errors = command(*arguments)
+    assert (status, errors) == (0, "")
+    assert "headrace" in text
+
+
+def test_it_is_a_program_of_its_own(run: Path) -> None:
+    damage(run / "checkpoints/step-000000000020/model.safetensors")
+    program = [sys.executable, "-m", "headrace", "checkpoint", "verify", str(run), "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, env=environment())
+    assert (done.returncode, done.stderr) == (1, "")
+    assert [entry["sound"] for entry in json.loads(done.stdout)] == [True, True, False]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+# --- export -----------------------------------------------------------------------------------------------
+
+
+def weights(run: Path, which: str | int, recipe: Path) -> dict[str, Tensor]:
+    model = made(recipe, "small").trainer.model
+    hr.load_weights(model, run, which=which)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(("which", "step"), [("last", 20), ("10", 10), (None, 20)])
+def test_exported_weights_are_those_of_the_checkpoint(
+    which: str | None, step: int, run: Path, recipe: Path, tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    out = tmp_path / "new folder" / "weights.safetensors"
+    chosen = ["--which", which] if which else []
+    status, text, _ = command("checkpoint", "export", run, "--out", out, "--json", *chosen)
+    assert (status, json.loads(text)) == (0, {"file": str(out), "step": step})
+    loaded, expected = safetensors.torch.load_file(out), weights(run, step, recipe)
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_the_best_is_exported_if_there_is_one(recipe: Path, tmp_path: Path, command: Callable[..., Result]) -> None:
+    history = made(recipe, "small").run(run=tmp_path / "run", keep=1, callbacks=[hr.BestModel("val/loss", mode="max")])
+    worst = max(history, key=lambda row: row["val/loss"])["step"]
+    assert worst != 20
+    assert f"weights of step {worst}" in command("checkpoint", "export", tmp_path / "run")[1]
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+
+
+def test_what_is_there_is_never_written_over(run: Path, recipe: Path, command: Callable[..., Result]) -> None:
+    for name, more in (("model.safetensors", []), ("model.pt2", ["--to", "torch", "--recipe", recipe])):
+        (run / name).write_text("precious")
+        status, text, errors = command("checkpoint", "export", run, *more)
+        assert (status, text) == (1, "")
+        assert f"{run / name} is there already" in errors
+        assert (run / name).read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--which", "7"], "no checkpoint of step 7. It has those of steps [10, 15, 20]"),
+        (["--which", "first"], "which= is 'best', 'last' or a step, got 'first'"),
+        (["--to", "torch"], "name its recipe, --recipe file.py"),
+        (["--to", "onnx"], "name its recipe, --recipe file.py"),
+        (["--to", "torch", "--recipe", "nowhere.py"], "nowhere.py is not a Python file with a recipe"),
+        (["--to", "torch", "--recipe", "two.py"], "3 functions that return a Recipe: pair, another, nothing"),
+        (["--to", "torch", "--recipe", "two.py:par"], "unknown recipe 'par'. Did you mean 'pair'?"),
+        (["--to", "torch", "--recipe", "two.py:nothing"], "returned a NoneType, not a Recipe"),
+        (["--to", "torch", "--recipe", "two.py:pair"], "of another model:\n  missing in the checkpoint: left.weight"),
+        (["--out", "two.py/weights"], "two.py"),
+        (["--out", "folder"], "folder"),
+    ],
+)
+def test_an_export_that_cannot_be_is_told_in_a_sentence(
+    arguments: list[str], told: str, run: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., Result]
+) -> None:
+    monkeypatch.chdir(run)
+    Path("two.py").write_text(TWO_INPUTS)
+    Path("folder").mkdir()
+    before = sorted(os.listdir(run))
+    status, text, errors = command("checkpoint", "export", run, *arguments)
+    assert (status, text) == (1, "")
+    assert told in errors
+    assert "Traceback" not in errors
+    assert sorted(os.listdir(run)) == [*before, "__pycache__"] or sorted(os.listdir(run)) == before
+
+
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+    run: Path, recipe: Path, command: Callable[..., Result]
+) -> None:
+    damage(run / "checkpoints/step-000000000020/model.safetensors")
+    with pytest.warns(UserWarning, match=r"step-000000000020/model\.safetensors is not what was written.*step-0*15"):
+        status, text, _ = command("checkpoint", "export", run)
+    assert status == 0
+    assert "weights of step 15" in text
+    expected = weights(run, 15, recipe)
+    assert all(torch.equal(t, expected[n]) for n, t in safetensors.torch.load_file(run / "model.safetensors").items())
+
+
+def test_if_all_are_damaged_nothing_is_exported(run: Path, command: Callable[..., Result]) -> None:
+    for folder in (run / "checkpoints").iterdir():
+        damage(folder / "model.safetensors")
+    status, _, errors = command("checkpoint", "export", run)
+    assert status == 1
+    assert errors.count("model.safetensors is not what was written") == 3
+    assert not (run / "model.safetensors").exists()
+
+
+# --- whole models -----------------------------------------------------------------------------------------
+
+
+def rows_and_outputs(run: Path, recipe: Path) -> tuple[Tensor, Tensor]:
+    """Rows, more than the exporter has seen, and what the trained model makes of them."""
+    trainer = made(recipe, "small").trainer
+    hr.load_weights(trainer.model, run, which="last")
+    x = torch.cos(torch.arange(55.0)).reshape(11, 5)
+    return x, trainer.predict(x)
+
+
+def test_a_model_exported_for_torch_gives_the_same_outputs(
+    run: Path, recipe: Path, command: Callable[..., Result]
+) -> None:
+    status, _, errors = command("checkpoint", "export", run, "--to", "torch", "--recipe", recipe)
+    assert (status, errors) == (0, "")
+    x, outputs = rows_and_outputs(run, recipe)
+    model = torch.export.load(run / "model.pt2").module()
+    assert torch.equal(model(x), outputs)
+    assert torch.equal(model(x[:2]), outputs[:2])
+
+
+def test_a_model_exported_as_onnx_gives_the_same_outputs(
+    run: Path, recipe: Path, command: Callable[..., Result]
+) -> None:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    status, _, errors = command("checkpoint", "export", run, "--to", "onnx", "--recipe", f"{recipe}:small")
+    assert (status, errors) == (0, "")
+    onnx.checker.check_model(run / "model.onnx", full_check=True)
+    x, outputs = rows_and_outputs(run, recipe)
+    session = ReferenceEvaluator(onnx.load(run / "model.onnx"))
+    for rows in (11, 3):
+        [found] = session.run(None, {session.input_names[0]: x[:rows].numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), outputs[:rows], rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_of_two_inputs_is_exported_in_the_order_of_the_streams(
+    tmp_path: Path, command: Callable[..., Result]
+) -> None:
+    path = tmp_path / "two.py"
+    path.write_text(TWO_INPUTS)
+    pair = made(path, "pair")
+    pair.run(run=tmp_path / "run")
+    out = tmp_path / "pair.pt2"
+    arguments = ["--to", "torch", "--recipe", f"{path}:pair", "--out", out]
+    assert command("checkpoint", "export", tmp_path / "run", *arguments)[0] == 0
+    streams = {"b": torch.randn(9, 2), "a": torch.randn(9, 3), "unused": torch.randn(9, 7)}
+    expected = pair.trainer.model.eval()(streams["a"], streams["b"])["sum"]
+    assert torch.equal(torch.export.load(out).module()(*streams.values())["sum"], expected)

@@ -1,0 +1,283 @@
+"""A training that ends when it gets no better, the model it ends with, and both in a run that is resumed."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.checkpoint import Store
+from headrace.length import Counters
+
+ROWS, BATCH = 20, 4  # five batches
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+DATA, VAL = (X, Y), (X[:4], Y[:4])
+NAN = float("nan")
+
+
+class Script(hr.Callback):
+    """Validations have the losses that it is told, one for each epoch; remembers the weights of every epoch."""
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        self.losses, self.epoch, self.weights = losses, 0, {0: {}}
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.epoch = info.epoch
+        if info.ends_epoch:
+            self.weights[self.epoch] = values(info.trainer.model)
+
+    def loss(self, out: Tensor, y: Tensor) -> Tensor:
+        return torch.tensor(float(self.losses[self.epoch - 1]))
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 3))
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a: nn.Module | dict[str, Tensor], b: nn.Module | dict[str, Tensor]) -> bool:
+    one, other = (x.state_dict() if isinstance(x, nn.Module) else x for x in (a, b))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def make(script: Script, seed: int = 0, **options: Any) -> hr.Trainer:
+    model = network(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    options = {"batch_size": BATCH, "eval_loss": script.loss} | options
+    return hr.Trainer(model, hr.CrossEntropy(), optimizer, **options)
+
+
+def fit(losses: Sequence[float], *watching: hr.Callback, run: Path | None = None, seed: int = 0, **options: Any) -> Any:
+    """A training with these validation losses: its trainer, its history, and what the script has seen."""
+    script = Script(losses)
+    trainer = make(script, seed)
+    options = {"epochs": len(losses), "progress": False, "run": run} | options
+    history = trainer.fit(DATA, VAL, callbacks=[script, *watching], **options)
+    return trainer, history, script
+
+
+@pytest.fixture(params=[False, True], ids=["in memory", "in a run"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path / "run" if request.param else None
+
+
+ENDS: dict[str, tuple[list[float], dict[str, Any], int]] = {
+    "after as many as it waits for": ([5, 4, 6, 6, 6, 6], {"patience": 2}, 4),
+    "not while it gets better": ([5, 4, 4.5, 3, 3.5, 2], {"patience": 2}, 6),
+    "equal is no better": ([5, 5, 5, 5], {"patience": 2}, 3),
+    "at the first that is no better": ([5, 6, 7], {"patience": 1}, 2),
+    "too little is no better": ([5, 4.9, 4.8, 4.7], {"patience": 2, "min_delta": 0.5}, 3),
+    "little by little is better at last": ([5, 4.8, 4.4, 4.2, 4.1, 3.8], {"patience": 3, "min_delta": 0.5}, 6),
+    "the larger the better": ([1, 2, 1, 1, 1], {"patience": 2, "mode": "max"}, 4),
+    "NaN is no better": ([5, 4, NAN, NAN, NAN], {"patience": 2}, 4),
+    "NaN from the start": ([NAN] * 6, {"patience": 3}, 3),
+    "after NaN any number is better": ([NAN, 5, 4, 3], {"patience": 2}, 4),
+    "from infinity any number is better": ([float("inf"), 5, 4, 4, 4], {"patience": 2}, 5),
+    "infinity for ever": ([float("inf")] * 5, {"patience": 2}, 3),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_it_ends(name: str) -> None:
+    losses, options, epochs = ENDS[name]
+    _, history, _ = fit(losses, hr.EarlyStopping(**options))
+    assert history.last["epoch"] == epochs
+    assert history.stopped.startswith("val/loss no better than" if epochs < len(losses) else f"{epochs} epochs")
+
+
+def test_it_says_what_it_waited_for() -> None:
+    _, history, _ = fit([5, 4, 6, 7, 8], hr.EarlyStopping(patience=2))
+    assert history.stopped == "val/loss no better than 4 for 2 validations"
+
+
+@pytest.mark.parametrize("restore", [True, False])
+def test_the_model_ends_as_the_best_or_as_the_last(restore: bool, run: Path | None) -> None:
+    trainer, _, script = fit([5, 3, 4, 6], hr.EarlyStopping(patience=9, restore_best=restore), run=run)
+    assert same(trainer.model, script.weights[2 if restore else 4])
+    assert not same(script.weights[2], script.weights[4])
+    last = Store(run / "checkpoints", None).newest() if run else None
+    assert last is None or same(last.tensors["model.safetensors"], script.weights[4])
+
+
+def test_a_test_is_made_with_the_weights_that_are_kept(run: Path | None) -> None:
+    script = Script([5, 3, 4, 6])
+    trainer = make(script, eval_loss=None, metrics=["accuracy"])
+    watching = [script, hr.EarlyStopping(patience=9)]
+    history = trainer.fit(DATA, VAL, test=(X, Y), run=run, epochs=4, callbacks=watching, progress=False)
+    kept = 1 + history["val/loss"].index(min(history["val/loss"]))
+    assert same(trainer.model, script.weights[kept])
+    assert history.last["test/loss"] == trainer.validate((X, Y))["val/loss"]
+
+
+def test_the_best_of_several_that_are_equal_is_the_first(run: Path | None) -> None:
+    trainer, _, script = fit([5, 3, 3, 6], hr.EarlyStopping(patience=9), run=run)
+    assert same(trainer.model, script.weights[2])
+
+
+def test_what_gets_better_by_too_little_to_go_on_is_the_best_all_the_same(run: Path | None) -> None:
+    trainer, history, script = fit([5, 4.9, 4.8, 9], hr.EarlyStopping(patience=2, min_delta=1), run=run)
+    assert history.last["epoch"] == 3
+    assert same(trainer.model, script.weights[3])
+
+
+def test_it_may_look_at_what_is_measured_in_training(run: Path | None) -> None:
+    best = hr.BestModel("train/loss", restore=True)
+    trainer, history, script = fit([1, 1, 1], best, run=run)
+    losses = history["train/loss"]
+    assert best.best == min(losses)
+    assert same(trainer.model, script.weights[1 + losses.index(min(losses))])
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("first", [True, False])
+def test_another_who_looks_for_a_best_does_not_change_what_the_model_ends_as(
+    first: bool, mode: str, k: int, run: Path | None
+) -> None:
+    watching = [hr.EarlyStopping(patience=9), hr.BestModel("train/loss", mode=mode, k=k)]
+    trainer, _, script = fit([5, 3, 4, 6], *(watching if first else watching[::-1]), run=run)
+    assert same(trainer.model, script.weights[2])
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_two_who_look_at_the_same_number_both_keep_what_they_want(first: bool, tmp_path: Path) -> None:
+    watching = [hr.BestModel(k=3), hr.BestModel(k=1)]
+    fit([5, 3, 4, 6, 2, 7], *(watching if first else watching[::-1]), run=tmp_path, keep=1)
+    assert Store(tmp_path / "checkpoints", None).steps() == [10, 15, 25, 30]
+    assert hr.load_weights(network(), tmp_path) == 25
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"patience": 0}, "patience="),
+        ({"patience": True}, "patience="),
+        ({"patience": 1.5}, "patience="),
+        ({"min_delta": -1.0}, "min_delta="),
+        ({"min_delta": NAN}, "min_delta="),
+        ({"mode": "best"}, "mode="),
+        ({"monitor": "val/whatever"}, "mode='min' or mode='max'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_once(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(hr.ConfigError, match=told):
+        hr.EarlyStopping(**options)
+    with pytest.raises(hr.ConfigError, match="k="):
+        hr.BestModel(k=0)
+
+
+DIRECTIONS = {"val/loss/cross_entropy": "min", "val/error": "min", "val/mae": "min", "mse": "min", "val/top-3": "max"}
+DIRECTIONS |= {"val/accuracy": "max", "val/f1:macro": "max", "train/auroc": "max", "val/r2": "max", "val/recall": "max"}
+
+
+@pytest.mark.parametrize("monitor", DIRECTIONS)
+def test_whether_small_or_large_is_better_follows_from_the_name(monitor: str) -> None:
+    watching = hr.BestModel(monitor)
+    for step, value in enumerate((1.0, 2.0)):
+        info = hr.Info(None, Counters(steps=step), [], hr.History())  # type: ignore[arg-type]
+        watching.on_validation_end(info, {monitor: value})
+    assert watching.best == (1.0 if DIRECTIONS[monitor] == "min" else 2.0)
+
+
+def test_a_number_that_is_not_measured_is_told_with_those_that_are() -> None:
+    with pytest.raises(hr.ConfigError, match=r"'val/accuracy', which is not measured. There are: .*val/loss"):
+        fit([1, 1], hr.EarlyStopping("val/accuracy"))
+
+
+def test_a_number_that_nobody_measures_is_told_before_the_training_is_over() -> None:
+    script = Script([1] * 3)
+    with pytest.raises(hr.ConfigError, match="val/loss"):
+        make(script).fit(DATA, epochs=3, callbacks=[hr.EarlyStopping()], progress=False)
+
+
+# --- in a run that is resumed ---------------------------------------------------------------------------------
+
+LOSSES = [5, 3, 4, 6, 2.5, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("step", [3, 5, 10, 12, 15, 25, 37, 40])
+def test_a_run_that_is_resumed_waits_on_and_ends_where_it_would_have_ended(step: int, tmp_path: Path) -> None:
+    whole, expected, _ = fit(LOSSES, hr.EarlyStopping(patience=3), run=tmp_path / "whole")
+    script = Script(LOSSES)
+    options = {"epochs": len(LOSSES), "run": tmp_path / "run"}
+    for info in make(script).steps(DATA, VAL, callbacks=[script, hr.EarlyStopping(patience=3)], **options):
+        if info.step == step:
+            break
+    watching = hr.EarlyStopping(patience=3)
+    trainer, history, _ = fit(LOSSES, watching, run=tmp_path / "run", seed=1)
+    assert history.rows == expected.rows
+    assert history.last["step"] == 40
+    assert (history.stopped, watching.waited, watching.best) == (expected.stopped, 3, 2.5)
+    assert same(trainer.model, whole.model)
+
+
+def test_a_run_that_has_ended_early_ends_at_once_and_goes_on_with_more_patience(tmp_path: Path) -> None:
+    first, _, _ = fit(LOSSES, hr.EarlyStopping(patience=2), run=tmp_path / "run")
+    again, history, script = fit(LOSSES, hr.EarlyStopping(patience=2), run=tmp_path / "run", seed=1)
+    assert (history.last["step"], script.epoch) == (20, 0)
+    assert history.stopped == "val/loss no better than 3 for 2 validations"
+    assert same(again.model, first.model)
+    longer, history, _ = fit(LOSSES, hr.EarlyStopping(patience=3), run=tmp_path / "run", seed=2)
+    whole, expected, _ = fit(LOSSES, hr.EarlyStopping(patience=3))
+    assert history.rows == expected.rows
+    assert same(longer.model, whole.model)
+
+
+def test_one_that_has_seen_another_training_begins_anew(run: Path | None) -> None:
+    watching = hr.EarlyStopping(patience=2)
+    fit([1, 1, 1, 1], watching)
+    _, history, _ = fit([5, 3, 4, 2, 3, 3], watching, run=run)
+    assert history.last["epoch"] == 6
+    assert [value for value, _ in watching.ranking] == [2]
+
+
+def test_one_that_has_seen_another_training_begins_anew_in_a_run_that_is_resumed_without_it(tmp_path: Path) -> None:
+    watching = hr.EarlyStopping(patience=2)
+    fit([5, 4, 3, 2], run=tmp_path, epochs=2)
+    fit([1, 1, 1, 1], watching)
+    _, history, _ = fit([5, 4, 3, 2], watching, run=tmp_path)
+    assert history.last["epoch"] == 4
+    assert watching.ranking == [(2.0, 20)]
+
+
+@pytest.mark.parametrize("step", [10, 25, 35])
+def test_the_best_is_the_best_also_when_its_validation_was_cut_short(step: int, tmp_path: Path) -> None:
+    """The checkpoint of that step knows nothing of the score, which is the best."""
+    losses = LOSSES[: step // 5]
+    losses[-1] = 0.5
+    losses += [7, 7] if step < 35 else []
+    script = Script(losses)
+    trainer = make(script)
+    asked = []
+
+    def ask(model: nn.Module, _: Any) -> None:
+        if not model.training and script.epoch == step // 5:
+            asked.append(step)
+            trainer.preempt()
+
+    trainer.model.register_forward_pre_hook(ask)
+    options = {"run": tmp_path / "run", "epochs": len(losses), "progress": False}
+    with pytest.raises(SystemExit):
+        trainer.fit((X, Y), (X, Y), callbacks=[script, hr.EarlyStopping(patience=9)], **options)
+    assert asked
+    script = Script(losses)
+    script.epoch = step // 5
+    watching = hr.EarlyStopping(patience=9)
+    resumed = make(script, seed=1)
+    resumed.fit((X, Y), (X, Y), callbacks=[script, watching], keep=1, **options)
+    assert watching.ranking == [(0.5, step)]
+    kept = Store(tmp_path / "run" / "checkpoints", None).load(step).tensors["model.safetensors"]
+    assert same(resumed.model, kept)
+    assert json.loads((tmp_path / "run" / "best" / "best.json").read_text()) == {"step": step, "val/loss": 0.5}
+    assert same(load_file(tmp_path / "run" / "best" / "model.safetensors"), kept)
+    assert hr.load_weights(network(), tmp_path / "run") == step

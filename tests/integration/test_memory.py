@@ -1,0 +1,369 @@
+"""Memory that runs out: nothing is lost, nothing is held, and `microbatch="auto"` finds what fits."""
+
+import gc
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+
+ROWS, BATCH = 40, 8  # five batches
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+DATA = (X, Y)
+
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "of torch": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "of Python": lambda: MemoryError("3 GiB"),
+    "of the allocator": lambda: RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] data. DefaultCPUAllocator: can't allocate memory: you tried to get 9 B."
+    ),
+}
+PLACES = ["forward", "backward", "optimizer"]
+
+
+class InBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fail: Callable[[], None]) -> Tensor:
+        ctx.fail = fail
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.fail()
+        return gradient, None
+
+
+class Hungry(nn.Module):
+    """Raises where it is told; in the forward and backward pass only if it is given more rows than `fits`.
+
+    `held` refers to what it has computed last.
+    """
+
+    def __init__(self, error: str, place: str, fits: int = 0, first: int = 1, plain: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        parts = [nn.Linear(6, 8), nn.Tanh()] if plain else [nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.4)]
+        self.inner, self.last = nn.Sequential(*parts), nn.Linear(8, 3)
+        self.error, self.place, self.fits, self.first = ERRORS[error], place, fits, first
+        self.passes, self.sizes = 0, list[int]()
+        self.held: list[weakref.ref[Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.last(self.inner(x))
+        self.passes += 1
+        hidden = self.inner(x)
+        self.held = [weakref.ref(hidden)]
+        if self.passes >= self.first and len(x) > self.fits:
+            if self.place == "forward":
+                raise self.error()
+            if self.place == "backward":
+                hidden = InBackward.apply(hidden, self.fail)
+        self.sizes.append(len(x))
+        return self.last(hidden)
+
+    def fail(self) -> None:
+        self.sizes.pop()
+        raise self.error()
+
+
+def make(model: nn.Module, **options: Any) -> hr.Trainer:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    options = {"batch_size": BATCH, "device": "cpu"} | options
+    trainer = hr.Trainer(model, options.pop("loss", hr.CrossEntropy()), optimizer, **options)
+    if isinstance(model, Hungry) and model.place == "optimizer":
+        plain, calls = optimizer.step, []
+
+        def step(*arguments: Any, **keywords: Any) -> Any:
+            calls.append(1)
+            if len(calls) == model.first:
+                raise model.error()
+            return plain(*arguments, **keywords)
+
+        optimizer.step = step  # type: ignore[method-assign]
+    return trainer
+
+
+def state(trainer: hr.Trainer) -> dict[str, Any]:
+    """By value: weights, buffers, optimizer and the generator that dropout draws from."""
+    values = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    remembered = trainer.optimizer.state_dict()["state"]
+    kept = {n: {k: torch.as_tensor(v).clone() for k, v in entry.items()} for n, entry in remembered.items()}
+    return {"model": values, "optimizer": kept, "random": torch.get_rng_state()}
+
+
+def same(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@contextmanager
+def told(match: str, wanted: bool = True) -> Iterator[None]:
+    """This is warned of, or nothing is; what else is warned of does not matter."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    assert any(re.search(match, str(warning.message)) for warning in caught) == wanted
+
+
+def quiet(trainer: hr.Trainer, **limits: Any) -> hr.History:
+    return trainer.fit(DATA, progress=False, **limits or {"epochs": 1})
+
+
+def whole(out: Tensor, y: Tensor) -> Tensor:
+    """Nothing is known of it, so that it needs the whole batch."""
+    return nn.functional.cross_entropy(out, y)
+
+
+# --- nothing is lost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_step_that_the_memory_does_not_hold_leaves_everything_as_it_was(error: str, place: str, first: int) -> None:
+    broken, before = make(Hungry(error, place, first=first)), make(Hungry(error, "never"))
+    torch.manual_seed(5)
+    if first > 1:
+        quiet(before, steps=first - 1)
+    expected = state(before)
+    torch.manual_seed(5)
+    with pytest.raises(hr.OutOfMemoryError) as caught:
+        quiet(broken)
+    assert isinstance(caught.value, MemoryError)
+    text = str(caught.value)
+    assert f"step {first} (rate 0.02, 8 rows" in text
+    assert str(ERRORS[error]()).splitlines()[0][:40] in text
+    assert place == "optimizer" or "weights are as they were" in text
+    assert place == "optimizer" or ("8 rows at once" in text and "microbatch=4" in text and "'auto'" in text)
+    same({**state(broken), "random": 0}, {**expected, "random": 0})
+
+
+@pytest.mark.parametrize("auto", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_step_that_the_memory_does_not_hold_has_drawn_no_random_numbers(place: str, auto: bool) -> None:
+    broken, before = (
+        make(Hungry("of torch", place, first=3), loss=whole, microbatch="auto" if auto else None),
+        make(Hungry("of torch", "never")),
+    )
+    torch.manual_seed(5)
+    quiet(before, steps=2)
+    expected = state(before)
+    torch.manual_seed(5)
+    with pytest.raises(hr.OutOfMemoryError):
+        quiet(broken)
+    same(state(broken), expected)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("first", [1, 3])
+def test_what_is_said_of_the_weights_after_an_optimizer_ran_out_of_memory_is_true(first: int, half: bool) -> None:
+    trainer, before = make(Hungry("of torch", "never")), make(Hungry("of torch", "never"))
+    plain, calls = trainer.optimizer.step, []
+
+    def step(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(1)
+        if len(calls) < first:
+            return plain(*arguments, **keywords)
+        if half:
+            with torch.no_grad():
+                trainer.optimizer.param_groups[0]["params"][0].mul_(0.5)
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    trainer.optimizer.step = step  # type: ignore[method-assign]
+    torch.manual_seed(5)
+    with pytest.raises(hr.OutOfMemoryError, match="while the optimizer stepped") as caught:
+        quiet(trainer)
+    torch.manual_seed(5)
+    if first > 1:
+        quiet(before, steps=first - 1)
+    changed = any(
+        not torch.equal(a, b) for a, b in zip(trainer.model.parameters(), before.model.parameters(), strict=True)
+    )
+    assert changed == half
+    text = str(caught.value)
+    assert ("weights are as they were" in text) != ("half an update: go on from the last checkpoint" in text)
+    assert not half or "half an update" in text
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("error", ERRORS)
+def test_the_trainer_is_of_use_afterwards(error: str, place: str) -> None:
+    broken, whole = make(Hungry(error, place, first=3)), make(Hungry(error, "never"))
+    torch.manual_seed(5)
+    with pytest.raises(hr.OutOfMemoryError):
+        quiet(broken)
+    broken.model.place = "never"
+    torch.manual_seed(5)
+    quiet(whole, steps=2)
+    for trainer in (broken, whole):
+        torch.manual_seed(6)
+        quiet(trainer)
+    same(state(broken), state(whole))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_run_goes_on_from_its_last_checkpoint(error: str, place: str, tmp_path: Path) -> None:
+    never, broken, resumed = make(Hungry(error, "never")), make(Hungry(error, place, first=8)), make(Hungry(error, ""))
+    torch.manual_seed(5)
+    quiet(never, epochs=2)
+    torch.manual_seed(5)
+    with pytest.raises(hr.OutOfMemoryError):
+        quiet(broken, epochs=2, run=tmp_path)
+    assert quiet(resumed, epochs=2, run=tmp_path).last["step"] == 10
+    same(state(resumed), state(never))
+
+
+@pytest.mark.parametrize("auto", [False, True])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_what_was_computed_is_let_go_while_the_error_is_still_held(error: str, place: str, auto: bool) -> None:
+    model = Hungry(error, place, first=3, plain=True)
+    trainer = make(model, microbatch="auto" if auto else None)
+    gc.disable()
+    try:
+        with told("memory ran out", auto):
+            quiet(trainer)
+    except hr.OutOfMemoryError as caught:
+        held = caught
+    finally:
+        gc.enable()
+    assert [ref() for ref in model.held] == [None]
+    assert held.__context__ is None
+    assert held.__cause__ is None
+
+
+def test_what_was_computed_is_held_as_long_as_an_error_of_another_kind() -> None:
+    """The control: the reference is one that would live."""
+    model = Hungry("of torch", "forward", first=3)
+    model.error = lambda: KeyError("something else")
+    with pytest.raises(KeyError) as caught:
+        quiet(make(model))
+    assert model.held[0]() is not None
+    del caught
+
+
+def test_other_errors_are_what_they_were() -> None:
+    model = Hungry("of torch", "forward", first=3)
+    model.error = lambda: RuntimeError("size mismatch")
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        quiet(make(model, microbatch="auto"))
+    assert model.sizes == [8, 8]
+
+
+# --- what fits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fits", "sizes"), [(7, [4, 4]), (4, [4, 4]), (3, [2] * 4), (1, [1] * 8), (8, [8])])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_microbatches_are_halved_until_they_fit_and_stay_so(
+    error: str, place: str, fits: int, sizes: list[int]
+) -> None:
+    model, whole = Hungry(error, place, fits, plain=True), Hungry(error, "never", plain=True)
+    found, expected = make(model, microbatch="auto"), make(whole)
+    with told("memory ran out", fits < BATCH):
+        rows = quiet(found).rows
+    assert model.sizes == sizes * 5
+    assert quiet(expected).last["train/loss"] == pytest.approx(rows[-1]["train/loss"], abs=1e-6)
+    torch.testing.assert_close(state(found)["model"], state(expected)["model"], rtol=0, atol=2e-5)
+
+
+def test_the_gradient_is_that_of_the_whole_batch() -> None:
+    model, whole = Hungry("of torch", "forward", 3, plain=True), Hungry("of torch", "never", plain=True)
+    gradients = []
+    for trained, microbatch in ((model, "auto"), (whole, None)):
+        trainer = hr.Trainer(
+            trained,
+            hr.CrossEntropy(),
+            torch.optim.SGD(trained.parameters(), lr=1.0),
+            batch_size=BATCH,
+            microbatch=microbatch,
+        )
+        before = {name: value.clone() for name, value in trained.state_dict().items()}
+        with told("memory ran out", microbatch == "auto"):
+            trainer.step((X[:BATCH], Y[:BATCH]))
+        trainer.release()
+        gradients.append({name: before[name] - value for name, value in trained.state_dict().items()})
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
+    assert max(float(gradient.abs().max()) for gradient in gradients[0].values()) > 0.01
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_step_that_is_tried_again_draws_the_same_numbers_and_counts_its_rows_once(place: str) -> None:
+    """What is left is what the smaller microbatch would have left by itself."""
+    found = make(Hungry("of torch", place, 4), microbatch="auto")
+    with pytest.warns(UserWarning, match="with microbatches its statistics"):
+        expected = make(Hungry("of torch", "never"), microbatch=4)
+    for trainer in (found, expected):
+        torch.manual_seed(5)
+        with told("memory ran out", trainer is found):
+            quiet(trainer)
+    same(state(found), state(expected))
+
+
+def test_it_says_what_it_has_done() -> None:
+    with pytest.warns(UserWarning, match=r"memory ran out with 8 rows at once: going on with microbatch=4\."):
+        quiet(make(Hungry("of torch", "forward", 4, plain=True), microbatch="auto"))
+
+
+@pytest.mark.parametrize("microbatch", ["auto", None, 4, 1])
+def test_a_row_that_does_not_fit_ends_the_training(microbatch: Any) -> None:
+    model = Hungry("of torch", "forward", plain=True)
+    trainer = make(model, microbatch=microbatch)
+    before = state(trainer)
+    with (
+        told("memory ran out", microbatch == "auto"),
+        pytest.raises(hr.OutOfMemoryError) as caught,
+    ):
+        quiet(trainer)
+    rows = 1 if microbatch == "auto" else microbatch or BATCH
+    assert f"the memory does not hold {rows} rows at once" in str(caught.value)
+    assert ("Nothing smaller than a row" in str(caught.value)) == (rows == 1)
+    same(state(trainer)["model"], before["model"])
+
+
+def test_memory_that_runs_out_in_the_optimizer_is_no_reason_for_smaller_microbatches() -> None:
+    model = Hungry("of torch", "optimizer")
+    with pytest.raises(hr.OutOfMemoryError, match="while the optimizer stepped"):
+        quiet(make(model, microbatch="auto"))
+    assert model.sizes == [8]
+
+
+def test_a_loss_that_needs_the_whole_batch_is_not_split() -> None:
+    with pytest.raises(hr.ConfigError, match="RowMean"):
+        make(Hungry("of torch", "forward", 4), loss=whole, microbatch=4)
+    model = Hungry("of torch", "forward", 4)
+    with pytest.raises(hr.OutOfMemoryError) as caught:
+        quiet(make(model, loss=whole, microbatch="auto"))
+    assert model.passes == 1
+    assert "microbatch=4" not in str(caught.value)  # it would be refused
+    declared = make(Hungry("of torch", "forward", 4, plain=True), loss=hr.RowMean(whole), microbatch="auto")
+    with told("memory ran out"):
+        quiet(declared)
+
+
+def test_the_size_that_fits_is_saved_and_goes_on_in_another_process(tmp_path: Path) -> None:
+    first, second = Hungry("of torch", "forward", 3), Hungry("of torch", "forward", 3)
+    torch.manual_seed(5)
+    with told("memory ran out"):
+        for info in make(first, microbatch="auto").steps(DATA, run=tmp_path, epochs=2):
+            if info.step == 7:
+                break
+    with told("memory ran out", False):
+        quiet(make(second, microbatch="auto"), run=tmp_path, epochs=2)
+    assert second.sizes == [2] * 4 * 3
+    whole = make(Hungry("of torch", "forward", 3), microbatch="auto")
+    torch.manual_seed(5)
+    with told("memory ran out"):
+        quiet(whole, epochs=2)
+    same(second.state_dict(), whole.model.state_dict())

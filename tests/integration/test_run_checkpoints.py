@@ -1,0 +1,334 @@
+"""When a run is saved, what of it stays, and the weights that it gives away."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace import keeper
+from headrace.checkpoint import Store
+
+ROWS, BATCH = 18, 4  # five batches, the last of 2
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+DATA, VAL = (X, Y), (X[:4], Y[:4])
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def make(model: nn.Module | None = None, rate: float = 0.02, **options: Any) -> hr.Trainer:
+    model = network() if model is None else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    return hr.Trainer(model, **{"loss": hr.CrossEntropy(), "optimizer": optimizer, "batch_size": BATCH} | options)
+
+
+def fit(run: Path, trainer: hr.Trainer | None = None, **options: Any) -> hr.Trainer:
+    trainer = make() if trainer is None else trainer
+    trainer.fit(DATA, VAL, run=run, **{"epochs": 3, "progress": False, "keep": "all"} | options)
+    return trainer
+
+
+def steps_in(run: Path) -> list[int]:
+    store = Store(run / "checkpoints", None)
+    for step in store.steps():
+        store.verify(step)
+    return store.steps()
+
+
+def weights_of(run: Path, step: int) -> dict[str, Tensor]:
+    return Store(run / "checkpoints", None).load(step).tensors["model.safetensors"]
+
+
+def same(a: nn.Module | dict[str, Tensor], b: nn.Module | dict[str, Tensor]) -> bool:
+    one, other = (x.state_dict() if isinstance(x, nn.Module) else x for x in (a, b))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Scripted(hr.Callback):
+    """Validations have the losses that it is told: one for each epoch, or each step."""
+
+    def __init__(self, losses: Sequence[float], by_step: bool = False) -> None:
+        self.losses, self.by_step, self.now = losses, by_step, 0
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.now = info.step if self.by_step else info.epoch
+
+    def loss(self, out: Tensor, y: Tensor) -> Tensor:
+        return torch.tensor(float(self.losses[self.now - 1]))
+
+
+def scripted(run: Path, *losses: float, k: int = 1, by_step: bool = False, **options: Any) -> hr.Trainer:
+    script = Scripted(losses, by_step)
+    callbacks = [script, hr.BestModel(k=k), *options.pop("callbacks", [])]
+    options = {"epochs": len(losses) // (5 if by_step else 1)} | options
+    return fit(run, make(eval_loss=script.loss), callbacks=callbacks, **options)
+
+
+# --- when ---------------------------------------------------------------------------------------------------
+
+EVERY: dict[str, list[int]] = {
+    "1 step": list(range(16)),
+    "4 steps": [0, 4, 8, 12, 15],
+    "1 epoch": [0, 5, 10, 15],
+    "2 epochs": [0, 10, 15],
+    "9 epochs": [0, 15],
+    "10 samples": [0, 3, 6, 8, 11, 14, 15],
+    "1 sample": list(range(16)),
+    "1000 samples": [0, 15],
+}
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(every: str, tmp_path: Path) -> None:
+    trainer = fit(tmp_path, checkpoint_every=every)
+    assert steps_in(tmp_path) == EVERY[every]
+    assert same(weights_of(tmp_path, 15), trainer.model)
+    assert same(weights_of(tmp_path, 0), network())
+
+
+@pytest.mark.parametrize("every", ["4 steps", "10 samples", "2 epochs"])
+def test_what_is_due_does_not_move_when_a_run_is_resumed(every: str, tmp_path: Path) -> None:
+    for step in (1, 6, 11):
+        for info in make().steps(DATA, VAL, run=tmp_path, epochs=3, keep="all", checkpoint_every=every):
+            if info.step == step:
+                break
+    fit(tmp_path, checkpoint_every=every)
+    assert steps_in(tmp_path) == sorted({*EVERY[every], 1, 6, 11})
+
+
+def test_minutes_are_counted_from_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now_s = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now_s
+
+    class Ticks(hr.Callback):
+        def on_step_end(self, info: hr.Info) -> None:
+            clock.now_s += 3 * 60
+
+    clock = Clock()
+    monkeypatch.setattr(keeper, "time", clock)
+    fit(tmp_path, checkpoint_every="10 min", callbacks=[Ticks()])
+    assert steps_in(tmp_path) == [0, 4, 8, 12, 15]
+
+
+@pytest.mark.parametrize("every", ["0 steps", "often", "3 parsecs", "1.5 steps", 3, None])
+def test_an_interval_that_is_none_is_refused_before_a_directory_is_made(every: Any, tmp_path: Path) -> None:
+    with pytest.raises(hr.ConfigError, match="checkpoint_every"):
+        fit(tmp_path / "run", checkpoint_every=every)
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_is_saved_of_a_step_that_raises(tmp_path: Path) -> None:
+    class Fails(hr.Callback):
+        def on_step_end(self, info: hr.Info) -> None:
+            if info.step == 7:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(tmp_path, callbacks=[Fails()])
+    assert steps_in(tmp_path) == [0, 5]
+    whole = make()
+    whole.fit(DATA, VAL, epochs=3, progress=False)
+    assert same(fit(tmp_path, make(network(3))).model, whole.model)
+
+
+@pytest.mark.parametrize("every", ["1 step", "3 steps", "1 epoch"])
+def test_what_the_driver_of_a_loop_does_at_a_step_is_in_the_checkpoint_of_that_step(every: str, tmp_path: Path) -> None:
+    def drive(trainer: hr.Trainer, **options: Any) -> None:
+        for _ in trainer.steps(DATA, VAL, epochs=3, checkpoint_every=every, **options):
+            with torch.no_grad():
+                trainer.model[3].weight += 0.1 * torch.rand(3, 8)
+            trainer.optimizer.param_groups[0]["lr"] *= 0.9
+
+    class Fails(hr.Callback):
+        def on_step_end(self, info: hr.Info) -> None:
+            if info.step == 8:
+                raise ZeroDivisionError
+
+    whole, resumed, broken = make(), make(network(3)), make()
+    torch.manual_seed(5)
+    drive(whole)
+    torch.manual_seed(5)
+    with pytest.raises(ZeroDivisionError):
+        drive(broken, run=tmp_path, callbacks=[Fails()])
+    drive(resumed, run=tmp_path, resume="must")
+    assert same(resumed.model, whole.model)
+    assert resumed.history.rows == whole.history.rows
+
+
+# --- what stays -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("keep", "there"), [(1, [15]), (2, [14, 15]), (3, [13, 14, 15]), ("all", list(range(16)))])
+def test_the_last_so_many_stay(keep: int | str, there: list[int], tmp_path: Path) -> None:
+    fit(tmp_path, keep=keep, checkpoint_every="1 step")
+    assert steps_in(tmp_path) == there
+
+
+@pytest.mark.parametrize("keep", [0, -1, "some", None, 1.5, True])
+def test_a_number_to_keep_that_is_none_is_refused_before_a_directory_is_made(keep: Any, tmp_path: Path) -> None:
+    with pytest.raises(hr.ConfigError, match="keep="):
+        fit(tmp_path / "run", keep=keep)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_best_stay_beyond_the_last(tmp_path: Path) -> None:
+    scripted(tmp_path, 3, 1, 2, 4, 5, keep=2)
+    assert steps_in(tmp_path) == [10, 20, 25]
+    assert hr.load_weights(network(), tmp_path) == 10
+
+
+def test_the_best_k_stay_beyond_the_last(tmp_path: Path) -> None:
+    scripted(tmp_path, 3, 1, 9, 2, 8, 7, k=2, keep=1)
+    assert steps_in(tmp_path) == [10, 20, 30]
+    assert hr.load_weights(network(), tmp_path) == 10
+
+
+def test_the_best_is_saved_although_no_checkpoint_was_due(tmp_path: Path) -> None:
+    losses = [9, 9, 9, 9, 9, 9, 1, 9, 9, 9, 9, 9, 9, 9, 9]
+    scripted(tmp_path, *losses, by_step=True, checkpoint_every="9 epochs", keep=1, validate_every="1 step")
+    assert steps_in(tmp_path) == [7, 15]
+
+
+def test_the_best_of_a_run_that_is_resumed_stays(tmp_path: Path) -> None:
+    for epochs in (1, 2, 3, 4, 5, 6, 7):
+        scripted(tmp_path, 3, 1, 2, 4, 5, 6, 7, epochs=epochs, keep=1)
+        assert steps_in(tmp_path) == sorted({5, 5 * epochs} if epochs == 1 else {10, 5 * epochs})
+        assert hr.load_weights(network(), tmp_path) == min(2, epochs) * 5
+    best = json.loads((tmp_path / "best" / "best.json").read_text())
+    assert best == {"step": 10, "val/loss": 1}
+    assert same(load_file(tmp_path / "best" / "model.safetensors"), weights_of(tmp_path, 10))
+
+
+def test_the_best_has_a_folder_that_is_right_after_every_epoch(tmp_path: Path) -> None:
+    class Looks(hr.Callback):
+        seen: list[Any]
+
+        def on_epoch_start(self, info: hr.Info) -> None:
+            path = tmp_path / "best" / "best.json"
+            self.seen = [*getattr(self, "seen", []), json.loads(path.read_text()) if path.exists() else None]
+
+    looks = Looks()
+    scripted(tmp_path, 3, 4, 1, 2, 0.5, callbacks=[looks], wait_for_saves=True)
+    values = [{"step": 5, "val/loss": 3}, {"step": 5, "val/loss": 3}, *[{"step": 15, "val/loss": 1}] * 2]
+    assert looks.seen == [None, *values]
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"step": 25, "val/loss": 0.5}
+    assert same(load_file(tmp_path / "best" / "model.safetensors"), weights_of(tmp_path, 25))
+    assert sorted(file.name for file in (tmp_path / "best").iterdir()) == ["best.json", "model.safetensors"]
+
+
+def test_without_anybody_who_tells_good_from_bad_there_is_no_best(tmp_path: Path) -> None:
+    fit(tmp_path)
+    assert not (tmp_path / "best").exists()
+    with pytest.raises(hr.CheckpointError, match="no best checkpoint"):
+        hr.load_weights(network(), tmp_path)
+
+
+# --- weights for others ---------------------------------------------------------------------------------------
+
+
+def test_load_weights_gives_the_best_the_last_or_those_of_a_step(tmp_path: Path) -> None:
+    trainer = scripted(tmp_path, 3, 1, 2)
+    for which, step in {"best": 10, "last": 15, 5: 5, 0: 0}.items():
+        model = network(7)
+        assert hr.load_weights(model, str(tmp_path), which=which) == step
+        assert same(model, weights_of(tmp_path, step))
+        assert same(model, trainer.model) == (step == 15)
+
+
+@pytest.mark.parametrize("which", ["worst", 7, True, 1.0])
+def test_load_weights_refuses_what_is_not_there(which: Any, tmp_path: Path) -> None:
+    scripted(tmp_path, 3, 1, 2)
+    model = network(7)
+    with pytest.raises(hr.HeadraceError, match=str(which)):
+        hr.load_weights(model, tmp_path, which=which)
+    with pytest.raises(hr.RunError, match="is not a run"):
+        hr.load_weights(model, tmp_path / "nowhere")
+    assert same(model, network(7))
+
+
+def test_load_weights_refuses_another_model_unless_it_need_not_be_strict(tmp_path: Path) -> None:
+    fit(tmp_path)
+    other = network(7)
+    other[3] = nn.Linear(8, 5)
+    other.append(nn.PReLU())
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(hr.CheckpointError, match=r"missing in the checkpoint: 4.weight\n.*another shape: 3.weight"):
+        hr.load_weights(other, tmp_path, which="last")
+    assert same(other, before)
+    assert hr.load_weights(other, tmp_path, which="last", strict=False) == 15
+    saved = weights_of(tmp_path, 15)
+    fits = {name for name in saved if not name.startswith("3.")}
+    assert all(torch.equal(other.state_dict()[name], saved[name] if name in fits else before[name]) for name in before)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.json"])
+def test_load_weights_verifies_what_it_reads(name: str, tmp_path: Path) -> None:
+    scripted(tmp_path, 3, 1, 2)
+    path = tmp_path / "checkpoints" / "step-000000000010" / name
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    model = network(7)
+    for which in ("best", 10):
+        with pytest.raises(hr.CorruptError, match=name):
+            hr.load_weights(model, tmp_path, which=which)
+    assert same(model, network(7))
+    path = tmp_path / "checkpoints" / "step-000000000015" / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="step-000000000015"), pytest.warns(UserWarning, match="step-000000000010"):
+        assert hr.load_weights(model, tmp_path, which="last") == 5
+
+
+def test_load_weights_keeps_the_dtype_and_the_place_of_the_model_and_disturbs_no_random_numbers(tmp_path: Path) -> None:
+    fit(tmp_path)
+    model = network(7)
+    places, state = [p.data_ptr() for p in model.parameters()], torch.get_rng_state()
+    hr.load_weights(model, tmp_path, which="last")
+    assert [p.data_ptr() for p in model.parameters()] == places
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- compiled models ------------------------------------------------------------------------------------------
+
+
+def compiled(model: nn.Module, how: str) -> nn.Module:
+    """The model as it is, wrapped as a whole, in a part, or with its call exchanged."""
+    if how == "whole":
+        return torch.compile(model, backend="eager")
+    if how == "part":
+        model[0] = torch.compile(model[0], backend="eager")
+    if how == "in place":
+        model.compile(backend="eager")
+    return model
+
+
+@pytest.mark.parametrize("second", ["not", "whole", "part", "in place"])
+@pytest.mark.parametrize("first", ["not", "whole", "part", "in place"])
+def test_a_run_goes_on_whether_or_not_its_model_is_compiled(first: str, second: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of compiling
+        for info in make(compiled(network(), first)).steps(DATA, VAL, run=tmp_path, epochs=1):
+            if info.step == 3:
+                break
+        trainer, whole = fit(tmp_path, make(compiled(network(1), second)), epochs=1), make()
+        whole.fit(DATA, VAL, epochs=1, progress=False)
+    assert info.step == 3
+    for mine, raw in zip(trainer.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, raw)
+    plain, wrapped = network(2), compiled(network(3), second)
+    assert hr.load_weights(plain, tmp_path, which="last") == hr.load_weights(wrapped, tmp_path, which="last") == 5
+    assert weights_of(tmp_path, 5).keys() == network().state_dict().keys()
+    assert all(map(torch.equal, plain.state_dict().values(), wrapped.state_dict().values()))

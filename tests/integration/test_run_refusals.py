@@ -1,0 +1,383 @@
+"""What cannot go on: another model, other data, state that cannot be saved. It is told, and nothing is touched."""
+
+import copy
+import datetime
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace import metric
+
+ROWS, BATCH = 20, 4  # five batches
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+DATA = (X, Y)
+
+
+def network(width: int = 8, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 3))
+
+
+def make(model: nn.Module | None = None, optimizer: Any = None, **options: Any) -> hr.Trainer:
+    model = network() if model is None else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02) if optimizer is None else optimizer
+    return hr.Trainer(model, **{"loss": hr.CrossEntropy(), "optimizer": optimizer, "batch_size": BATCH} | options)
+
+
+def steps(trainer: hr.Trainer, run: Path, until: int | None = None, data: Any = DATA, **options: Any) -> int:
+    """The loop, left after so many steps or trained to its end; the step at which it went on."""
+    for info in trainer.steps(data, run=run, **{"epochs": 2} | options):
+        if info.step == until:
+            break
+    return info.resumed
+
+
+def state(trainer: hr.Trainer) -> Any:
+    return copy.deepcopy([trainer.model.state_dict(), [o.state_dict() for o in trainer.optimizers.values()]])
+
+
+def same(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def refused(
+    trainer: hr.Trainer, run: Path, *told: str, data: Any = DATA, kind: type[Exception] = hr.HeadraceError
+) -> None:
+    """Says all of this; the model is as it was, the run can be gone on with, and the trainer is of use."""
+    before = state(trainer)
+    checkpoints = {file: file.read_bytes() for file in (run / "checkpoints").rglob("*.*")}
+    with pytest.raises(kind) as caught:
+        steps(trainer, run, data=data)
+    for text in told:
+        assert text in str(caught.value)
+    same(state(trainer), before)
+    assert {file: file.read_bytes() for file in (run / "checkpoints").rglob("*.*")} == checkpoints
+    trainer.fit(data, epochs=1, progress=False)
+
+
+# --- another model ------------------------------------------------------------------------------------------
+
+
+def test_another_model_is_refused_with_all_that_is_different(tmp_path: Path) -> None:
+    steps(make(), tmp_path / "run", 3)
+    wide = network(9)
+    wide.extend([nn.Linear(3, 3), nn.PReLU()])
+    wide[0].bias = None
+    told = [
+        "another model",
+        "missing in the checkpoint: 4.weight, 4.bias, 5.weight",
+        "not in this model: 0.bias",
+    ]
+    told.append("of another shape: 0.weight (float32[8, 6] there, float32[9, 6] here)")
+    refused(make(wide), tmp_path / "run", *told, kind=hr.CheckpointError)
+    assert steps(make(), tmp_path / "run") == 3
+
+
+def test_a_model_in_another_precision_is_refused(tmp_path: Path) -> None:
+    steps(make(), tmp_path / "run", 3)
+    model = network().double()
+    double = (X.double(), Y)
+    refused(make(model), tmp_path / "run", "0.weight (float32[8, 6] there, float64[8, 6] here)", data=double)
+    assert steps(make(), tmp_path / "run") == 3
+
+
+def test_a_model_like_it_is_not_refused(tmp_path: Path) -> None:
+    """The control: only names, shapes and dtypes count."""
+    steps(make(), tmp_path / "run", 3)
+    assert steps(make(network(seed=5)), tmp_path / "run") == 3
+
+
+class Prototypes(hr.Objective, nn.Module):
+    """An objective with weights of its own."""
+
+    def __init__(self, width: int = 3) -> None:
+        nn.Module.__init__(self)
+        self.centers = nn.Parameter(torch.zeros(3, width))
+        self.register_buffer("directions", torch.randn(3, 3))
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        out = model(batch["x"]) - self.directions[batch["y"]]
+        distance = (out[:, : self.centers.shape[1]] - self.centers[batch["y"]]).square().sum()
+        return {"distance": hr.Term(distance, float(batch.rows))}
+
+
+def with_prototypes(width: int = 3, seed: int = 0) -> hr.Trainer:
+    model, objective = network(seed=seed), Prototypes(width)
+    return make(model, torch.optim.Adam([*model.parameters(), *objective.parameters()]), loss=objective)
+
+
+def test_another_objective_is_refused(tmp_path: Path) -> None:
+    steps(with_prototypes(), tmp_path / "run", 3)
+    refused(with_prototypes(2), tmp_path / "run", kind=hr.CheckpointError)
+    assert steps(with_prototypes(), tmp_path / "run") == 3
+
+
+def test_values_that_an_objective_is_made_with_are_no_difference(tmp_path: Path) -> None:
+    """They are state, and come back."""
+    steps(with_prototypes(), tmp_path / "run", 3)
+    assert steps(with_prototypes(seed=1), tmp_path / "run") == 3
+
+
+@pytest.mark.parametrize("override", [False, True])
+def test_an_optimizer_of_another_kind_is_refused(override: bool, tmp_path: Path) -> None:
+    steps(make(), tmp_path / "run", 3)
+    model = network(seed=1)
+    trainer = make(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    before = state(trainer)
+    with pytest.raises(hr.CheckpointError, match=r"Adam.*SGD"):
+        steps(trainer, tmp_path / "run", override=override)
+    same(state(trainer), before)
+    trainer.fit(DATA, epochs=1, progress=False)
+
+
+def test_an_optimizer_of_other_parameters_is_refused_by_their_names(tmp_path: Path) -> None:
+    steps(make(), tmp_path / "run", 3)
+    model = network(seed=1)
+    refused(make(model, torch.optim.Adam(model[1:].parameters(), lr=0.02)), tmp_path / "run", "0.bias", "0.weight")
+    for _ in range(2):
+        groups = [{"params": model[0].parameters()}, {"params": model[1:].parameters()}]
+        refused(make(model, torch.optim.Adam(groups, lr=0.02)), tmp_path / "run", "optimizer")
+    assert steps(make(), tmp_path / "run") == 3
+
+
+# --- other data ---------------------------------------------------------------------------------------------
+
+OTHERS: dict[str, tuple[Any, list[str]]] = {
+    "more rows": ((torch.cat([X, X]), torch.cat([Y, Y])), ["rows: saved 20, now 40"]),
+    "fewer rows": ((X[:10], Y[:10]), ["rows: saved 20, now 10"]),
+    "a stream more": ({"x": X, "y": Y, "z": X}, ["other data"]),
+    "another dtype": ({"x": X, "y": Y.int()}, ["other data"]),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_data_set_is_refused(name: str, tmp_path: Path) -> None:
+    data, told = OTHERS[name]
+    options = {"inputs": ["x"]}
+    steps(make(**options), tmp_path / "run", 3)
+    trainer = make(network(seed=1), **options)
+    before = state(trainer)
+    with pytest.raises(hr.HeadraceError) as caught:
+        steps(trainer, tmp_path / "run", data=data)
+    assert all(text in str(caught.value) for text in told)
+    same(state(trainer), before)
+    trainer.fit(data, epochs=1, progress=False)
+    assert steps(make(**options), tmp_path / "run") == 3
+
+
+class Stream(hr.Source):
+    """Pulled one batch after the other; it starts again by itself."""
+
+    streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        start, self.at = self.at, min(ROWS, self.at + size)
+        if start == ROWS:
+            self.at = 0
+            return None
+        return hr.Batch({"x": X[start : self.at], "y": Y[start : self.at]})
+
+
+def test_a_source_without_state_goes_on_between_epochs_and_is_refused_within_one(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Stream has no state_dict"):
+        steps(make(), tmp_path / "run", 5, data=Stream())
+    parts, whole = make(network(seed=1)), make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert steps(parts, tmp_path / "run", 7, data=Stream()) == 5
+        trainer = make(network(seed=2))
+        before = state(trainer)
+        with pytest.raises(hr.CheckpointError, match=r"within an epoch, and Stream cannot go back.*state_dict"):
+            steps(trainer, tmp_path / "run", data=Stream())
+        same(state(trainer), before)
+        whole.fit(Stream(), epochs=2, progress=False)
+        for step in (6, 7):
+            path = tmp_path / "run" / "checkpoints" / f"step-{step:012d}"
+            if path.exists():
+                path.rename(tmp_path / path.name)
+        assert steps(parts, tmp_path / "run", data=Stream()) == 5
+    same(state(parts), state(whole))
+
+
+class Marked(Stream):
+    """One with a state, which may be anything."""
+
+    def __init__(self, more: Any = None) -> None:
+        super().__init__()
+        self.more, self.pulled = more, 0
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        self.pulled += 1
+        return super().next_batch(size)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "deep": {"list": [1, self.more]}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.more = state["at"], state["deep"]["list"][1]
+
+
+UNFIT: dict[str, tuple[Any, str]] = {
+    "an object": (object(), "a object"),
+    "a set": ({1, 2}, "a set"),
+    "a tuple": ((1, 2), "tuple"),
+    "a NaN": (float("nan"), "nan (float)"),
+    "a dict with numbers as keys": ({1: "one"}, "a dict with the keys [1]"),
+    "a function": (len, "builtin_function_or_method"),
+    "a time": (datetime.timedelta(1), "a timedelta"),
+    "bytes": (b"abc", "a bytes"),
+    "an array of objects": (np.array([object()]), "an array of object"),
+    "a sparse tensor": (torch.eye(3).to_sparse(), "sparse"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_source_state_that_cannot_be_saved_is_refused_before_the_first_step(name: str, tmp_path: Path) -> None:
+    value, told = UNFIT[name]
+    trainer, source = make(), Marked(value)
+    before = state(trainer)
+    with pytest.raises(hr.CheckpointError) as caught:
+        steps(trainer, tmp_path / "run", data=source)
+    assert "deep/list/1" in str(caught.value)
+    assert told in str(caught.value)
+    same(state(trainer), before)
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("value", [None, True, 2**70, 0.1, "α", X, np.arange(3), [1, {"a": [None]}], {}], ids=repr)
+def test_source_state_of_plain_values_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
+    steps(make(), tmp_path / "run", 3, data=Marked(value))
+    source = Marked("something else")
+    assert steps(make(), tmp_path / "run", 4, data=source) == 3
+    assert type(source.more) is type(value)
+    if isinstance(value, Tensor | np.ndarray):
+        assert (torch.as_tensor(source.more) == torch.as_tensor(value)).all()
+    else:
+        assert source.more == value
+
+
+class Notes(hr.Callback):
+    def __init__(self, note: Any) -> None:
+        self.note, self.seen = note, 0
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"note": self.note, "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.note, self.seen = state["note"], state["seen"]
+
+
+def test_state_of_a_callback_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    trainer, notes = make(), Notes({"inner": object()})
+    with pytest.raises(hr.CheckpointError, match=r"callbacks/Notes/note/inner.*a object"):
+        steps(trainer, tmp_path / "run", callbacks=[notes])
+    assert notes.seen == 0
+
+
+def test_callbacks_of_one_kind_get_back_what_each_of_them_had(tmp_path: Path) -> None:
+    first = [Notes("a"), Notes((1, float("inf"))), Notes(X)]
+    steps(make(), tmp_path / "run", 3, callbacks=first)
+    second = [Notes(None) for _ in range(4)]
+    assert steps(make(), tmp_path / "run", 5, callbacks=second) == 3
+    assert [notes.seen for notes in second] == [5, 5, 5, 2]
+    assert [notes.note for notes in second[:2]] == ["a", (1, float("inf"))]
+    assert torch.equal(second[2].note, X)
+    with pytest.warns(UserWarning, match="saved with a callback Notes 4 that is not there now"):
+        steps(make(), tmp_path / "run", callbacks=second[:3], until=6)
+
+
+class Forgets:
+    """A metric of one's own whose state cannot be saved."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def update(self, outputs: Tensor, target: Tensor) -> None:
+        self.rows += len(target)
+
+    def compute(self) -> int:
+        return self.rows
+
+    def reset(self) -> None:
+        self.rows = 0
+
+
+def test_a_metric_that_forgets_is_right_or_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has been fed within the epoch, as it is once its block of outputs is full."""
+    monkeypatch.setattr(metric, "BLOCK_BYTES", 1)
+    trainer = make(metrics={"rows": Forgets()})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        steps(make(metrics={"rows": Forgets()}), tmp_path / "run", 3)
+        steps(trainer, tmp_path / "run", epochs=1, override=True)
+    told = any("rows" in str(warning.message) and "state_dict" in str(warning.message) for warning in caught)
+    assert told or trainer.history["train/rows"] == [ROWS]
+
+
+class Unsaid(nn.Sequential):
+    def get_extra_state(self) -> Any:
+        return {"what": {1, 2}}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_extra_state_of_a_model_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    trainer = make(Unsaid(*network()))
+    before = [p.clone() for p in trainer.model.parameters()]
+    with pytest.raises(hr.CheckpointError, match=r"_extra_state/what.*a set"):
+        steps(trainer, tmp_path / "run")
+    assert all(map(torch.equal, trainer.model.parameters(), before))
+
+
+# --- what it costs ------------------------------------------------------------------------------------------
+
+
+class Huge(hr.Table):
+    """A thousand million rows, made when they are asked for."""
+
+    streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        self.asked += indices.tolist()
+        return hr.Batch({"x": torch.sin(indices[:, None] * torch.arange(1, 7) * 1e-3), "y": indices % 3})
+
+
+@pytest.mark.parametrize("order", ["full", "blocks", "none"])
+def test_a_run_far_into_its_data_goes_on_without_reading_what_came_before(order: str, tmp_path: Path) -> None:
+    def reader(position: int) -> hr.Reader:
+        reader = hr.Reader(Huge(), order, seed=3)
+        reader.load_state_dict({**reader.state_dict(), "position": position})
+        return reader
+
+    def trained(source: hr.Reader, until: int) -> list[int]:
+        assert steps(make(macrobatch=BATCH), tmp_path / "run", until, data=source, epochs=None, steps=9) in (0, 3)
+        assert isinstance(source.table, Huge)
+        return source.table.asked
+
+    there = 9 * 10**8
+    order_of_rows = reader(0).order.indices(0, there, there + 100)
+    first, second = trained(reader(there), 3), trained(reader(0), 6)
+    ahead = 3 * BATCH  # read, perhaps, and not used yet
+    assert first[: 3 * BATCH] == order_of_rows[: 3 * BATCH].tolist()
+    assert second[: 3 * BATCH] == order_of_rows[3 * BATCH : 6 * BATCH].tolist()
+    assert len(second) <= 3 * BATCH + ahead

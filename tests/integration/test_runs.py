@@ -1,0 +1,267 @@
+"""A run: begun, gone on with, finished, made longer, and never mixed up with another."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.checkpoint import Store
+
+ROWS, BATCH = 20, 4  # five batches
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+DATA, VAL, TEST = (X, Y), (X[:7], Y[:7]), (X[5:14], Y[5:14])
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def make(seed: int = 0, rate: float = 0.02, **options: Any) -> hr.Trainer:
+    model = network(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    return hr.Trainer(model, **{"loss": hr.CrossEntropy(), "optimizer": optimizer, "batch_size": BATCH} | options)
+
+
+def fit(trainer: hr.Trainer, run: Path | None, **options: Any) -> hr.History:
+    return trainer.fit(DATA, VAL, run=run, **{"epochs": 2, "progress": False} | options)
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def equal(a: nn.Module, b: nn.Module) -> bool:
+    return same(values(a), values(b))
+
+
+def weights_of(run: Path, step: int) -> dict[str, Tensor]:
+    return Store(run / "checkpoints", None).load(step).tensors["model.safetensors"]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def left_at(run: Path, step: int, **options: Any) -> hr.Trainer:
+    """A trainer whose loop was left after so many steps."""
+    trainer = make()
+    for info in trainer.steps(DATA, VAL, run=run, **{"epochs": 2} | options):
+        if info.step == step:
+            break
+    return trainer
+
+
+# --- how it begins ------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_does_not_exist_is_begun_and_one_that_exists_is_gone_on_with(tmp_path: Path) -> None:
+    left_at(tmp_path / "run", 3)
+    resumed, whole = make(seed=1), make()
+    history = fit(resumed, tmp_path / "run")
+    assert history.rows == fit(whole, None).rows
+    assert equal(resumed.model, whole.model)
+
+
+def test_training_in_a_run_changes_nothing_of_the_training(tmp_path: Path) -> None:
+    kept, plain = make(), make()
+    assert fit(kept, tmp_path / "run", checkpoint_every="1 step").rows == fit(plain, None).rows
+    assert equal(kept.model, plain.model)
+    assert not equal(kept.model, network())
+
+
+def test_without_a_run_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit(make(), None, checkpoint_every="1 step")
+    assert os.listdir(tmp_path) == []
+
+
+def test_must_goes_on(tmp_path: Path) -> None:
+    left_at(tmp_path / "run", 3)
+    seen = [info.resumed for info in make().steps(DATA, VAL, run=tmp_path / "run", resume="must", epochs=2)]
+    assert seen == [3] * 7
+
+
+def test_must_refuses_a_run_that_is_not_there_and_makes_none(tmp_path: Path) -> None:
+    trainer = make()
+    with pytest.raises(hr.RunError, match=r"resume='must'.*nowhere"):
+        fit(trainer, tmp_path / "nowhere", resume="must")
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(hr.ConfigError, match="run="):
+        fit(trainer, None, resume="must")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(hr.RunError, match=r"resume='must'.*empty"):
+        fit(trainer, tmp_path / "empty", resume="must")
+    assert equal(trainer.model, network())
+    fit(trainer, None)
+
+
+def test_never_begins_a_run_and_refuses_one_that_has_checkpoints(tmp_path: Path) -> None:
+    fit(make(), tmp_path / "run", resume="never")
+    before, trainer = contents(tmp_path / "run" / "checkpoints"), make(seed=1)
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(hr.RunError, match=r"resume='never', and .* has 3 checkpoints, the last of step 10"):
+        fit(trainer, tmp_path / "run", resume="never")
+    assert contents(tmp_path / "run" / "checkpoints") == before
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
+    assert equal(trainer.model, network(1))
+
+
+def test_another_word_is_refused_with_the_nearest_that_exists() -> None:
+    with pytest.raises(hr.ConfigError, match="Did you mean 'must'"):
+        fit(make(), Path("nowhere"), resume="mst")
+    assert not Path("nowhere").exists()
+
+
+def test_a_directory_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("chapter one")
+    trainer = make()
+    with pytest.raises(hr.RunError, match=r"is not a run.*thesis.tex"):
+        fit(trainer, tmp_path)
+    assert contents(tmp_path) == {"thesis.tex": b"chapter one"}
+    fit(trainer, None)
+
+
+def test_a_file_in_place_of_a_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("not a directory")
+    with pytest.raises(hr.RunError, match="run"):
+        fit(make(), tmp_path / "run")
+    assert (tmp_path / "run").read_text() == "not a directory"
+
+
+def test_one_trainer_goes_on_with_its_own_run(tmp_path: Path) -> None:
+    trainer, whole = make(), make()
+    fit(trainer, tmp_path / "run", epochs=1)
+    history = fit(trainer, tmp_path / "run", epochs=3)
+    assert history.rows == fit(whole, None, epochs=3).rows
+    assert equal(trainer.model, whole.model)
+
+
+# --- how it ends --------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_trains_nothing_says_so_and_gives_the_whole_history(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = make(metrics=["accuracy", "confusion"])
+    rows = first.fit(DATA, VAL, TEST, run=tmp_path / "run", epochs=2, progress=False).rows
+    assert {"train/loss", "val/accuracy", "test/loss", "test/confusion"} <= rows[-1].keys()
+    before = contents(tmp_path / "run" / "checkpoints"), (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    for _ in range(2):
+        second, modes = make(seed=1, metrics=["accuracy", "confusion"]), []
+        second.model.register_forward_pre_hook(lambda model, _, modes=modes: modes.append(model.training))
+        history = second.fit(DATA, VAL, TEST, run=tmp_path / "run", epochs=2, progress="plain")
+        assert history.rows == rows
+        assert history.stopped == "2 epochs reached"
+        assert True not in modes
+        assert equal(second.model, first.model)
+        told = capsys.readouterr().err
+        assert "going on from step 10" in told
+        assert "nothing left to train: 2 epochs reached" in told
+    assert (contents(tmp_path / "run" / "checkpoints"), (tmp_path / "run" / "metrics.jsonl").read_bytes()) == before
+
+
+def test_a_run_that_was_left_at_its_last_step_is_tested_when_it_is_gone_on_with(tmp_path: Path) -> None:
+    whole = make().fit(DATA, VAL, TEST, epochs=2, progress=False)
+    left_at(tmp_path / "run", 10)
+    history = make(seed=1).fit(DATA, VAL, TEST, run=tmp_path / "run", epochs=2, progress=False)
+    assert history.rows == whole.rows
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5, 10, 10]
+    assert lines[-1]["test/loss"] == whole.last["test/loss"]
+    assert "train/loss" not in lines[-1]
+
+
+class Strange:
+    """A metric of one's own, with values that JSON does not know."""
+
+    def update(self, outputs: Tensor, target: Tensor) -> None: ...
+    def reset(self) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def compute(self) -> Any:
+        return {
+            "nan": float("nan"),
+            "inf": float("inf"),
+            "tensor": torch.ones(2),
+        }
+
+
+def test_scores_that_are_no_plain_numbers_come_back_from_a_finished_run_as_they_were(tmp_path: Path) -> None:
+    rows = [
+        repr(make(metrics={"strange": Strange()}).fit(DATA, VAL, TEST, run=tmp_path, epochs=1, progress=False).rows)
+        for _ in range(2)
+    ]
+    assert "'test/strange': {'nan': nan, 'inf': inf" in rows[0]
+    assert rows[1] == rows[0]
+
+
+@pytest.mark.parametrize("schedule", ["constant", "by step"])
+@pytest.mark.parametrize("restore", [None, False, True])
+def test_a_run_that_is_made_longer_is_the_run_that_was_long_from_the_start(
+    restore: bool | None, schedule: str, tmp_path: Path
+) -> None:
+    def trainer(seed: int = 0) -> hr.Trainer:
+        step = hr.Schedule(lambda o, n: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="1 step")
+        return make(seed, rate=0.3, schedule=None if schedule == "constant" else step)
+
+    def watching() -> list[hr.Callback]:
+        return [] if restore is None else [hr.EarlyStopping(patience=50, restore_best=restore)]
+
+    whole, parts = trainer(), [trainer(seed) for seed in range(3)]
+    expected = fit(whole, tmp_path / "whole", epochs=7, callbacks=watching(), keep="all")
+    for part, epochs in zip(parts, (2, 3, 7), strict=True):
+        found = fit(part, tmp_path / "parts", epochs=epochs, callbacks=watching(), keep="all")
+        losses = found["val/loss"]
+        step = 5 * (1 + losses.index(min(losses))) if restore else 5 * epochs
+        assert same(weights_of(tmp_path / "parts", step), values(part.model))
+    assert found.rows == expected.rows
+    assert equal(parts[-1].model, whole.model)
+    assert same(*(weights_of(tmp_path / name, 35) for name in ("whole", "parts")))
+
+
+def test_the_model_ends_as_best_while_the_last_checkpoint_stays_the_last(tmp_path: Path) -> None:
+    """The rate is so high that the last weights are not the best."""
+    trainer, plain = make(rate=0.5), make(rate=0.5)
+    losses = fit(trainer, tmp_path / "run", epochs=6, callbacks=[hr.EarlyStopping(patience=50)])["val/loss"]
+    fit(plain, None, epochs=6)
+    assert losses.index(min(losses)) < 5
+    assert trainer.validate(VAL)["val/loss"] == min(losses)
+    assert Store(tmp_path / "run" / "checkpoints", None).steps()[-1] == 30
+    assert same(weights_of(tmp_path / "run", 30), values(plain.model))
+    assert not equal(trainer.model, plain.model)
+
+
+def test_a_run_in_steps_that_is_made_longer_within_an_epoch_has_the_same_weights(tmp_path: Path) -> None:
+    parts, whole = make(), make()
+    fit(parts, tmp_path / "run", epochs=None, steps=3)
+    fit(parts, tmp_path / "run", epochs=None, steps=9)
+    fit(whole, None, epochs=None, steps=9)
+    assert equal(parts.model, whole.model)
+
+
+def test_minutes_count_on_from_where_they_were(tmp_path: Path) -> None:
+    fit(make(), tmp_path / "run", epochs=1, minutes=1e6)
+    before = [info.counters.minutes for info in make().steps(DATA, VAL, run=tmp_path / "run", epochs=2, minutes=1e6)]
+    assert before == sorted(before)
+    store = Store(tmp_path / "run" / "checkpoints", None)
+    minutes = [store.load(step).documents["trainer.json"]["counters"]["minutes"] for step in store.steps()]
+    assert minutes == sorted(minutes)
+    assert minutes[1] < before[0]
+    trainer = make(seed=1)
+    with pytest.raises(hr.CheckpointError, match="limit in minutes"):
+        fit(trainer, tmp_path / "run", minutes=minutes[-1] / 2)
+    history = fit(trainer, tmp_path / "run", minutes=minutes[-1] / 2, override=True, epochs=9)
+    assert (history.last["step"], history.stopped) == (10, f"{hr.Length(minutes[-1] / 2, 'minutes')} reached")

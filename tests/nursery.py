@@ -1,0 +1,347 @@
+"""Processes for tests: forked from one that has imported torch, watched, ended at a limit, and leaving nobody behind.
+
+A test starts one with `start(function, ...)`, a function of its own module, or `start_script(path)`. In it, `tell` says
+how far it has come and `hear` waits for a word. It ends as any program does: Python waits for threads, calls what is
+registered, and makes a status of what was raised. Only scripts take their modules apart as well, which takes longer.
+"""
+
+import atexit
+import gc
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+LIMIT_S = 25.0  # of a process; a test that waits for something else waits no longer either
+GONE_S = 5.0  # within which nobody of its group is left once it has ended
+_MESSAGE = 1 << 16
+_SERVE = "import nursery; nursery.serve()"
+
+
+# --- in the test ------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A process as its test sees it."""
+
+    def __init__(self, lines: int, orders: int, status: socket.socket, output: Path) -> None:
+        self._lines, self._orders, self._status, self._output = lines, orders, status, output
+        self._unread = b""
+        self._code: int | None = None
+        self.told: list[str] = []
+        """All that it has said so far."""
+        self.pid = int(self._news()["pid"])
+
+    @property
+    def output(self) -> str:
+        """What it has printed, errors included."""
+        return self._output.read_text(errors="replace")
+
+    def line(self, limit_s: float = LIMIT_S) -> str | None:
+        """What it says next; `None` once there is nobody left to say anything."""
+        end = time.monotonic() + limit_s
+        while b"\n" not in self._unread:
+            if not self._readable(max(0.0, end - time.monotonic())):
+                raise TimeoutError(f"nothing was said for {limit_s:g} s, after {self.told}.\n{self.output}")
+            data = os.read(self._lines, _MESSAGE)
+            if not data:
+                return None
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        self.told.append(line.decode())
+        return self.told[-1]
+
+    def until(self, wanted: str, limit_s: float = LIMIT_S) -> str:
+        """What follows `wanted` in the first line that begins with it."""
+        while (line := self.line(limit_s)) is not None:
+            if line.startswith(wanted):
+                return line[len(wanted) :].strip()
+        raise AssertionError(f"it ended ({self.ending()}) before it said {wanted!r}: {self.told}\n{self.output}")
+
+    def wait(self, seconds: float) -> bool:
+        """Lets it run for so long, whatever it says; whether everybody has ended by then."""
+        end = time.monotonic() + seconds
+        while self._readable(max(0.0, end - time.monotonic())):
+            data = os.read(self._lines, _MESSAGE)
+            if not data:
+                return True
+            self._unread += data
+        return False
+
+    def say(self, word: str) -> None:
+        """A word for `hear`."""
+        os.write(self._orders, word.encode() + b"\n")
+
+    def send(self, number: int) -> None:
+        """A signal for the process."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL for the process and all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def code(self, limit_s: float = LIMIT_S) -> int:
+        """Its exit status, or minus the signal that ended it."""
+        if self._code is None:
+            ready, _, _ = select.select([self._status], [], [], limit_s)
+            assert ready, f"still at work after {limit_s:g} s, having said {self.told}\n{self.output}"
+            news = self._news()
+            assert not news["late"], f"ended at its limit of time, having said {self.told}\n{self.output}"
+            self._code = int(news["code"])
+        return self._code
+
+    def ending(self, limit_s: float = LIMIT_S) -> int:
+        """As `code`; nobody of its group is left then, and all that it said is known."""
+        code = self.code(limit_s)
+        _empty(self.pid)
+        while self.line(GONE_S) is not None:
+            pass
+        return code
+
+    def close(self) -> None:
+        os.close(self._lines)
+        os.close(self._orders)
+        self._status.close()
+
+    def _readable(self, seconds: float) -> bool:
+        return bool(select.select([self._lines], [], [], seconds)[0])
+
+    def _news(self) -> dict[str, Any]:
+        data = self._status.recv(_MESSAGE)
+        assert data, "the nanny is gone"
+        found: dict[str, Any] = json.loads(data)
+        return found
+
+
+@contextmanager
+def start(function: Callable[..., None], at: Path, *arguments: Any, limit_s: float = LIMIT_S) -> Iterator[Child]:
+    """A process that calls a function of a test's module; `at` is a directory for what it prints."""
+    job = {"file": function.__code__.co_filename, "name": function.__qualname__}
+    with _started(job | {"arguments": [_plain(argument) for argument in arguments]}, at, limit_s) as child:
+        yield child
+
+
+@contextmanager
+def start_script(path: Path, *, limit_s: float = LIMIT_S) -> Iterator[Child]:
+    """A process whose `__main__` is a script."""
+    with _started({"file": str(path), "name": None}, path.parent, limit_s) as child:
+        yield child
+
+
+@contextmanager
+def _started(job: dict[str, Any], at: Path, limit_s: float) -> Iterator[Child]:
+    output = at / f"output-{len(list(at.glob('output-*')))}.txt"
+    reading, writing = os.pipe()
+    hearing, saying = os.pipe()
+    status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with open(output, "wb") as printed:
+        given = [writing, hearing, theirs.fileno(), printed.fileno()]
+        socket.send_fds(_zygote(), [json.dumps(job | {"limit_s": limit_s}).encode()], given)
+    for descriptor in (writing, hearing):
+        os.close(descriptor)
+    theirs.close()
+    child = Child(reading, saying, status, output)
+    try:
+        yield child
+    finally:
+        child.kill()
+        with suppress(AssertionError):
+            child.ending(GONE_S)
+        child.close()
+
+
+@cache
+def _zygote() -> socket.socket:
+    """The process that all others are forked from: it has imported what they need, and has one thread."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", _SERVE], stdin=theirs, env=environment, start_new_session=True)
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        process.wait(GONE_S)
+
+    atexit.register(end)
+    return ours
+
+
+def _empty(group: int) -> None:
+    """Returns once a process group has nobody left."""
+    end = time.monotonic() + GONE_S
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"somebody of process group {group} is left {GONE_S:g} s after it ended")
+
+
+def _plain(argument: Any) -> Any:
+    return str(argument) if isinstance(argument, Path) else argument
+
+
+# --- in the process that was started ----------------------------------------------------------------------
+
+_channel: dict[str, int] = {}
+
+
+def tell(line: str) -> None:
+    """Says something to the test, from any thread."""
+    os.write(_channel["lines"], line.encode() + b"\n")
+
+
+def hear() -> str:
+    """Waits for a word of the test's; "" once the test is gone."""
+    word = b""
+    while not word.endswith(b"\n"):
+        data = os.read(_channel["orders"], 1)
+        if not data:
+            break
+        word += data
+    return word.decode().strip()
+
+
+def hold(place: str) -> None:
+    """Says where the main thread is, waits there until a signal has been handled, and says so."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing)
+    try:
+        tell(place)
+        select.select([reading], [], [])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+    tell("heard")
+
+
+# --- in between -------------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Forks a nanny for every order that comes, until nobody can send any."""
+    _warm_up()
+    server = socket.socket(fileno=os.dup(0))
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(server, _MESSAGE, 4)
+        if not message:
+            return
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not os.fork():
+            server.close()
+            job = json.loads(message)
+            if _nanny(job["limit_s"], *descriptors):
+                _work(job)
+                return
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _warm_up() -> None:
+    """What all processes need is imported once, by a training; the collector leaves it alone from then on."""
+    import pytest  # noqa: F401
+    import trainees
+
+    trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)
+    gc.collect()
+    gc.freeze()
+
+
+def _nanny(limit_s: float, lines: int, orders: int, status: int, output: int) -> bool:
+    """Starts the process, whose return is true, and ends it if it is late or its test is gone."""
+    child = os.fork()
+    if not child:
+        os.setsid()
+        for target in (1, 2):
+            os.dup2(output, target)
+        os.close(status)
+        _channel.update(lines=lines, orders=orders)
+        return True
+    for descriptor in (lines, orders, output):
+        os.close(descriptor)
+    news = socket.socket(fileno=status)
+    news.send(json.dumps({"pid": child}).encode())
+    process = os.pidfd_open(child)
+    ready, _, _ = select.select([process, news], [], [], limit_s)
+    if process not in ready:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with suppress(OSError):
+        news.send(json.dumps({"code": code, "late": not ready}).encode())
+    os._exit(0)
+
+
+def _spare_the_disk() -> None:
+    """Processes die here, machines do not: what is written stays written, and nobody need wait for the disk."""
+    from headrace import disk
+
+    real = disk.perform
+
+    def perform(operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        return None if operation in ("fsync", "sync_dir") else real(operation, call, *arguments)
+
+    disk.perform = perform
+
+
+def _work(job: dict[str, Any]) -> None:
+    """Does what was ordered."""
+    _spare_the_disk()
+    file, name = job["file"], job["name"]
+    if name is None:
+        exec(compile(Path(file).read_bytes(), file, "exec"), sys.modules["__main__"].__dict__)
+        return
+    status = 0
+    try:
+        module = sys.modules.get(Path(file).stem) or _loaded(file)
+        getattr(module, name)(*job["arguments"])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    except BaseException as error:
+        traceback.print_exc()
+        status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    _leave(status)
+
+
+def _leave(status: int) -> None:
+    """What the interpreter does at its end, up to where it takes itself apart."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _loaded(file: str) -> ModuleType:
+    """A test's module, which no path leads to."""
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

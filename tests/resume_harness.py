@@ -1,0 +1,255 @@
+"""Trainings that are stopped, go on in another process, and are written down so that any bit that differs shows."""
+
+import hashlib
+import json
+import random
+import shutil
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # what trainings import, imported once here and not again in every process
+import torchmetrics.classification  # noqa: F401 - see torch._dynamo
+from fault_harness import in_child
+from resume_cases import CASES, Case
+from resume_parts import EPOCHS
+from torch import Tensor
+
+import headrace as hr
+from headrace.checkpoint import Store
+
+LIMIT_S = 60.0
+Record = dict[str, Any]
+Change = Callable[[dict[str, Any]], None]
+
+
+class StoppedError(Exception):
+    """What ends a training from within."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Where and how a training is stopped. `after` so many steps, unless the kind says otherwise.
+
+    "break": the loop is left; "error": the model raises in the second microbatch of the step that follows;
+    "preempt": the training is asked to end; "validating": it is asked while the model is being validated.
+    """
+
+    after: int
+    kind: str = "break"
+
+
+def uninterrupted(name: str, where: Path) -> Record:
+    return in_process(name, where, None)
+
+
+def stopped_and_resumed(name: str, where: Path, *stops: Stop) -> Record:
+    """A training that is stopped at each of these places in turn, every part of it in a process of its own."""
+    for stop in stops:
+        in_process(name, where, stop)
+    return in_process(name, where, None)
+
+
+def in_process(name: str, where: Path, stop: Stop | None, change: Change | None = None, seed: int = 0) -> Record:
+    """One process: it begins the training, or goes on with it, until it is stopped or done.
+
+    `change` is made to the state that it goes on from. The process that begins has `seed` as its seed; those
+    that go on have other weights and other random numbers until they have read what was saved.
+    """
+    found = in_child(lambda: run(name, where, stop, change, seed), LIMIT_S).value
+    return dict(found)
+
+
+def run(name: str, where: Path, stop: Stop | None = None, change: Change | None = None, seed: int = 0) -> Record:
+    where.mkdir(exist_ok=True)
+    log = where / "events.jsonl"
+    for draw in (torch.manual_seed, random.seed, np.random.seed):
+        draw(999 + log.stat().st_size if log.exists() else seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the model has .*with microbatches")
+        warnings.filterwarnings("ignore", message="memory ran out")
+        warnings.filterwarnings("ignore", message=".*lr_scheduler.step")
+        warnings.filterwarnings("ignore", message=".*epoch parameter in `scheduler.step")
+        warnings.filterwarnings("ignore", message="Sparse invariant checks")
+        case = CASES[name]()
+        with changed(change):
+            train(case, where, log, stop)
+    return {} if stop else record(case, where, log)
+
+
+def train(case: Case, where: Path, log: Path, stop: Stop | None) -> None:
+    """Trains until the stop; raises if it did not come."""
+    events = Events(log, stop)
+    case.trainer.model.register_forward_pre_hook(events.on_forward)
+    options = {"epochs": EPOCHS, "run": where / "run", **case.options}
+    options["callbacks"] = [*case.options.get("callbacks", ()), events]
+    try:
+        for info in case.trainer.steps(case.train, case.val, **options):
+            if stop == Stop(info.step):
+                return
+    except (StoppedError, SystemExit):
+        if not events.fired:
+            raise
+    assert stop is None or events.fired, f"{stop} did not come"
+
+
+class Events(hr.Callback):
+    """Writes down whatever happens, as lines that say which step they belong to; stops the training on the way."""
+
+    def __init__(self, path: Path, stop: Stop | None) -> None:
+        self._file = path.open("a")
+        self._stop = stop or Stop(-1)
+        self._info: Any = None
+        self._passes = 0
+        self.fired = False
+
+    def write(self, step: int, what: str, **values: Any) -> None:
+        self._file.write(json.dumps([step, what, exact(values)]) + "\n")
+        self._file.flush()
+
+    def on_fit_start(self, info: hr.Info) -> None:
+        self._info = info
+        self.write(info.step, "begins")
+
+    def on_epoch_start(self, info: hr.Info) -> None:
+        if self._stop == Stop(0):
+            self._fire()
+            raise StoppedError
+        self.write(info.step + 1, "epoch starts", epoch=info.epoch)
+
+    def on_step_end(self, info: hr.Info) -> None:
+        assert info.outcome is not None
+        ids = [i for _, part in info.outcome.outputs for i in part["id"].tolist()]
+        groups = [group for optimizer in info.trainer.optimizers.values() for group in optimizer.param_groups]
+        place = [info.batch, info.samples, info.epoch, info.ends_epoch, info.skipped]
+        self.write(info.step, "step", ids=ids, place=place, rates=[float(g["lr"]) for g in groups], losses=info.losses)
+        self._passes = 0
+        if self._stop == Stop(info.step, "preempt"):
+            self._ask(info)
+
+    def on_validation_end(self, info: hr.Info, scores: dict[str, Any]) -> None:
+        self.write(info.step, "validation", scores=scores)
+
+    def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
+        self.write(info.step, "epoch ends", row=row)
+
+    def on_forward(self, model: torch.nn.Module, _: Any) -> None:
+        if model.training:
+            self._passes += 1
+            if self._passes == 2 and self._stop == Stop(self._info.step, "error"):
+                self._fire()
+                raise StoppedError
+        elif self._stop == Stop(self._info.step, "validating"):
+            self._ask(self._info)
+
+    def _ask(self, info: hr.Info) -> None:
+        self._fire()
+        info.trainer.preempt()
+
+    def _fire(self) -> None:
+        self.fired = True
+
+
+@contextmanager
+def changed(change: Change | None) -> Iterator[None]:
+    """What comes out of a checkpoint is changed before it is used."""
+    from headrace import keeper
+
+    before = keeper.decode
+
+    def decode(contents: Any) -> dict[str, Any]:
+        state = before(contents)
+        if change is not None:
+            change(state)
+        return state
+
+    keeper.decode = decode
+    try:
+        yield
+    finally:
+        keeper.decode = before
+
+
+# --- what is compared ---------------------------------------------------------------------------------------
+
+
+def record(case: Case, where: Path, log: Path) -> Record:
+    """All that a training leaves, down to the last bit; of its last checkpoint everything but the time it took."""
+    trainer = case.trainer
+    last = Store(where / "run" / "checkpoints", None).newest()
+    assert last is not None
+    documents = json.loads(json.dumps(last.documents))
+    del documents["trainer.json"]["counters"]["minutes"]
+    if documents["trainer.json"]["place"]["ends_epoch"]:
+        del documents["trainer.json"]["place"]["batch"]  # the next epoch counts anew
+    cursors = [source.state_dict() for source in (case.train,) if isinstance(source, hr.Source)]
+    return {
+        "weights": exact(trainer.model.state_dict()),
+        "buffers": exact(dict(trainer.model.named_buffers())),
+        "optimizers": exact([optimizer.state_dict() for optimizer in trainer.optimizers.values()]),
+        "random": exact([random.getstate(), np.random.get_state(), torch.get_rng_state()]),
+        "source": exact(cursors),
+        "history": exact(trainer.history.rows),
+        "stopped": trainer.history.stopped,
+        "metrics.jsonl": (where / "run" / "metrics.jsonl").read_text().splitlines(),
+        "documents": exact(documents),
+        "tensors": exact(last.tensors),
+        "events": events_of(log),
+    }
+
+
+def events_of(log: Path) -> list[Any]:
+    """What happened, what a resumed process did again counted once; what it left out stays a gap."""
+    events: list[Any] = []
+    for line in log.read_text().splitlines():
+        step, what, values = json.loads(line)
+        if what == "begins":
+            events = [event for event in events if event[0] <= step]
+        else:
+            events.append([step, what, values])
+    return events
+
+
+def differences(found: Record, expected: Record) -> dict[str, str]:
+    """What differs, by the names in a record, each with the first place where it does."""
+    assert found.keys() == expected.keys()
+    return {name: _first(found[name], expected[name]) for name in expected if found[name] != expected[name]}
+
+
+def _first(found: Any, expected: Any, at: str = "") -> str:
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        return next(_first(found[k], expected[k], f"{at}/{k}") for k in found if found[k] != expected[k])
+    if isinstance(found, list) and isinstance(expected, list):
+        pairs = zip([*found, None], [*expected, None], strict=False)
+        return next((f"{at}/{k}: {a}, not {b}" for k, (a, b) in enumerate(pairs) if a != b), f"{at}: a length")
+    return f"{at}: {found}, not {expected}"
+
+
+def exact(value: Any) -> Any:
+    """As JSON in which values are equal only if all their bits are."""
+    if isinstance(value, Tensor):
+        data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype} {list(value.shape)} {list(value.stride())} {hashlib.sha256(data).hexdigest()[:16]}"
+    if isinstance(value, np.ndarray):
+        return exact(torch.from_numpy(value))
+    if isinstance(value, float):
+        return struct.pack(">d", value).hex() + f" {value:.6g}"
+    if isinstance(value, Mapping):
+        return {str(key): exact(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [exact(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return exact(asdict(value))
+    return value if value is None or isinstance(value, bool | int | str) else repr(value)
+
+
+def cleared(where: Path) -> Path:
+    """A directory for one training; what was there is gone."""
+    shutil.rmtree(where, ignore_errors=True)
+    return where

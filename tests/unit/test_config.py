@@ -1,0 +1,163 @@
+"""Settings as plain values: what is compared when a run is resumed, and what a person reads."""
+
+import enum
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import nn
+
+import headrace as hr
+from headrace import config
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    width: int
+    _hidden: int = 0
+
+
+class Plain:
+    def __init__(self, rate: float) -> None:
+        self.rate, self._cache = rate, object()
+
+    def method(self) -> None: ...
+
+
+def function(x: float, factor: float = 1.0) -> float:
+    return x * factor
+
+
+VALUES: dict[str, tuple[Any, Any]] = {
+    "None": (None, None),
+    "a boolean": (True, True),
+    "a float": (0.1, 0.1),
+    "text": ("α", "α"),
+    "a tuple": ((1, 2.5), [1, 2.5]),
+    "a dict": ({1: (2,)}, {"1": [2]}),
+    "a number of NumPy": (np.float64(0.1), 0.1),
+    "a short number of NumPy": (np.float32(0.5), 0.5),
+    "an integer of NumPy": (np.int64(3), 3),
+    "a small tensor": (torch.tensor([1.5, 2.0]), [1.5, 2.0]),
+    "an array": (np.array([[1, 2]]), [[1, 2]]),
+    "a tensor that is one number": (torch.tensor(0.5), 0.5),
+    "a length": (hr.Length(2, "epochs"), "2 epochs"),
+    "a dtype": (torch.bfloat16, "torch.bfloat16"),
+    "a device": (torch.device("cpu"), "cpu"),
+    "a member of an enum": (Colour.RED, "Colour.RED"),
+    "an object": (Plain(0.5), {"kind": "Plain", "rate": 0.5}),
+    "a dataclass with slots": (Slotted(3), {"kind": "Slotted", "width": 3}),
+    "a schedule": (hr.WarmupCosine(0.1), {"kind": "WarmupCosine", "warmup": 0.1, "floor": 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_is_shown_as_json_and_yaml_can_hold_it(name: str) -> None:
+    value, expected = VALUES[name]
+    shown = config.plain(value)
+    assert shown == expected
+    assert json.loads(json.dumps(shown)) == shown
+    assert yaml.safe_load(yaml.safe_dump(shown)) == shown
+
+
+def test_functions_classes_and_methods_are_shown_by_their_names() -> None:
+    shown = [config.plain(value) for value in (function, Plain, Plain(1.0).method, len, lambda: 0)]
+    names = ["function", "Plain", "Plain.method", "len", "<lambda>"]
+    assert all(name in text for text, name in zip(shown, names, strict=True))
+    assert config.plain(lambda: 0) != config.plain(lambda: 1)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(100), torch.ones(100)),
+        (torch.zeros(100), torch.zeros(10, 10)),
+        (torch.zeros(100), torch.zeros(100, dtype=torch.float64)),
+        (torch.zeros(100).index_fill(0, torch.tensor(99), 1), torch.zeros(100)),
+        (np.float32(0.1), np.float32(0.2)),
+        (partial(function, factor=1.0), partial(function, factor=2.0)),
+        (hr.CrossEntropy(target="a"), hr.CrossEntropy(target="b")),
+        (hr.CrossEntropy(), 2 * hr.CrossEntropy()),
+        (hr.CrossEntropy() + hr.L2Prior(0.1), hr.CrossEntropy() + hr.L2Prior(0.2)),
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))),
+        (nn.HuberLoss(delta=1.0), nn.HuberLoss(delta=2.0)),
+        (hr.Schedule(function, every="1 step"), hr.Schedule(function, every="2 steps")),  # type: ignore[arg-type]
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_settings_that_differ_are_shown_differently(one: Any, other: Any) -> None:
+    assert config.differences({"a": config.plain(one)}, {"a": config.plain(other)})
+    assert config.plain(one) == config.plain(one)
+
+
+def test_a_large_tensor_is_shown_briefly_and_the_same_wherever_it_lies() -> None:
+    value = torch.randn(30, 40)
+    shown = config.plain(value)
+    assert shown.startswith("float32[30, 40] ")
+    assert len(shown) < 40
+    assert shown == config.plain(value.clone()) == config.plain(value.t().contiguous().t())
+    assert shown == config.plain(nn.Parameter(value))
+
+
+def test_what_refers_to_itself_is_cut_off() -> None:
+    loop: dict[str, Any] = {"a": 1}
+    loop["self"] = loop
+    assert json.dumps(config.plain(loop)).count('"a": 1') < 10
+    thing = Plain(1.0)
+    thing.other = thing  # type: ignore[attr-defined]
+    json.dumps(config.plain(thing))
+
+
+def test_differences_name_every_setting_with_both_values() -> None:
+    saved = {"a": 1, "b": {"c": 2, "d": [1, 2]}, "longer": [1], "only then": 5, "same": None}
+    now = {"a": 3, "b": {"c": 2, "d": [1, 3]}, "longer": [1, 2], "only now": {"x": 6}, "same": None}
+    assert config.differences(saved, now) == [
+        "a: 1 in the run, 3 now",
+        "b.d.1: 2 in the run, 3 now",
+        "longer: [1] in the run, [1, 2] now",
+        "only then: 5 in the run, None now",
+        "only now: None in the run, {'x': 6} now",
+    ]
+    assert config.differences(saved, saved) == []
+
+
+def test_a_number_and_a_truth_are_not_the_same() -> None:
+    assert config.differences({"a": 1}, {"a": 1.0}) == []
+    assert config.differences({"a": True}, {"a": False})
+    assert config.differences({"a": {"b": 1}}, {"a": 1}) == ["a: {'b': 1} in the run, 1 now"]
+    assert config.differences({"a": "1"}, {"a": 1})
+
+
+def test_limits_shrink_when_they_are_less_or_others() -> None:
+    assert config.shrunk({"epochs": 3, "steps": 50}, {"epochs": 3, "steps": 80}) == []
+    assert config.shrunk({"epochs": 3}, {"epochs": 2}) == ["limit in epochs: 3 in the run, only 2 now"]
+    assert config.shrunk({"epochs": 3}, {"steps": 30}) == [
+        "limit in epochs: 3 in the run, None now",
+        "limit in steps: None in the run, 30 now",
+    ]
+    assert config.of_limits([hr.Length(3, "epochs"), hr.Length(0.5, "minutes")]) == {"epochs": 3, "minutes": 0.5}
+
+
+def test_an_optimizer_is_shown_by_kind_and_groups_and_without_what_a_scheduler_adds() -> None:
+    model = nn.Linear(2, 2)
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": torch.tensor(0.5)}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    before = config.of_optimizers({"": optimizer})
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 0.5)
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert config.of_optimizers({"": optimizer}) == before
+    assert before["kind"] == "SGD"
+    assert [group["lr"] for group in before["groups"]] == [0.1, 0.5]
+    assert before["groups"][0]["momentum"] == 0.9
+    assert "params" not in before["groups"][0]
+    assert list(config.of_optimizers({"a": optimizer, "b": optimizer})) == ["a", "b"]
+    json.dumps(before)

@@ -1,0 +1,256 @@
+"""Learning rates that move: curves over the progress, torch's schedulers, and when each of them is asked."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import lr_scheduler as rates
+
+import headrace as hr
+
+ROWS, BATCH = 18, 4  # five batches, the last of 2
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = X[:, :3].argmax(dim=1)
+DATA = (X, Y)
+CURVES: list[Callable[[float], float]] = [hr.WarmupCosine(), hr.WarmupLinear(), hr.OneCycle()]
+SHARES = st.floats(0, 1)
+
+
+def make(schedule: Any, rate: Any = 1.0, kind: Any = torch.optim.SGD, **options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    return hr.Trainer(
+        model, hr.CrossEntropy(), kind(model.parameters(), lr=rate), batch_size=BATCH, schedule=schedule, **options
+    )
+
+
+class Rates(hr.Callback):
+    """The rates with which every update is made, and those that hold afterwards."""
+
+    def __init__(self) -> None:
+        self.used: list[float] = []
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.used.append(float(info.trainer.optimizer.param_groups[0]["lr"]))
+
+
+def used(trainer: hr.Trainer, val: Any = None, **limits: Any) -> list[float]:
+    seen = Rates()
+    trainer.fit(DATA, val, progress=False, callbacks=[seen], **limits or {"epochs": 2})
+    return seen.used
+
+
+# --- curves -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("curve", [hr.WarmupCosine, hr.WarmupLinear])
+def test_a_warm_up_rises_in_a_straight_line_and_then_falls_to_the_floor(curve: Any) -> None:
+    factor = curve(0.2, floor=0.1)
+    assert [factor(p) for p in (0.0, 0.05, 0.1, 0.2)] == pytest.approx([0, 0.25, 0.5, 1])
+    assert factor(0.6) == pytest.approx(0.55)
+    assert factor(0.4) == pytest.approx(
+        0.775 if curve is hr.WarmupLinear else 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2
+    )
+    assert factor(1.0) == pytest.approx(0.1)
+    assert factor(1.7) == pytest.approx(0.1)
+
+
+def test_one_cycle_rises_to_its_peak_and_falls() -> None:
+    factor = hr.OneCycle(peak=0.25, start=0.1, end=0.01)
+    assert [factor(p) for p in (0.0, 0.125, 0.25, 0.625, 1.0)] == pytest.approx([0.1, 0.55, 1.0, 0.505, 0.01])
+    assert factor(3.0) == pytest.approx(0.01)
+
+
+def test_one_cycle_is_that_of_torch() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    theirs = rates.OneCycleLR(optimizer, 0.5, total_steps=101, cycle_momentum=False)
+    ours = hr.OneCycle(peak=29.3 / 100)  # torch puts the peak at step 0.3 · 101 - 1
+    for step in range(101):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * ours(step / 100), abs=2e-6)
+        optimizer.step()
+        if step < 100:
+            theirs.step()
+
+
+@given(SHARES, SHARES)
+def test_every_curve_stays_between_nothing_and_the_rate_wherever_its_top_is(progress: float, top: float) -> None:
+    for factor in (hr.WarmupCosine(top), hr.WarmupLinear(top), hr.OneCycle(top)):
+        assert 0.0 <= factor(progress) <= 1.0 + 1e-9
+
+
+@given(st.floats(0.0, 0.99))
+def test_every_curve_reaches_the_rate_at_its_top(top: float) -> None:
+    for factor in (hr.WarmupCosine(top), hr.WarmupLinear(top), hr.OneCycle(top)):
+        assert factor(top) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("curve", [hr.WarmupCosine, hr.WarmupLinear, hr.OneCycle])
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(curve: Any, share: float) -> None:
+    with pytest.raises(hr.ConfigError, match=r"warmup=|peak="):
+        make(curve(share))
+
+
+# --- by progress --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "progress"),
+    [
+        ({"epochs": 2}, [k / 10 for k in range(10)]),
+        ({"steps": 4}, [0, 0.25, 0.5, 0.75]),
+        ({"samples": 20}, [0, 0.2, 0.4, 0.6, 0.8, 0.9]),
+        ({"epochs": 2, "steps": 5}, [0, 0.2, 0.4, 0.6, 0.8]),
+        ({"epochs": 1, "steps": 50}, [0, 0.2, 0.4, 0.6, 0.8]),
+        ({"epochs": 1, "minutes": 1e9}, [0, 0.2, 0.4, 0.6, 0.8]),
+    ],
+)
+def test_the_rate_of_an_update_is_that_of_the_progress_before_it(limits: Any, progress: list[float]) -> None:
+    found = used(make(lambda p: 1 - p), **limits)
+    assert found == pytest.approx([1 - p for p in progress])
+
+
+def test_the_report_shows_the_rate_of_the_last_update() -> None:
+    trainer = make(lambda p: 1 - p)
+    used(trainer)
+    assert trainer.history["rate"] == pytest.approx([0.6, 0.1])
+
+
+def test_every_group_keeps_its_own_rate_and_another_training_begins_with_the_first() -> None:
+    model = nn.Linear(6, 3)
+    groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=2.0)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH, schedule=lambda p: 1 - p)
+    for _ in range(2):
+        seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
+        assert [rate for rate, _ in seen] == pytest.approx([2, 1.6, 1.2, 0.8, 0.4])
+        assert [rate for _, rate in seen] == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
+
+
+def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
+    rate = torch.tensor(1.0)
+    trainer = make(lambda p: 1 - p, rate, torch.optim.Adam)
+    assert used(trainer, epochs=1) == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
+    assert trainer.optimizer.param_groups[0]["lr"] is rate
+
+
+def test_several_optimizers_are_all_moved() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(6, 3)})
+    model.forward = lambda x: {"a": model["a"](x), "b": model["b"](x)}  # type: ignore[method-assign]
+    optimizers = {key: torch.optim.SGD(model[key].parameters(), lr=1.0 + (key == "b")) for key in "ab"}
+    losses = {key: hr.CrossEntropy(output=key) for key in "ab"}
+    trainer = hr.Trainer(model, losses, optimizers, batch_size=BATCH, schedule=lambda p: 1 - p)
+    for info in trainer.steps(DATA, epochs=1):
+        assert optimizers["a"].param_groups[0]["lr"] == pytest.approx(1.2 - 0.2 * info.step)
+        assert optimizers["b"].param_groups[0]["lr"] == pytest.approx(2.4 - 0.4 * info.step)
+
+
+def test_a_training_that_only_the_clock_ends_has_no_progress() -> None:
+    with pytest.raises(hr.ConfigError, match="limit in epochs, steps or samples"):
+        used(make(hr.WarmupCosine()), minutes=1)
+
+
+def test_the_rates_are_those_of_a_loop_of_ones_own() -> None:
+    """To the last bit."""
+    trainer = make(hr.WarmupCosine(0.2), 0.3, order="none")
+    trainer.fit(DATA, epochs=2, progress=False)
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    for step in range(10):
+        optimizer.param_groups[0]["lr"] = 0.3 * hr.WarmupCosine(0.2)(step / 10)
+        part = slice(BATCH * (step % 5), BATCH * (step % 5 + 1))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(X[part]), Y[part]).backward()
+        optimizer.step()
+    assert torch.equal(trainer.model.weight, model.weight)
+
+
+# --- torch's ------------------------------------------------------------------------------------------------
+
+
+def halving(optimizer: torch.optim.Optimizer, total: int | None) -> Any:
+    return rates.StepLR(optimizer, 1, gamma=0.5)
+
+
+def test_a_scheduler_of_torch_steps_after_every_epoch() -> None:
+    assert used(make(halving), epochs=3) == [1.0] * 5 + [0.5] * 5 + [0.25] * 5
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        ("1 step", [2.0**-k for k in range(10)]),
+        ("2 steps", [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625]),
+        ("2 epochs", [1.0] * 10),
+        ("9 samples", [1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125, 0.125]),
+    ],
+)
+def test_or_as_often_as_it_is_told(every: str, expected: list[float]) -> None:
+    assert used(make(hr.Schedule(halving, every=every))) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "total"),
+    [
+        ({"epochs": 3}, 15),
+        ({"steps": 7}, 7),
+        ({"epochs": 3, "steps": 50}, 15),
+        ({"samples": 100}, None),
+        ({"epochs": 2, "minutes": 5}, 10),
+    ],
+)
+def test_it_is_told_how_many_updates_there_will_be_where_that_is_known(limits: Any, total: int | None) -> None:
+    told: list[int | None] = []
+
+    def make_scheduler(optimizer: torch.optim.Optimizer, steps: int | None) -> Any:
+        told.append(steps)
+        return rates.LambdaLR(optimizer, lambda k: 1.0)
+
+    for _ in make(make_scheduler).steps(DATA, **limits):
+        break
+    assert told == [total]
+
+
+def test_a_plateau_is_told_the_score_of_the_validation_just_made() -> None:
+    trainer = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o, "max", patience=0, factor=0.5)))
+    found = used(trainer, DATA, epochs=3)
+    assert found == [1.0] * 10 + [0.5] * 5
+    with pytest.raises(
+        hr.ConfigError, match=r"ReduceLROnPlateau looks at 'val/loss', which is not measured. .*train/loss"
+    ):
+        used(make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o))))
+    trainer = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o), monitor="train/loss"))
+    assert len(used(trainer)) == 10
+
+
+@pytest.mark.parametrize("bad", [3, "cosine", [hr.OneCycle()], rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1)])
+def test_what_is_no_schedule_is_refused_at_once(bad: Any) -> None:
+    with pytest.raises(hr.ConfigError, match="schedule= takes"):
+        make(bad)
+
+
+def test_what_makes_no_scheduler_is_refused_before_the_first_update() -> None:
+    trainer = make(lambda optimizer, total: 3)
+    before = trainer.model.weight.clone()
+    with pytest.raises(hr.ConfigError, match="schedule= made a int"):
+        used(trainer)
+    assert torch.equal(trainer.model.weight, before)
+    with pytest.raises(hr.ConfigError, match="takes a function"):
+        hr.Schedule(3)  # type: ignore[arg-type]
+    with pytest.raises(hr.ConfigError, match="every="):
+        hr.Schedule(halving, every="5 min")
+
+
+def test_a_factor_may_be_an_object_with_a_call_and_arguments_that_need_not_be_given() -> None:
+    class Falls:
+        def __call__(self, progress: float, power: float = 2.0) -> float:
+            return (1 - progress) ** power
+
+    assert used(make(Falls()), epochs=1) == pytest.approx([1, 0.64, 0.36, 0.16, 0.04])
