@@ -66,16 +66,6 @@ class GoesOn(Ends):
         return batch
 
 
-class Shaken(Ends):
-    """Adds noise from torch's own generator, which the model draws from as well."""
-
-    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
-        batch = super().next_batch(size)
-        if batch is not None:
-            batch.fields = {**batch.fields, "x": batch["x"] + 0.1 * torch.randn(6)}
-        return batch
-
-
 class Elsewhere(hr.Table):
     """Rows that are not in the memory of the device: a thread reads them ahead."""
 

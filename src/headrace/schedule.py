@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,37 +23,38 @@ Factor = Callable[[float], float]
 
 
 @dataclass(frozen=True)
-class WarmupCosine:
+class _Warmup(ABC):
+    """Up in a straight line for a share `warmup` of the training, then down to `floor`."""
+
+    warmup: float = 0.05
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_shares(self, ("warmup", "floor"))
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.warmup:
+            return progress / self.warmup
+        after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
+        return self.floor + (1 - self.floor) * self._left(min(1.0, after))
+
+    @abstractmethod
+    def _left(self, after: float) -> float:
+        """What is left of the rate when so much of the way down is done."""
+
+
+class WarmupCosine(_Warmup):
     """Up in a straight line for a share `warmup` of the training, then down half a cosine to `floor`."""
 
-    warmup: float = 0.05
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_shares(self, ("warmup", "floor"))
-
-    def __call__(self, progress: float) -> float:
-        if progress < self.warmup:
-            return progress / self.warmup
-        after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, after)))
+    def _left(self, after: float) -> float:
+        return 0.5 * (1 + math.cos(math.pi * after))
 
 
-@dataclass(frozen=True)
-class WarmupLinear:
+class WarmupLinear(_Warmup):
     """Up in a straight line for a share `warmup` of the training, then down in one to `floor`."""
 
-    warmup: float = 0.05
-    floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_shares(self, ("warmup", "floor"))
-
-    def __call__(self, progress: float) -> float:
-        if progress < self.warmup:
-            return progress / self.warmup
-        after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
-        return self.floor + (1 - self.floor) * max(0.0, 1 - after)
+    def _left(self, after: float) -> float:
+        return 1 - after
 
 
 @dataclass(frozen=True)

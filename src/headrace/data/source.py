@@ -88,6 +88,8 @@ class Source(ABC):
     Batch if there is nothing for this shard, `None` once it is finished for every shard. With `state_dict`
     and `load_state_dict` it resumes exactly and is rewound for the next epoch; without them it is pulled
     on, and has to start again by itself.
+
+    It may be asked before its batch is needed: what it draws, it draws from a generator of its own, kept in its state.
     """
 
     shards = False
