@@ -99,12 +99,28 @@ def give_back_memory() -> None:
 
 
 class Held(hr.Callback):
-    """Notes when a save begins, as the loop sees it."""
+    """How long the last save has held the loop: from the moment it begins until the next update does."""
 
-    at = 0.0
+    def __init__(self) -> None:
+        self.seconds, self._began = 0.0, 0.0
 
     def on_checkpoint(self, info: hr.Info) -> None:
-        self.at = time.perf_counter()
+        self._began = time.perf_counter()
+
+    def update(self) -> None:
+        """An update begins."""
+        if self._began:
+            self.seconds, self._began = time.perf_counter() - self._began, 0.0
+
+
+class Watched(hr.Trainer):
+    """Tells when an update begins."""
+
+    held: Held
+
+    def train_step(self, batch: hr.Batch) -> Any:
+        self.held.update()
+        return super().train_step(batch)
 
 
 class Training:
@@ -112,8 +128,8 @@ class Training:
 
     def __init__(self, state: State, run: Path, *, wait: bool) -> None:
         model = state.model()
-        trainer = hr.Trainer(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), batch_size=8)
-        self._hook = Held()
+        trainer = Watched(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), batch_size=8)
+        self._hook = trainer.held = Held()
         self._steps = trainer.steps(
             state.rows(1024),
             epochs=1_000_000,
@@ -124,19 +140,19 @@ class Training:
             wait_for_saves=wait,
         )
         self.run = run
+        self.held()  # of step 0, when the optimizer has nothing to remember yet
         self.first = self.held()
         """Of the first save, whose copy is made in new memory."""
 
     def held(self) -> float:
-        """Seconds from the hook `on_checkpoint` until the step is over, which is all the loop sees of a save."""
+        """All that the loop sees of a save, in seconds."""
         settle()
         next(self._steps)
         next(self._steps)
-        seconds = time.perf_counter() - self._hook.at
         for thread in threading.enumerate():  # the write goes on, and must not share the machine with what is next
             if thread.name == "headrace-save":
                 thread.join()
-        return seconds
+        return self._hook.seconds
 
 
 class Saved:
