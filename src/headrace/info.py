@@ -98,7 +98,9 @@ class Info:
         counters.minutes = (time.perf_counter() - self._began) / 60
         self.batch += 1
         self.macrobatch, self.ends_epoch = macrobatch, batch.ends_epoch
-        self.look_at_limits()
+        for limit in self.limits:
+            if limit.reached(counters):
+                self.stop(f"{limit} reached")
 
     def look_at_limits(self) -> None:
         """Asks the loop to end if a limit has been reached."""

@@ -66,8 +66,10 @@ class Loop:
                         yield info
                         if info.stopping:
                             self._boundary()
-                        self._keep()
-                        self._asked.check()
+                        if self._due:
+                            self._keep()
+                        if self._asked.why:
+                            self._asked.check()
                         if info.stopping:
                             break
                     if not found and empty:
@@ -122,6 +124,7 @@ class Loop:
             info.look_at_limits()
             if info.step:
                 self._boundary()
+            if self._due:
                 self._keep()
             info.batch = 0 if info.ends_epoch else info.batch
         else:
@@ -181,10 +184,9 @@ class Loop:
         self._plan.callbacks.call("on_validation_end", self._info, scores)
 
     def _keep(self) -> None:
-        """Saves if a checkpoint is due: last of all, when whoever drives the loop has done its part of this step."""
-        if self._due:
-            self._due = False
-            self._save()
+        """Saves what is due: last of all, when whoever drives the loop has done its part of this step."""
+        self._due = False
+        self._save()
 
     def _save(self) -> None:
         """A checkpoint of this step, unless there is one."""
