@@ -92,7 +92,7 @@ class RunKeeper(Keeper):
         self.every, self._keep = every, keep
         self._saver, self._copier = Saver(), Copier()
         self._saved_at = time.perf_counter()
-        self._best_steps: deque[list[int]] = deque(maxlen=self._keep.last)
+        self._best_steps: deque[list[int]] = deque(maxlen=self._keep.last or 1)
         self._config: config.Config = {}
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
@@ -140,8 +140,8 @@ class RunKeeper(Keeper):
         state = decode(contents)
         state["overridden"] = self._check_settings(state["config"], settings, state["limits"], limits)
         self._rows_until = contents.step - ("row" not in state["done"])
-        for step in self._store.steps():
-            self._best_steps.append(self._marked_by(step))
+        for step in steps[-(self._keep.last or 1) :]:
+            self._best_steps.append(self._marked_by(step, contents))
         return state
 
     def begin(self, info: Info, nbytes: int) -> None:
@@ -227,10 +227,11 @@ class RunKeeper(Keeper):
         if weights.is_file():
             self._run.best(weights, {"step": best.step, best.key: best.value})
 
-    def _marked_by(self, step: int) -> list[int]:
-        """The steps that a checkpoint wants to be kept; none where it cannot be read."""
+    def _marked_by(self, step: int, read: Contents) -> list[int]:
+        """The steps that a checkpoint wants to be kept; none where it cannot be read. One has been `read` already."""
         try:
-            marks = self._store.load(step, lambda name: name == TRAINER).documents[TRAINER]["marks"]
+            found = read if step == read.step else self._store.load(step, lambda name: name == TRAINER)
+            marks = found.documents[TRAINER]["marks"]
             return [int(kept) for mark in codec.decode(marks, {}).values() for kept in mark["keep"]]
         except (CheckpointError, KeyError, TypeError, AttributeError):
             return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +47,8 @@ class Standing:
         """All that the rest of the training depends on, by the parts that it is made of."""
         trainer, info = self._trainer, self.info
         saved = self.model.state_dict()
-        transient = {plain_name(name): value for name, value in self._transient()}
+        beside = ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
+        transient = {plain_name(name): buffer for name, buffer in beside}
         others = [module.state_dict() for module in trainer._modules[1:]]
         return {
             "model": {name: value for name, value in saved.items() if isinstance(value, Tensor)},
@@ -73,13 +73,11 @@ class Standing:
             "source": {"cursor": self.cursor, "initial": self.initial},
         }
 
-    def _transient(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers that are no part of the model's `state_dict`."""
-        saved = self.model.state_dict()
-        return ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
-
     def _put_transient(self, saved: dict[str, Tensor]) -> None:
-        """Puts such buffers back; one that was made or has grown while the model was used, as a cache, too."""
+        """Puts back the buffers that are no part of the model's `state_dict`.
+
+        So too one that was made or has grown while the model was used, as a cache.
+        """
         modules = {plain_name(name): module for name, module in self.model.named_modules()}
         for path, value in saved.items():
             parent, _, name = path.rpartition(".")
