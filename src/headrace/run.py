@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from . import __version__, disk
 from .errors import RunError
@@ -77,6 +76,8 @@ class Run:
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Writes the settings of the training for a person to read."""
+        import yaml  # only here: it is a third of what importing headrace costs beside torch
+
         text = yaml.safe_dump(dict(config), sort_keys=False).encode()
         try:
             disk.write_file(self.path / CONFIG, text)

@@ -58,6 +58,7 @@ PUBLIC = [
 ]
 
 HEAVY = {
+    "yaml",
     "torchmetrics",
     "rich",
     "pyarrow",
