@@ -69,7 +69,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _list(options: argparse.Namespace) -> int:
     store = _store(options.run)
-    found = [facts for step in store.steps() if (facts := _facts(store, step))["bytes"] or step in store.steps()]
+    found = []
+    for step in store.steps():
+        facts = _facts(store, step)
+        if not facts["note"] or step in store.steps():  # else: whoever is at work in the run has let it go meanwhile
+            found.append(facts)
     lines = [f"{entry['name']}  {disk.size(entry['bytes']):>8}  {entry['written']}  {entry['note']}" for entry in found]
     _say(options, found, "\n".join(lines) or f"{options.run} has no checkpoints")
     return 0

@@ -20,6 +20,10 @@ _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _AT_FDCWD = -100
 
 
+class NotRegularError(OSError):
+    """What was to be opened is there, and is a directory, a pipe or a device."""
+
+
 def perform(operation: str, call: Callable[..., Result], *arguments: Any) -> Result:
     """Every change of a file or a directory comes through here; the first arguments say which."""
     return call(*arguments)
@@ -117,13 +121,27 @@ def remove_tree(path: Path) -> None:
 
 def read_file(path: Path, limit: int) -> bytes:
     """A file as a whole, if it is one and no longer than that."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    _refuse_others(path, descriptor)
-    with open(descriptor, "rb") as file:
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"longer than {size(limit)}", str(path))
     return data
+
+
+def open_regular(path: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
+    """A descriptor of a regular file, looked up in the directory `dir_fd` if there is one.
+
+    Links are not followed, and a pipe, which would wait for ever, is refused like all that is no file.
+    """
+    safely = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags | safely, 0o644, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def make_dirs(path: Path) -> None:
@@ -168,17 +186,7 @@ def size(count: float) -> str:
 
 
 def _open(path: Path, new: bool) -> int:
-    kind = os.O_EXCL if new else os.O_APPEND | os.O_NONBLOCK
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | kind, 0o644)
-    _refuse_others(path, descriptor)
-    return descriptor
-
-
-def _refuse_others(path: Path, descriptor: int) -> None:
-    """Closes and raises on what is no file: a pipe would wait for ever."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open_regular(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_APPEND))
 
 
 def _write(path: Path, fd: int, data: Bytes) -> None:

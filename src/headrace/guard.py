@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .arena import Arena, Buffers
+from .arena import Arena, Buffers, is_plain
 from .arena.gradients import all_finite, total
 from .errors import NonFiniteError
 
@@ -185,7 +185,7 @@ def _can_be_masked(arena: Arena, device: torch.device) -> bool:
     optimizer = arena.optimizer
     states = [optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not any(states):
-        return all("momentum" in group and not group["momentum"] for group in optimizer.param_groups)
+        return is_plain(optimizer)
     held = [item for state in states if state for item in state.items() if isinstance(item[1], Tensor)]
     return all(states) and all(key == "step" or value.device == device for key, value in held)
 

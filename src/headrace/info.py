@@ -98,9 +98,7 @@ class Info:
         counters.minutes = (time.perf_counter() - self._began) / 60
         self.batch += 1
         self.macrobatch, self.ends_epoch = macrobatch, batch.ends_epoch
-        for limit in self.limits:
-            if limit.reached(counters):
-                self.stop(f"{limit} reached")
+        self.look_at_limits()
 
     def look_at_limits(self) -> None:
         """Asks the loop to end if a limit has been reached."""

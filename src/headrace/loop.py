@@ -104,18 +104,8 @@ class Loop:
             with _readable():
                 self._at.load_state_dict(state)
             self._saved = info.step if self._at.complete else -1
-        elif keeper.keeps and self._at.initial is None:
-            warnings.warn(
-                f"{type(self._plan.train).__name__} has no state_dict and load_state_dict: its run can go on between "
-                "epochs only, where it starts again by itself.",
-                stacklevel=2,
-            )
-        if keeper.keeps and self._at.metrics.forgetful:
-            warnings.warn(
-                f"{', '.join(self._at.metrics.forgetful)} cannot be saved, for want of state_dict and load_state_dict: "
-                "after a resume within an epoch it counts the rows since then only.",
-                stacklevel=2,
-            )
+        if keeper.keeps:
+            self._warn_of_gaps(new=state is None)
         info.start(batches, macrobatches)
         keeper.begin(info, trainer._step.nbytes)
         self._plan.callbacks.call("on_fit_start", info)
@@ -130,6 +120,22 @@ class Loop:
         else:
             self._save()
             keeper.settle()  # whatever is reported from now on has a checkpoint before it
+
+    def _warn_of_gaps(self, new: bool) -> None:
+        """Says what a run cannot keep; of the source when the run is `new`."""
+        source, forgetful = self._plan.train, self._at.metrics.forgetful
+        if new and self._at.initial is None:
+            warnings.warn(
+                f"{type(source).__name__} has no state_dict and load_state_dict: its run can go on between "
+                "epochs only, where it starts again by itself.",
+                stacklevel=3,
+            )
+        if forgetful:
+            warnings.warn(
+                f"{', '.join(forgetful)} cannot be saved, for want of state_dict and load_state_dict: "
+                "after a resume within an epoch it counts the rows since then only.",
+                stacklevel=3,
+            )
 
     def _count(self, batch: Batch, macrobatch: int, finished: bool) -> None:
         """An update has been made of this batch."""
@@ -203,9 +209,9 @@ class Loop:
         if info.best is not None and info.best.restore and info.best.step != info.step:
             self._keeper.restore(info.best, self._trainer.model)
         if plan.test is not None and "test/loss" not in info.history.keys_at(info.step):
-            before = info.history.keys_at(info.step)
+            before, counters = info.history.keys_at(info.step), info.row()
             self._score(plan.test, "test")
-            self._keeper.report({k: v for k, v in info.history.rows[-1].items() if k not in before or k in info.row()})
+            self._keeper.report({k: v for k, v in info.history.rows[-1].items() if k not in before or k in counters})
         self._keeper.end(info.stopping)
 
     @contextmanager

@@ -62,7 +62,7 @@ class Preemption:
 
         Outside the main thread no handler can be set, and whoever has one calls `Trainer.preempt` as well.
         """
-        self.heard, self._listening = "", True
+        self.heard, self._listening = "", True  # `why` stays: what was asked for before a training still holds
         before: dict[int, Any] = {}
         if wanted and threading.current_thread() is threading.main_thread():
             before = {s: handler for s in SIGNALS if (handler := signal.getsignal(s)) in _DEFAULT}
@@ -71,7 +71,7 @@ class Preemption:
         try:
             yield
         finally:
-            self.heard, self.why, self._listening = self.why, "", False  # asked for before a training, it still holds
+            self.heard, self.why, self._listening = self.why, "", False
             for number, handler in before.items():
                 signal.signal(number, handler)
 

@@ -1,23 +1,22 @@
 """The random state of a process: Python's, NumPy's and torch's, as plain values and tensors."""
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def capture(device: torch.device) -> dict[str, Any]:
     """Where the generators stand."""
     version, words, gauss = random.getstate()
-    state = {
+    return {
         "python": [version, torch.tensor(words), gauss],
         "numpy": np.random.get_state(legacy=False),
-        "torch": torch.get_rng_state(),
+        **capture_torch(device),
     }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
 
 
 def restore(state: dict[str, Any], device: torch.device) -> None:
@@ -25,6 +24,19 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     np.random.set_state(state["numpy"])
+    restore_torch(state, device)
+
+
+def capture_torch(device: torch.device) -> dict[str, Tensor]:
+    """Where torch's generators stand: what a forward pass may draw from."""
+    state = {"torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_torch(state: Mapping[str, Any], device: torch.device) -> None:
+    """As `restore`, torch's generators alone."""
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)

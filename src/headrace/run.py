@@ -225,7 +225,6 @@ class _Lock:
         except OSError:
             os.close(self._fd)
             raise
-        self._owner = os.getpid()
         forget = weakref.WeakMethod(self.release)  # a worker that outlives its trainer must not hold the run
         os.register_at_fork(after_in_child=lambda: (held := forget()) and held())
 

@@ -26,9 +26,8 @@ class Copier:
     def __call__(self, tensors: Mapping[Name, Tensor]) -> "Copies[Name]":
         """The same names, the same values."""
         self._rooms, rooms = [], _Rooms(self._rooms)
-        found, devices = Copies(tensors), set()
+        found = Copies(tensors)
         for memory, names in _by_memory(tensors).items():
-            devices |= {tensors[name].device for name in names[: None if memory is None else 1]}
             first = max((tensors[name] for name in names), key=_end) if memory else tensors[names[0]]
             storage = first.untyped_storage()
             if memory and sum(tensors[name].nbytes for name in names) >= WHOLE_SHARE * storage.nbytes():
@@ -42,7 +41,7 @@ class Copier:
                 found.single[name] = room.view(tensors[name].dtype).view(tensors[name].shape)
                 found.single[name].copy_(tensors[name].detach(), non_blocking=True)
                 self._rooms.append(room)
-        for device in devices - {torch.device("cpu")}:
+        for device in {tensor.device for tensor in tensors.values()} - {torch.device("cpu")}:
             torch.cuda.current_stream(device).synchronize()
         return found
 

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .arena import Arena, Buffers, by_name, check_state, load_state, names_of, owners
+from .arena import Arena, Buffers, by_name, check_state, is_plain, load_state, names_of, owners
 from .arena.gradients import clip
 from .batch import Batch
 from .errors import CheckpointError, ConfigError, ModelError, OutOfMemoryError
 from .guard import Guard, Scalar
 from .loss import Term
-from .memory import is_out_of_memory, random_state, set_random_state
+from .memory import is_out_of_memory
 from .objective import Objective, Terms
 from .outcome import Outcome, detached, merged
 from .precision import Precision
+from .rng import capture_torch, restore_torch
 from .strategy import Strategy
 
 _ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
@@ -122,12 +123,7 @@ class Step:
         self.release()
         names = owners(self.model)
         for key, optimizer in self.optimizers.items():
-            now = [
-                {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
-            ]
-            load_state(optimizer, names_of(optimizer, names), state["optimizers"][key])
-            for group, settings in zip(optimizer.param_groups, now, strict=True) if overridden else ():
-                group.update(settings)
+            load_state(optimizer, names_of(optimizer, names), state["optimizers"][key], settings=not overridden)
         self.precision.load_state_dict(state["scaler"])
         self.updates, self.guard.skipped = state["updates"], state["skipped"]
         if self.adapts:
@@ -190,11 +186,12 @@ class _Update:
         self._batch = batch
         self.buffers.save()
         while True:
-            random = random_state(self._device) if self._random else None
+            random = capture_torch(self._device) if self._random else None
             outcome, complaint = self._attempt(batch)
             if outcome is not None:
                 return outcome
-            set_random_state(random, self._device)
+            if random is not None:
+                restore_torch(random, self._device)
             if self._stepping or not self._step.halve(batch.rows):
                 raise OutOfMemoryError(self._no_room(complaint))
 
@@ -374,5 +371,4 @@ def _remembered(optimizer: Optimizer) -> int:
     """Bytes of what an optimizer remembers, or is going to: most keep two numbers for each weight, plain SGD none."""
     if optimizer.state:
         return sum(v.nbytes for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
-    plain = all("momentum" in group and not group["momentum"] for group in optimizer.param_groups)
-    return 0 if plain else 2 * sum(p.nbytes for group in optimizer.param_groups for p in group["params"])
+    return 0 if is_plain(optimizer) else 2 * sum(p.nbytes for group in optimizer.param_groups for p in group["params"])

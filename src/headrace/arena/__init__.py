@@ -11,7 +11,7 @@ the copy of a model's buffers that undoes a failed step. `states` speaks of opti
 from .arena import ELEMENTWISE, Arena
 from .buffers import Buffers
 from .homes import names_of, owners, plain_name
-from .states import by_name, check_state, load_state
+from .states import by_name, check_state, is_plain, load_state
 
 __all__ = [
     "ELEMENTWISE",
@@ -19,6 +19,7 @@ __all__ = [
     "Buffers",
     "by_name",
     "check_state",
+    "is_plain",
     "load_state",
     "names_of",
     "owners",

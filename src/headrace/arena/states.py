@@ -53,14 +53,23 @@ def check_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], ke
         raise CheckpointError(f"{what} has other parameters: {'; '.join(listed) or 'its groups differ'}.")
 
 
-def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any]) -> None:
-    """Gives an optimizer, whose parameters are not homed, a state that `check_state` has approved."""
+def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], *, settings: bool = True) -> None:
+    """Gives an optimizer, whose parameters are not homed, a state that `check_state` has approved.
+
+    `settings`: its hyperparameters too; without, they stay as they are.
+    """
     optimizer.state.clear()
-    for group, settings in zip(optimizer.param_groups, saved["groups"], strict=True):
-        group.update(settings)
+    for group, hyperparameters in zip(optimizer.param_groups, saved["groups"], strict=True):
+        if settings:
+            group.update(hyperparameters)
         for param in group["params"]:
             for key, value in saved["state"].get(names[param], {}).items():
                 optimizer.state[param][key] = _own(value, param, key in saved["elsewhere"])
+
+
+def is_plain(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is taken to remember nothing: it knows momentum and uses none, as plain SGD."""
+    return all("momentum" in group and not group["momentum"] for group in optimizer.param_groups)
 
 
 def _apart(value: Any) -> Any:

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .. import disk
 from ..errors import CheckpointError, CorruptError
 from .contents import Contents, from_json, parse_tensors, to_json
 
@@ -125,19 +125,18 @@ class Opened:
 
     @contextmanager
     def _open(self, name: str, size: int | None) -> Iterator[int]:
-        """A regular file of this directory; links are not followed, and nothing that could block is waited for."""
+        """A regular file of this directory, of this size if one is given."""
         path = self.path / name
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(name, flags, dir_fd=self._descriptor)
+            descriptor = disk.open_regular(name, os.O_RDONLY, dir_fd=self._descriptor)
+        except disk.NotRegularError:
+            raise CorruptError(f"{path} is not a regular file.") from None
         except OSError as error:
             raise CorruptError(f"{path} cannot be read: {os.strerror(error.errno or 0)}.") from None
         try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
-                raise CorruptError(f"{path} is not a regular file.")
-            if size is not None and found.st_size != size:
-                raise CorruptError(f"{path} has {found.st_size:,} bytes, {size:,} were written.")
+            found = os.fstat(descriptor).st_size
+            if size is not None and found != size:
+                raise CorruptError(f"{path} has {found:,} bytes, {size:,} were written.")
             yield descriptor
         except OSError as error:
             raise CorruptError(f"{path} cannot be read: {os.strerror(error.errno or 0)}.") from None

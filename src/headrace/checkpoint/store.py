@@ -22,7 +22,7 @@ _LEFTOVER = re.compile(r"\.(tmp|trash)-\d+-[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How many checkpoints stay: the last so many (`None`: all), and those of the best steps."""
+    """How many checkpoints stay: the last so many (`None`: all), besides those that `Store.save` is told to keep."""
 
     last: int | None = 3
 
@@ -165,11 +165,6 @@ class Store:
             disk.sync_dir(self.path)
         disk.remove_tree(beside)
 
-    def _trash(self, path: Path) -> Path:
-        trash = self.path / f".trash-{int(path.name.removeprefix('step-'))}-{uuid.uuid4().hex}"
-        disk.rename(path, trash)
-        return trash
-
     def _retire(self, newest: int, best: Sequence[int]) -> None:
         """Lets go of checkpoints of this run beyond those to keep, the oldest first."""
         if self._keep.last is None:
@@ -177,7 +172,8 @@ class Store:
         own = [step for step in self.steps() if step <= newest and self._is_own(step)]
         for step in own[: -self._keep.last]:
             if step not in best:
-                trash = self._trash(self.at(step))
+                trash = self.path / f".trash-{step}-{uuid.uuid4().hex}"
+                disk.rename(self.at(step), trash)
                 disk.sync_dir(self.path)
                 disk.remove_tree(trash)
 
