@@ -2,10 +2,10 @@
 
 Modules in import order; each imports only from those above it:
 
-    errors  length  disk  codec  rng  snapshot  checkpoint  batch  order  data  feed  comm  arena  loss
-    memory  objective  outcome  metric  tally  strategy  precision  guard  step  history  info  callback
-    config  schedule  evaluate  check  plan  malloc  preempt  run  weights  standing  keeper  leaving
-    loop  trainer  recipe  export  cli  __main__
+    errors  length  disk  codec  rng  snapshot  checkpoint  field  batch  order  data  sizes  malloc  feed  testing
+    comm  arena  loss  memory  objective  outcome  metric  tally  strategy  precision  guard  step  history
+    info  callback  config  schedule  evaluate  check  plan  preempt  run  weights  standing  keeper
+    leaving  loop  trainer  recipe  export  cli  __main__
 """
 
 from importlib import import_module
@@ -17,8 +17,13 @@ _HOMES = {
     "batch": ["Batch", "Stream"],
     "callback": ["BestModel", "Callback", "EarlyStopping"],
     "data.arrays": ["ArrayTable"],
+    "data.compose": ["concat", "filter", "map", "mix", "skip", "split", "take", "zip"],
+    "data.ctf": ["open_ctf", "write_ctf"],
+    "data.draws": ["Draws"],
+    "data.files": ["open_table", "write_table"],
     "data.reader": ["Reader"],
     "data.source": ["Cursor", "Shard", "Source", "Table"],
+    "data.torch": ["LoaderSource", "as_dataset", "from_dataset"],
     "errors": [
         "CheckpointError",
         "ConfigError",
@@ -32,26 +37,16 @@ _HOMES = {
         "SourceError",
     ],
     "feed": ["Feed"],
+    "field": ["Ragged", "Sparse"],
     "history": ["History"],
     "info": ["Info"],
     "length": ["Length"],
-    "loss": [
-        "L1",
-        "MSE",
-        "BinaryCrossEntropy",
-        "CrossEntropy",
-        "Focal",
-        "Huber",
-        "L2Prior",
-        "Loss",
-        "RowMean",
-        "Term",
-    ],
+    "loss": ["BinaryCrossEntropy", "CrossEntropy", "Focal", "Huber", "L1", "L2Prior", "Loss", "MSE", "RowMean", "Term"],
     "objective": ["Objective", "Terms"],
     "order": ["Order"],
+    "outcome": ["Outcome"],
     "recipe": ["Recipe"],
     "schedule": ["OneCycle", "Schedule", "WarmupCosine", "WarmupLinear"],
-    "outcome": ["Outcome"],
     "trainer": ["Trainer"],
     "weights": ["load_weights"],
 }
@@ -66,11 +61,27 @@ if TYPE_CHECKING:
     from .callback import Callback as Callback
     from .callback import EarlyStopping as EarlyStopping
     from .data.arrays import ArrayTable as ArrayTable
+    from .data.compose import concat as concat
+    from .data.compose import filter as filter
+    from .data.compose import map as map
+    from .data.compose import mix as mix
+    from .data.compose import skip as skip
+    from .data.compose import split as split
+    from .data.compose import take as take
+    from .data.compose import zip as zip
+    from .data.ctf import open_ctf as open_ctf
+    from .data.ctf import write_ctf as write_ctf
+    from .data.draws import Draws as Draws
+    from .data.files import open_table as open_table
+    from .data.files import write_table as write_table
     from .data.reader import Reader as Reader
     from .data.source import Cursor as Cursor
     from .data.source import Shard as Shard
     from .data.source import Source as Source
     from .data.source import Table as Table
+    from .data.torch import LoaderSource as LoaderSource
+    from .data.torch import as_dataset as as_dataset
+    from .data.torch import from_dataset as from_dataset
     from .errors import CheckpointError as CheckpointError
     from .errors import ConfigError as ConfigError
     from .errors import CorruptError as CorruptError
@@ -82,6 +93,8 @@ if TYPE_CHECKING:
     from .errors import RunError as RunError
     from .errors import SourceError as SourceError
     from .feed import Feed as Feed
+    from .field import Ragged as Ragged
+    from .field import Sparse as Sparse
     from .history import History as History
     from .info import Info as Info
     from .length import Length as Length

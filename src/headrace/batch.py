@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .errors import ConfigError, DataError
+from .field import Field, Ragged, Rows, Sparse, cat, has_rows, map_tensors, split_fields
 
 State = dict[str, Any]
 """What a cursor is made of: plain JSON values (a source of the user's own may add tensors)."""
@@ -35,12 +36,17 @@ class Stream:
         object.__setattr__(self, "dtype", str(torch_dtype(self.dtype)).removeprefix("torch."))
 
     @classmethod
-    def of(cls, name: str, rows: Tensor) -> "Stream":
-        """The stream that a tensor of rows, first dimension first, belongs to."""
-        return cls(name, tuple(rows.shape[1:]), str(rows.dtype).removeprefix("torch."))
+    def of(cls, name: str, rows: Field) -> "Stream":
+        """The stream that these rows belong to; of a field without rows, only the name is known."""
+        if not isinstance(rows, Tensor | Ragged | Sparse):
+            return cls(name)
+        items = rows.values if isinstance(rows, Ragged) else rows
+        dtype, layout = str(rows.dtype).removeprefix("torch."), "sparse" if isinstance(items, Sparse) else "dense"
+        return cls(name, tuple(items.shape[1:]), dtype, layout, isinstance(rows, Ragged))  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}{list(self.shape)}"
+        kinds = [*["sparse"] * (self.layout == "sparse"), *["sequences of"] * self.sequence]
+        return " ".join([f"{self.name}:", *kinds, f"{self.dtype}{list(self.shape)}"])
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -51,16 +57,6 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-@runtime_checkable
-class Opaque(Protocol):
-    """A field that is not a tensor: a graph batch, say. It travels whole."""
-
-    def to(self, device: Any, *, non_blocking: bool = False) -> Self: ...
-
-
-Field = Tensor | Opaque
-
-
 class Batch:
     """Rows of every stream by name, and the cursor that follows them.
 
@@ -69,7 +65,7 @@ class Batch:
     or crosses the end of an epoch.
     """
 
-    __slots__ = ("cursor", "ends_epoch", "fields", "rows", "total", "whole")
+    __slots__ = ("_share", "cursor", "ends_epoch", "fields", "rows", "total", "whole")
 
     def __init__(
         self,
@@ -79,12 +75,14 @@ class Batch:
         total: int | None = None,
         cursor: State | None = None,
         ends_epoch: bool = False,
+        share: float | None = None,
     ) -> None:
         self.fields = fields
         self.rows = _rows_of(fields) if rows is None else rows
         self.total = self.rows if total is None else total
         self.cursor = cursor
         self.ends_epoch = ends_epoch
+        self._share = share
         self.whole: Mapping[str, Field] | None = None
         """The fields of the macrobatch that this is a view of, if it is one of several."""
 
@@ -101,8 +99,16 @@ class Batch:
         return iter(self.fields)
 
     def __repr__(self) -> str:
-        parts = (f"{k}={tuple(v.shape) if isinstance(v, Tensor) else type(v).__name__}" for k, v in self.fields.items())
+        shown = ((k, tuple(v.shape) if isinstance(v, Tensor) else v) for k, v in self.fields.items())
+        parts = (f"{k}={v if isinstance(v, tuple | Rows) else type(v).__name__}" for k, v in shown)
         return f"Batch({self.rows} rows, {', '.join(parts)})"
+
+    @property
+    def share(self) -> float:
+        """How large a part of the whole update this is, by rows."""
+        if self._share is not None:
+            return self._share
+        return self.rows / self.total if self.total else 0.0
 
     def items(self, stream: str) -> int:
         """How many items of a stream: its rows, or the sequence items where it is a sequence."""
@@ -115,7 +121,7 @@ class Batch:
 
     def pin(self) -> "Batch":
         """The same batch, what is in host memory page-locked there, so that a device copies it without waiting."""
-        return self._like({name: _pinned(field) for name, field in self.fields.items()})
+        return self._like({name: map_tensors(field, _pinned) for name, field in self.fields.items()})
 
     def split(self, rows: int) -> "list[Batch]":
         """Microbatches of at most `rows` rows each, in order; they are views."""
@@ -131,35 +137,21 @@ class Batch:
         return Batch(fields, self.rows, total=self.total, cursor=self.cursor, ends_epoch=self.ends_epoch)
 
 
-def split_fields(fields: Mapping[str, Field], counts: Sequence[int]) -> list[dict[str, Field]]:
-    """Views of consecutive runs of rows, all cut at once: one call per stream, not one per run."""
-    columns = []
-    for name, field in fields.items():
-        if not isinstance(field, Tensor):
-            raise DataError(
-                f"stream {name!r} holds a {type(field).__name__}, which cannot be cut into rows. "
-                "Pull it batch by batch from a Source, without microbatches."
-            )
-        columns.append(field.split(counts))
-    names = tuple(fields)
-    return [dict(zip(names, row)) for row in zip(*columns)]  # noqa: B905 - lengths agree, and this is a hot loop
-
-
 def concat(batches: Sequence[Batch]) -> dict[str, Field]:
     """The fields of several batches, one after the other."""
     if len(batches) == 1:
         return dict(batches[0].fields)
-    return {name: torch.cat([b[name] for b in batches]) for name in batches[0]}
+    return {name: cat([b[name] for b in batches]) for name in batches[0]}
 
 
-def _pinned(field: Field) -> Field:
-    return field.pin_memory() if isinstance(field, Tensor) and field.device.type == "cpu" else field
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def _rows_of(fields: Mapping[str, Field]) -> int:
-    sizes = {name: len(field) for name, field in fields.items() if isinstance(field, Tensor) and field.dim()}
+    sizes = {name: len(field) for name, field in fields.items() if has_rows(field)}  # type: ignore[arg-type]
     if not sizes:
-        raise DataError("cannot tell how many rows this batch has: no stream is a tensor. Pass Batch(fields, rows=n).")
+        raise DataError("cannot tell how many rows this batch has: no stream has rows. Pass Batch(fields, rows=n).")
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name!r}: {n}" for name, n in sizes.items())
         raise DataError(

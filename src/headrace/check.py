@@ -13,6 +13,10 @@ from .data.arrays import ArrayTable
 from .data.reader import Reader
 from .data.source import Source
 from .errors import ConfigError, DataError, ModelError, unknown
+from .field import Ragged, Sparse
+from .length import Length
+from .objective import Objective
+from .sizes import Sizes
 
 SCAN_ROWS = 65536
 
@@ -22,6 +26,17 @@ def positive(name: str, value: Any, whole: bool = False) -> None:
     kinds = int if whole else int | float
     if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
         raise ConfigError(f"{name}= is {'a whole number' if whole else 'a number'} greater than 0, got {value!r}.")
+
+
+def settings(given: Mapping[str, Any]) -> None:
+    """Raises on arguments of a trainer that nothing could work with."""
+    if given["batch_size"] is not None:
+        Sizes(given["batch_size"])
+    positive("microbatch", None if given["microbatch"] == "auto" else given["microbatch"], whole=True)
+    positive("clip_norm", given["clip_norm"])
+    positive("clip_value", given["clip_value"])
+    if given["nonfinite"] not in ("stop", "skip"):
+        raise ConfigError(unknown("nonfinite", given["nonfinite"], ("stop", "skip")))
 
 
 def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
@@ -75,6 +90,38 @@ def optimizers_fit(model: nn.Module, optimizers: Mapping[str, Optimizer], object
                 raise ModelError(f"optimizers {seen[id(p)]!r} and {name!r} hold the same parameter. Give each its own.")
 
 
+def can_split(objectives: Mapping[str, Objective], microbatch: Any) -> None:
+    """Raises if batches are to be split for an objective that needs them whole."""
+    whole = [key or "loss" for key, objective in objectives.items() if not objective.splits]
+    if isinstance(microbatch, int) and whole:
+        raise ConfigError(
+            f"microbatch= cannot split {', '.join(whole)}: nothing is known about this function. "
+            "If it is a mean over rows, declare it: hr.RowMean(fn)."
+        )
+
+
+def has_an_end(train: Source, limits: Sequence[Length], sized: bool) -> None:
+    """Raises if a training would go on for ever, or asks for batches of a size that its source does not give."""
+    name = type(train).__name__
+    if train.endless and all(limit.unit == "epochs" for limit in limits):
+        raise ConfigError(
+            f"the train data are a {name}, which never ends, and epochs are all that limits the training. "
+            "Say steps=, samples= or minutes=, or give it epochs of n rows: hr.take(source, n)."
+        )
+    if train.own_size and sized:
+        raise ConfigError(
+            f"the train data are a {name} with batches of its own. Leave batch_size= out, or set it there."
+        )
+
+
+def ends(source: Source, name: str, limit: int | None = None) -> None:
+    """Raises on data that are to be read to their end, and have none."""
+    if source.endless and limit is None:
+        raise ConfigError(
+            f"the {name} data are a {type(source).__name__}, which never ends. Take n rows of it: hr.take(source, n)."
+        )
+
+
 def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) -> None:
     """Raises unless another data set has the streams of the training data."""
     known, held = {s.name: s for s in train}, {s.name: s for s in other}
@@ -85,8 +132,24 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) ->
         expected = known.get(stream.name)
         if expected is None:
             raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
-        if (stream.shape, stream.dtype) != (expected.shape, expected.dtype):
+        if stream != expected:
             raise DataError(f"the {name} data have {stream} where the training data have {expected}. They must agree.")
+
+
+def same_categories(train: Source, other: Source, name: str) -> None:
+    """Raises where the numbers of another data set stand for other strings than those of the training data."""
+    known, held = categories_of(train), categories_of(other)
+    for stream in sorted(known.keys() & held.keys()):
+        if list(known[stream]) != list(held[stream]):
+            raise DataError(
+                f"the {name} data have other categories in {stream!r} ({len(held[stream])} strings) than the training "
+                f"data ({len(known[stream])}). Open them with categories=train.categories."
+            )
+
+
+def categories_of(source: Source) -> Mapping[str, Sequence[str]]:
+    """What the numbers of the streams of a source stand for, where it is known."""
+    return source.table.categories if isinstance(source, Reader) else {}
 
 
 def has_stream(streams: Sequence[Stream], name: str, who: str) -> None:
@@ -96,7 +159,7 @@ def has_stream(streams: Sequence[Stream], name: str, who: str) -> None:
         raise ConfigError(f"{who}= compare with an {unknown('stream', name, names)} Say target=.")
 
 
-def columns_of(source: Source | None) -> Mapping[str, Tensor]:
+def columns_of(source: Source | None) -> Mapping[str, Any]:
     """The whole columns of a source that is an array in memory."""
     if isinstance(source, Reader) and isinstance(source.table, ArrayTable):
         return source.table.columns
@@ -112,13 +175,20 @@ def finite(source: Source, name: str) -> None:
     for start in range(0, len(table), SCAN_ROWS):
         batch = table.rows(start, min(len(table), start + SCAN_ROWS))
         for stream in batch:
-            rows = batch[stream]
-            if not isinstance(rows, Tensor) or not rows.is_floating_point():
-                continue
-            bad = ~torch.isfinite(rows).reshape(len(rows), -1).all(dim=1)
-            if bad.any():
-                first = start + int(torch.nonzero(bad)[0])
+            bad = _not_finite(batch[stream])
+            if len(bad):
                 raise DataError(
-                    f"the {name} data: stream {stream!r} is not finite in row {first} "
-                    f"({int(bad.sum())} such rows up to row {start + len(rows)}). Drop or repair them."
+                    f"the {name} data: stream {stream!r} is not finite in row {start + int(bad[0])} "
+                    f"({len(bad)} such rows up to row {start + batch.rows}). Drop or repair them."
                 )
+
+
+def _not_finite(field: Any) -> Tensor:
+    """The rows in which a field holds a NaN or an infinity."""
+    if isinstance(field, Tensor):
+        return torch.nonzero(~torch.isfinite(field).reshape(len(field), -1).all(dim=1)).view(-1)
+    if not isinstance(field, Ragged | Sparse) or field.values is None:
+        return torch.empty(0, dtype=torch.int64)
+    items = _not_finite(field.values).cpu()
+    rows: Tensor = torch.unique(torch.searchsorted(field.bounds, items, right=True) - 1)
+    return rows

@@ -1,4 +1,4 @@
-"""The command line: `headrace checkpoint list|verify|export RUN`.
+"""The command line: `headrace checkpoint list|verify|export RUN`, `headrace convert IN OUT`.
 
 Exit status: 0 if all is well, 1 if something was found wrong or could not be done, 2 for a command that makes no sense.
 """
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from . import disk
+from .batch import Stream
 from .checkpoint import Store
 from .checkpoint.contents import TRAINER
-from .errors import CheckpointError, HeadraceError, RunError, unknown
+from .errors import CheckpointError, ConfigError, HeadraceError, RunError, unknown
 from .export import FORMATS, export
 from .run import CHECKPOINTS, run_id
 
@@ -64,7 +65,46 @@ def _parser() -> argparse.ArgumentParser:
     )
     exporting.add_argument("--which", type=_which, default="best", help="best, last or a step (best, if there is one)")
     exporting.add_argument("--recipe", help="file.py or file.py:function, which makes the model (onnx and torch)")
+    converting = commands.add_parser("convert", help="data files into a file of another kind")
+    converting.set_defaults(command=_convert)
+    converting.add_argument(
+        "data", nargs="+", metavar="IN", help="files, globs or URLs: .npy .npz .arrow .parquet .csv .ctf"
+    )
+    converting.add_argument("out", type=Path, metavar="OUT", help="the file to write: .arrow .parquet .npz .ctf")
+    converting.add_argument(
+        "--stream",
+        action="append",
+        default=[],
+        metavar="STREAM",
+        help='a stream of a .ctf file, as in "words 1000 sparse sequence" or "image 28x28 uint8"; for each of them',
+    )
+    converting.add_argument("--json", action="store_true", help="print JSON, for a program to read")
     return parser
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from .data.files import open_table, write_table
+
+    streams = [_stream(text) for text in options.stream] or None
+    table = open_table(options.data if len(options.data) > 1 else options.data[0], streams=streams)
+    write_table(table, options.out)
+    document = {"file": str(options.out), "rows": len(table), "streams": list(map(str, table.streams))}
+    _say(options, document, f"{options.out}: {len(table)} rows of {', '.join(map(str, table.streams))}")
+    return 0
+
+
+def _stream(text: str) -> Stream:
+    """A stream as the command line has it: its name, then its shape, dtype, "sparse", "sequence" in any order."""
+    name, *words = text.split()
+    try:
+        shape = tuple(int(size) for word in words if word[0].isdigit() for size in word.split("x"))
+    except ValueError:
+        raise ConfigError(f"--stream {text!r}: a shape is written as 100 or 28x28.") from None
+    kinds = [word for word in words if not word[0].isdigit() and word not in ("sparse", "sequence")]
+    if len(kinds) > 1:
+        raise ConfigError(f"--stream {text!r}: expected one dtype at most, got {' and '.join(kinds)}.")
+    layout: Any = "sparse" if "sparse" in words else "dense"
+    return Stream(name, shape, kinds[0] if kinds else "float32", layout, "sequence" in words)
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -14,8 +14,29 @@ from torch.optim import Optimizer
 
 from .length import Length
 
+SETTINGS = (
+    "loss",
+    "batch_size",
+    "microbatch",
+    "clip_norm",
+    "clip_value",
+    "precision",
+    "schedule",
+    "seed",
+    "order",
+    "inputs",
+    "target",
+    "deterministic",
+    "nonfinite",
+)
+"""The arguments of a trainer that a run is resumed with."""
 LONGEST = 64  # elements of a tensor that are written out
 Config = dict[str, Any]
+
+
+def of_settings(given: Mapping[str, Any]) -> Config:
+    """The arguments of a trainer that a resumed run has to repeat."""
+    return {name: plain(given[name]) for name in SETTINGS}
 
 
 def of_optimizers(optimizers: Mapping[str, Optimizer]) -> Config:

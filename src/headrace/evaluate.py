@@ -13,8 +13,9 @@ from .batch import Batch, concat
 from .data.source import Source
 from .errors import DataError
 from .feed import Feed
+from .field import Ragged, Rows, Sparse, cat
 from .guard import Scalar
-from .loss import Term
+from .loss import Term, is_flat
 from .metric import BLOCK_BYTES, Metrics
 from .objective import Objective, Supervised, Terms, first_call
 from .outcome import Outcome, as_outcome
@@ -175,8 +176,13 @@ def record(outcome: Outcome, tally: Tally, metrics: Metrics, objective: Objectiv
         tally.add(name, total, weight, term.coefficient)
     if metrics:
         for outputs, batch in outcome.outputs:
-            scored = objective.scored(outputs)
-            metrics.add(scored.detach() if isinstance(scored, Tensor) else scored, batch[target])
+            scored, wanted = objective.scored(outputs), batch[target]
+            if isinstance(wanted, Ragged):  # metrics look at items
+                items = wanted.dense()
+                scored, wanted = wanted.items_of(scored, is_flat(scored, items, objective.reads)), items
+            elif isinstance(wanted, Sparse):
+                wanted = wanted.to_dense()
+            metrics.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
 
 
 def report(name: str, tally: Tally, metrics: Metrics) -> dict[str, Any]:
@@ -220,13 +226,15 @@ def _on_host(outputs: list[Any]) -> list[Any]:
     """Consecutive outputs on the host; tensors are joined before they travel."""
     if all(isinstance(leaf, Tensor) for leaf in tree_flatten(outputs[0])[0]):
         outputs = [_joined(outputs)]
-    return [tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, part) for part in outputs]
+    return [
+        tree_map(lambda leaf: leaf.to("cpu") if isinstance(leaf, Tensor | Rows) else leaf, part) for part in outputs
+    ]
 
 
 def _joined(outputs: list[Any]) -> Any:
     """Consecutive outputs as one: tensors end to end, whatever they are held in; other things in a list."""
     if all(type(output) is Tensor and output.dim() for output in outputs):
-        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+        return _column(outputs) if len(outputs) > 1 else outputs[0]
     form = tree_flatten(outputs[0])[1]
     columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
     return tree_unflatten([_column(list(leaves)) for leaves in columns], form)
@@ -234,6 +242,14 @@ def _joined(outputs: list[Any]) -> Any:
 
 def _column(leaves: list[Any]) -> Any:
     """One part of consecutive outputs: tensors with rows end to end, single numbers as a row each, others in a list."""
+    if isinstance(leaves[0], Rows):
+        return cat(leaves)
     if not isinstance(leaves[0], Tensor):
         return leaves
+    if len({leaf.shape[1:] for leaf in leaves}) > 1:
+        shapes = " and ".join(sorted({str(list(leaf.shape)) for leaf in leaves})[:2])
+        raise DataError(
+            f"the outputs of several batches, of shape {shapes}, cannot be joined. For sequences, return a Ragged: "
+            "words.with_values(...) or words.with_padded(...)."
+        )
     return torch.cat(leaves) if leaves[0].dim() else torch.stack(leaves)

@@ -5,8 +5,9 @@ memory that a thread may read are gathered, pinned and copied by one, while the 
 use. Everything else is pulled on the caller's thread. None changes what a batch is.
 """
 
-import math
+import copy
 import queue
+import re
 import threading
 import warnings
 import weakref
@@ -15,13 +16,18 @@ from typing import Any
 
 import torch
 
-from .batch import Batch, torch_dtype
+from .batch import Batch
 from .data.source import WHOLE, Macrobatch, Shard, Source, check_names
 from .errors import ConfigError, HeadraceError, SourceError
+from .field import has_rows
+from .length import Counters
+from .malloc import keep_freed_memory
+from .sizes import BatchSize, Sizes
 
 LEAVE_S = 5.0  # how long a feed that is closed waits for a read that is under way
 POLL_S = 0.1  # how long a wait may last before it looks at the stop flag
 CACHE_BYTES = 1 << 21
+AT_ONCE = 64  # batches of a source that is pulled one by one which are staged together
 DEVICE_BYTES = 64 << 20  # one that crosses a bus should be worth the journey
 
 
@@ -33,7 +39,8 @@ class Feed:
         ...
     ```
 
-    `macrobatch` is the number of rows staged together, rounded up to whole batches; `"auto"` chooses by bytes.
+    `macrobatch` is the number of rows staged together, rounded up to whole batches, or their bytes, as in "64 MB";
+    `"auto"` chooses. `batch_size` may change on the way: `{0: 32, "5 epochs": 64}`, counted from `counters`.
     `once`: one epoch is wanted, and nothing is read ahead of the next. `waiting` is called now and then while a batch
     is awaited; what it raises ends the wait.
     """
@@ -43,26 +50,29 @@ class Feed:
         source: Source,
         device: str | torch.device = "cpu",
         *,
-        batch_size: int = 128,
+        batch_size: BatchSize | Sizes = 128,
         macrobatch: int | str = "auto",
         shard: Shard = WHOLE,
         once: bool = False,
         waiting: Callable[[], None] = lambda: None,
+        counters: Callable[[], Counters] | None = None,
     ) -> None:
         if not isinstance(source, Source):
             raise ConfigError(f"a Feed reads a Source, got a {type(source).__name__}. A Table is read by a Reader.")
-        if not _is_count(batch_size):
-            raise ConfigError(f"batch_size= is a whole number, at least 1, got {batch_size!r}.")
-        if macrobatch != "auto" and not _is_count(macrobatch):
-            raise ConfigError(f"macrobatch= is a number of rows or 'auto', got {macrobatch!r}.")
+        self.sizes = batch_size if isinstance(batch_size, Sizes) else Sizes(batch_size)
         check_names(source.streams)
-        self.source, self.batch_size, self.shard = source, batch_size, shard
+        keep_freed_memory()
+        self.source, self.shard = source, shard
         self.device = torch.device(device)
         if self.device.type == "cpu":
             self.device = torch.device("cpu")
         if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self.rows = self._whole_batches(macrobatch)
+        self.rows = -(-self._amount(macrobatch) // self.sizes.first) * self.sizes.first
+        """About how much is staged together: rows, or items where the source counts these."""
+        own = Counters()
+        self._own = None if counters is not None or self.sizes.constant else own
+        self._counters = counters or (lambda: own)  # without the feed, or the thread would hold it
         self.macrobatch = 0
         """The macrobatch being read, counted from 1 in every epoch."""
         self.ends_macrobatch = False
@@ -76,12 +86,12 @@ class Feed:
     @property
     def batches(self) -> int | None:
         """How many batches an epoch has, where that is known."""
-        return self.source.batches(self.batch_size)
+        return self.source.batches(self.sizes.first) if self.sizes.constant else None
 
     @property
     def macrobatches(self) -> int | None:
         """How many macrobatches an epoch has, where that is known."""
-        return None if self.batches is None else -(-self.batches * self.batch_size // self.rows)
+        return None if self.batches is None else -(-self.batches * self.sizes.first // self.rows)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches up to the end of the epoch. An epoch that was left goes on after the last batch given."""
@@ -96,6 +106,9 @@ class Feed:
             last = batches[-1]
             for batch in batches:
                 self._given, self.ends_macrobatch = batch, batch is last
+                if self._own is not None:
+                    self._own.samples += batch.total
+                    self._own.epochs += batch.ends_epoch
                 yield batch
             if macrobatch.ends_epoch:
                 break
@@ -119,18 +132,22 @@ class Feed:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _whole_batches(self, macrobatch: int | str) -> int:
-        if macrobatch == "auto":
-            if not self.source.shards:
-                return self.batch_size
-            budget = CACHE_BYTES if self.device.type == "cpu" else DEVICE_BYTES
-            row = sum(_row_bytes(stream.shape, stream.dtype) for stream in self.source.streams)
-            macrobatch = max(1, budget // max(1, row))
-        return -(-int(macrobatch) // self.batch_size) * self.batch_size
+    def _amount(self, macrobatch: int | str) -> int:
+        """How much to stage together, of what a size counts."""
+        if macrobatch == "auto" and not self.source.shards:
+            return 1
+        if isinstance(macrobatch, int) and not isinstance(macrobatch, bool) and macrobatch > 0:
+            return macrobatch
+        budget = CACHE_BYTES if self.device.type == "cpu" else DEVICE_BYTES
+        amount = max(1, int(_bytes(macrobatch, budget) // max(1.0, self.source.item_bytes)))
+        one_by_one = type(self.source).next_macrobatch is Source.next_macrobatch
+        return min(amount, AT_ONCE * self.sizes.first) if macrobatch == "auto" and one_by_one else amount
 
     def _choose_stager(self) -> "_Inline | _Ahead":
-        pull, copy = _Pull(self.source, self.batch_size, self.rows, self.shard), _Copy(self.device)
+        pull, copy = _Pull(self.source, self.sizes, self.rows, self.shard, self._counters), _Copy(self.device)
         inline = self.source.resident(self.device) or not self.source.thread_safe
+        if inline:
+            self.source.waiting = self._waiting
         return _Inline(pull, copy) if inline else _Ahead(pull, copy, self._once, self._waiting)
 
 
@@ -247,15 +264,24 @@ class _Copy:
     def start(self, macrobatch: Macrobatch) -> Macrobatch:
         """Begins the copy; returns without waiting for it."""
         tensors = macrobatch.tensors()
-        if len(tensors) == len(macrobatch.fields) and all(tensor.device == self.device for tensor in tensors):
-            return macrobatch
+        there = all(has_rows(field) for field in macrobatch.fields.values())
+        if there and all(tensor.device == self.device for tensor in tensors):
+            return self._finished(macrobatch)
         whole = Batch(macrobatch.fields, sum(macrobatch.counts))
         if self._stream is None:
             macrobatch.fields = whole.to(self.device).fields
-            return macrobatch
+            return self._finished(macrobatch)
         with torch.cuda.stream(self._stream):
             macrobatch.fields = whole.pin().to(self.device, non_blocking=True).fields
+            self._finished(macrobatch)
             macrobatch.ready = self._stream.record_event()
+        return macrobatch
+
+    @staticmethod
+    def _finished(macrobatch: Macrobatch) -> Macrobatch:
+        """What is left to be done on the device is done."""
+        if macrobatch.finish is not None:
+            macrobatch.fields, macrobatch.finish = macrobatch.finish(macrobatch.fields), None
         return macrobatch
 
     def wait(self, macrobatch: Macrobatch) -> Macrobatch:
@@ -274,8 +300,11 @@ class _Pull:
     Cursors stay with their batches, so asking ahead moves none.
     """
 
-    def __init__(self, source: Source, batch_size: int, rows: int, shard: Shard) -> None:
-        self._source, self._batch_size, self._rows, self._shard = source, batch_size, rows, shard
+    def __init__(self, source: Source, sizes: Sizes, rows: int, shard: Shard, counters: Callable[[], Counters]) -> None:
+        self._source, self._sizes, self._rows, self._shard = source, sizes, rows, shard
+        self._counters = counters
+        self._at: Counters | None = None
+        self._ended = True  # whether what was given last ended an epoch
         self._held: Macrobatch | None = None
 
     def __call__(self) -> Macrobatch | None:
@@ -289,25 +318,52 @@ class _Pull:
 
     def forget(self) -> None:
         """Drops what was asked ahead."""
-        self._held = None
+        self._held = self._at = None
+        self._ended = True
+
+    def _sized(self) -> tuple[int, int]:
+        """The size of the next batches, and how much to ask for together: no more than has this size."""
+        if self._sizes.constant:
+            return self._sizes.first, self._whole(self._sizes.first)
+        self._at = self._at or copy.copy(self._counters())
+        size, left = self._sizes.at(self._at), self._sizes.left(self._at)
+        if left is None:
+            return size, self._whole(size)
+        batches = 1 if self._source.own_size or self._source.sized_by != "rows" else -(-left // size)
+        return size, min(self._whole(size), batches * size)
+
+    def _whole(self, size: int) -> int:
+        return -(-self._rows // size) * size
+
+    def _counted(self, macrobatch: Macrobatch | None) -> Macrobatch | None:
+        """Keeps count of how far the training will have come, where sizes depend on it."""
+        if self._at is not None:
+            self._at.samples += 0 if macrobatch is None else sum(macrobatch.totals)
+            ends = macrobatch is None or macrobatch.ends_epoch
+            self._at.epochs += ends and not (macrobatch is None and self._ended)
+            self._ended = ends
+        return macrobatch
 
     def _ask(self) -> Macrobatch | None:
         source = self._source
+        size, rows = self._sized()
         try:
-            return source.next_macrobatch(self._batch_size, self._rows, self._shard)
+            return self._counted(source.next_macrobatch(size, rows, self._shard))
         except HeadraceError:
             raise
         except Exception as error:
             names = ", ".join(stream.name for stream in source.streams)
             raise SourceError(
-                f"{type(source).__name__} failed while reading up to {self._rows} rows of {names} "
+                f"{type(source).__name__} failed while reading up to {rows} {source.sized_by} of {names} "
                 f"after {source.state_dict()}: {type(error).__name__}: {error}"
             ) from error
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _row_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * torch_dtype(dtype).itemsize
+def _bytes(text: int | str, automatic: int) -> float:
+    """The bytes that a text such as "64 MB" stands for."""
+    if text == "auto":
+        return automatic
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMG]?)B\s*", text) if isinstance(text, str) else None
+    if match is None:
+        raise ConfigError(f"macrobatch= is a number of rows, bytes as in '64 MB', or 'auto', got {text!r}.")
+    return float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]]

@@ -2,7 +2,6 @@
 
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -53,7 +52,7 @@ class Keeper:
         """The state to go on from, once it is known to fit this model and these settings."""
         return None
 
-    def begin(self, info: Info, nbytes: int) -> None:
+    def begin(self, info: Info, nbytes: int, data: str) -> None:
         """The training begins, or goes on."""
 
     def due(self, info: Info, rows: int) -> bool:
@@ -92,7 +91,7 @@ class RunKeeper(Keeper):
         self.every, self._keep = every, keep
         self._saver, self._copier = Saver(), Copier()
         self._saved_at = time.perf_counter()
-        self._best_steps: deque[list[int]] = deque(maxlen=self._keep.last or 1)
+        self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
         self._config: config.Config = {}
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
@@ -138,13 +137,14 @@ class RunKeeper(Keeper):
             return None
         check_model(contents.tensors.get(MODEL, {}), model.state_dict())
         state = decode(contents)
+        state["forced"] = self._override
         state["overridden"] = self._check_settings(state["config"], settings, state["limits"], limits)
         self._rows_until = contents.step - ("row" not in state["done"])
         for step in steps[-(self._keep.last or 1) :]:
-            self._best_steps.append(self._marked_by(step, contents))
+            self._best_steps[step] = self._marked_by(step, contents)
         return state
 
-    def begin(self, info: Info, nbytes: int) -> None:
+    def begin(self, info: Info, nbytes: int, data: str) -> None:
         with suppress(OSError):  # whatever a save that was cut short has left
             self._store.clean()
         self._run.probe(2 * nbytes)
@@ -153,6 +153,7 @@ class RunKeeper(Keeper):
         if info.best is not None and not self._run.tells_best(info.best.step):
             self._tell_best(info.best)
         self._run.log(f"going on from step {info.step}" if info.resumed else "started")
+        self._run.log(data)
 
     def due(self, info: Info, rows: int) -> bool:
         assert self.every is not None
@@ -178,8 +179,10 @@ class RunKeeper(Keeper):
         large = {part: state[part] for part in _LARGE}
         many = dict(_tensors_in(large))
         copies, keys = self._copier(tensors | many), {id(tensor): key for key, tensor in many.items()}
-        self._best_steps.append(info.kept)
-        best_steps = [step for steps in self._best_steps for step in steps]
+        self._best_steps[info.step] = info.kept
+        if len(self._best_steps) > (self._keep.last or 1):
+            del self._best_steps[min(self._best_steps)]
+        best_steps = [step for steps in self._best_steps.values() for step in steps]
         fill = partial(_fill, contents, large, copies, keys, rows)
         self._saver.start(partial(self._write, contents, fill, info.best, best_steps, again))
         if self._wait:
@@ -233,7 +236,7 @@ class RunKeeper(Keeper):
             found = read if step == read.step else self._store.load(step, lambda name: name == TRAINER)
             marks = found.documents[TRAINER]["marks"]
             return [int(kept) for mark in codec.decode(marks, {}).values() for kept in mark["keep"]]
-        except (CheckpointError, KeyError, TypeError, AttributeError):
+        except (CheckpointError, KeyError, TypeError, ValueError, OverflowError, AttributeError):
             return []
 
     def _check_settings(

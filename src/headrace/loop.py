@@ -15,7 +15,6 @@ from .errors import CorruptError, DataError, HeadraceError
 from .info import Info
 from .keeper import Keeper
 from .leaving import mind_if_unheard
-from .malloc import keep_freed_memory
 from .memory import is_out_of_memory
 from .outcome import as_outcome
 from .plan import Plan, deterministic_mode
@@ -42,7 +41,7 @@ class Loop:
     def run(self) -> Generator[Info]:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
         trainer, plan, info, call = self._trainer, self._plan, self._info, self._plan.callbacks.call
-        with self._at_work(), trainer._feed(plan.train, None, self._asked.check) as feed:
+        with self._at_work(), trainer._feed(plan.train, None, info) as feed:
             empty = False
             try:
                 self._begin(feed.batches, feed.macrobatches)
@@ -107,7 +106,8 @@ class Loop:
         if keeper.keeps:
             self._warn_of_gaps(new=state is None)
         info.start(batches, macrobatches)
-        keeper.begin(info, trainer._step.nbytes)
+        train = self._plan.train
+        keeper.begin(info, trainer._step.nbytes, f"the train data ({type(train).__name__}) resume {train.level}")
         self._plan.callbacks.call("on_fit_start", info)
         if state is not None:
             rng.restore(state["worker"]["rng"], trainer.device)
@@ -218,7 +218,6 @@ class Loop:
     def _at_work(self) -> Iterator[None]:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info, call = self._trainer, self._info, self._plan.callbacks.call
-        keep_freed_memory()
         trainer._step.updates = 0
         self._guard.forget()
         with (

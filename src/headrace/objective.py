@@ -4,15 +4,18 @@ The default calls the model on its input streams and compares what it returns wi
 of one's own does anything else: contrastive learning, distillation, a model that computes its own loss.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .batch import Batch, Stream
 from .errors import ConfigError, DataError, HeadraceError, unknown
-from .loss import Loss, Sum, Term, Weight, pick, translate
+from .field import Ragged, has_rows
+from .loss import Loss, Sum, Term, Weight, by_items, pick, translate
 from .memory import is_out_of_memory
 
 Inputs = str | Sequence[str] | Mapping[str, str] | None
@@ -133,12 +136,12 @@ class Supervised(Objective):
     def judge(self, model: nn.Module, outputs: Any, batch: Batch) -> Terms:
         """The terms of outputs that are there already."""
         losses = self.loss if model.training else self._data_terms
-        terms = Terms([(name, loss.term(model, outputs, batch)) for name, loss in losses.items()])
+        terms = Terms([(name, loss.term(model, *by_items(loss, outputs, batch))) for name, loss in losses.items()])
         terms.outputs = outputs
         return terms
 
     def weights(self, batch: Batch) -> dict[str, Weight | None]:
-        return {name: loss.weight(batch) for name, loss in self.loss.items()}
+        return {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.loss.items()}
 
     def scored(self, outputs: Any) -> Any:
         return outputs if self._main.output is None else pick(outputs, self._main.output, self._main.name)
@@ -166,10 +169,10 @@ class Supervised(Objective):
     def _first_call(self, model: nn.Module, batch: Batch) -> Any:
         """The first call of a training shows what the model returns: the last check before an update."""
         outputs = first_call(self.call, model, batch)
-        for name, columns in {**(self._columns or {}), "": batch.fields}.items():
-            for term in self._data_terms.values():
-                if isinstance(targets := columns.get(term.target), Tensor):
-                    _check(term, outputs, targets, name)
+        for term in self._data_terms.values():
+            answers = by_items(term, outputs, batch)[0]
+            for name, columns in {**(self._columns or {}), "": batch.fields}.items():
+                _check(term, answers, columns.get(term.target), name)
         self._columns = None
         return outputs
 
@@ -181,20 +184,31 @@ def as_objective(loss: Any, argument: str = "loss") -> Objective:
 
 def view(batch: Batch, path: str) -> Any:
     """A stream, or a view of it: "words.mask"."""
-    stream, _, name = path.partition(".")
-    field = batch[stream]
-    if not name:
-        return field
-    found = getattr(field, name)
-    return found() if callable(found) else found
+    stream, *names = path.split(".")
+    found = batch[stream]
+    for name in names:
+        views = [each for each in dir(found) if not each.startswith("_")]
+        if name not in views:
+            raise ConfigError(f"inputs= names {path!r}: {unknown('view', name, views[:24])}")
+        found = getattr(found, name)
+        found = found() if callable(found) else found
+    return found
 
 
-def _check(term: Loss, outputs: Any, targets: Tensor, name: str) -> None:
-    """Checks targets, and says whose they are."""
+def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
+    """Checks targets, and says whose they are; of sequences, in which row."""
+    dense = targets.dense() if isinstance(targets, Ragged) else targets
+    if not isinstance(dense, Tensor):
+        return
     try:
-        term.check_targets(outputs, targets)
+        term.check_targets(outputs, dense)
     except DataError as error:
-        raise DataError(f"the {name} data: {error}" if name else str(error)) from None
+        said = str(error)
+        if isinstance(targets, Ragged) and (found := re.search(r"\brow (\d+)", said)):
+            item = int(found[1])
+            row = int(torch.searchsorted(targets.bounds, item, right=True)) - 1
+            said = said.replace(found[0], f"row {row}, item {item - int(targets.bounds[row])}", 1)
+        raise DataError(f"the {name} data: {said}" if name else said) from None
 
 
 def first_call(call: Callable[[nn.Module, Batch], Any], model: nn.Module, batch: Batch) -> Any:
@@ -211,7 +225,7 @@ def first_call(call: Callable[[nn.Module, Batch], Any], model: nn.Module, batch:
 
 def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
     """What the model was given and what it expects, where it can be told."""
-    given = ", ".join(str(Stream.of(k, f)) if isinstance(f, Tensor) else k for k, f in batch.fields.items())
+    given = ", ".join(str(Stream.of(k, f)) if has_rows(f) else k for k, f in batch.fields.items())
     layers = ((name, m) for name, m in model.named_modules() if m._parameters and not list(m.children()))
     name, layer = next(layers, ("", model))
     weights = next((p.dtype for p in model.parameters()), None)

@@ -115,19 +115,21 @@ class Order:
 
     `"full"`: any row anywhere. `"blocks"`: blocks of `block` consecutive rows shuffled, and the rows inside
     each. `"blocks-only"`: blocks shuffled, rows in place. `"rows-only"`: blocks in place, rows shuffled
-    inside each. `"none"`: as stored.
+    inside each. `"none"`: as stored. `mix`: of `"blocks"`, the rows of that many shuffled blocks are shuffled together.
     """
 
     KINDS = ("full", "blocks", "blocks-only", "rows-only", "none")
 
-    def __init__(self, n: int, kind: str = "full", *, seed: int = 0, block: int | None = None) -> None:
+    def __init__(self, n: int, kind: str = "full", *, seed: int = 0, block: int | None = None, mix: int = 1) -> None:
         if not isinstance(kind, str) or kind not in self.KINDS:
             raise ConfigError(unknown("order", kind, self.KINDS))
         if n < 1:
             raise ConfigError(f"an order needs at least one row, got {n}.")
         if block is not None and block < 1:
             raise ConfigError(f"block= is a number of rows, at least 1, got {block}.")
-        self.n, self.kind, self.seed = n, kind, seed
+        if mix < 1 or (mix > 1 and kind != "blocks"):
+            raise ConfigError(f"mix= is a number of blocks, at least 1, for order 'blocks'; got {mix} for {kind!r}.")
+        self.n, self.kind, self.seed, self.mix = n, kind, seed, mix
         self.block = min(block or n, n)
         self._tail = (n - 1) // self.block  # the last block: the only one that may be short
         self._keys: tuple[int, Any, Any, Any, int] | None = None
@@ -143,7 +145,56 @@ class Order:
         if self.kind == "full":
             rows: Indices = blocks(positions)
             return rows
+        if self.mix > 1:
+            return self._mixed(epoch, positions, blocks, slot)
         return self._two_levels(positions, blocks, inside, tail, slot)
+
+    def stretches(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """The runs of rows on disk that positions `start` to `stop` are taken from, in the order they come up.
+
+        A run begins before `start`, and ends behind `stop`, where its rows are shuffled with others.
+        """
+        if self.kind in ("full", "none") or start == stop:
+            return [(start, stop)] if self.kind == "none" else []
+        blocks, _, _, slot = self._permutations(epoch)
+        first, last = (self._slot(position, slot) // self.mix * self.mix for position in (start, stop - 1))
+        slots = np.arange(first, min(last + self.mix, self._tail + 1))
+        ids = slots if blocks is None else blocks(slots)
+        return [(int(k) * self.block, min(self.n, (int(k) + 1) * self.block)) for k in ids]
+
+    def stretch_end(self, epoch: int, position: int) -> int:
+        """The position behind the rows that are shuffled together with the one at `position`."""
+        if self.kind in ("full", "none"):
+            return self.n
+        slot = self._permutations(epoch)[3]
+        after = (self._slot(position, slot) // self.mix + 1) * self.mix
+        missing = self.block - (self.n - self._tail * self.block)
+        return min(self.n, after * self.block - (missing if after > slot else 0))
+
+    def _slot(self, position: int, slot: int) -> int:
+        """The slot of a position, where the short block stands in `slot`."""
+        short = self.n - self._tail * self.block
+        return (position + (self.block - short if position >= slot * self.block + short else 0)) // self.block
+
+    def _mixed(self, epoch: int, positions: Indices, blocks: Any, slot: int) -> Indices:
+        """Positions are shuffled within groups of `mix` slots; all groups but two have the same size."""
+        size, mix = self.block, self.mix
+        missing = size - (self.n - self._tail * size)  # rows that the short block lacks
+        behind = positions + np.where(positions >= (slot + 1) * size - missing, missing, 0)
+        groups = behind // (size * mix)
+        firsts = groups * size * mix - np.where(groups * mix > slot, missing, 0)
+        sizes = np.minimum(mix, self._tail + 1 - groups * mix) * size
+        sizes -= np.where(groups == slot // mix, missing, 0)
+        offsets = positions - firsts
+        for rows in np.unique(sizes):
+            those = sizes == rows
+            shuffle = Permutation(int(rows), "mixed", VERSION, self.seed, epoch, size, mix)
+            offsets[those] = shuffle(offsets[those], tweak=_mix(groups[those]))
+        moved = firsts + offsets
+        moved += np.where(moved >= (slot + 1) * size - missing, missing, 0)
+        slots, inside = np.divmod(moved, size)
+        ids: Indices = blocks(slots)
+        return ids * size + inside
 
     def _permutations(self, epoch: int) -> tuple[Any, Any, Any, int]:
         """Of the blocks, of the rows in a whole block, of those in the short one, and that one's slot."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .batch import Batch
 from .errors import ConfigError
+from .field import Rows, map_tensors
 from .loss import Term
 
 
@@ -56,8 +57,8 @@ def merged(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
 
 def detached(outputs: Any) -> Any:
     """Outputs without the graph that made them; `detach` of what is no tensor is its own affair."""
-    if isinstance(outputs, Tensor):
-        return outputs.detach()
+    if isinstance(outputs, Tensor | Rows):
+        return map_tensors(outputs, Tensor.detach)
     if isinstance(outputs, Mapping):
         return {key: detached(value) for key, value in outputs.items()}
     return tuple(map(detached, outputs)) if isinstance(outputs, tuple | list) else outputs

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from . import check
 from .batch import Batch, Stream
 from .callback import Callback, Callbacks, Progress
-from .data.arrays import ArrayTable, as_source, as_table
+from .data.adapt import as_data, as_table
+from .data.arrays import ArrayTable
+from .data.reader import Reader
 from .data.source import Source
 from .errors import ConfigError, DataError
 from .length import Length
@@ -52,6 +54,9 @@ class Plan:
         given = {name: source for name, source in data.items() if source is not None}
         for name, source in given.items():
             check.same_streams(self.train.streams, source.streams, name)
+            if name != "train":
+                check.ends(source, name)
+            check.same_categories(self.train, source, name)
             if scan:
                 check.finite(source, name)
         columns = {name: check.columns_of(source) for name, source in given.items()}
@@ -61,10 +66,10 @@ class Plan:
 
 def source_on(data: Any, device: torch.device, name: str, order: str = "none", seed: int = 0) -> Source:
     """Data as a source for a device; `name` is what errors call it. Arrays that fit into a GPU are moved there once."""
-    if isinstance(data, Source):
-        return data
     try:
-        table = as_table(data)
+        table = as_data(data)
+        if isinstance(table, Source):
+            return table
         if not len(table):
             raise DataError("they have no rows, and there is nothing to read.")
     except DataError as error:
@@ -73,7 +78,7 @@ def source_on(data: Any, device: torch.device, name: str, order: str = "none", s
         free, _ = torch.cuda.mem_get_info(device)
         if table.nbytes <= RESIDENT_SHARE * free:
             table = table.to(device)
-    return as_source(table, order=order, seed=seed)
+    return Reader(table, order, seed)
 
 
 def by_key(

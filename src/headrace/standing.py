@@ -98,7 +98,7 @@ class Standing:
             check_model(saved, module.state_dict())
         self._trainer._step.check_state(state["step"])
         source = state["source"]
-        if state["overridden"]:
+        if state["forced"]:
             source |= {name: self._reordered(cursor) for name, cursor in source.items()}
         self._load_cursor(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
 
@@ -127,11 +127,13 @@ class Standing:
         self.metrics.load_state_dict(worker["metrics"], trainer.device)
 
     def _reordered(self, cursor: Any) -> Any:
-        """A cursor at the same place of another order, for whoever has said that it may be another."""
+        """A cursor at the same place of another order, or of files that have changed, for whoever allows that."""
         now = self._plan.train.state_dict()
         if not isinstance(cursor, dict) or now is None:
             return cursor
-        return cursor | {key: now[key] for key in ("seed", "order", "block") if key in cursor and key in now}
+        return cursor | {
+            key: now[key] for key in ("seed", "order", "block", "mix", "fingerprint") if key in cursor and key in now
+        }
 
     def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:
         source = self._plan.train

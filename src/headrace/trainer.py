@@ -1,6 +1,6 @@
 """The trainer: data, model, loss and optimizer in, a trained, validated and predicting model out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from . import check, config, evaluate
 from .batch import Batch, Stream
 from .callback import Callback
-from .errors import ConfigError, unknown
 from .feed import Feed
 from .guard import make_guard
 from .history import History
@@ -37,6 +36,7 @@ from .plan import (
 from .precision import Precision
 from .preempt import Preemption
 from .schedule import check_schedule, interval_of
+from .sizes import BatchSize, Sizes
 from .step import Settings, Step
 from .strategy import Single
 
@@ -48,7 +48,8 @@ class Trainer:
 
     `loss`: a term or a sum of them, an `nn.*Loss`, a function of (outputs, target), or an `Objective`; `optimizer`:
     one of torch's, or a function that makes it of the parameters. For several, dicts with equal keys.
-    `batch_size`: rows in one update (128 if not given); `microbatch`: how many of them pass the model at once;
+    `batch_size`: rows in one update (128 if not given, a loader's own), or one from each point of the training on, as
+    in `{0: 32, "5 epochs": 64}`; `microbatch`: how many of them pass the model at once;
     `macrobatch`: how many are staged on the device together. `clip_norm`, `clip_value`: of the gradients.
     `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy", "f1:weighted", "top-3", or objects.
     `seed`: of the order in which rows are read, and of nothing else: dropout draws from torch's generator, in
@@ -66,7 +67,7 @@ class Trainer:
         loss: Any,
         optimizer: OptimizerLike | Mapping[str, Optimizer],
         *,
-        batch_size: int | None = None,
+        batch_size: BatchSize | None = None,
         microbatch: int | Literal["auto"] | None = None,
         clip_norm: float | None = None,
         clip_value: float | None = None,
@@ -85,13 +86,9 @@ class Trainer:
         eval_loss: Any = None,
         arena: bool = True,
     ) -> None:
-        check.positive("batch_size", batch_size, whole=True)
-        check.positive("microbatch", None if microbatch == "auto" else microbatch, whole=True)
-        check.positive("clip_norm", clip_norm)
-        check.positive("clip_value", clip_value)
+        given = locals().copy()
+        check.settings(given)
         check_schedule(schedule)
-        if nonfinite not in ("stop", "skip"):
-            raise ConfigError(unknown("nonfinite", nonfinite, ("stop", "skip")))
         self.device = check.device_for(device, model)
         self.model = model.to(self.device)
         self.objectives, self.optimizers = by_key(loss, optimizer, model)
@@ -108,12 +105,7 @@ class Trainer:
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
         self.metrics = Metrics(metrics)
         self.strategy = Single()
-        whole = [key or "loss" for key, objective in self.objectives.items() if not objective.splits]
-        if isinstance(microbatch, int) and whole:
-            raise ConfigError(
-                f"microbatch= cannot split {', '.join(whole)}: nothing is known about this function. "
-                "If it is a mean over rows, declare it: hr.RowMean(fn)."
-            )
+        check.can_split(self.objectives, microbatch)
         settings = Settings(microbatch, clip_norm, clip_value, arena)
         guard = make_guard(self.device, skip=nonfinite == "skip")
         self._step = Step(model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy)
@@ -121,11 +113,7 @@ class Trainer:
         """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
         self._preemption = Preemption()
-        given = {"loss": loss, "batch_size": batch_size, "microbatch": microbatch, "clip_norm": clip_norm}
-        given |= {"clip_value": clip_value, "precision": precision, "schedule": schedule, "seed": seed, "order": order}
-        given |= {"inputs": inputs, "target": target, "deterministic": deterministic, "nonfinite": nonfinite}
-        self._config = {name: config.plain(value) for name, value in given.items()}
-        self._config["optimizer"] = config.of_optimizers(self.optimizers)
+        self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
         if compile:
             compile_in_place(model)
 
@@ -211,11 +199,13 @@ class Trainer:
             callbacks=all_callbacks(callbacks, progress),
             others=[every for every in (keeper.every, interval_of(self.schedule)) if every is not None],
         )
+        bounds = limits(epochs, steps, samples, minutes)
+        check.has_an_end(plan.train, bounds, sized=self.batch_size is not None)
         plan.check(self.objectives, self.eval_objectives, scan)
         if self.metrics:
             check.has_stream(plan.train.streams, self.target, "metrics")
         measured = ("train",) if val is None else ("train", "val")
-        info = Info(self, Counters(), limits(epochs, steps, samples, minutes), History(), measured)
+        info = Info(self, Counters(), bounds, History(), measured)
         self.history, self._known_streams = info.history, None
         return leave_at_exit(Loop(self, plan, info, keeper).run())
 
@@ -226,6 +216,7 @@ class Trainer:
         check.positive("batch_size", batch_size, whole=True)
         check.positive("limit", limit, whole=True)
         source = source_on(data, self.device, name)
+        check.ends(source, name, limit)
         for objective in self.eval_objectives.values():
             objective.prepare(source.streams, {name: check.columns_of(source)})
         return self._score(source, name, batch_size, limit)
@@ -238,6 +229,7 @@ class Trainer:
         """What the model returns for every row, in order, on the host."""
         check.positive("batch_size", batch_size, whole=True)
         objective, source = next(iter(self.eval_objectives.values())), source_on(data, self.device, "predict")
+        check.ends(source, "predict")
         at_rest = evaluate.mode(self._modules, training=False)
         with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
             return evaluate.predictions(objective, self.model, feed, self.precision)
@@ -294,7 +286,11 @@ class Trainer:
             return evaluate.together(objective, self.model, batches, self.precision, self._step.guard.read)
         return evaluate.apart(self.evaluate_step, batches)
 
-    def _feed(self, source: Any, batch_size: int | None, waiting: Callable[[], None] | None = None) -> Feed:
-        size, shard = batch_size or self.batch_size or DEFAULT_BATCH, self.strategy.comm.shard
-        once, waiting, rows = waiting is None, waiting or self._preemption.check_scoring, self.macrobatch
-        return Feed(source, self.device, batch_size=size, macrobatch=rows, shard=shard, once=once, waiting=waiting)
+    def _feed(self, source: Any, batch_size: int | None, info: Info | None = None) -> Feed:
+        """What a pass over data reads; with `info` a training, whose batches may depend on how far it has come."""
+        options: dict[str, Any] = {"macrobatch": self.macrobatch, "shard": self.strategy.comm.shard}
+        if info is not None:
+            options |= {"waiting": self._preemption.check, "counters": lambda: info.counters}
+            return Feed(source, self.device, batch_size=self.batch_size or DEFAULT_BATCH, **options)
+        size, waiting = batch_size or Sizes(self.batch_size or DEFAULT_BATCH).first, self._preemption.check_scoring
+        return Feed(source, self.device, batch_size=size, once=True, waiting=waiting, **options)

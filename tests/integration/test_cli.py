@@ -383,3 +383,45 @@ def test_a_model_of_two_inputs_is_exported_in_the_order_of_the_streams(
     streams = {"b": torch.randn(9, 2), "a": torch.randn(9, 3), "unused": torch.randn(9, 7)}
     expected = pair.trainer.model.eval()(streams["a"], streams["b"])["sum"]
     assert torch.equal(torch.export.load(out).module()(*streams.values())["sum"], expected)
+
+
+# --- convert -----------------------------------------------------------------------------------------------
+
+TEXT = "0 |words 12:1 |label 0 1\n0 |words 7:1\n1 |words 3:1 |label 1 0\n"
+STREAMS = ["--stream", "words 100 sparse sequence", "--stream", "label 2"]
+
+
+def test_convert_writes_what_it_has_read(tmp_path: Path, command: Callable[..., Result]) -> None:
+    (tmp_path / "in.ctf").write_text(TEXT)
+    for kind in ("arrow", "parquet", "ctf"):
+        out = tmp_path / f"out.{kind}"
+        status, printed, _ = command("convert", tmp_path / "in.ctf", out, *STREAMS, "--json")
+        assert status == 0
+        assert json.loads(printed)["rows"] == 2
+    assert (tmp_path / "out.ctf").read_text() == TEXT
+    table = hr.open_table(tmp_path / "out.arrow")
+    assert table.rows(0, 2)["words"].ids.padded().tolist() == [[12, 7], [3, 0]]
+    assert command("convert", tmp_path / "out.parquet", tmp_path / "again.ctf")[0] == 0
+    assert (tmp_path / "again.ctf").read_text() == TEXT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["in.ctf", "out.arrow", "--stream", "words 10 sparse sequence"], "index 12 is out of range"),
+        (["in.ctf", "out.arrow"], "stream"),
+        (["in.ctf", "out.xyz", *STREAMS], "cannot write"),
+        (["none.npy", "out.arrow"], "there is no file"),
+        (["in.ctf", "out.arrow", "--stream", "words 1x sparse"], "100 or 28x28"),
+        (["in.ctf", "out.arrow", "--stream", "words 10 sparse int7"], "int7"),
+    ],
+)
+def test_convert_says_what_is_wrong_and_writes_nothing(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: Any, command: Callable[..., Result]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.ctf").write_text(TEXT)
+    status, _, complained = command("convert", *arguments)
+    assert status == 1
+    assert told in complained
+    assert not list(tmp_path.glob("out*"))

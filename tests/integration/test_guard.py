@@ -37,6 +37,7 @@ OPTIMIZERS: dict[str, Make] = {
     "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
     "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
     "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
+    "plain rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, centered=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, initial_accumulator_value=0.1),
     "adadelta": lambda p: torch.optim.Adadelta(p),

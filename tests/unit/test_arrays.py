@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import headrace as hr
-from headrace.data.arrays import as_source, as_table
+from headrace.data.adapt import as_source, as_table
 
 
 def column(values: Any) -> Tensor:
@@ -157,9 +157,9 @@ def test_data_becomes_a_source() -> None:
         ),
         (lambda: as_table((torch.zeros(3),) * 3), r"expected \(x, y\), got 3 arrays"),
         (lambda: as_table([torch.zeros(3)]), r"expected \(x, y\), got 1 arrays"),
-        (lambda: as_table([1, 2, 3]), "cannot read data from a list"),
+        (lambda: as_table([1, 2, 3]), "expected rows by number, got a list"),
         (lambda: as_table(None), "cannot read data from a NoneType"),
-        (lambda: as_table("train.csv"), "cannot read data from a str"),
+        (lambda: as_table("train.csv"), "there is no file train.csv"),
     ],
 )
 def test_what_is_not_data_is_refused_and_named(make: Callable[[], Any], message: str) -> None:

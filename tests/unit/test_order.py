@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,165 @@ def test_outputs_are_those_of_the_first_release_of_this_version() -> None:
         order = hr.Order(case["n"], case["kind"], seed=case["seed"], block=case["block"])
         digest = hashlib.sha256(whole(order, case["epoch"]).astype("<i8").tobytes()).hexdigest()
         assert digest == case["sha256"], case
+
+
+# --- blocks mixed with each other ------------------------------------------------------------------------
+
+mixed = {"n": sizes["n"], "block": st.integers(1, 60), "mix": st.integers(1, 12), "seed": sizes["seed"]}
+
+
+def slots(n: int, block: int, seed: int, epoch: int) -> list[int]:
+    """The blocks in their shuffled order."""
+    return blocks_of(whole(hr.Order(n, "blocks", seed=seed, block=block), epoch), min(block, n))
+
+
+def blocks_of(rows: Rows, block: int) -> list[int]:
+    """The blocks of these rows, in the order in which they come up."""
+    return list(dict.fromkeys((rows // block).tolist()))
+
+
+def groups(n: int, block: int, mix: int, seed: int, epoch: int) -> list[list[int]]:
+    """The rows of the blocks that are shuffled together, group after group."""
+    block, order = min(block, n), slots(n, block, seed, epoch)
+    runs = [list(range(k * block, min(n, (k + 1) * block))) for k in order]
+    return [list(chain(*runs[k : k + mix])) for k in range(0, len(runs), mix)]
+
+
+@settings(deadline=None)
+@given(**mixed, epoch=st.integers(0, 9))
+def test_mixed_blocks_are_shuffled_within_groups_of_so_many(
+    n: int, block: int, mix: int, seed: int, epoch: int
+) -> None:
+    """The groups, and their order, are those of the blocks without mix."""
+    rows, start = whole(hr.Order(n, "blocks", seed=seed, block=block, mix=mix), epoch).tolist(), 0
+    for group in groups(n, block, mix, seed, epoch):
+        assert sorted(rows[start : start + len(group)]) == sorted(group)
+        start += len(group)
+    assert start == n
+
+
+@settings(deadline=None)
+@given(**mixed, epoch=st.integers(0, 9), data=st.data())
+def test_any_slicing_gives_the_same_mixed_order(
+    n: int, block: int, mix: int, seed: int, epoch: int, data: st.DataObject
+) -> None:
+    order = hr.Order(n, "blocks", seed=seed, block=block, mix=mix)
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, n), max_size=8))), n]
+    parts = [order.indices(epoch, *span) for span in pairwise(cuts)]
+    assert np.array_equal(np.concatenate(parts), whole(order, epoch))
+
+
+def test_mixing_one_block_is_no_mixing() -> None:
+    assert np.array_equal(whole(hr.Order(103, "blocks", block=10, mix=1)), whole(hr.Order(103, "blocks", block=10)))
+
+
+@pytest.mark.parametrize("mix", [2, 5, 100])
+def test_rows_of_mixed_blocks_lie_anywhere_in_their_group(mix: int) -> None:
+    """Within a group it is a full shuffle: nothing is left of the blocks."""
+    rows, size = whole(hr.Order(N, "blocks", block=3000, mix=mix)), min(N, 3000 * mix)
+    for group in np.split(rows, N // size):
+        ranks = np.argsort(np.argsort(group))
+        assert abs(adjacent_difference_sigmas(ranks)) < 5
+        assert abs(correlation_sigmas(ranks)) < 5
+    one = rows[:size] // 3000
+    assert (np.diff(one) == 0).mean() < 1 / mix + 0.02, "neighbours are of one block no more often than by chance"
+
+
+def test_groups_are_shuffled_unlike_each_other() -> None:
+    rows = whole(hr.Order(1000, "blocks", block=10, mix=5))
+    patterns = {np.argsort(np.argsort(group)).tobytes() for group in np.split(rows, 20)}
+    assert len(patterns) == 20
+
+
+def test_every_seed_epoch_and_mix_has_an_order_of_its_own() -> None:
+    orders = [hr.Order(1000, "blocks", seed=seed, block=20, mix=mix) for seed in range(4) for mix in (1, 2, 3, 50)]
+    assert len({whole(order, epoch).tobytes() for order in orders for epoch in range(4)}) == 64
+
+
+def test_a_slice_of_a_huge_mixed_epoch_costs_only_its_length() -> None:
+    order = hr.Order(10**12, "blocks", block=1000, mix=64)
+    middle = order.indices(3, 5 * 10**11, 5 * 10**11 + 20_000)
+    assert len(np.unique(middle)) == 20_000
+    assert np.array_equal(middle[9_999:12_345], order.indices(3, 5 * 10**11 + 9_999, 5 * 10**11 + 12_345))
+
+
+def test_mixed_outputs_are_those_of_the_first_release_of_this_version() -> None:
+    for case in GOLDEN["mixed_starts"]:
+        order = hr.Order(case["n"], "blocks", seed=case["seed"], block=case["block"], mix=case["mix"])
+        start = case["start"]
+        assert order.indices(case["epoch"], start, start + len(case["rows"])).tolist() == case["rows"], case
+    for case in GOLDEN["mixed_wholes"]:
+        order = hr.Order(case["n"], "blocks", seed=case["seed"], block=case["block"], mix=case["mix"])
+        digest = hashlib.sha256(whole(order, case["epoch"]).astype("<i8").tobytes()).hexdigest()
+        assert digest == case["sha256"], case
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hr.Order(9, "blocks", mix=0), "mix= is a number of blocks, at least 1, .*got 0 for 'blocks'"),
+        (lambda: hr.Order(9, "full", mix=2), "for order 'blocks'; got 2 for 'full'"),
+        (lambda: hr.Order(9, "blocks-only", mix=2), "for order 'blocks'; got 2 for 'blocks-only'"),
+    ],
+)
+def test_a_mix_that_cannot_be_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        make()
+
+
+# --- what to read from disk ------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(**mixed, epoch=st.integers(0, 9), data=st.data())
+@pytest.mark.parametrize("kind", BY_BLOCKS)
+def test_stretches_are_the_runs_of_the_groups_that_a_slice_touches(
+    kind: str, n: int, block: int, mix: int, seed: int, epoch: int, data: st.DataObject
+) -> None:
+    mix = mix if kind == "blocks" else 1
+    order = hr.Order(n, kind, seed=seed, block=block, mix=mix)
+    start, stop = sorted(data.draw(st.lists(st.integers(0, n), min_size=2, max_size=2)))
+    size, found = order.block, order.stretches(epoch, start, stop)
+    in_order = slots(n, block, seed, epoch) if kind == "blocks" else blocks_of(whole(order, epoch), size)
+    touched = [in_order.index(block) // mix for block in blocks_of(order.indices(epoch, start, stop), size)]
+    ids = in_order[min(touched) * mix : (max(touched) + 1) * mix] if touched else []
+    assert found == [(k * size, min(n, (k + 1) * size)) for k in ids]
+
+
+@settings(deadline=None)
+@given(**mixed, kind=st.sampled_from(KINDS), epoch=st.integers(0, 9), data=st.data())
+def test_a_stretch_ends_where_its_rows_do(
+    n: int, block: int, mix: int, seed: int, kind: str, epoch: int, data: st.DataObject
+) -> None:
+    """Read up to there, the runs have been used up; one position further, others come up."""
+    mix = mix if kind == "blocks" else 1
+    order, at = hr.Order(n, kind, seed=seed, block=block, mix=mix), data.draw(st.integers(0, n - 1))
+    end = order.stretch_end(epoch, at)
+    assert at < end <= n
+    if kind in ("full", "none"):
+        assert end == n
+        return
+    runs = order.stretches(epoch, at, at + 1)
+    first = end - sum(stop - start for start, stop in runs)
+    rows = sorted(order.indices(epoch, first, end).tolist())
+    assert rows == sorted(row for run in runs for row in range(*run))
+    if end < n:
+        assert not set(order.stretches(epoch, end, end + 1)) & set(runs)
+
+
+def test_stretches_of_other_orders() -> None:
+    assert hr.Order(100, "full").stretches(0, 5, 50) == []
+    assert hr.Order(100, "none").stretches(0, 5, 50) == [(5, 50)]
+    assert hr.Order(100, "blocks", block=10).stretches(0, 5, 5) == []
+
+
+@pytest.mark.parametrize("mix", [1, 8])
+def test_stretches_of_a_huge_epoch_cost_only_the_slice(mix: int) -> None:
+    order = hr.Order(10**12, "blocks", block=1000, mix=mix)
+    middle = order.indices(3, 5 * 10**11, 5 * 10**11 + 20_000)
+    runs = order.stretches(3, 5 * 10**11, 5 * 10**11 + 20_000)
+    assert len(runs) <= 20 + 2 * mix
+    assert all(any(start <= row < stop for start, stop in runs) for row in middle[::97].tolist())
 
 
 # --- bad input -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 import headrace as hr
 
 KINDS = hr.Order.KINDS
+WHOLE = hr.Shard()
 
 
 def table(rows: int = 23) -> hr.ArrayTable:
@@ -192,6 +194,190 @@ def test_workers_may_change_after_every_batch(rows: int, size: int, history: lis
 def test_a_shard_is_one_of_its_count(index: int, count: int) -> None:
     with pytest.raises(hr.ConfigError, match=f"index {index} of {count}"):
         hr.Shard(index, count)
+
+
+# --- batches that cross, limits --------------------------------------------------------------------------
+
+
+def plain_cuts(n: int, size: int, crosses: bool, end: int) -> list[int]:
+    """Where batches begin and end, counted in rows from the first epoch on."""
+    cuts = [0]
+    while cuts[-1] < end:
+        cuts.append(min(cuts[-1] + size, (cuts[-1] // n + 1 + crosses) * n, end))
+    return cuts
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 30),
+    order=st.sampled_from(KINDS),
+    size=st.integers(1, 70),
+    crosses=st.booleans(),
+    epochs=st.integers(1, 4),
+    samples=st.none() | st.integers(1, 130),
+)
+def test_batches_are_cut_as_a_plain_loop_would(
+    rows: int, order: str, size: int, crosses: bool, epochs: int, samples: int | None
+) -> None:
+    source = reader(rows, order, seed=3, cross_epochs=crosses, max_epochs=epochs, max_samples=samples)
+    end = min(epochs * rows, samples or epochs * rows)
+    stream = [row for epoch in range(epochs) for row in source.order.indices(epoch, 0, rows).tolist()]
+    batches, cuts = rest(source, size), plain_cuts(rows, size, crosses, end)
+    assert [batch["x"].tolist() for batch in batches] == [stream[a:b] for a, b in pairwise(cuts)]
+    ends = [b // rows > a // rows or b == end for a, b in pairwise(cuts)]
+    assert [batch.ends_epoch for batch in batches] == ends
+    assert [batch.cursor["epoch"] * rows + batch.cursor["position"] for batch in batches] == cuts[1:]
+
+
+def test_a_batch_that_crosses_belongs_to_the_epoch_of_its_first_row() -> None:
+    source = reader(10, "none", cross_epochs=True)
+    batches = [source.next_batch(4) for _ in range(6)]
+    assert [batch["x"].tolist() for batch in batches[2:4]] == [[8, 9, 0, 1], [2, 3, 4, 5]]
+    assert [batch.ends_epoch for batch in batches] == [False, False, True, False, True, False]
+    assert (batches[2].cursor["epoch"], batches[2].cursor["position"]) == (1, 2)
+    assert source.batches(4) == 3
+
+
+def test_a_limit_of_samples_cuts_the_last_batch() -> None:
+    for crosses in (False, True):
+        batches = rest(reader(10, max_samples=13, cross_epochs=crosses), 4)
+        assert sum(batch.rows for batch in batches) == 13
+        assert batches[-1].ends_epoch
+    assert rest(reader(10, max_samples=3), 4)[0].rows == 3
+    assert [batch.rows for batch in rest(reader(10, max_samples=100, max_epochs=1), 4)] == [4, 4, 2]
+
+
+@settings(deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    mix=st.integers(1, 5),
+    size=st.integers(1, 50),
+    crosses=st.booleans(),
+    start=st.integers(0, 90),
+    staged=st.lists(st.integers(1, 150), min_size=1, max_size=20),
+)
+def test_the_macrobatch_never_changes_the_batches_from_any_start(
+    rows: int, mix: int, size: int, crosses: bool, start: int, staged: list[int]
+) -> None:
+    plain, ahead = (reader(rows, "blocks", mix=mix, cross_epochs=crosses) for _ in range(2))
+    epoch, position = divmod(start, rows)
+    for source in (plain, ahead):
+        source.load_state_dict({**source.state_dict(), "epoch": epoch, "position": position})
+    for stage in staged:
+        macrobatch = ahead.next_macrobatch(size, stage)
+        for batch in macrobatch.batches():
+            assert seen(batch) == seen(plain.next_batch(size))
+        assert macrobatch.cursors[-1] == ahead.state_dict()
+
+
+@pytest.mark.parametrize("crosses", [False, True])
+@pytest.mark.parametrize("mix", [1, 3])
+def test_resume_after_every_batch_of_mixed_blocks_gives_the_same_batches(mix: int, crosses: bool) -> None:
+    options: dict[str, Any] = {"mix": mix, "cross_epochs": crosses, "max_samples": 57}
+    whole = [seen(batch) for batch in rest(reader(order="blocks", **options))]
+    for k, batch in enumerate(whole):
+        fresh = reader(order="blocks", **options)
+        fresh.load_state_dict(json.loads(json.dumps(batch["cursor"])))
+        assert [seen(later) for later in rest(fresh)] == whole[k + 1 :]
+
+
+@settings(deadline=None)
+@given(rows=st.integers(1, 30), size=st.integers(1, 40), workers=st.integers(1, 7), order=st.sampled_from(KINDS))
+def test_shards_partition_every_batch_that_crosses(rows: int, size: int, workers: int, order: str) -> None:
+    options: dict[str, Any] = {"cross_epochs": True, "max_epochs": 3}
+    readers = [reader(rows, order, **options) for _ in range(workers)]
+    for expected in rest(reader(rows, order, **options), size):
+        parts = [source.next_batch(size, hr.Shard(r, workers)) for r, source in enumerate(readers)]
+        assert torch.cat([part["x"] for part in parts]).tolist() == expected["x"].tolist()
+        for r, part in enumerate(parts):
+            assert part.rows == expected.rows * (r + 1) // workers - expected.rows * r // workers
+            assert (part.total, part.cursor, part.ends_epoch) == (expected.rows, expected.cursor, expected.ends_epoch)
+    assert [source.next_batch(size, hr.Shard(r, workers)) for r, source in enumerate(readers)] == [None] * workers
+
+
+@pytest.mark.parametrize("stretch", [1, 3, 50])
+def test_how_far_the_order_is_computed_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
+    whole = [seen(batch) for batch in rest(reader(order="full", cross_epochs=True, max_epochs=3))]
+    monkeypatch.setattr("headrace.data.reader.STRETCH", stretch)
+    assert [seen(batch) for batch in rest(reader(order="full", cross_epochs=True, max_epochs=3))] == whole
+
+
+def test_a_cursor_of_other_mixed_blocks_is_refused() -> None:
+    with pytest.raises(hr.SourceError, match="mix: saved 1, now 2"):
+        reader(order="blocks", mix=2).load_state_dict(reader(order="blocks").state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_samples": 0}, "max_samples= is at least 1, got 0"),
+        ({"order": "full", "mix": 2}, "mix= is a number of blocks"),
+        ({"count": "y"}, "stream 'y' has no sequences"),
+        ({"count": "z"}, "unknown stream 'z'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hr.HeadraceError, match=message):
+        reader(**options)
+
+
+class OnDisk(hr.ArrayTable):
+    """Notes what it is told, and that the rows it is asked for have been announced."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__({"x": torch.arange(rows)}, block=5)
+        self.now: list[tuple[int, int]] = []
+        self.soon: list[tuple[int, int]] = []
+        self.known: set[int] = set()
+
+    @property
+    def row_bytes(self) -> float:
+        return 1e9  # worth telling
+
+    def expect(self, start: int, stop: int, *, now: bool) -> None:
+        (self.now if now else self.soon).append((start, stop))
+        if now:
+            self.known |= set(range(start, stop))
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        assert set(indices.tolist()) <= self.known
+        return super().take(indices)
+
+    def rows(self, start: int, stop: int) -> hr.Batch:
+        assert set(range(start, stop)) <= self.known
+        return super().rows(start, stop)
+
+
+@pytest.mark.parametrize("order", ["blocks", "blocks-only", "rows-only"])
+@pytest.mark.parametrize("mix", [1, 2])
+@pytest.mark.parametrize("shard", [WHOLE, hr.Shard(1, 3)])
+def test_a_table_on_disk_is_told_of_every_run_once_before_its_rows_are_taken(
+    order: str, mix: int, shard: hr.Shard
+) -> None:
+    table = OnDisk(23)
+    source = hr.Reader(table, order, mix=mix if order == "blocks" else 1, max_epochs=2)
+    while source.epoch == 0:
+        source.next_batch(4, shard)
+    runs = {(start, min(23, start + 5)) for start in range(0, 23, 5)}
+    assert sorted(table.now) == sorted(runs) if shard == WHOLE else set(table.now) <= runs
+    assert set(table.soon) <= set(runs)
+    assert len(table.now) == len(set(table.now)), "once an epoch"
+    table.now.clear()
+    rest(source)
+    assert len(table.now) == len(set(table.now)) <= len(runs)
+
+
+def test_a_table_on_disk_is_told_again_after_it_was_rewound() -> None:
+    table = OnDisk(23)
+    source = hr.Reader(table, "blocks")
+    initial = source.state_dict()
+    for _ in range(3):
+        source.load_state_dict(initial)
+        table.known.clear()
+        assert sum(source.next_batch(5).rows for _ in range(4)) == 20
+    source.load_state_dict({**initial, "position": 12})
+    table.known.clear()
+    source.next_batch(11)
 
 
 # --- tables that break their contract --------------------------------------------------------------------

@@ -105,7 +105,9 @@ def test_the_log_has_a_line_with_a_time_for_everything_that_happened(tmp_path: P
     lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", line) for line in lines)
     told = [line[20:] for line in lines]
-    assert told == ["started", "ended: 2 epochs reached", "going on from step 12", "ended: 3 epochs reached"]
+    data = "the train data (Reader) resume exactly, after any batch, with any number of workers"
+    first = ["started", data, "ended: 2 epochs reached"]
+    assert told == [*first, "going on from step 12", data, "ended: 3 epochs reached"]
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J\x1b]0;m\x07", "one\ntwo\rthree", "a\0b\x7f\x9b31m", "next\x85line", "α\t✓"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from ..errors import CheckpointError
 
@@ -68,8 +68,8 @@ def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], *, 
 
 
 def is_plain(optimizer: Optimizer) -> bool:
-    """Whether an optimizer is taken to remember nothing: it knows momentum and uses none, as plain SGD."""
-    return all("momentum" in group and not group["momentum"] for group in optimizer.param_groups)
+    """Whether an optimizer is known to remember nothing: SGD without momentum."""
+    return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
 def _apart(value: Any) -> Any:

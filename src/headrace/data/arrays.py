@@ -1,4 +1,4 @@
-"""Data that is in memory already, used in place: tensors, NumPy arrays, and what `fit` accepts of them."""
+"""Data that is in memory already, or mapped into it, and used in place: tensors, arrays, sequences, sparse rows."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,27 @@ from torch import Tensor
 
 from ..batch import Batch, Stream
 from ..errors import DataError
-from .reader import Reader
-from .source import Source, Table
+from ..field import Rows, Sparse, take, tensors_of
+from .pages import populate
+from .source import Table
 
 
 class ArrayTable(Table):
-    """Columns in memory, one tensor or array per stream, all of one length."""
+    """Columns in memory, one tensor, array, `Ragged` or `Sparse` per stream, all of one length.
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
+    `block`: how many rows lie together on disk, where the columns are a file that is mapped into memory.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        block: int | None = None,
+        categories: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         if not columns:
             raise DataError("a table needs at least one stream.")
-        self.columns = {name: _as_tensor(name, column) for name, column in columns.items()}
+        self.columns = {name: _as_rows(name, column) for name, column in columns.items()}
         lengths = {name: len(column) for name, column in self.columns.items()}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name!r} has {n}" for name, n in lengths.items())
@@ -30,7 +40,8 @@ class ArrayTable(Table):
         devices = {column.device for column in self.columns.values()}
         if len(devices) > 1:
             raise DataError(f"the streams are on different devices: {', '.join(map(str, devices))}. Move them to one.")
-        self.device = devices.pop()
+        self.device, self.block = devices.pop(), block
+        self._categories = dict(categories or {})
         self._streams = tuple(Stream.of(name, column) for name, column in self.columns.items())
         self._length = next(iter(lengths.values()))
 
@@ -42,59 +53,47 @@ class ArrayTable(Table):
         return self._length
 
     def take(self, indices: Tensor) -> Batch:
-        indices = indices.to(self.device, non_blocking=True)
-        return Batch({name: _gather(column, indices) for name, column in self.columns.items()}, len(indices))
+        return Batch({name: take(column, indices) for name, column in self.columns.items()}, len(indices))
 
     def rows(self, start: int, stop: int) -> Batch:
         return Batch({name: column[start:stop] for name, column in self.columns.items()}, stop - start)
+
+    def lengths(self, stream: str) -> Tensor:
+        return self.columns[self.sequence(stream).name].bounds.diff()  # type: ignore[union-attr]
+
+    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+        for field in self.rows(start, stop).fields.values():
+            for tensor in tensors_of(field):
+                if tensor.is_contiguous():
+                    populate(tensor, now)
 
     def resident(self, device: torch.device) -> bool:
         return self.device == device
 
     def to(self, device: torch.device) -> "ArrayTable":
         """The same table in the memory of another device."""
-        return ArrayTable({name: column.to(device) for name, column in self.columns.items()})
+        return ArrayTable(
+            {name: column.to(device) for name, column in self.columns.items()}, categories=self.categories
+        )
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        return self._categories
 
     @property
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self.columns.values())
 
-
-def as_table(data: Any) -> Table:
-    """What a user calls data, as a Table: one array is stream "x", two are "x" and "y", a dict names its own."""
-    if isinstance(data, Table):
-        return data
-    if isinstance(data, Mapping):
-        return ArrayTable(data)
-    if isinstance(data, Tensor | np.ndarray):
-        return ArrayTable({"x": data})
-    if isinstance(data, tuple | list) and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        if len(data) == 2:
-            return ArrayTable(dict(zip("xy", data, strict=True)))
-        raise DataError(f"expected (x, y), got {len(data)} arrays. Name the streams: {{'a': ..., 'b': ..., 'y': ...}}.")
-    raise DataError(
-        f"cannot read data from a {type(data).__name__}. "
-        "Pass arrays or tensors as x, (x, y) or {'name': ...}, or a headrace Table or Source."
-    )
+    @property
+    def row_bytes(self) -> float:
+        return self.nbytes / max(1, len(self))
 
 
-def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
-    """What a user calls data, as a Source: a Table is read in the given order."""
-    return data if isinstance(data, Source) else Reader(as_table(data), order, seed)
-
-
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
-
-def _gather(column: Tensor, indices: Tensor) -> Tensor:
-    """The rows at these numbers; torch gathers unsigned integers only by the name of their signed kin."""
-    kin = _SIGNED.get(column.dtype)
-    if kin is None:
-        return column.index_select(0, indices)
-    return column.view(kin).index_select(0, indices).view(column.dtype)
-
-
-def _as_tensor(name: str, column: Any) -> Tensor:
+def _as_rows(name: str, column: Any) -> Tensor | Rows:
+    if isinstance(column, Rows):
+        return column
+    if type(column).__module__.startswith("scipy.sparse"):
+        return Sparse.of(column)
     if isinstance(column, np.ndarray):
         if column.dtype.kind not in "biufc":
             raise DataError(f"stream {name!r} has dtype {column.dtype}, which is not a number. Encode it as numbers.")

@@ -1,6 +1,6 @@
 """A Table and an order make a Source: shuffled, sharded, and resumable at any row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -8,120 +8,235 @@ import torch
 
 from ..batch import Batch, State, Stream
 from ..errors import ConfigError, DataError, SourceError
+from ..field import Field, cat
 from ..order import VERSION, Indices, Order
+from .draws import Draws
+from .mix import MixOrder
+from .packing import STRETCH, ByItems, ByRows, Packing, Span
 from .source import WHOLE, Cursor, Macrobatch, Shard, Source, Table, check_batch, check_names
 
-STRETCH = 8192
+WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
 
 
 class Reader(Source):
     """Reads a table in an order, epoch after epoch, in batches of whatever size is asked.
 
-    The size is that of the whole batch: shard r of W gets rows [g·r // W, g·(r+1) // W) of each batch of g.
-    Where it stands is a few integers, so that any number of workers can go on from there.
+    `order`, `seed`, `block` and `mix` are those of `Order`; a table of files knows its own `block`. `count`: a size
+    counts "rows", or the items of a sequence stream; sequences stay whole. `cross_epochs`: the last batch of an epoch
+    is filled up with the first rows of the next. It is finished after `max_epochs` or `max_samples` rows.
+
+    The size is that of the whole batch: shard r of W gets rows [g·r // W, g·(r+1) // W) of each batch of g, or the
+    sequences that hold as large a part of the items. Where it stands is a few integers, so that any number of workers
+    can go on from there.
     """
 
     shards = True
+    elastic = True
     thread_safe = True
     marks_ends = True
 
     def __init__(
         self,
         table: Table,
-        order: str = "full",
+        order: str | MixOrder = "full",
         seed: int = 0,
         *,
         block: int | None = None,
+        mix: int = 1,
+        count: str = "rows",
+        cross_epochs: bool = False,
         max_epochs: int | None = None,
+        max_samples: int | None = None,
     ) -> None:
         if len(table) == 0:
             raise DataError("the table has no rows: there is nothing to read.")
-        if max_epochs is not None and max_epochs < 1:
-            raise ConfigError(f"max_epochs= is at least 1, got {max_epochs}.")
+        for name, limit in (("max_epochs", max_epochs), ("max_samples", max_samples)):
+            if limit is not None and limit < 1:
+                raise ConfigError(f"{name}= is at least 1, got {limit}.")
         check_names(table.streams)
-        self.table = table
-        self.order = Order(len(table), order, seed=seed, block=block)
-        self.max_epochs = max_epochs
-        self.epoch = 0
+        self.table, self.sized_by = table, count
+        if isinstance(order, MixOrder):
+            self.order: Order | MixOrder = order
+        else:
+            self.order = Order(len(table), order, seed=seed, block=block or table.block, mix=mix)
+        self.max_epochs, self.max_samples = max_epochs, max_samples
         self.position = 0
-        self._held: tuple[int, int, Indices] = (-1, 0, np.empty(0, np.int64))
+        """Rows read since the beginning of the first epoch."""
+        limits = [max_samples, None if max_epochs is None else max_epochs * self.order.n]
+        end = min((limit for limit in limits if limit is not None), default=None)
+        self._span = Span(self.order.n, cross_epochs, end)
+        self._packing: Packing = ByRows() if count == "rows" else ByItems(table, count, self._rows_at)
+        self._held: tuple[int, Indices] = (0, np.empty(0, np.int64))
+        self._told = self._began = 0  # the position up to which the table knows what comes, and the first epoch read
+        self._coming: tuple[int, list[tuple[int, int]]] = (-1, [])
+        together = self.order.block * self.order.mix * table.row_bytes
+        self._announces = table.block is not None and together >= WORTH_BYTES and self.order.kind != "none"
         self._fingerprint = table.fingerprint()
 
     @property
     def streams(self) -> Sequence[Stream]:
         return self.table.streams
 
-    def batches(self, size: int) -> int:
-        return -(-self.order.n // size)
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next row."""
+        return self.position // self._span.rows
+
+    @property
+    def level(self) -> str:
+        return "exactly, after any batch, with any number of workers"
+
+    @property
+    def row_bytes(self) -> float:
+        return self.table.row_bytes
+
+    @property
+    def item_bytes(self) -> float:
+        return self.row_bytes * self._packing.rows_per_item
+
+    def batches(self, size: int) -> int | None:
+        return self._packing.batches(size, self._span.epoch_end(0))
 
     def resident(self, device: torch.device) -> bool:
         return self.table.resident(device)
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         macrobatch = self.next_macrobatch(size, size, shard)
-        return None if macrobatch is None else macrobatch.batches()[0]
+        if macrobatch is None:
+            return None
+        if macrobatch.finish is not None:
+            macrobatch.fields = macrobatch.finish(macrobatch.fields)
+        return macrobatch.batches()[0]
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         if size < 1:
-            raise ConfigError(f"a batch has at least one row, got size {size}.")
-        if self.max_epochs is not None and self.epoch >= self.max_epochs:
+            raise ConfigError(
+                f"a batch has at least one {'row' if self.sized_by == 'rows' else 'item'}, got size {size}."
+            )
+        start = self.position
+        if self._span.end is not None and start >= self._span.end:
             return None
-        n, epoch, start = self.order.n, self.epoch, self.position
-        whole = max(1, rows // size) * size
-        stop = min(n, start - start % whole + whole if start % size == 0 else start + whole)
-        cuts = [*range(start, stop, size), stop]
-        totals = [b - a for a, b in pairwise(cuts)]
-        if shard.count == 1:
-            counts, batch = totals, self._read(epoch, start, stop)
-        else:
-            parts = [(a + lo, a + hi) for a, total in zip(cuts, totals, strict=False) for lo, hi in [shard.of(total)]]
-            counts = [hi - lo for lo, hi in parts]
-            batch = self._take(np.concatenate([self.order.indices(epoch, lo, hi) for lo, hi in parts]))
-        self.epoch, self.position = (epoch + 1, 0) if stop == n else (epoch, stop)
-        cursor = self._cursor(epoch, 0)
-        cursors: list[State | None] = [{**cursor, "position": at} for at in cuts[1:-1]]
-        return Macrobatch(batch.fields, counts, totals, [*cursors, self.state_dict()], stop == n)
+        cuts = self._packing.cuts(start, size, self._wanted(start, size, rows), self._span)
+        stop = cuts[-1]
+        parts = list(pairwise(cuts))
+        if shard.count > 1:
+            parts = [self._packing.shard(a, b, shard) for a, b in parts]
+        macrobatch = Macrobatch({}, [b - a for a, b in parts], [b - a for a, b in pairwise(cuts)], [])
+        self._fill(macrobatch, [(start, stop)] if shard.count == 1 else parts)
+        self.position = stop
+        macrobatch.cursors = [self._cursor(at) for at in cuts[1:]]
+        macrobatch.ends_epoch = stop >= self._span.epoch_end(cuts[-2])
+        return macrobatch
 
     def state_dict(self) -> State:
-        return dict(self._cursor(self.epoch, self.position))
+        return self._cursor(self.position)
 
     def load_state_dict(self, state: State) -> None:
-        expected = self._cursor(self.epoch, self.position)
+        expected = self._cursor(self.position)
         if missing := [key for key in expected if key not in state]:
             raise SourceError(f"this is not the cursor of a Reader: it lacks {', '.join(missing)}.")
-        differ = [k for k in expected if k not in ("epoch", "position") and state.get(k) != expected[k]]  # type: ignore[literal-required]
+        differ = [k for k in expected if k not in ("epoch", "position") and state.get(k) != expected[k]]
         if differ:
-            listed = "; ".join(f"{k}: saved {state.get(k)!r}, now {expected[k]!r}" for k in differ)  # type: ignore[literal-required]
-            raise SourceError(f"this cursor belongs to other data or another order ({listed}). Read the same table.")
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+            listed = "; ".join(f"{k}: saved {state.get(k)!r}, now {expected[k]!r}" for k in differ)
+            if changed := self.table.changed_files(str(state["fingerprint"])):
+                listed += f"; changed: {', '.join(changed)}"
+            raise SourceError(
+                f"this cursor belongs to other data or another order ({listed}). Read the same table, or say "
+                "override=True to go on with this one."
+            )
+        self.position = int(state["epoch"]) * self._span.rows + int(state["position"])
+        self._told, self._began = self.position, self.epoch
 
-    def _read(self, epoch: int, start: int, stop: int) -> Batch:
+    def _wanted(self, start: int, size: int, rows: int) -> int:
+        """How many batches to read together: up to the next multiple of as many, where they began with one."""
+        batches = max(1, rows // size)
+        at, odd = divmod(start % self._span.rows, size)
+        return batches if odd or self.sized_by != "rows" else batches - at % batches
+
+    def _fill(self, macrobatch: Macrobatch, parts: Sequence[tuple[int, int]]) -> None:
+        """Reads the rows of these runs of positions, and does to them what the table wants done."""
+        pieces = [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
+        macrobatch.fields = self._read(pieces)
+        if not self.table.augments:
+            return
+        draws = Draws.at(self.order.seed, pieces)
+
+        def finish(fields: Mapping[str, Field]) -> Mapping[str, Field]:
+            device = next(iter(fields.values())).device  # type: ignore[union-attr]
+            found = self.table.augment(fields, draws.to(device))
+            check_batch(Batch(found, len(draws)), self.streams, type(self.table).__name__)
+            return found
+
+        if self.table.augments == "device":
+            macrobatch.finish = finish
+        else:
+            macrobatch.fields = finish(macrobatch.fields)
+
+    def _by_epoch(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """A run of positions as (epoch, start, stop) within each epoch that it touches."""
+        n, pieces = self._span.rows, []
+        while True:
+            epoch, at = divmod(start, n)
+            end = min(stop, (epoch + 1) * n)
+            pieces.append((epoch, at, end - epoch * n))
+            if end == stop:
+                return pieces
+            start = end
+
+    def _read(self, pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
+        for epoch, start, stop in pieces if self._announces else ():
+            self._announce(epoch, start, stop)
         if self.order.kind == "none":
-            return self._checked(self.table.rows(start, stop), stop - start)
-        return self._take(self._ordered(epoch, start, stop))
+            return self._stored(pieces)
+        if len(pieces) == 1:
+            epoch, start, stop = pieces[0]
+            indices = self._rows_at(epoch * self._span.rows + start, epoch * self._span.rows + stop)
+        else:
+            indices = np.concatenate([self.order.indices(*piece) for piece in pieces])
+        return self._checked(self.table.take(torch.from_numpy(indices.copy())), len(indices)).fields
 
-    def _ordered(self, epoch: int, start: int, stop: int) -> Indices:
-        """Positions are computed a longer stretch at a time, which is cheaper, and kept until they are used."""
-        held_epoch, first, held = self._held
-        if held_epoch != epoch or not first <= start <= stop <= first + len(held):
-            held = self.order.indices(epoch, start, max(stop, min(self.order.n, start + STRETCH)))
-            self._held = epoch, start, held
-            first = start
+    def _stored(self, pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
+        """Rows as they stand, of each run of them."""
+        batches = [self._checked(self.table.rows(start, stop), stop - start) for _, start, stop in pieces]
+        return {name: cat([batch[name] for batch in batches]) for name in batches[0].fields}
+
+    def _announce(self, epoch: int, start: int, stop: int) -> None:
+        """Tells the table which rows come up: those that are shuffled together now, those after them soon."""
+        order, first = self.order, epoch * self._span.rows
+        while self._told < first + stop:
+            at = max(start, self._told - first)
+            known, runs = self._coming
+            if epoch == self._began:  # from then on the pages have their places
+                for run in runs if known == first + at else order.stretches(epoch, at, at + 1):
+                    self.table.expect(*run, now=True)
+            end = order.stretch_end(epoch, at)
+            coming = order.stretches(epoch, end, end + 1) if end < order.n else []
+            for run in coming:
+                self.table.expect(*run, now=False)
+            self._told, self._coming = first + end, (first + end, coming)
+
+    def _rows_at(self, start: int, stop: int) -> Indices:
+        """The rows at these positions, computed a longer stretch at a time, which is cheaper, and kept until used."""
+        first, held = self._held
+        if not first <= start <= stop <= first + len(held):
+            ends = -(-stop // self._span.rows) * self._span.rows  # looking ahead ends with the epoch
+            wanted = max(stop, min(start + STRETCH, ends))
+            pieces = self._by_epoch(start, wanted)
+            held = np.concatenate([self.order.indices(*piece) for piece in pieces])
+            first, self._held = start, (start, held)
         return held[start - first : stop - first]
-
-    def _take(self, indices: Indices) -> Batch:
-        return self._checked(self.table.take(torch.from_numpy(indices.copy())), len(indices))
 
     def _checked(self, batch: Batch, rows: int) -> Batch:
         owner = type(self.table).__name__
         if isinstance(batch, Batch) and batch.rows != rows:
             raise SourceError(f"{owner}.take was asked for {rows} rows and gave {batch.rows}.")
-        check_batch(batch, self.streams, owner, limit=rows)
+        if not self.table.augments:
+            check_batch(batch, self.streams, owner)
         return batch
 
-    def _cursor(self, epoch: int, position: int) -> Cursor:
-        order = self.order
-        return {
+    def _cursor(self, at: int) -> State:
+        order, (epoch, position) = self.order, divmod(at, self._span.rows)
+        cursor: Cursor = {
             "version": VERSION,
             "seed": order.seed,
             "order": order.kind,
@@ -129,5 +244,7 @@ class Reader(Source):
             "position": position,
             "rows": order.n,
             "block": order.block,
+            "mix": order.mix,
             "fingerprint": self._fingerprint,
         }
+        return dict(cursor)

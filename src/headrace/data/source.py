@@ -6,16 +6,22 @@ Whoever has a stream writes a Source, and says what it can do.
 
 import copy
 import hashlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Field, State, Stream, concat, split_fields
-from ..errors import ConfigError, SourceError
+from ..batch import Batch, State, Stream, concat, torch_dtype
+from ..errors import ConfigError, SourceError, unknown
+from ..field import Field, has_rows, map_tensors, split_fields, tensors_of
+
+if TYPE_CHECKING:
+    from .draws import Draws
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Shard:
 
 
 WHOLE = Shard()
+EVEN = 64  # bytes: where torch begins what it allocates
 
 
 class Cursor(TypedDict):
@@ -47,6 +54,7 @@ class Cursor(TypedDict):
     position: int
     rows: int
     block: int
+    mix: int
     fingerprint: str
 
 
@@ -66,10 +74,18 @@ class Macrobatch:
     """Whether the source had nothing more to give after it."""
     ready: Any = field(default=None)
     """What to wait for on the device before reading, if anything."""
+    finish: Callable[[Mapping[str, Field]], Mapping[str, Field]] | None = None
+    """What is still to be done to the fields once they are on the device, if anything."""
 
     def batches(self) -> list[Batch]:
-        """The minibatches, as views."""
+        """The minibatches, as views; copies where a view begins at an odd address.
+
+        Kernels add up in another order there, and where a batch lies in its macrobatch is to change no bit.
+        """
         parts = split_fields(self.fields, self.counts) if len(self.counts) > 1 else [dict(self.fields)]
+        for name in self._odd():
+            for part in parts:
+                part[name] = map_tensors(part[name], _even)
         columns = zip(parts, self.counts, self.totals, self.cursors, strict=True)
         batches = [Batch(part, rows, total=total, cursor=cursor) for part, rows, total, cursor in columns]
         batches[-1].ends_epoch = self.ends_epoch
@@ -77,8 +93,27 @@ class Macrobatch:
             batch.whole = self.fields
         return batches
 
+    def _odd(self) -> list[str]:
+        """The streams in which a batch may begin at an odd address."""
+        starts = list(accumulate(self.counts, initial=0))[:-1]
+        return [name for name, field in self.fields.items() if not _all_even(field, starts)]
+
     def tensors(self) -> list[Tensor]:
-        return [f for f in self.fields.values() if isinstance(f, Tensor)]
+        return [tensor for field in self.fields.values() for tensor in tensors_of(field)]
+
+
+def _all_even(field: Field, starts: Sequence[int]) -> bool:
+    """Whether views that begin at these rows begin at even addresses, or hold nothing that is added up."""
+    if not isinstance(field, Tensor):
+        return not any(tensor.is_floating_point() for tensor in tensors_of(field))
+    if not field.is_floating_point():
+        return True
+    step = field.stride(0) * field.itemsize if field.dim() else 0
+    return field.data_ptr() % EVEN == 0 and all(start * step % EVEN == 0 for start in starts)
+
+
+def _even(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_floating_point() and tensor.data_ptr() % EVEN else tensor
 
 
 class Source(ABC):
@@ -87,7 +122,7 @@ class Source(ABC):
     A source is asked for `size` rows of the whole batch and returns its shard's part of them: an empty
     Batch if there is nothing for this shard, `None` once it is finished for every shard. With `state_dict`
     and `load_state_dict` it resumes exactly and is rewound for the next epoch; without them it is pulled
-    on, and has to start again by itself.
+    on, and has to start again by itself. `headrace.testing.check_source` tries all of it.
 
     It may be asked before its batch is needed: what it draws, it draws from a generator of its own, kept in its state.
     """
@@ -98,6 +133,17 @@ class Source(ABC):
     """Whether it may be pulled from a thread other than the loop's."""
     marks_ends = False
     """Whether the last batch of every epoch has `ends_epoch`. If not, the end shows by `None` only."""
+    endless = False
+    """Whether it never ends, so that a training on it needs a limit, or an epoch made with `take`."""
+    elastic = False
+    """Whether another number of workers may go on from its state; one that does not shard always allows it."""
+    own_size = False
+    """Whether its batches have a size of their own, whatever is asked: those of a loader."""
+    sized_by = "rows"
+    """What a size counts: rows, or the items of the stream of this name."""
+
+    waiting: Callable[[], None] = staticmethod(lambda: None)
+    """What a source that waits for others calls every now and then; what it raises is to end the wait."""
 
     @property
     @abstractmethod
@@ -116,8 +162,24 @@ class Source(ABC):
         """Goes back to a state that `state_dict` gave."""
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
+    @property
+    def level(self) -> str:
+        """How exactly a training on it is resumed, in a clause for the log."""
+        stateful = type(self).state_dict is not Source.state_dict
+        return "exactly, after any batch" if stateful else "between epochs only: it has no state_dict"
+
+    @property
+    def row_bytes(self) -> float:
+        """About how many bytes a row takes."""
+        return sum(math.prod(stream.shape) * torch_dtype(stream.dtype).itemsize for stream in self.streams)
+
+    @property
+    def item_bytes(self) -> float:
+        """About how many bytes of whatever a size counts."""
+        return self.row_bytes
+
     def batches(self, size: int) -> int | None:
-        """How many batches of `size` rows an epoch has, where that is known."""
+        """How many batches of this size an epoch has, where that is known."""
         return None
 
     def resident(self, device: torch.device) -> bool:
@@ -129,25 +191,26 @@ class Source(ABC):
         held: list[Batch] = []
         batch: Batch | None = None
         found = 0
-        while found < rows and not (held and (held[-1].ends_epoch or _opaque(held[-1]))):
-            batch = self._pull(size, shard)
+        while found < rows and not (held and (held[-1].ends_epoch or _whole(held[-1]))):
+            batch = self.pull(size, shard)
             if batch is None:
                 break
             if not batch.total:
                 raise SourceError(f"{type(self).__name__} gave a batch without rows. Return None at the end.")
             held.append(batch)
-            found += batch.total
+            found += size
         if not held:
             return None
         ends = held[-1].ends_epoch or batch is None
         counts, totals = [b.rows for b in held], [b.total for b in held]
         return Macrobatch(concat(held), counts, totals, [b.cursor for b in held], ends, finishes=batch is None)
 
-    def _pull(self, size: int, shard: Shard) -> Batch | None:
+    def pull(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        """The shard's part of the next batch, checked, with its cursor, whether the source shards or not."""
         batch = self.next_batch(size, shard if self.shards else WHOLE)
         if batch is None:
             return None
-        check_batch(batch, self.streams, type(self).__name__, size)
+        check_batch(batch, self.streams, type(self).__name__, None if self.own_size else size, self.sized_by)
         cursor = copy.deepcopy(self.state_dict() if batch.cursor is None else batch.cursor)
         return _part(batch, WHOLE if self.shards else shard, cursor)
 
@@ -172,6 +235,47 @@ class Table(ABC):
         """The rows from `start` to `stop`, as stored."""
         return self.take(torch.arange(start, stop))
 
+    def lengths(self, stream: str) -> Tensor:
+        """How many items every row of a sequence stream has, int64, on the host: for batches that count items."""
+        self.sequence(stream)
+        raise SourceError(f"{type(self).__name__} does not know the lengths of {stream!r}. Give it lengths(stream).")
+
+    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+        """The rows from `start` to `stop` will be taken in any order, `now` or soon: a chance to read them at once."""
+
+    def augment(self, fields: Mapping[str, Field], draws: "Draws") -> Mapping[str, Field]:
+        """What is done to rows on their way, with random numbers of their own: see `map`."""
+        return fields
+
+    augments: Literal["", "host", "device"] = ""
+    """Where `augment` does something, if it does."""
+    block: int | None = None
+    """How many rows lie together on disk, if any do: what an order by blocks goes by."""
+
+    def stream(self, name: str) -> Stream:
+        """The stream of this name."""
+        for stream in self.streams:
+            if stream.name == name:
+                return stream
+        raise SourceError(unknown("stream", name, [stream.name for stream in self.streams]))
+
+    def sequence(self, name: str) -> Stream:
+        """The stream of this name, which has to have sequences."""
+        stream = self.stream(name)
+        if not stream.sequence:
+            raise SourceError(f"stream {name!r} has no sequences: every row is one item. Count rows.")
+        return stream
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        """What the numbers of a stream stand for, where it was strings."""
+        return {}
+
+    @property
+    def row_bytes(self) -> float:
+        """About how many bytes a row takes."""
+        return sum(math.prod(stream.shape) * torch_dtype(stream.dtype).itemsize for stream in self.streams)
+
     def resident(self, device: torch.device) -> bool:
         """Whether the rows are in the memory of this device already."""
         return False
@@ -181,25 +285,34 @@ class Table(ABC):
         text = "\n".join([str(len(self)), *map(str, self.streams)])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
+    def changed_files(self, fingerprint: str) -> list[str]:
+        """The files that are not those that had this fingerprint, as far as it tells."""
+        return []
 
-def check_batch(batch: Batch, streams: Sequence[Stream], owner: str, limit: int) -> None:
+
+def check_batch(
+    batch: Batch, streams: Sequence[Stream], owner: str, limit: int | None = None, count: str = "rows"
+) -> None:
     """Raises unless a batch holds what its source declared, and no more than was asked."""
     if not isinstance(batch, Batch):
         raise SourceError(f"{owner} gave a {type(batch).__name__}. Return a headrace Batch, or None at the end.")
-    if batch.rows > limit:
-        raise SourceError(f"{owner} was asked for {limit} rows and gave {batch.rows}. A batch never exceeds its size.")
+    found = batch.rows if count == "rows" else batch.items(count)
+    if limit is not None and found > limit and (count == "rows" or batch.rows > 1):
+        what = "rows" if count == "rows" else f"items of {count!r}"
+        raise SourceError(f"{owner} was asked for {limit} {what} and gave {found}. A batch never exceeds its size.")
     for stream in streams:
         if stream.name not in batch:
             raise SourceError(
                 f"{owner} declares stream {stream.name!r}, which is missing in a batch with {list(batch)}."
             )
         rows = batch[stream.name]
-        if isinstance(rows, Tensor) and stream.layout == "dense" and not stream.sequence:
-            got = Stream.of(stream.name, rows)
-            if (got.shape, got.dtype) != (stream.shape, stream.dtype):
-                raise SourceError(f"{owner}: expected stream {stream}, got {got}. Change the declaration or the rows.")
-            if len(rows) != batch.rows:
-                raise SourceError(f"{owner}: stream {stream.name!r} has {len(rows)} rows in a batch of {batch.rows}.")
+        if not has_rows(rows):
+            continue
+        got = Stream.of(stream.name, rows)
+        if got != stream:
+            raise SourceError(f"{owner}: expected stream {stream}, got {got}. Change the declaration or the rows.")
+        if len(rows) != batch.rows:
+            raise SourceError(f"{owner}: stream {stream.name!r} has {len(rows)} rows in a batch of {batch.rows}.")
 
 
 def check_names(streams: Sequence[Stream]) -> None:
@@ -214,13 +327,12 @@ def _part(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
     start, stop = shard.of(batch.rows)
     if stop - start == batch.rows:  # a batch of its own: the source may give the same one again
         return Batch(batch.fields, batch.rows, total=batch.total, cursor=cursor, ends_epoch=batch.ends_epoch)
-    if _opaque(batch):
-        raise SourceError(
-            "a batch with fields that are not tensors cannot be shared by workers: give the source shards."
-        )
-    fields = {name: rows[start:stop] for name, rows in batch.fields.items() if isinstance(rows, Tensor)}
+    if _whole(batch):
+        raise SourceError("a batch with fields that have no rows cannot be shared by workers: give the source shards.")
+    fields = {name: rows[start:stop] for name, rows in batch.fields.items()}  # type: ignore[index]
     return Batch(fields, stop - start, total=batch.total, cursor=cursor, ends_epoch=batch.ends_epoch)
 
 
-def _opaque(batch: Batch) -> bool:
-    return not all(isinstance(f, Tensor) for f in batch.fields.values())
+def _whole(batch: Batch) -> bool:
+    """Whether a batch has a field that can be neither cut nor joined."""
+    return not all(has_rows(field) for field in batch.fields.values())

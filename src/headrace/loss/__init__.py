@@ -4,7 +4,7 @@ A mean cannot be added up: the mean over a short microbatch counts its rows too 
 can. The step adds up both over the whole update, on all workers, and divides once.
 """
 
-from .base import Loss, Sum, Term, Weight, pick
+from .base import Loss, Sum, Term, Weight, by_items, is_flat, pick
 from .classes import CrossEntropy, Focal
 from .elements import L1, MSE, BinaryCrossEntropy, Huber
 from .prior import L2Prior
@@ -23,6 +23,8 @@ __all__ = [
     "Sum",
     "Term",
     "Weight",
+    "by_items",
+    "is_flat",
     "pick",
     "translate",
 ]

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 
 from ..batch import Batch
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
+from ..field import Field, Ragged, Rows, Sparse
 
 Weight = float | Tensor
 """A denominator: a number where the host knows it, a 0-dimensional tensor where only the device does."""
@@ -108,7 +109,7 @@ class Loss(ABC):
 
     def share(self, batch: Batch) -> float:
         """The weight of a term that is divided by nothing: all microbatches and workers together make 1."""
-        return batch.rows / batch.total if batch.total else 0.0
+        return batch.share
 
     def read(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         return pick(outputs, self.output, self.name), batch[self.target]
@@ -130,6 +131,49 @@ class Sum:
 
     def __iter__(self) -> Iterator[Loss]:
         return iter(self.terms)
+
+
+def by_items(loss: Loss, outputs: Any, batch: Batch) -> tuple[Any, Batch]:
+    """Outputs and batch as a loss wants them: the target dense, and of sequences with a row for each of their items.
+
+    Outputs may be padded, a Ragged, or a row for each item; weights of rows become those of their items. Without
+    outputs, `None`, only the batch is looked at.
+    """
+    target = batch.fields.get(loss.target)
+    if not isinstance(target, Rows) or loss.training_only:
+        return outputs, batch
+    if isinstance(target, Sparse):
+        return outputs, Batch({**batch.fields, loss.target: target.to_dense()}, batch.rows, total=batch.total)
+    assert isinstance(target, Ragged)
+    items = target.dense()
+    if outputs is not None:
+        picked = outputs if isinstance(outputs, Ragged) else pick(outputs, loss.output, loss.name)
+        outputs = target.items_of(picked, flat=is_flat(picked, items, loss.reads))
+        outputs = outputs if loss.output is None else {loss.output: outputs}
+    fields: dict[str, Field] = {loss.target: items}
+    if loss.row_weight is not None:
+        fields[loss.row_weight] = _weights_of_items(loss.row_weight, batch[loss.row_weight], target)
+    return outputs, Batch(fields, target.items, share=batch.share)
+
+
+def is_flat(outputs: Any, items: Tensor, reads: str | None) -> bool:
+    """Whether outputs that may be padded or not have a row for each of these items, by what they are to be."""
+    if not isinstance(outputs, Tensor):
+        return False
+    if reads == "classes" and not items.is_floating_point():
+        return outputs.dim() == items.dim() + 1
+    return outputs.numel() == items.numel() and outputs.dim() <= items.dim()
+
+
+def _weights_of_items(stream: str, weights: Any, sequences: Ragged) -> Tensor:
+    """A weight for every item: its own, or that of its row."""
+    if isinstance(weights, Ragged):
+        try:
+            return sequences.items_of(weights)
+        except DataError as error:
+            raise DataError(f"stream {stream!r}, the weights: {error}") from None
+    spread_out: Tensor = weights.repeat_interleave(sequences.lengths, output_size=sequences.items)
+    return spread_out
 
 
 def pick(outputs: Any, key: str | int | None, name: str) -> Any:

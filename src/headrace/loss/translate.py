@@ -1,7 +1,7 @@
 """What torch and users call a loss, as a term: standard modules exactly, any other function as declared."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ class RowMean(Loss):
         return Term(self._mean(outputs, batch), rows, self.coefficient, times=rows)
 
     def _mean(self, outputs: Any, batch: Batch) -> Tensor:
+        if not batch.rows:  # sequences without items: nothing has no mean
+            picked = pick(outputs, self.output, self.name)
+            return cast(Tensor, picked.sum() * 0)
         mean = self.fn(outputs if self.output is None else pick(outputs, self.output, self.name), batch[self.target])
         if not isinstance(mean, Tensor) or mean.numel() != 1:
             came = list(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__

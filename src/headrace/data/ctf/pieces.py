@@ -1,0 +1,216 @@
+"""A file in pieces that begin and end between sequences, so that each can be read without the others."""
+
+import gzip
+import os
+import re
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...errors import DataError, SourceError
+
+WINDOW = 1 << 16
+NO_HEAD = re.compile(rb"[ \t]*")
+HEAD = re.compile(rb"[ \t]*([0-9]+)[ \t]*")
+_CHUNK = 1 << 20
+Stamp = tuple[int, int]
+
+
+class Text(ABC):
+    """The bytes of a file, read once from front to back; what lies before a piece that was given is forgotten."""
+
+    packed = False
+
+    def __init__(self, path: Path, stamp: Stamp | None = None) -> None:
+        self.path = path
+        try:
+            self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
+            self.stamp = stamp or _stamp(os.fstat(self._file.fileno()))
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}.") from None
+        self.size = self.stamp[0]
+
+    @abstractmethod
+    def peek(self, start: int, length: int) -> bytes:
+        """The bytes from `start`, fewer than `length` only where the file ends."""
+
+    def forget(self, before: int) -> None:
+        """Nobody will ask for these bytes again."""
+
+    @property
+    def end(self) -> int:
+        """Where the text ends, once `peek` has come to it."""
+        return self.size
+
+    @property
+    def descriptor(self) -> int:
+        return self._file.fileno()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Text":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check_unchanged(self) -> None:
+        """Raises if the file is not what it was when it was opened, or when the stamp was taken."""
+        if _stamp(os.fstat(self.descriptor)) != self.stamp or not self._still_there():
+            raise SourceError(
+                f"{self.path} changed while it was read. Wait until it is complete, and open it again: a file is best "
+                "written under another name and renamed."
+            )
+
+    def _still_there(self) -> bool:
+        try:
+            return _stamp(os.stat(self.path)) == self.stamp
+        except OSError:
+            return False
+
+
+class PlainText(Text):
+    def peek(self, start: int, length: int) -> bytes:
+        try:
+            return read_at(self.descriptor, start, min(length, self.size - start))
+        except OSError as error:
+            raise SourceError(f"cannot read {self.path} at byte {start}: {error.strerror}.") from None
+
+
+class GzipText(Text):
+    """Positions are those in the text that is packed."""
+
+    packed = True
+
+    def __init__(self, path: Path, stamp: Stamp | None = None) -> None:
+        super().__init__(path, stamp)
+        self._packed = gzip.GzipFile(fileobj=self._file)
+        self._held, self._base, self._ended = bytearray(), 0, False
+
+    def peek(self, start: int, length: int) -> bytes:
+        while not self._ended and self._base + len(self._held) < start + length:
+            try:
+                chunk = self._packed.read(_CHUNK)
+            except (EOFError, zlib.error, OSError) as error:
+                end = self._base + len(self._held)
+                raise SourceError(
+                    f"{self.path} is cut short or damaged after byte {end} of the text in it ({error}). "
+                    "Make or copy the file again."
+                ) from None
+            self._held += chunk
+            self._ended = not chunk
+        at = start - self._base
+        return bytes(memoryview(self._held)[at : at + length])
+
+    @property
+    def end(self) -> int:
+        return self._base + len(self._held)
+
+    def forget(self, before: int) -> None:
+        del self._held[: before - self._base]
+        self._base = before
+
+
+def open_text(path: Path, stamp: Stamp | None = None) -> Text:
+    return (GzipText if path.suffix == ".gz" else PlainText)(path, stamp)
+
+
+def read_at(descriptor: int, start: int, length: int) -> bytes:
+    """Bytes of a file, all that there are."""
+    parts, left = [], length
+    while left > 0 and (part := os.pread(descriptor, left, start)):
+        parts.append(part)
+        start, left = start + len(part), left - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def begin(text: Text) -> int:
+    """Where the text begins: after the mark that some editors put before UTF-8."""
+    head = text.peek(0, 3)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise SourceError(f"{text.path} is in UTF-16. Convert it to UTF-8: iconv -f UTF-16 -t UTF-8.")
+    return 3 if head == b"\xef\xbb\xbf" else 0
+
+
+def has_ids(text: Text, start: int) -> bool:
+    """Whether sequences have ids: whether the first line with a field has one."""
+    for _, line in lines_from(text, start):
+        found = id_of(line)
+        if found is not None and found >= 0:
+            return True
+        if found is not None and re.search(rb"\|(?!#)", line):
+            return False
+    return False
+
+
+def pieces(text: Text, start: int, ids: bool, size: int) -> Iterator[tuple[int, int]]:
+    """Starts and stops of pieces of about `size` bytes, the same however they are read."""
+    while text.peek(start, 1):
+        stop = cut(text, start + size, ids)
+        yield start, stop
+        text.forget(stop)
+        start = stop
+
+
+def cut(text: Text, at: int, ids: bool) -> int:
+    """The first place from `at` on where a sequence is certain to begin, or the end.
+
+    With ids that is a line whose id differs from that of the lines before it. A line that cannot be read hides to
+    which sequence it belongs, so that there is no cut until the id has changed after it.
+    """
+    first = next_line(text, at)
+    if not ids:
+        return first
+    before = None
+    for place, line in lines_from(text, first):
+        found = id_of(line)
+        if found is None:
+            before = None
+        elif found >= 0:
+            if before is not None and found != before:
+                return place
+            before = found
+    return text.end
+
+
+def next_line(text: Text, at: int) -> int:
+    """Where the first line begins that begins at or after `at`, or the end."""
+    place = at - 1
+    while data := text.peek(place, WINDOW):
+        if (found := data.find(b"\n")) >= 0:
+            return place + found + 1
+        place += len(data)
+    return text.end
+
+
+def lines_from(text: Text, place: int) -> Iterator[tuple[int, bytes]]:
+    """Where lines begin, from the one that begins at `place` on, and what they are without the newline."""
+    window = WINDOW
+    while data := text.peek(place, window):
+        stop = len(data) if len(data) < window else data.rfind(b"\n") + 1
+        if not stop:
+            window *= 2
+            continue
+        lines = data[:stop].split(b"\n")
+        for line in lines if lines[-1] else lines[:-1]:
+            yield place, line
+            place += len(line) + 1
+        window = WINDOW
+
+
+def id_of(line: bytes) -> int | None:
+    """The id of a line, -1 if it has none, None if what stands there cannot be one."""
+    head, pipe, _ = line.partition(b"|")
+    if not pipe:
+        head = head.removesuffix(b"\r")
+    if NO_HEAD.fullmatch(head):
+        return -1
+    found = HEAD.fullmatch(head)
+    value = int(found[1]) if found and len(found[1]) < 4000 else 2**64
+    return value if value < 2**64 else None
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return found.st_size, found.st_mtime_ns

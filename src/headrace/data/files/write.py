@@ -1,0 +1,124 @@
+"""Tables into files, block by block: there is a whole file under its name, or what was there before."""
+
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ... import disk
+from ...batch import Batch, Stream, concat
+from ...errors import ConfigError, DataError
+from ...field import Ragged, Sparse
+from ..arrow import record_batch_of, schema_of
+from ..source import Table
+
+
+def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_block: int = 65536) -> None:
+    """Writes a table, or the batches of a source, as `.arrow`, `.parquet`, `.npz` or `.ctf`, as the name says.
+
+    Only so many rows are held at a time. They lie together in the file: what an order by blocks goes by, and for
+    Parquet what is decoded at once.
+    """
+    target = Path(path)
+    if target.name.lower().endswith((".ctf", ".ctf.gz")) and "://" not in str(path):
+        from ..ctf import write_ctf
+
+        return write_ctf(target, data)
+    write = {".arrow": _arrow, ".parquet": _parquet, ".npz": _npz}.get(target.suffix.lower())
+    if write is None or "://" in str(path):
+        raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet, .npz or .ctf.")
+    if rows_per_block < 1:
+        raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
+    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        write(data, beside, rows_per_block)
+        with disk.File(beside, new=False) as file:
+            file.sync()
+        disk.replace(beside, target)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
+    disk.sync_dir(target.parent)
+
+
+def _arrow(data: Any, path: Path, rows: int) -> None:
+    import pyarrow as pa
+
+    _in_batches(data, rows, lambda schema: pa.ipc.new_file(str(path), schema))
+
+
+def _parquet(data: Any, path: Path, rows: int) -> None:
+    import pyarrow.parquet as pq
+
+    _in_batches(data, rows, lambda schema: pq.ParquetWriter(str(path), schema, compression="zstd"))
+
+
+def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:
+    """As Arrow record batches; the values of sparse streams are left out where a table has none."""
+    blocks = _blocks(data, rows)
+    first = next(blocks, None)
+    if first is None:
+        raise DataError("there are no batches to write: nothing says what their streams are.")
+    streams = [Stream.of(name, first[name]) for name in first]
+    categories = data.categories if isinstance(data, Table) else {}
+    ones = {name for name in first if _no_values(first[name])} if isinstance(data, Table) else set()
+    for _ in range(1 + bool(ones)):
+        schema = schema_of(streams, ones, categories)
+        with create(schema) as writer:
+            for block in chain([first], blocks):
+                if any(not _no_values(block[name]) for name in ones):  # written again, with all values
+                    ones, blocks = set(), _blocks(data, rows)
+                    first = next(blocks)
+                    break
+                writer.write_batch(record_batch_of(block.fields, schema, categories))
+            else:
+                return
+
+
+def _no_values(field: Any) -> bool:
+    """Whether a field has sparse rows that are all ones."""
+    items = field.values if isinstance(field, Ragged) else field
+    return isinstance(items, Sparse) and items.values is None
+
+
+def _npz(data: Any, path: Path, rows: int) -> None:
+    """Array after array, each from its own pass over the table."""
+    if not isinstance(data, Table):
+        raise ConfigError("batches have no length that is known beforehand, which .npz needs. Write them as .arrow.")
+    for stream in data.streams:
+        if stream.sequence or stream.layout == "sparse" or stream.dtype == "bfloat16":
+            raise DataError(f"NumPy has no array for stream {stream}. Write .arrow or .parquet.")
+    with zipfile.ZipFile(path, "w") as archive:
+        for stream in data.streams:
+            said = {"descr": np.dtype(stream.dtype).str, "fortran_order": False, "shape": (len(data), *stream.shape)}
+            with archive.open(f"{stream.name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, said)
+                for block in _blocks(data, rows):
+                    rows_of: Tensor = block[stream.name]
+                    member.write(rows_of.cpu().contiguous().numpy().data.cast("B") if rows_of.numel() else b"")
+
+
+def _blocks(data: Any, rows: int) -> Iterator[Batch]:
+    """At most so many rows at a time; something, if it has none."""
+    if isinstance(data, Table):
+        for start in range(0, max(1, len(data)), rows):
+            yield data.rows(start, min(len(data), start + rows))
+        return
+    held: list[Batch] = []
+    for batch in data:
+        held.append(batch)
+        if sum(each.rows for each in held) >= rows:
+            yield from _joined(held, rows)
+            held = []
+    if held:
+        yield from _joined(held, rows)
+
+
+def _joined(batches: Sequence[Batch], rows: int) -> list[Batch]:
+    return Batch(concat(batches)).split(rows)

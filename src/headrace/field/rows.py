@@ -1,0 +1,140 @@
+"""Fields that have rows, whatever they are made of: how they are taken, cut, joined and moved, all rows at once."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+
+Change = Callable[[Tensor], Tensor]
+
+
+class Rows(ABC):
+    """Rows that are more than one tensor. `bounds` are their offsets on the host, so that nobody waits for a device."""
+
+    __slots__ = ("bounds", "offsets")
+
+    bounds: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def device(self) -> torch.device:
+        return self.offsets.device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    @abstractmethod
+    def __getitem__(self, key: Any) -> Any:
+        """Rows start:stop, as a view."""
+
+    @abstractmethod
+    def take(self, indices: Tensor) -> Self:
+        """The rows at these numbers (on the host, in any order)."""
+
+    @abstractmethod
+    def split(self, counts: Sequence[int]) -> list[Self]:
+        """Views of consecutive runs of rows."""
+
+    @classmethod
+    @abstractmethod
+    def cat(cls, parts: Sequence[Self]) -> Self:
+        """Several, one after the other."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """What it is made of."""
+
+    @abstractmethod
+    def map(self, change: Change) -> Self:
+        """The same with each of its tensors changed."""
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Self:
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def _run(self, key: slice) -> tuple[slice, Tensor, Tensor]:
+        """Where the items of rows start:stop are, and the offsets of these rows, on the device and on the host."""
+        start, stop, step = key.indices(len(self))
+        if step != 1:
+            raise DataError(f"rows are cut start:stop, got a step of {step}. Use take() for others.")
+        bounds = self.bounds[start : max(start, stop) + 1]
+        first, last = int(bounds[0]), int(bounds[-1])
+        host = bounds - first
+        own = host if self.offsets.device == host.device else self.offsets[start : max(start, stop) + 1] - first
+        return slice(first, last), own, host
+
+
+@runtime_checkable
+class Opaque(Protocol):
+    """A field of any other kind: a graph batch, say. It travels whole."""
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Self: ...
+
+
+Field = Tensor | Rows | Opaque
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def has_rows(field: Any) -> bool:
+    """Whether a field can be cut into rows."""
+    return isinstance(field, Rows) or (isinstance(field, Tensor) and field.dim() > 0)
+
+
+def signed(tensor: Tensor) -> Tensor:
+    """The same bits by the name of their signed kin: torch moves unsigned integers about by that only."""
+    kin = _SIGNED.get(tensor.dtype)
+    return tensor if kin is None else tensor.view(kin)
+
+
+def take(field: Any, indices: Tensor) -> Any:
+    """The rows at these numbers."""
+    if not isinstance(field, Tensor):
+        return field.take(indices)
+    if indices.device != field.device:
+        indices = indices.to(field.device, non_blocking=True)
+    return signed(field).index_select(0, indices).view(field.dtype)
+
+
+def cat(fields: Sequence[Any]) -> Any:
+    """Several fields of one stream, one after the other."""
+    if len(fields) == 1:
+        return fields[0]
+    if isinstance(fields[0], Tensor):
+        return torch.cat(list(fields))
+    return type(fields[0]).cat(fields)
+
+
+def split_fields(fields: Mapping[str, Any], counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Views of consecutive runs of rows, all cut at once: one call per stream, not one per run."""
+    columns = []
+    for name, field in fields.items():
+        if not has_rows(field):
+            raise DataError(
+                f"stream {name!r} holds a {type(field).__name__}, which cannot be cut into rows. "
+                "Pull it batch by batch from a Source, without microbatches."
+            )
+        columns.append(field.split(counts))
+    names = tuple(fields)
+    return [dict(zip(names, row)) for row in zip(*columns)]  # noqa: B905 - lengths agree, and this is a hot loop
+
+
+def tensors_of(field: Any) -> list[Tensor]:
+    """The tensors that a field is made of; none where nobody can tell."""
+    if isinstance(field, Tensor):
+        return [field]
+    return field.tensors() if isinstance(field, Rows) else []
+
+
+def map_tensors(field: Any, change: Any) -> Any:
+    """A field with each of its tensors changed; one of another kind as it is."""
+    if isinstance(field, Tensor):
+        return change(field)
+    return field.map(change) if isinstance(field, Rows) else field

@@ -1,0 +1,26 @@
+"""Conformance kits for those who write a Source or a Table of their own, and small tables to try things on.
+
+```python
+from headrace.testing import check_source
+
+def test_my_source():
+    check_source(lambda: MySource("small.txt"))
+```
+
+Order is import order: `watch seen trial makers tables pulls epochs workers sources`.
+"""
+
+from .makers import dense_table, ragged_table, sparse_sequences, sparse_table
+from .sources import check_source
+from .tables import check_table
+from .trial import Report
+
+__all__ = [
+    "Report",
+    "check_source",
+    "check_table",
+    "dense_table",
+    "ragged_table",
+    "sparse_sequences",
+    "sparse_table",
+]

@@ -1,0 +1,230 @@
+"""The conformance kit for tables: every sentence of the contract of `headrace.Table`, tried."""
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Stream
+from ..data.draws import Draws
+from ..data.source import Table, check_batch, check_names
+from ..errors import SourceError
+from ..field import Ragged, cat
+from .seen import rows_of, shown
+from .trial import Report, Trial
+from .watch import together
+
+PROMISES = {
+    "calls": "every call does what it is for and comes back",
+    "declared": "what it says of itself is so",
+    "streams": "a batch holds the streams that are declared, as they are declared",
+    "take": "take gives the rows at these numbers, in any order, more than once, or none",
+    "same": "two tables of one factory have the same rows, and a row is the same whenever it is taken",
+    "rows": "rows(start, stop) are the rows of these numbers",
+    "lengths": "lengths(stream) are the items of every row: int64, on the host",
+    "value": "what it has given stays as it was",
+    "fingerprint": "the same rows have the same fingerprint",
+    "expect": "expect changes nothing",
+    "threads": "it may be read in other threads, several at once",
+    "categories": "the numbers of a stream with categories are places among them",
+    "augment": "augment does the same to a row whatever rows it comes with",
+}
+ROUNDS = 20  # how often several threads take at once
+
+
+def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Report:
+    """Holds the tables that `factory` makes to the contract; an AssertionError names the promise that is broken.
+
+    Every call makes a table anew; let it be a small one, of up to some thousands of rows. `limit_s`: a call takes no
+    longer than this.
+    """
+    trial = Trial(PROMISES, limit_s)
+
+    def work() -> None:
+        tried = _Tried(trial, factory)
+        tried.declared()
+        whole = tried.whole = tried.seen(tried.take(torch.arange(len(tried.table)), "all rows"))
+        other = _Tried(trial, factory)
+        trial.that("same", whole == other.everything(), "all rows of another table", "the same", "other rows")
+        tried.fingerprints(other)
+        tried.takes()
+        tried.runs()
+        tried.lengths()
+        tried.kept()
+        tried.expects()
+        tried.categories()
+        tried.threads()
+        tried.augments()
+
+    return trial.run(work)
+
+
+class _Tried:
+    """One table, made by the factory."""
+
+    def __init__(self, trial: Trial, factory: Callable[[], Table]) -> None:
+        self._trial = trial
+        self.table: Table = trial.call("calls", "the factory", factory)
+        trial.that("calls", isinstance(self.table, Table), "the factory", "a Table", type(self.table).__name__)
+        trial.report.subject = type(self.table).__name__
+        self.rows: int = trial.call("declared", "len", lambda: len(self.table))
+        self.streams: list[Stream] = list(trial.call("streams", "streams", lambda: self.table.streams))
+        trial.call("streams", "streams", check_names, self.streams)
+        self.whole: tuple[Hashable, ...] = ()
+
+    def take(self, indices: Tensor, where: str) -> Batch:
+        batch = self._trial.call("take", f"take of {where}", self.table.take, indices.clone())
+        return self._checked(batch, len(indices), f"take of {where}")
+
+    def everything(self) -> tuple[Hashable, ...]:
+        return self.seen(self.take(torch.arange(self.rows), "all rows"))
+
+    def seen(self, batch: Batch) -> tuple[Hashable, ...]:
+        return rows_of(batch.fields, batch.rows)
+
+    def declared(self) -> None:
+        table, trial = self.table, self._trial
+        trial.that("declared", bool(self.streams), "streams", "one at least", self.streams)
+        trial.that("declared", table.block is None or table.block > 0, "block", "rows, or None", table.block)
+        told = trial.call("declared", "row_bytes", lambda: table.row_bytes)
+        trial.that("declared", told >= 0, "row_bytes", "a number of bytes", told)
+        trial.that(
+            "declared", table.augments in ("", "host", "device"), "augments", "'', 'host' or 'device'", table.augments
+        )
+        trial.equal("declared", self.rows, len(table), "len, asked again")
+        trial.equal("streams", self.streams, list(table.streams), "streams, asked again")
+
+    def fingerprints(self, other: "_Tried") -> None:
+        trial = self._trial
+        first = trial.call("fingerprint", "fingerprint()", self.table.fingerprint)
+        trial.that("fingerprint", isinstance(first, str), "fingerprint()", "a text", first)
+        trial.equal("fingerprint", first, self.table.fingerprint(), "fingerprint(), asked again")
+        trial.equal("fingerprint", first, other.table.fingerprint(), "fingerprint() of another table")
+
+    def takes(self) -> None:
+        """In any order, with repeats, some, none."""
+        n, generator = self.rows, torch.Generator().manual_seed(0)
+        self._is(torch.arange(n), self.take(torch.arange(n), "all rows"), "same", "take of all rows, again")
+        cases = {"no rows": torch.arange(0), "all rows backwards": torch.arange(n).flip(0)}
+        cases["all rows shuffled"] = torch.randperm(n, generator=generator)
+        if n:
+            cases["one row thrice"] = torch.tensor([n - 1] * 3)
+            cases["the last row and the first"] = torch.tensor([n - 1, 0])
+            cases["rows drawn with repeats"] = torch.randint(n, (2 * n,), generator=generator)
+        cases |= {f"row {k}": torch.tensor([k]) for k in {0, n // 2, n - 1} if 0 <= k < n}
+        for where, indices in cases.items():
+            self._is(indices, self.take(indices, where), "take", f"take of {where}")
+
+    def runs(self) -> None:
+        n = self.rows
+        for start, stop in {(0, n), (0, 0), (n, n), (n // 3, n - n // 4), (n // 2, min(n, n // 2 + 1))}:
+            what = f"rows({start}, {stop})"
+            batch = self._checked(self._trial.call("rows", what, self.table.rows, start, stop), stop - start, what)
+            self._is(torch.arange(start, stop), batch, "rows", what)
+
+    def lengths(self) -> None:
+        trial, batch = self._trial, self.take(torch.arange(self.rows), "all rows")
+        for stream in [stream for stream in self.streams if stream.sequence and stream.name in batch]:
+            what, field = f"lengths({stream.name!r})", batch[stream.name]
+            try:
+                found = self.table.lengths(stream.name)
+            except SourceError as error:
+                trial.skip("lengths", str(error).partition("\n")[0].rstrip("."))
+                continue
+            trial.that("lengths", isinstance(found, Tensor), what, "a tensor", type(found).__name__)
+            trial.that("lengths", found.dtype == torch.int64, what, "torch.int64", found.dtype)
+            trial.equal("lengths", "cpu", found.device.type, f"{what}, device")
+            held = field.bounds.diff().tolist() if isinstance(field, Ragged) else None
+            trial.equal("lengths", held, found.tolist(), what)
+
+    def kept(self) -> None:
+        """A batch is not a view of a buffer that the next take fills."""
+        n = self.rows
+        first = self.take(torch.arange(n), "all rows")
+        seen = self.seen(first)
+        self.table.rows(0, n)
+        self.take(torch.arange(n).flip(0), "all rows backwards")
+        now = self.seen(first)
+        self._trial.that("value", now == seen, "all rows, after another take", "what was taken", shown(first.fields))
+
+    def expects(self) -> None:
+        n = self.rows
+        for start, stop in ((0, n), (n // 2, n), (0, 0)):
+            for now in (False, True):
+                expect = partial(self.table.expect, start, stop, now=now)
+                self._trial.call("expect", f"expect({start}, {stop}, now={now})", expect)
+            self._is(
+                torch.arange(n).flip(0), self.take(torch.arange(n).flip(0), "all rows"), "expect", "take after expect"
+            )
+
+    def categories(self) -> None:
+        trial, names = self._trial, [stream.name for stream in self.streams]
+        found = trial.call("categories", "categories", lambda: self.table.categories)
+        if not found:
+            trial.skip("categories", "there are none")
+        batch = self.take(torch.arange(self.rows), "all rows")
+        for name, strings in found.items():
+            trial.that("categories", name in names, "categories", f"streams of {names}", name)
+            if name not in batch:
+                continue  # augment makes it
+            codes: Any = batch[name].values if isinstance(batch[name], Ragged) else batch[name]
+            highest = int(codes.max()) if len(codes) else -1
+            trial.that(
+                "categories", highest < len(strings), f"categories[{name!r}]", f"{highest + 1} at least", len(strings)
+            )
+
+    def threads(self) -> None:
+        orders = [torch.arange(self.rows), torch.arange(self.rows).flip(0)]
+
+        def taken(indices: Tensor) -> Any:
+            return [self.seen(self.table.take(indices.clone())) for _ in range(ROUNDS)]
+
+        found = self._trial.call(
+            "threads", "take in two threads at once", together, [lambda i=i: taken(i) for i in orders]
+        )
+        for indices, each in zip(orders, found, strict=True):
+            expected = tuple(self.whole[k] for k in indices.tolist())
+            wrong = [k for k, rows in enumerate(each) if rows != expected]
+            self._trial.that(
+                "threads", not wrong, "take in two threads at once", "the same rows", f"others in take {wrong[:1]}"
+            )
+
+    def augments(self) -> None:
+        """What is done to rows on their way gives the declared streams, and to each row the same in any company."""
+        trial, n = self._trial, self.rows
+        if not self.table.augments:
+            trial.skip("augment", "there is nothing done to rows")
+            return
+        parts = []
+        for start, stop in ((0, n), (0, n // 2), (n // 2, n)):
+            fields = self.take(torch.arange(start, stop), f"rows {start} to {stop}").fields
+            made = trial.call("augment", "augment", self.table.augment, fields, Draws.at(0, [(0, start, stop)]))
+            self._declares(Batch(made, stop - start), f"augment of rows {start} to {stop}")
+            parts.append(made)
+        joined = {name: cat([part[name] for part in parts[1:]]) for name in parts[0]}
+        kept = rows_of(parts[0], n) == rows_of(joined, n)
+        trial.that("augment", kept, "in two parts", shown(parts[0]), shown(joined))
+
+    def _checked(self, batch: Any, rows: int, what: str) -> Batch:
+        if not self.table.augments:  # else the declared streams are those that augment makes
+            self._declares(batch, what)
+        self._trial.equal("take" if what.startswith("take") else "rows", rows, batch.rows, f"{what}, number of rows")
+        held: Batch = batch
+        return held
+
+    def _declares(self, batch: Batch, what: str) -> None:
+        """Raises unless a batch holds the declared streams and no others."""
+        self._trial.call("streams", what, check_batch, batch, self.streams, type(self.table).__name__)
+        extra = sorted(set(batch) - {stream.name for stream in self.streams})
+        self._trial.that("streams", not extra, what, "the declared streams", f"{extra} beside them")
+
+    def _is(self, indices: Tensor, batch: Batch, promise: str, where: str) -> None:
+        """Raises unless these are the rows of these numbers."""
+        expected = [self.whole[k] for k in indices.tolist()]
+        wrong = [k for k, (one, two) in enumerate(zip(expected, self.seen(batch), strict=True)) if one != two]
+        if wrong:
+            got = f"another row at place {wrong[0]}: {shown(batch.fields)}"
+            self._trial.that(promise, False, where, f"row {int(indices[wrong[0]])}", got)
+        self._trial.that(promise, True, where, "", "")

@@ -1,0 +1,186 @@
+"""Thousands of data files with something changed in them: an error of ours or a table, soon, and never a crash."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from nursery import start, tell
+
+import headrace as hr
+from headrace.data.arrow import record_batch_of, schema_of
+from headrace.data.files import open_table, write_table
+from headrace.field import Ragged, Sparse, tensors_of
+
+LIMIT_S = 1.0
+ROWS = 40
+AT_ONCE = 250  # in one process
+
+
+def table() -> hr.ArrayTable:
+    """Streams of every kind."""
+    bounds = torch.arange(ROWS + 1) * 2
+    ids = torch.arange(2 * ROWS) % 30
+    return hr.ArrayTable(
+        {
+            "x": torch.arange(3.0 * ROWS).view(ROWS, 3),
+            "n": torch.arange(ROWS),
+            "flag": torch.arange(ROWS) % 2 == 0,
+            "words": Sparse(ids, torch.rand(2 * ROWS), bounds, 30),
+            "bag": Sparse(ids, None, bounds, 30),
+            "tokens": Ragged(ids, bounds),
+            "tagged": Ragged(Sparse.one_hot(ids, 30), bounds),
+            "species": torch.arange(ROWS) % 3,
+        },
+        categories={"species": ["setosa", "versicolor", "virginica"]},
+    )
+
+
+def write(kind: str, at: Path) -> Path:
+    """An intact file of this kind."""
+    path = at / ("intact" + kind.partition(" ")[0])
+    whole = table()
+    batch = whole.rows(0, ROWS).fields
+    dense = {name: batch[name].numpy() for name in ("x", "n", "flag")}  # type: ignore[union-attr]
+    schema = schema_of(whole.streams, categories=whole.categories)
+    record = record_batch_of(batch, schema, whole.categories)
+    if kind == ".arrow compressed":
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema, options=options) as writer:
+            writer.write_batch(record.slice(0, 30))
+            writer.write_batch(record.slice(30))
+    elif kind == ".arrow stream":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            writer.write_batch(record)
+    elif kind == ".arrow strings":
+        strings = pa.record_batch({"s": ["ab", "", "c" * 9] * 9, "t": [["a"], [], ["b", "c"]] * 9})
+        numbers = pa.array([0.5, 2.5, 0.5] * 9).dictionary_encode()
+        strings = strings.append_column("d", strings.column("s").dictionary_encode()).append_column("n", numbers)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, strings.schema) as writer:
+            writer.write_batch(strings)
+    elif kind == ".npz compressed":
+        np.savez_compressed(path, **dense)
+    elif kind == ".npy":
+        np.save(path, dense["x"])
+    elif kind == ".npz":
+        np.savez(path, **dense)
+    else:
+        write_table(whole, path, rows_per_block=30)
+    return path
+
+
+KINDS = (
+    ".arrow",
+    ".arrow compressed",
+    ".arrow stream",
+    ".arrow strings",
+    ".parquet",
+    ".npz",
+    ".npz compressed",
+    ".npy",
+)
+
+
+def use(path: Path) -> None:
+    """Everything that reads rows."""
+    found = open_table(path)
+    some = min(len(found), 1000)
+    batch = found.rows(0, some)
+    found.take(torch.tensor([some - 1, 0]))
+    for name in batch:
+        for tensor in tensors_of(batch[name]):
+            tensor.sum()
+    for stream in found.streams:
+        if stream.sequence:
+            found.lengths(stream.name)
+
+
+def changed(raw: bytes, draw: Random) -> bytes:
+    """The bytes of a file, some of them others, moved or gone; mostly near its ends, where it says what it is."""
+    data = bytearray(raw)
+
+    def place() -> int:
+        near = min(len(data), 700)
+        return draw.choice([draw.randrange(len(data)), draw.randrange(near), len(data) - 1 - draw.randrange(near)])
+
+    def flip() -> None:
+        for _ in range(draw.choice([1, 1, 2, 4])):
+            data[place()] ^= 1 << draw.randrange(8)
+
+    def overwrite() -> None:
+        at = place()
+        data[at : at + 8] = draw.choice([bytes(8), b"\xff" * 8, draw.randbytes(8), (1 << 40).to_bytes(8, "little")])
+
+    def cut() -> None:
+        del data[place() :]
+
+    def drop() -> None:
+        at = place()
+        del data[at : at + draw.randrange(1, 64)]
+
+    def repeat() -> None:
+        at = place()
+        data[at:at] = data[at : at + draw.randrange(1, 64)]
+
+    changes: list[Callable[[], None]] = [flip, flip, flip, overwrite, overwrite, cut, drop, repeat]
+    draw.choice(changes)()
+    return bytes(data)
+
+
+def survey(at: str, kind: str, first: int, count: int) -> None:
+    """What using a changed file came to, so many times; an error that is not ours ends the process."""
+    raw, path = write(kind, Path(at)).read_bytes(), Path(at, "changed" + kind.partition(" ")[0])
+    outcomes: Counter[str] = Counter()
+    slowest_s = 0.0
+    for seed in range(first, first + count):
+        path.unlink(missing_ok=True)
+        path.write_bytes(changed(raw, Random(seed)))
+        print(f"{kind}, seed {seed}", flush=True)
+        began = time.perf_counter()
+        try:
+            use(path)
+            outcomes["a table"] += 1
+        except hr.DataError as error:
+            outcomes["an error"] += 1
+            if path.name not in str(error):
+                raise AssertionError("which file?") from error
+        slowest_s = max(slowest_s, time.perf_counter() - began)
+    tell(json.dumps({**outcomes, "slowest_s": slowest_s}))
+
+
+def outcomes_of(kind: str, count: int, tmp_path: Path) -> dict[str, Any]:
+    total: Counter[str] = Counter()
+    for first in range(0, count, AT_ONCE):
+        with start(survey, tmp_path, tmp_path, kind, first, min(AT_ONCE, count - first), limit_s=60) as child:
+            code = child.ending(90)
+            assert code == 0, f"ended by {code}: {child.output[-3000:]}"
+            found = json.loads(child.told[-1])
+            assert found.pop("slowest_s") < LIMIT_S
+            total.update(found)
+    return total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_intact_file_is_a_table(kind: str, tmp_path: Path) -> None:
+    use(write(kind, tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_file_is_an_error_of_ours_or_a_table(kind: str, tmp_path: Path) -> None:
+    outcomes = outcomes_of(kind, 40, tmp_path)
+    assert outcomes["an error"] >= 4, outcomes
+    assert outcomes["a table"] + outcomes["an error"] == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_file_is_an_error_of_ours_or_a_table_two_thousand_times(kind: str, tmp_path: Path) -> None:
+    outcomes = outcomes_of(kind, 2000, tmp_path)
+    assert min(outcomes["an error"], outcomes["a table"]) > 100, outcomes

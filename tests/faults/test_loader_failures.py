@@ -1,0 +1,258 @@
+"""Worker processes of a DataLoader that fail: they raise, are killed, leave, hang, or break the memory they read."""
+
+import mmap
+import multiprocessing
+import os
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trainees
+from nursery import start, tell
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+import headrace as hr
+from headrace.data.torch.loaders import LoaderSource
+
+ROWS, SIZE, UPDATES, EPOCHS = 38, 2, 19, 2
+STATUS = 77
+WITHIN_S = 10.0
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
+
+
+class Failing(Dataset[Any]):
+    """Rows that know their numbers; a worker process that is asked for one of them fails, in a way of its own."""
+
+    def __init__(self, how: str = "", at: int = -1) -> None:
+        self.how, self.at = how, at
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, i: int) -> Any:
+        if i == self.at and get_worker_info() is not None:
+            WAYS[self.how]()
+        return torch.sin(torch.arange(1, 6) * 0.7 * i), i % 2, i
+
+
+def raises() -> None:
+    raise KeyError("row 17 is not in the archive")
+
+
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves() -> None:
+    os._exit(STATUS)
+
+
+def leaves_quietly() -> None:
+    os._exit(0)
+
+
+def hangs() -> None:
+    threading.Event().wait()
+
+
+def hangs_and_tells() -> None:
+    tell("hangs")
+    hangs()
+
+
+def breaks() -> None:
+    """Reads memory that is mapped to a file which has become shorter."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(2 * mmap.PAGESIZE)
+        memory = mmap.mmap(file.fileno(), 2 * mmap.PAGESIZE)
+        file.truncate(mmap.PAGESIZE)
+        _ = memory[-1]
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    "raises": raises,
+    "is killed": is_killed,
+    "leaves": leaves,
+    "leaves quietly": leaves_quietly,
+    "hangs": hangs,
+    "hangs and tells": hangs_and_tells,
+    "breaks": breaks,
+}
+WORKER = r"worker [01] of 2 \(process \d+\)"
+MESSAGES = {
+    "raises": r"worker [01] of 2 raised KeyError: .*row 17 is not in the archive",
+    "is killed": rf"{WORKER} was ended by SIGKILL \(as a system does that is out of memory\)",
+    "leaves": rf"{WORKER} has left with status 77",
+    "leaves quietly": rf"{WORKER} has left with status 0",
+    "hangs": rf"{WORKER} has given nothing for 1 s",
+    "breaks": rf"{WORKER} was ended by SIGBUS \(a mapped file has become shorter",
+}
+
+
+class Seen(hr.Callback):
+    """Which rows each update has been made of; those of a step that is made again replace the first."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[int]] = {}
+        self._now: list[int] = []
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.rows[info.step] = self._now
+
+    def forward(self, module: torch.nn.Module, given: Any) -> None:
+        self._now = given[1].tolist()
+
+
+class Net(torch.nn.Module):
+    """Dropout and noise, and the numbers of the rows beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            trainees.Noise(), torch.nn.Linear(5, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 2)
+        )
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+
+def loader(how: str, at: int, kind: str) -> Any:
+    """The loader, whose order comes from torch's generator as it stands."""
+    data, options = Failing(how, at), {"shuffle": True, "num_workers": 2}
+    if kind == "stateful":
+        stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+        return stateful(data, batch_size=SIZE, **options)
+    return DataLoader(data, SIZE, **options)
+
+
+def train(
+    run: Path | str | None, seen: Seen, how: str = "", at: int = -1, kind: str = "plain", timeout_s: float = 1.0
+) -> str:
+    """The training, from where its run is; a hash of all that it has come to."""
+    trainees.seed()
+    model = Net()
+    model.register_forward_pre_hook(seen.forward)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), lr=0.01))
+    source = LoaderSource(loader(how, at, kind), names=("x", "y", "i"), streams=STREAMS, timeout_s=timeout_s)
+    options = {"checkpoint_every": "3 steps", "callbacks": [seen], "progress": False, "wait_for_saves": True}
+    trainer.fit(source, run=run, epochs=EPOCHS, **options)
+    return trainees.digest(trainer)
+
+
+STREAMS = [hr.Stream("x", (5,)), hr.Stream("y", (), "int64"), hr.Stream("i", (), "int64")]
+QUICK = ("raises", "is killed", "hangs")
+CASES = [
+    (how, at, kind)
+    if at == 17 and kind == "plain" and how in QUICK
+    else pytest.param(how, at, kind, marks=pytest.mark.slow)
+    for how in MESSAGES
+    for at, kind in ((17, "plain"), (3, "plain"), (30, "plain"), (17, "stateful"))
+]
+
+
+@pytest.mark.parametrize(("how", "at", "kind"), CASES)
+def test_a_worker_that_fails_is_named_and_no_row_is_lost(
+    how: str, at: int, kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen, whole = Seen(), Seen()
+    expected = train(None, whole, kind=kind)
+    began = time.monotonic()
+    with pytest.raises(hr.SourceError, match=MESSAGES[how]) as caught:
+        train(tmp_path / "run", seen, how, at, kind)
+    assert time.monotonic() - began < WITHIN_S
+    found = re.search(r"Loader of Failing \(x, y, i\) failed after (\d+) batches of epoch 0", str(caught.value))
+    assert found is not None
+    assert int(found[1]) == len(seen.rows) < UPDATES
+    assert multiprocessing.active_children() == []
+
+    assert train(tmp_path / "run", seen, kind=kind) == expected
+    assert seen.rows == whole.rows
+    for epoch in range(EPOCHS):
+        rows = [row for step in range(UPDATES) for row in seen.rows[epoch * UPDATES + step + 1]]
+        assert sorted(rows) == list(range(ROWS))
+
+
+def test_a_worker_that_dies_does_not_disturb_an_update(tmp_path: Path) -> None:
+    """torch raises in whatever the main thread is doing at that time; here it is told when a batch is awaited."""
+    source = LoaderSource(loader("", -1, "plain"), names=("x", "y", "i"))
+    feed = hr.Feed(source)
+    batches = iter(feed)
+    next(batches)
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        os.kill(worker.pid or 0, signal.SIGKILL)
+    end = time.monotonic() + WITHIN_S
+    while any(worker.is_alive() for worker in workers) and time.monotonic() < end:
+        sum(range(1000))  # Python code in which a signal's handler may raise
+    with pytest.raises(hr.SourceError, match="was ended by SIGKILL"):
+        for _ in batches:
+            pass
+    feed.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_source_that_has_failed_can_be_asked_again() -> None:
+    torch.manual_seed(0)
+    source = LoaderSource(loader("", -1, "plain"), names=("x", "y", "i"))
+    expected = [batch["i"].tolist() for batch in hr.Feed(source)]
+    torch.manual_seed(0)
+    source = LoaderSource(loader("raises", expected[9][0], "plain"), names=("x", "y", "i"), streams=STREAMS)
+    found = [source.next_batch(1)["i"].tolist() for _ in range(9)]  # type: ignore[index]
+    with pytest.raises(hr.SourceError, match="failed after 9 batches"):
+        source.next_batch(1)
+    source._passes.data.dataset.at = -1
+    found += [source.next_batch(1)["i"].tolist() for _ in range(UPDATES - 9)]  # type: ignore[index]
+    assert found == expected
+
+
+def train_in_a_process(run: str, how: str, at: int) -> None:
+    """The training, in which nothing ends a wait but somebody who asks."""
+    tell("digest " + train(run, Telling(), how, at, timeout_s=300.0))
+
+
+class Telling(Seen):
+    def on_step_end(self, info: hr.Info) -> None:
+        tell(f"step {info.step}")
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_a_signal_is_heard_while_a_worker_hangs(group: bool, tmp_path: Path) -> None:
+    """And if it goes to the whole group, so that the workers are gone, the training is saved all the same."""
+    with start(train_in_a_process, tmp_path, tmp_path / "run", "hangs and tells", 17) as child:
+        trainees.told(child, "hangs")
+        began = time.monotonic()
+        if group:
+            os.killpg(child.pid, signal.SIGTERM)
+        else:
+            child.send(signal.SIGTERM)
+        assert child.ending() == trainees.PREEMPTED
+        assert time.monotonic() - began < WITHIN_S
+    steps = [line for line in child.told if line.startswith("step")]
+    assert steps
+    assert trainees.last_step(tmp_path / "run") == len(steps)
+    with start(train_in_a_process, tmp_path, tmp_path / "run", "", -1) as child:
+        resumed = child.until("digest")
+    assert resumed == train(None, Seen())
+
+
+def test_ctrl_c_ends_a_wait_at_once(tmp_path: Path) -> None:
+    with start(wait_for_a_batch, tmp_path) as child:
+        child.until("hangs")
+        child.send(signal.SIGINT)
+        assert child.ending(WITHIN_S) == -signal.SIGINT
+    assert "KeyboardInterrupt" in child.output
+
+
+def wait_for_a_batch() -> None:
+    source = LoaderSource(loader("hangs and tells", 17, "plain"), names=("x", "y", "i"), streams=STREAMS)
+    for _ in hr.Feed(source):
+        pass

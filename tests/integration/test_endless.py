@@ -1,0 +1,237 @@
+"""Sources that never end, and those whose batches have a size of their own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.data import compose
+
+
+class Stream(hr.Source):
+    """Rows drawn for ever, by a generator that is its state."""
+
+    endless = True
+
+    def __init__(self, seed: int = 7) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self.pulled = 0
+
+    @property
+    def streams(self) -> list[hr.Stream]:
+        return [hr.Stream("x", (8,)), hr.Stream("y", (), "int64")]
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        self.pulled += 1
+        x = torch.randn(size, 8, generator=self._generator)
+        return hr.Batch({"x": x, "y": x[:, :3].argmax(dim=1)})
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["generator"])
+
+
+class Ahead(Stream):
+    """Read ahead by a thread."""
+
+    thread_safe = True
+    shards = True
+
+
+class Stateless(Stream):
+    def state_dict(self) -> None:
+        return None
+
+
+class Sized(Stream):
+    """Batches of six rows, five of them to an epoch, as a loader gives them."""
+
+    endless = False
+    own_size = True
+    marks_ends = True
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        batch = super().next_batch(6)
+        assert batch is not None
+        batch.ends_epoch = self.pulled % 5 == 0
+        return batch
+
+
+def make(**options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return hr.Trainer(model, hr.CrossEntropy(), optimizer, **{"batch_size": 4, **options})
+
+
+def weights(trainer: hr.Trainer) -> Tensor:
+    return torch.cat([value.reshape(-1) for value in trainer.model.state_dict().values()])
+
+
+# --- limits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [{}, {"epochs": 3}])
+@pytest.mark.parametrize("kind", [Stream, Ahead, Stateless])
+def test_a_source_without_end_and_without_limit_is_refused_before_anything_is_pulled(
+    kind: type[Stream], limit: Any, tmp_path: Path
+) -> None:
+    source, trainer = kind(), make()
+    with pytest.raises(
+        hr.ConfigError, match=rf"{kind.__name__}, which never ends.*steps=, samples=.*take\(source, n\)"
+    ):
+        trainer.fit(source, run=tmp_path / "run", progress=False, **limit)
+    assert source.pulled == 0
+    assert not (tmp_path / "run").exists()
+    assert torch.equal(weights(trainer), weights(make()))
+
+
+@pytest.mark.parametrize(("limit", "steps"), [({"steps": 7}, 7), ({"samples": 30}, 8), ({"steps": 7, "epochs": 1}, 7)])
+@pytest.mark.parametrize("kind", [Stream, Ahead, Stateless])
+@pytest.mark.parametrize("macrobatch", [1, 12, "4 kB"])
+def test_a_limit_in_steps_or_samples_ends_it(kind: type[Stream], limit: Any, steps: int, macrobatch: int | str) -> None:
+    trainer = make(macrobatch=macrobatch)
+    history = trainer.fit(kind(), progress=False, **limit)
+    assert (history.last["step"], history.last["samples"], history.last["epoch"]) == (steps, 4 * steps, 0)
+    plain = make(macrobatch=1)
+    plain.fit(Stream(), steps=steps, progress=False)
+    assert torch.equal(weights(trainer), weights(plain))
+
+
+def test_a_limit_in_minutes_ends_it() -> None:
+    history = make().fit(Stream(), minutes=1e-3, progress=False)
+    assert history.last["step"] > 0
+
+
+def test_what_is_due_by_steps_is_done_within_the_only_epoch() -> None:
+    data = Stream(1).next_batch(20)
+    assert data is not None
+    history = make().fit(
+        Stream(), (data["x"], data["y"]), steps=9, validate_every="3 steps", log_every="3 steps", progress=False
+    )
+    assert len(history["val/loss"]) == 3
+
+
+def test_a_source_that_says_that_it_never_ends_and_does_is_told() -> None:
+    class Liar(Stream):
+        def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+            return None
+
+    with pytest.raises(hr.DataError):
+        make().fit(Liar(), steps=5, progress=False)
+
+
+def test_a_validation_on_what_never_ends_is_refused_or_limited() -> None:
+    with pytest.raises(hr.ConfigError, match="never ends"):
+        make().fit(Stream(), Stream(1), steps=5, progress=False)
+    with pytest.raises(hr.ConfigError, match="never ends"):
+        make().validate(Stream())
+    with pytest.raises(hr.ConfigError, match="never ends"):
+        make().predict(Stream())
+    assert make().validate(Stream(), limit=20)["val/loss"] > 0
+    history = make().fit(Stream(), compose.take(Stream(1), 20), steps=10, validate_every="5 steps", progress=False)
+    assert len(history["val/loss"]) == 2
+
+
+# --- epochs of n rows --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Stream, Ahead, Stateless])
+@pytest.mark.parametrize("macrobatch", [1, 12, "4 kB"])
+def test_epochs_of_n_rows_are_trained(kind: type[Stream], macrobatch: int | str) -> None:
+    trainer = make(macrobatch=macrobatch)
+    source = compose.take(kind(), 22)
+    seen = [(i.epoch, i.batch, i.batches, i.samples) for i in trainer.steps(source, epochs=3)]
+    expected = [(e + (b == 6), b, 6, 22 * e + min(22, 4 * b)) for e in range(3) for b in range(1, 7)]
+    assert seen == expected
+    plain = make(macrobatch=1)
+    for step, (_, b, _, _) in enumerate(expected):
+        if not step:
+            rows, at = Stream(), weights(plain)
+        plain.step(rows.next_batch(2 if b == 6 else 4))
+    assert not torch.equal(weights(plain), at)
+    assert torch.equal(weights(trainer), weights(plain))
+
+
+@pytest.mark.parametrize("kind", [Stream, Ahead])
+@pytest.mark.parametrize("batch_size", [4, {0: 4, "1 epoch": 8}])
+def test_a_training_in_epochs_of_n_rows_is_resumed_bit_for_bit(
+    kind: type[Stream], batch_size: Any, tmp_path: Path
+) -> None:
+    options = {"batch_size": batch_size, "macrobatch": 8}
+    whole = make(**options)
+    steps = sum(1 for _ in whole.steps(compose.take(kind(), 22), epochs=3))
+    for step in range(1, steps, 3):
+        run = tmp_path / f"run-{step}"
+        for info in make(**options).steps(compose.take(kind(), 22), epochs=3, run=run):
+            if info.step == step:
+                break
+        resumed = make(**options)
+        history = resumed.fit(compose.take(kind(), 22), epochs=3, run=run, resume="must", progress=False)
+        assert (history.last["step"], history.last["epoch"]) == (steps, 3)
+        assert torch.equal(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("kind", [Stream, Ahead])
+def test_a_training_without_end_is_resumed_bit_for_bit_and_made_longer(kind: type[Stream], tmp_path: Path) -> None:
+    whole = make(macrobatch=16)
+    whole.fit(kind(), steps=15, progress=False)
+    make(macrobatch=16).fit(kind(), steps=6, run=tmp_path / "run", progress=False)
+    second = make(macrobatch=16)
+    second.fit(kind(), steps=15, run=tmp_path / "run", resume="must", progress=False)
+    assert torch.equal(weights(second), weights(whole))
+
+
+def test_epochs_of_another_length_are_another_run(tmp_path: Path) -> None:
+    for info in make().steps(compose.take(Stream(), 22), epochs=2, run=tmp_path / "run"):
+        if info.step == 4:
+            break
+    with pytest.raises(hr.HeadraceError, match="22"):
+        make().fit(compose.take(Stream(), 10), epochs=2, run=tmp_path / "run", progress=False)
+
+
+def test_without_state_a_run_says_what_it_cannot_keep(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="no state_dict"):
+        make().fit(compose.take(Stateless(), 22), epochs=1, run=tmp_path / "run", progress=False)
+
+
+def test_a_validation_on_epochs_of_n_rows_sees_the_same_rows_every_time() -> None:
+    trainer, source = make(), compose.take(Stream(), 22)
+    assert trainer.validate(source) == trainer.validate(source)
+    assert trainer.predict(source).shape == (22, 3)
+
+
+# --- batches of their own size -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [6, {0: 6, "1 epoch": 8}])
+def test_a_source_with_batches_of_its_own_refuses_a_size(batch_size: Any) -> None:
+    source = Sized()
+    with pytest.raises(hr.ConfigError, match=r"Sized with batches of its own. Leave batch_size= out"):
+        make(batch_size=batch_size).fit(source, epochs=1, progress=False)
+    assert source.pulled == 0
+
+
+def test_a_source_with_batches_of_its_own_trains_with_them() -> None:
+    for macrobatch in (1, 100, "auto"):
+        trainer = make(batch_size=None, macrobatch=macrobatch)
+        seen = [(i.samples, i.epoch) for i in trainer.steps(Sized(), epochs=2)]
+        assert seen == [(6 * k, k // 5) for k in range(1, 11)]
+
+
+def test_epochs_of_n_rows_of_such_a_source_end_with_a_whole_batch() -> None:
+    trainer = make(batch_size=None)
+    seen = [(i.samples, i.epoch) for i in trainer.steps(compose.take(Sized(), 10), epochs=2)]
+    assert seen == [(6, 0), (12, 1), (18, 1), (24, 2)]
+    with pytest.raises(hr.ConfigError, match="batches of its own"):
+        make(batch_size=6).fit(compose.take(Sized(), 10), epochs=1, progress=False)
+
+
+def test_validation_data_may_have_a_size_of_their_own_beside_a_batch_size() -> None:
+    history = make(batch_size=4).fit(compose.take(Stream(), 20), Sized(), epochs=1, progress=False)
+    assert history.last["val/loss"] > 0

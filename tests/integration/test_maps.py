@@ -1,0 +1,359 @@
+"""Augmentation: what a map draws for a row is the same however the row is read, and another in every epoch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.data import compose
+from headrace.data.draws import Draws
+from headrace.field import Field, Ragged, Sparse
+
+Fields = dict[str, Field]
+ROWS = 43
+LENGTHS = torch.arange(ROWS) * 5 % 4
+WORDS = Ragged(torch.arange(int(LENGTHS.sum())), torch.cat([torch.zeros(1, dtype=torch.int64), LENGTHS.cumsum(0)]))
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+COLUMNS = {"id": torch.arange(ROWS), "x": X, "words": WORDS, "bag": Sparse.one_hot(torch.arange(ROWS) % 9, 9)}
+
+
+class Elsewhere(hr.Table):
+    """The same rows, to be read by a thread."""
+
+    @property
+    def streams(self) -> list[hr.Stream]:
+        return [hr.Stream.of(*item) for item in COLUMNS.items()]
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return hr.ArrayTable(COLUMNS).take(indices)
+
+
+def noisy(fields: Fields, draws: Draws) -> Fields:
+    """Adds numbers of every kind, and changes sequences as their rows say."""
+    fields["x"] = fields["x"] + draws.normal(6)
+    fields["u"], fields["n"], fields["c"] = draws.uniform(), draws.integers(0, 1000), draws.chance(0.5, 3)
+    words = fields["words"]
+    shift = draws.integers(1, 100).repeat_interleave(words.lengths)
+    return {**fields, "words": words.with_values(words.values + shift)}
+
+
+def augmented(table: hr.Table | None = None, **options: Any) -> hr.Table:
+    return compose.map(hr.ArrayTable(COLUMNS) if table is None else table, noisy, **options)
+
+
+def rows_of(batch: hr.Batch) -> list[tuple[Any, ...]]:
+    """Every row as a value."""
+    columns = [batch[name].tolist() for name in ("id", "x", "u", "n", "c")]
+    return list(zip(*columns, [one.tolist() for one in batch["words"]], batch["bag"].ids.tolist(), strict=True))
+
+
+def read(source: hr.Source, size: int, macrobatch: int = 1, rows: int = 2 * ROWS) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    with hr.Feed(source, batch_size=size, macrobatch=macrobatch) as feed:
+        while len(found) < rows:
+            for batch in feed:
+                found += rows_of(batch)
+    return found[:rows]
+
+
+def reader(table: hr.Table | None = None, order: str = "full", seed: int = 3, **options: Any) -> hr.Reader:
+    return hr.Reader(augmented() if table is None else table, order, seed, **{"block": 8, **options})
+
+
+# --- the same however it is read ---------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(order=st.sampled_from(hr.Order.KINDS), size=st.integers(1, 60), macrobatch=st.integers(1, 200), data=st.data())
+def test_a_row_is_the_same_in_any_batch_and_any_macrobatch(
+    order: str, size: int, macrobatch: int, data: st.DataObject
+) -> None:
+    expected = read(reader(order=order), ROWS)
+    assert read(reader(order=order), size, macrobatch) == expected
+    crossing = read(reader(order=order, cross_epochs=True), size, macrobatch)
+    assert crossing == expected
+    elsewhere = augmented(Elsewhere())
+    assert read(reader(elsewhere, order), size, macrobatch) == expected
+    by_items = hr.Reader(augmented(), order, 3, block=8, count="words")
+    assert read(by_items, size, macrobatch) == expected
+
+
+@pytest.mark.parametrize("order", hr.Order.KINDS)
+@pytest.mark.parametrize("workers", [1, 2, 3, 5, 11])
+def test_a_row_is_the_same_on_any_number_of_workers(order: str, workers: int) -> None:
+    expected = read(reader(order=order), ROWS)
+    shards = [reader(order=order) for _ in range(workers)]
+    found: list[tuple[Any, ...]] = []
+    while len(found) < 2 * ROWS:
+        parts = [each.next_macrobatch(7, 20, hr.Shard(k, workers)) for k, each in enumerate(shards)]
+        for part in parts:
+            part.fields = part.fields if part.finish is None else part.finish(part.fields)
+        for batches in zip(*(part.batches() for part in parts), strict=True):
+            found += [row for batch in batches for row in rows_of(batch)]
+    assert found == expected
+
+
+@pytest.mark.parametrize("order", hr.Order.KINDS)
+@pytest.mark.parametrize("crosses", [False, True])
+def test_a_row_is_the_same_after_a_resume_at_every_batch(order: str, crosses: bool) -> None:
+    source, found, cursors = reader(order=order, cross_epochs=crosses), [], []
+    while len(found) < 2 * ROWS:
+        batch = source.next_batch(7)
+        found += rows_of(batch)
+        cursors.append((len(found), batch.cursor))
+    for at, cursor in cursors[:-1]:
+        resumed = reader(order=order, cross_epochs=crosses)
+        resumed.load_state_dict(cursor)
+        rest: list[tuple[Any, ...]] = []
+        while len(rest) < len(found) - at:
+            rest += rows_of(resumed.next_batch(5))
+        assert rest[: len(found) - at] == found[at:]
+
+
+def test_on_the_device_it_is_what_it_is_on_the_host() -> None:
+    host, device = reader(augmented(where="host")), reader(augmented(where="device"))
+    assert (host.table.augments, device.table.augments) == ("host", "device")
+    expected = read(host, 7, 20)
+    assert read(device, 7, 20) == expected
+    assert read(reader(augmented(Elsewhere(), where="device")), 7, 20) == expected
+    staged = device.next_macrobatch(7, 20)
+    assert "u" not in staged.fields
+    assert "u" in staged.finish(staged.fields)
+
+
+def test_reading_changes_no_generator_and_depends_on_none() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first = read(reader(), 7)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+    torch.manual_seed(5)
+    assert read(reader(), 7) == first
+
+
+# --- another where it should be another --------------------------------------------------------------------
+
+
+def drawn(rows: list[tuple[Any, ...]]) -> list[tuple[float, int]]:
+    return [(u, n) for _, _, u, n, *_ in rows]
+
+
+def test_every_row_of_every_epoch_of_every_seed_has_draws_of_its_own() -> None:
+    rows = [each for seed in range(4) for each in drawn(read(reader(seed=seed), 7, rows=5 * ROWS))]
+    assert len(set(rows)) == len(rows) == 4 * 5 * ROWS
+
+
+def test_draws_of_a_row_do_not_depend_on_its_content() -> None:
+    other = compose.map(hr.ArrayTable({**COLUMNS, "x": X + 1}), noisy)
+    assert drawn(read(reader(other), 7)) == drawn(read(reader(), 7))
+
+
+def test_another_seed_reads_other_rows_with_other_draws_and_order_none_the_same_rows() -> None:
+    one, two = (read(reader(order="none", seed=seed), 7) for seed in (0, 1))
+    assert [row[0] for row in one] == [row[0] for row in two]
+    assert not set(drawn(one)) & set(drawn(two))
+
+
+def test_bounds_may_be_whole_numbers() -> None:
+    draws, same = (Draws.at(7, [(0, 0, 2000)]) for _ in range(2))
+    found = draws.uniform(4, low=-1, high=3)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, same.uniform(4, low=-1.0, high=3.0))
+    assert (found.min() < -0.9, found.max() > 2.9) == (True, True)
+
+
+# --- chains ------------------------------------------------------------------------------------------------
+
+
+def doubled(fields: Fields) -> Fields:
+    return {**fields, "u": fields["u"] * 2}
+
+
+def more(fields: Fields, draws: Draws) -> Fields:
+    return {**fields, "x": fields["x"] + draws.uniform(6)}
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_maps_follow_one_another_with_draws_and_without(where: Any) -> None:
+    chain = compose.map(compose.map(augmented(where=where), doubled, where=where), more, where=where)
+    plain = read(reader(order="none"), 7)
+    found = read(reader(chain, "none"), 7, 30)
+    assert [row[2] for row in found] == [2 * row[2] for row in plain]
+    change = torch.tensor([row[1] for row in found]) - torch.tensor([row[1] for row in plain])
+    assert ((change >= -1e-6) & (change < 1)).all()
+    assert len(change.view(-1).unique()) > 400
+    assert found == read(reader(chain, "none"), 3)
+
+
+def test_two_maps_of_a_chain_draw_different_numbers() -> None:
+    def first(fields: Fields, draws: Draws) -> Fields:
+        return {**fields, "a": draws.uniform()}
+
+    def second(fields: Fields, draws: Draws) -> Fields:
+        return {**fields, "b": draws.uniform()}
+
+    batch = hr.Reader(compose.map(compose.map(hr.ArrayTable({"id": torch.arange(50)}), first), second)).next_batch(50)
+    assert not (batch["a"] == batch["b"]).any()
+
+
+def test_what_precedes_the_draws_is_done_first() -> None:
+    base = compose.map(hr.ArrayTable(COLUMNS), lambda f: {**f, "x": f["x"] * 0})
+    found = torch.tensor([row[1] for row in read(reader(augmented(base)), 7)])
+    noise = torch.tensor([row[1] for row in read(reader(), 7)]) - X[[row[0] for row in read(reader(), 7)]]
+    torch.testing.assert_close(found, noise)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda table: compose.take(table, 20),
+        lambda table: compose.skip(table, 20),
+        lambda table: compose.filter(table, lambda fields: fields["id"] % 2 == 0),
+        lambda table: compose.split(table, 0.6, 0.4)[0],
+        lambda table: compose.skip(compose.take(table, 30), 5),
+    ],
+)
+def test_views_of_a_table_with_draws_keep_them(view: Callable[[hr.Table], hr.Table]) -> None:
+    before, behind = view(hr.ArrayTable(COLUMNS)), view(augmented())
+    rows = len(before)
+    assert list(behind.streams) == list(augmented(before).streams)
+    expected = read(reader(augmented(before)), rows, rows=2 * rows)
+    assert read(reader(behind), 7, 20, rows=2 * rows) == expected
+
+
+# --- errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("compound", "error"),
+    [
+        (lambda t: compose.concat(t, t), r"concat\(\): a table has a map with draws.*Map what concat\(\) gives"),
+        (lambda t: compose.zip(t, {"y": torch.arange(ROWS)}), r"zip\(\): a table has a map with draws"),
+        (lambda t: compose.zip({"id": torch.arange(ROWS)}, t, key="id"), r"zip\(\): a table has a map with draws"),
+        (
+            lambda t: compose.zip(t, {"id": torch.arange(ROWS), "y": X}, key="id"),
+            r"zip\(\): a table has a map with draws",
+        ),
+    ],
+)
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_table_with_draws_is_not_put_together_with_others(compound: Any, error: str, where: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=error):
+        compound(augmented(where=where))
+
+
+def test_what_follows_a_map_on_the_device_is_on_the_device_too() -> None:
+    with pytest.raises(hr.ConfigError, match=r"where='device'"):
+        compose.map(augmented(where="device"), doubled)
+    with pytest.raises(hr.ConfigError, match=r"unknown where 'gpu'.*host|Did you mean"):
+        compose.map(hr.ArrayTable(COLUMNS), noisy, where="gpu")
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_map_that_breaks_its_promise_in_the_middle_is_named(where: Any) -> None:
+    late = False
+
+    def drops(fields: Fields, draws: Draws) -> Fields:
+        return {"id": fields["id"][:4]} if late else fields
+
+    def turns(fields: Fields, draws: Draws) -> Fields:
+        return {"id": fields["id"] * 1.0} if late else fields
+
+    for change, error in ((drops, r"map\(\).*drops made 4 rows of 7.*filter"), (turns, r"expected stream id: int64")):
+        late = False
+        table = compose.map(hr.ArrayTable({"id": torch.arange(ROWS)}), change, where=where)
+        late = True
+        with pytest.raises(hr.DataError, match=error):
+            list(hr.Feed(hr.Reader(table), batch_size=7, macrobatch=7))
+
+
+def test_what_goes_wrong_within_a_map_is_chained() -> None:
+    late = False
+
+    def fails(fields: Fields, draws: Draws) -> Fields:
+        if late:
+            raise KeyError("colour")
+        return fields
+
+    for table in (hr.ArrayTable(COLUMNS), Elsewhere()):
+        late = False
+        reader = hr.Reader(compose.map(table, fails))
+        late = True
+        with pytest.raises(hr.SourceError, match="KeyError: 'colour'") as caught:
+            list(hr.Feed(reader, batch_size=7))
+        assert isinstance(caught.value.__cause__, KeyError)
+
+
+# --- training ----------------------------------------------------------------------------------------------
+
+
+def shaken(fields: Fields, draws: Draws) -> Fields:
+    return {"x": fields["x"] + 0.3 * draws.normal(6), "y": fields["y"]}
+
+
+def trainer(**options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    return hr.Trainer(
+        model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), batch_size=8, **options
+    )
+
+
+def weights(trained: hr.Trainer) -> Tensor:
+    return torch.cat([value.reshape(-1) for value in trained.model.state_dict().values()])
+
+
+class Labelled(Elsewhere):
+    @property
+    def streams(self) -> list[hr.Stream]:
+        return [hr.Stream("x", (6,)), hr.Stream("y", (), "int64")]
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return hr.Batch({"x": X[indices], "y": X[indices, :3].argmax(dim=1)})
+
+
+def test_a_training_on_augmented_rows_is_resumed_bit_for_bit_anywhere(tmp_path: Path) -> None:
+    data = compose.map(Labelled(), shaken)
+    whole = trainer(macrobatch=16)
+    whole.fit(data, epochs=2, progress=False)
+    for step in range(1, 12, 2):
+        run = tmp_path / f"run-{step}"
+        for info in trainer(macrobatch=16).steps(data, epochs=2, run=run):
+            if info.step == step:
+                break
+        resumed = trainer(macrobatch=16)
+        resumed.fit(compose.map(Labelled(), shaken), epochs=2, run=run, progress=False)
+        assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_where_rows_are_changed_and_read_changes_no_weight() -> None:
+    found = []
+    arrays = hr.ArrayTable({"x": X, "y": X[:, :3].argmax(dim=1)})
+    for table in (arrays, Labelled()):
+        for where in ("host", "device"):
+            trained = trainer(macrobatch=16)
+            trained.fit(compose.map(table, shaken, where=where), epochs=2, progress=False)
+            found.append(weights(trained))
+    plain = trainer(macrobatch=16)
+    plain.fit(arrays, epochs=2, progress=False)
+    assert all(torch.equal(found[0], each) for each in found)
+    assert not torch.equal(found[0], weights(plain))
+
+
+def test_every_validation_sees_the_same_draws() -> None:
+    trained = trainer()
+    data = compose.map(Labelled(), shaken)
+    trained.fit(data, data, epochs=2, progress=False)
+    assert trained.validate(data) == trained.validate(data)
+    assert trained.validate(data, batch_size=5)["val/loss"] == pytest.approx(trained.validate(data)["val/loss"])
+    assert trained.validate(data) != trained.validate(Labelled())

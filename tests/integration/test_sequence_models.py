@@ -1,0 +1,298 @@
+"""Models of sequences and sparse rows: trained, predicted from, sized by items, and resumed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sequence_parts import (
+    DATA,
+    GENERATOR,
+    IDS,
+    ITEMS,
+    LENGTHS,
+    OFFSETS,
+    OPEN,
+    ROWS,
+    TAGS,
+    WORDS,
+    Tagger,
+    make,
+    ragged,
+    tagger,
+    weights,
+)
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.data import compose
+from headrace.field import Ragged, Sparse
+
+# --- models ------------------------------------------------------------------------------------------------
+
+
+def test_a_bag_of_words_is_what_a_dense_layer_makes_of_the_dense_rows() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.EmbeddingBag(WORDS, 5, mode="sum"), nn.Linear(5, 2)
+
+        def forward(self, words: Sparse) -> Tensor:
+            return self.out(self.table(**words.bag()))
+
+    class Dense(Bag):
+        def forward(self, words: Tensor) -> Tensor:
+            return self.out(words @ self.table.weight)
+
+    counts = Sparse(IDS, torch.rand(ITEMS, generator=GENERATOR), OFFSETS, WORDS)
+    y = torch.arange(ROWS) % 2
+    for sparse in (counts, Sparse(IDS, None, OFFSETS, WORDS), OPEN_BAG):
+        found = []
+        for kind, words, microbatch in ((Dense, sparse.to_dense(), None), (Bag, sparse, None), (Bag, sparse, 5)):
+            torch.manual_seed(0)
+            model = kind()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+            trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=16, microbatch=microbatch)
+            history = trainer.fit({"words": words, "y": y}, epochs=2, progress=False)
+            found.append((weights(model), history.last["train/loss"], trainer.predict({"words": words})))
+        for each in found[1:]:
+            torch.testing.assert_close(each[0], found[0][0], rtol=1e-5, atol=1e-6)
+            assert each[1] == pytest.approx(found[0][1], rel=1e-5)
+            torch.testing.assert_close(each[2], found[0][2], rtol=1e-5, atol=1e-5)
+
+
+OPEN_BAG = Sparse(OPEN["tokens"].values, None, OPEN["tokens"].offsets, WORDS)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, form: str = "packed") -> None:
+        super().__init__()
+        self.embedding, self.lstm, self.out = (
+            nn.Embedding(WORDS, 4),
+            nn.LSTM(4, 5, batch_first=True),
+            nn.Linear(5, TAGS),
+        )
+        self.form = form
+
+    def forward(self, tokens: Ragged) -> Ragged:
+        embedded = tokens.with_values(self.embedding(tokens.values))
+        if self.form == "one by one":
+            hidden = [self.lstm(row[None])[0][0] for row in embedded]
+            return tokens.with_values(self.out(torch.cat(hidden)))
+        states, _ = self.lstm(embedded.packed())
+        padded, _ = nn.utils.rnn.pad_packed_sequence(states, batch_first=True)
+        return tokens.with_padded(self.out(padded))
+
+
+@pytest.mark.parametrize("microbatch", [None, 5])
+def test_a_recurrent_net_on_packed_sequences_is_one_on_each_of_them(microbatch: int | None) -> None:
+    found = []
+    for form, size in (("one by one", None), ("packed", microbatch)):
+        torch.manual_seed(0)
+        model = Recurrent(form)
+        history = make(model, hr.CrossEntropy(), "tags", microbatch=size).fit(DATA, epochs=2, progress=False)
+        found.append((weights(model), history.last["train/loss"]))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-5)
+
+
+def test_an_empty_sequence_cannot_be_packed_and_is_named() -> None:
+    with pytest.raises(hr.DataError, match=r"row 1 is an empty sequence.*Drop it"):
+        make(Recurrent(), hr.CrossEntropy(), "tags").fit(OPEN, epochs=1, progress=False)
+
+
+def test_views_of_a_stream_are_passed_by_name() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.seen = tagger(TAGS), list[tuple[Any, ...]]()
+
+        def forward(self, ids: Tensor, mask: Tensor, *, lengths: Tensor | None = None) -> Tensor:
+            self.seen.append((ids.dtype, tuple(ids.shape), mask.dtype, tuple(mask.shape), lengths))
+            assert not ids[~mask].any()
+            return self.inner.padded(ids)
+
+    plain = tagger(TAGS)
+    make(plain, hr.CrossEntropy(), "tags").fit(DATA, epochs=1, progress=False)
+    for inputs in (
+        ("words.ids.padded", "words.mask"),
+        {"ids": "tokens.padded", "mask": "words.mask", "lengths": "tokens.lengths"},
+    ):
+        model = Masked()
+        trainer = make(model, hr.CrossEntropy(), "tags", inputs=inputs)
+        trainer.fit(DATA, epochs=1, progress=False)
+        dtype, shape, mask_dtype, mask_shape, lengths = model.seen[-1]
+        assert (dtype, mask_dtype, shape) == (torch.int64, torch.bool, mask_shape)
+        assert lengths is None or lengths.tolist() == LENGTHS[48:].tolist()
+        assert torch.equal(weights(model.inner), weights(plain))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "error"),
+    [(("words.idz",), "idz"), (("wrds.ids",), "Did you mean 'words'"), (("tokens.ids",), "only sparse ones have ids")],
+)
+def test_views_that_do_not_exist_are_named(inputs: Any, error: str) -> None:
+    with pytest.raises(hr.HeadraceError, match=error):
+        make(tagger(TAGS), hr.CrossEntropy(), "tags", inputs=inputs).fit(DATA, epochs=1, progress=False)
+
+
+def test_the_model_may_take_the_batch_whole() -> None:
+    class Whole(Tagger):
+        def forward(self, batch: hr.Batch) -> Any:
+            return super().forward(batch["words"].ids)
+
+    plain = tagger(TAGS)
+    make(plain, hr.CrossEntropy(), "tags").fit(DATA, epochs=1, progress=False)
+    torch.manual_seed(1)
+    model = Whole(TAGS)
+    make(model, hr.CrossEntropy(), "tags", inputs="batch").fit(DATA, epochs=1, progress=False)
+    assert torch.equal(weights(model), weights(plain))
+
+
+# --- predict -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 16, 100])
+@pytest.mark.parametrize("macrobatch", [1, 20, "auto"])
+def test_sequences_that_are_predicted_keep_their_order(batch_size: int, macrobatch: int | str) -> None:
+    model = tagger(TAGS, "Ragged")
+    trainer = make(model, hr.CrossEntropy(), "tags", macrobatch=macrobatch)
+    found = trainer.predict(OPEN, batch_size=batch_size)
+    assert isinstance(found, Ragged)
+    assert torch.equal(found.bounds, OPEN["tokens"].bounds)
+    with torch.no_grad():
+        torch.testing.assert_close(found.values, model(OPEN["tokens"]).values)
+    assert not found.values.requires_grad
+
+
+def test_sequences_within_a_dict_are_predicted_too() -> None:
+    class Two(Tagger):
+        def forward(self, tokens: Ragged) -> dict[str, Any]:
+            return {"tags": super().forward(tokens), "length": tokens.lengths, "n": tokens.lengths.sum()}
+
+    model = Two(TAGS, "Ragged")
+    found = make(model, hr.CrossEntropy(output="tags"), "tags").predict(DATA)
+    assert torch.equal(found["tags"].bounds, OFFSETS)
+    assert torch.equal(found["length"], LENGTHS)
+    assert found["n"].tolist() == [LENGTHS[k : k + 16].sum().item() for k in range(0, ROWS, 16)]
+
+
+def test_padded_outputs_of_several_batches_are_refused_with_what_to_return_instead() -> None:
+    trainer = make(tagger(TAGS), hr.CrossEntropy(), "tags")
+    with pytest.raises(hr.DataError, match=r"cannot be joined. For sequences, return a Ragged: words.with_values"):
+        trainer.predict(DATA, batch_size=2)
+    assert trainer.predict(DATA, batch_size=100).shape == (ROWS, 7, TAGS)
+
+
+def test_padded_outputs_of_batches_that_are_all_as_long_are_joined() -> None:
+    trainer = make(tagger(TAGS), hr.CrossEntropy(), "tags")
+    tokens = ragged(torch.arange(8), torch.tensor([0, 2, 4, 6, 8]))
+    assert trainer.predict({"tokens": tokens}, batch_size=2).shape == (4, 2, TAGS)
+
+
+# --- batches that count items ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [hr.ArrayTable(OPEN), compose.filter(OPEN, lambda f: f["id"] % 2 == 0)])
+def test_batches_may_count_words(table: hr.Table) -> None:
+    trainer = make(tagger(TAGS, "Ragged"), hr.CrossEntropy(), "tags", batch_size=25)
+    seen: list[tuple[int, int, int]] = []
+    trainer.model.register_forward_hook(lambda m, given, out: seen.append((len(given[0]), given[0].items, m.training)))
+    reader = hr.Reader(table, count="words", seed=5)
+    history = trainer.fit(reader, epochs=2, progress=False)
+    assert sum(rows for rows, _, _ in seen) == 2 * len(table) == history.last["samples"]
+    assert all(items <= 25 for _, items, _ in seen)
+    assert sum(items for _, items, _ in seen) == 2 * int(table.lengths("words").sum())
+    assert sum(items for _, items, _ in seen) / len(seen) > 18
+
+
+@pytest.mark.parametrize("size", [1, 6])
+def test_a_sequence_longer_than_the_size_is_a_batch_of_its_own(size: int) -> None:
+    trainer = make(tagger(TAGS), hr.CrossEntropy(), "tags", batch_size=size)
+    seen = list[tuple[int, int]]()
+    trainer.model.register_forward_hook(lambda m, given, out: seen.append((len(given[0]), given[0].items)))
+    trainer.fit(hr.Reader(hr.ArrayTable(DATA), count="words"), epochs=1, progress=False)
+    assert all(items <= size or rows == 1 for rows, items in seen)
+    assert sum(items for _, items in seen) == ITEMS
+
+
+# --- resume ------------------------------------------------------------------------------------------------
+
+
+class Elsewhere(hr.Table):
+    """The same rows, read by a thread."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self._table = hr.ArrayTable(columns)
+
+    @property
+    def streams(self) -> Any:
+        return self._table.streams
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return self._table.take(indices)
+
+    def lengths(self, stream: str) -> Tensor:
+        return self._table.lengths(stream)
+
+
+@pytest.mark.parametrize("count", ["rows", "words"])
+@pytest.mark.parametrize("table", [hr.ArrayTable, Elsewhere])
+def test_a_training_on_sequences_is_resumed_bit_for_bit_anywhere(
+    table: Callable[[Any], hr.Table], count: str, tmp_path: Path
+) -> None:
+    def trainer() -> hr.Trainer:
+        torch.manual_seed(0)
+        model = Dropped(TAGS, "Ragged")
+        metrics = {"right": Right()}
+        return make(model, hr.CrossEntropy(), "tags", microbatch=7, macrobatch=40, metrics=metrics, order="full")
+
+    def data() -> Any:
+        return hr.Reader(table(OPEN), seed=2, count=count)
+
+    whole = trainer()
+    rows = whole.fit(data(), DATA, epochs=2, log_every="3 steps", progress=False).rows
+    steps = rows[-1]["step"]
+    assert steps > 7
+    for step in range(1, steps, 1 + steps // 6):
+        run = tmp_path / f"run-{step}"
+        for info in trainer().steps(data(), DATA, epochs=2, log_every="3 steps", run=run):
+            if info.step == step:
+                break
+        resumed = trainer()
+        history = resumed.fit(data(), DATA, epochs=2, log_every="3 steps", run=run, resume="must", progress=False)
+        assert torch.equal(weights(resumed.model), weights(whole.model))
+        assert history.rows == rows
+
+
+class Dropped(Tagger):
+    def forward(self, tokens: Ragged) -> Any:
+        return super().forward(tokens).with_values(F.dropout(super().forward(tokens).values, 0.2, self.training))
+
+
+class Right:
+    """The share of items that are right."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.right = self.items = 0
+
+    def update(self, outputs: Tensor, target: Tensor) -> None:
+        self.right += int((outputs.argmax(dim=1) == target).sum())
+        self.items += len(target)
+
+    def compute(self) -> float:
+        return self.right / self.items
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"right": self.right, "items": self.items}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.right, self.items = state["right"], state["items"]

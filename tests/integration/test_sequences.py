@@ -1,0 +1,315 @@
+"""Losses and metrics over sequences are those of a loop over padded batches with a mask."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sequence_parts import (
+    CASES,
+    DATA,
+    IDS,
+    ITEMS,
+    LENGTHS,
+    OFFSETS,
+    OPEN,
+    ROWS,
+    TAGS,
+    WORDS,
+    Tagger,
+    by_hand,
+    make,
+    plain_loss,
+    ragged,
+    tagger,
+    weights,
+    without,
+)
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.field import Ragged, Sparse
+
+# --- losses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("form", ["padded", "Ragged", "flat"])
+@pytest.mark.parametrize("data", ["full", "holes"])
+def test_losses_and_updates_are_those_of_a_loop_with_a_mask(case: str, form: str, data: str) -> None:
+    tried, rows = CASES[case], DATA if data == "full" else OPEN
+    ours, theirs = tried.model(form), tried.model()
+    expected = by_hand(theirs, tried, rows, epochs=2)
+    trainer = make(ours, tried.loss, tried.target)
+    found = [info.losses["total_loss"] for info in trainer.steps(rows, epochs=2)]
+    assert found == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(weights(ours), weights(tried.model()))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("microbatch", [1, 3, 7, "auto"])
+def test_any_microbatch_gives_the_same_update(case: str, microbatch: int | str) -> None:
+    tried, found = CASES[case], []
+    for size in (None, microbatch):
+        model = tried.model()
+        history = make(model, tried.loss, tried.target, microbatch=size).fit(OPEN, epochs=2, progress=False)
+        found.append((weights(model), history.last["train/loss"]))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-6, atol=1e-6)
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [5, 16, 60])
+@pytest.mark.parametrize("case", [case for case in CASES if case != "a sum"])  # its report is a mean over batches
+def test_a_validation_is_the_loss_over_all_items_whatever_its_batches_are(case: str, batch_size: int) -> None:
+    tried = CASES[case]
+    model = tried.model()
+    with torch.no_grad():
+        expected = plain_loss(model, tried, OPEN, slice(0, ROWS)).item()
+    found = make(model, tried.loss, tried.target).validate(OPEN, batch_size=batch_size)["val/loss"]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_several_terms_compare_with_sequences_and_with_rows() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = tagger(TAGS), nn.Linear(TAGS, 2)
+
+        def forward(self, tokens: Ragged) -> dict[str, Any]:
+            padded = self.inner.padded(tokens.padded())
+            mean = (padded * tokens.mask[..., None]).sum(dim=1)
+            return {"tags": tokens.with_padded(padded), "kind": self.head(mean)}
+
+    loss = hr.CrossEntropy(output="tags", target="tags") + 0.5 * hr.CrossEntropy(output="kind", target="kind", name="k")
+    rows = {**DATA, "kind": torch.arange(ROWS) % 2}
+    found = []
+    for microbatch in (None, 5):
+        torch.manual_seed(0)
+        model = Two()
+        first = make(model, loss, "tags", microbatch=microbatch).step(hr.ArrayTable(rows).rows(0, 16))
+        found.append({name: float(value) for name, value in first.items()})
+        with torch.no_grad():
+            torch.manual_seed(0)
+            out = Two()(rows["tokens"][:16])
+            tags = F.cross_entropy(out["tags"].values, rows["tags"][:16].values).item()
+            kind = F.cross_entropy(out["kind"], rows["kind"][:16]).item()
+    assert found[0] == pytest.approx({"total_loss": tags + 0.5 * kind, "cross_entropy": tags, "k": kind})
+    assert found[1] == pytest.approx(found[0])
+
+
+def test_sparse_targets_are_compared_as_the_dense_ones_that_they_stand_for() -> None:
+    class Both(Tagger):
+        def forward(self, tokens: Ragged) -> dict[str, Any]:
+            padded = self.padded(tokens.padded())
+            return {"items": padded, "rows": (padded * tokens.mask[..., None]).sum(dim=1)}
+
+    kinds = Sparse(torch.arange(ROWS) % TAGS, None, torch.arange(ROWS + 1), TAGS)
+    tags = Sparse.one_hot(DATA["tags"].values, TAGS)
+    sparse = {"tokens": DATA["tokens"], "kinds": kinds, "tags": ragged(tags)}
+    dense = {"tokens": DATA["tokens"], "kinds": kinds.to_dense(), "tags": ragged(tags.to_dense())}
+    loss = hr.BinaryCrossEntropy(output="rows", target="kinds") + hr.CrossEntropy(output="items", target="tags")
+    found = []
+    for rows, microbatch in ((dense, None), (sparse, None), (sparse, 5)):
+        torch.manual_seed(1)
+        model = Both(TAGS)
+        history = make(model, loss, "kinds", microbatch=microbatch).fit(rows, rows, epochs=2, progress=False)
+        found.append((weights(model), history.last["val/loss"]))
+    for trained, score in found[1:]:
+        torch.testing.assert_close(trained, found[0][0], rtol=1e-5, atol=1e-6)
+        assert score == pytest.approx(found[0][1], rel=1e-5)
+
+
+# --- metrics -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["padded", "Ragged", "flat"])
+def test_metrics_are_those_of_scikit_learn_over_the_items(form: str) -> None:
+    from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
+
+    model = tagger(TAGS, form)
+    trainer = make(model, hr.CrossEntropy(), "tags", metrics=["accuracy", "f1", "confusion", "top-2"])
+    history = trainer.fit(OPEN, OPEN, epochs=1, progress=False)
+    with torch.no_grad():
+        scores = OPEN["tokens"].with_padded(model.padded(OPEN["tokens"].padded())).values
+    guess, truth = scores.argmax(dim=1), OPEN["tags"].values
+    assert history.last["val/accuracy"] == pytest.approx(accuracy_score(truth, guess))
+    assert history.last["val/f1"] == pytest.approx(f1_score(truth, guess, average="macro"))
+    assert history.last["val/confusion"] == confusion_matrix(truth, guess, labels=range(TAGS)).tolist()
+    best = (scores.topk(2).indices == truth[:, None]).any(dim=1)
+    assert history.last["val/top-2"] == pytest.approx(best.float().mean().item())
+    assert 0 < history.last["train/accuracy"] < 1
+
+
+def test_metrics_leave_out_the_items_that_are_ignored() -> None:
+    from sklearn.metrics import accuracy_score
+
+    model = tagger(TAGS)
+    trainer = make(model, hr.CrossEntropy(ignore_index=-1), "ignored", metrics=["accuracy"])
+    found = trainer.validate(DATA)["val/accuracy"]
+    with torch.no_grad():
+        guess = DATA["tokens"].with_padded(model.padded(DATA["tokens"].padded())).values.argmax(dim=1)
+    kept = DATA["ignored"].values != -1
+    assert found == pytest.approx(accuracy_score(DATA["ignored"].values[kept], guess[kept]))
+
+
+def test_metrics_of_numbers_are_over_the_items() -> None:
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
+    model = tagger(1, squeeze=True)
+    found = make(model, hr.MSE(), "number", metrics=["mse", "mae", "r2"]).validate(OPEN)
+    with torch.no_grad():
+        guess = OPEN["tokens"].with_padded(model.padded(OPEN["tokens"].padded())).values.double()
+    truth = OPEN["number"].values.double()
+    expected = mean_squared_error(truth, guess), mean_absolute_error(truth, guess), r2_score(truth, guess)
+    assert [found[f"val/{name}"] for name in ("mse", "mae", "r2")] == pytest.approx(expected, rel=1e-6)
+
+
+# --- forms of outputs --------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths=st.lists(st.integers(0, 3), min_size=1, max_size=6), outputs=st.integers(1, 4))
+def test_flat_padded_and_ragged_outputs_mean_the_same_whatever_the_lengths_are(
+    lengths: list[int], outputs: int
+) -> None:
+    """With as many items as rows, and as many outputs as the longest has items, flat outputs look like padded ones."""
+    if not sum(lengths):
+        return
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    tokens = Ragged(torch.arange(sum(lengths)) % WORDS, offsets)
+    targets = {"numbers": Ragged(torch.linspace(-1, 1, sum(lengths) * outputs).view(-1, outputs), offsets)}
+    losses: list[tuple[Any, str]] = [(hr.MSE(), "numbers")]
+    if outputs > 1:
+        targets["tags"] = Ragged(torch.arange(sum(lengths)) % outputs, offsets)
+        losses.append((hr.CrossEntropy(), "tags"))
+    for loss, target in losses:
+        found = []
+        for form in ("Ragged", "padded", "flat"):
+            trainer = make(tagger(outputs, form), loss, target)
+            found.append(trainer.validate({"tokens": tokens, target: targets[target]})["val/loss"])
+        assert found[1:] == pytest.approx([found[0]] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (lambda t: (len(t), TAGS), r"expected outputs for \d+ items, or of shape \[16, \d\] and more, got \[16, 3\]"),
+        (lambda t: (len(t), t.longest + 1, TAGS), r"got \[16, \d, 3\]"),
+        (lambda t: (t.items + 1, TAGS), r"expected outputs for"),
+        (lambda t: (t.longest, len(t), TAGS), r"expected outputs for"),
+    ],
+)
+def test_outputs_that_fit_no_sequence_are_told(shape: Any, expected: str) -> None:
+    class Wrong(Tagger):
+        def forward(self, tokens: Ragged) -> Tensor:
+            return self.out.weight.sum() * torch.ones(shape(tokens))
+
+    model = Wrong(TAGS)
+    with pytest.raises(hr.DataError, match=expected):
+        make(model, hr.CrossEntropy(), "tags").fit(DATA, epochs=1, progress=False)
+    assert torch.isfinite(weights(model)).all()
+
+
+def test_outputs_of_other_sequences_are_told() -> None:
+    class Shorter(Tagger):
+        def forward(self, tokens: Ragged) -> Ragged:
+            first = tokens[: len(tokens) - 1]
+            return first.with_padded(self.padded(first.padded()))
+
+    with pytest.raises(hr.DataError, match="items"):
+        make(Shorter(TAGS), hr.CrossEntropy(), "tags").fit(DATA, epochs=1, progress=False)
+
+
+def test_weights_of_items_of_other_lengths_are_told() -> None:
+    offsets = OFFSETS.clone()
+    offsets[1] -= 1
+    rows = {**DATA, "by_item": ragged(torch.ones(ITEMS), offsets)}
+    with pytest.raises(hr.DataError, match="by_item"):
+        make(tagger(TAGS), hr.CrossEntropy(weight="by_item"), "tags").fit(rows, epochs=1, progress=False)
+
+
+# --- what does not fit -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 30, ROWS - 1])
+def test_a_label_out_of_range_is_named_with_its_stream_and_row_before_the_first_update(at: int) -> None:
+    tags = DATA["tags"].values.clone()
+    tags[int(OFFSETS[at])] = 9
+    model = tagger(TAGS)
+    before = weights(model)
+    with pytest.raises(hr.DataError, match=rf"train data: stream 'tags', row {at}\b.*label 9 is out of range"):
+        make(model, hr.CrossEntropy(), "tags").fit({**DATA, "tags": ragged(tags)}, epochs=1, progress=False)
+    assert torch.equal(weights(model), before)
+
+
+def test_a_label_out_of_range_among_the_validation_data_is_named() -> None:
+    tags = DATA["tags"].values.clone()
+    tags[-1] = -2
+    with pytest.raises(hr.DataError, match=r"val data: stream 'tags'.*label -2 is out of range"):
+        make(tagger(TAGS), hr.CrossEntropy(), "tags").fit(
+            DATA, {**DATA, "tags": ragged(tags)}, epochs=1, progress=False
+        )
+
+
+def test_a_number_that_is_not_finite_is_found_in_sequences_by_a_scan() -> None:
+    number = DATA["number"].values.clone()
+    number[int(OFFSETS[31])] = float("nan")
+    with pytest.raises(hr.DataError, match=r"stream 'number' is not finite in row 31"):
+        make(tagger(1, squeeze=True), hr.MSE(), "number").fit(
+            {**DATA, "number": ragged(number)}, epochs=1, scan=True, progress=False
+        )
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        (
+            {"tokens": torch.zeros(ROWS, dtype=torch.int64)},
+            r"val data have tokens: int64\[\] where .* tokens: sequences",
+        ),
+        ({"words": DATA["words"].values[:ROWS]}, r"words: sparse float32\[20\] where .*words: sparse sequences of"),
+        ({"words": ragged(Sparse.one_hot(IDS, WORDS + 1))}, r"float32\[21\] where .*float32\[20\]"),
+        ({"tags": ragged(IDS.int())}, r"tags: sequences of int32"),
+    ],
+)
+def test_validation_data_of_another_kind_are_refused_before_the_first_update(changed: Any, error: str) -> None:
+    model = tagger(TAGS)
+    before = weights(model)
+    with pytest.raises(hr.DataError, match=error):
+        make(model, hr.CrossEntropy(), "tags").fit(DATA, {**DATA, **changed}, epochs=1, progress=False)
+    assert torch.equal(weights(model), before)
+
+
+def test_dense_outputs_for_a_dense_target_beside_sequences_are_as_ever() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(1, 2)
+
+        def forward(self, tokens: Ragged) -> Tensor:
+            return self.out(tokens.lengths[:, None].float())
+
+    rows = {"tokens": DATA["tokens"], "y": (LENGTHS > 3).long()}
+    model = Counts()
+    history = make(model, hr.CrossEntropy(), "y", metrics=["accuracy"]).fit(rows, rows, epochs=30, progress=False)
+    assert history.last["val/accuracy"] > 0.8
+
+
+# --- empty sequences ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["padded", "Ragged", "flat"])
+@pytest.mark.parametrize("microbatch", [None, 1])
+def test_a_batch_of_nothing_but_empty_sequences_teaches_nothing(form: str, microbatch: int | None) -> None:
+    none = without(torch.arange(ROWS) < 16)
+    model = tagger(TAGS, form)
+    before = weights(model)
+    trainer = make(model, hr.CrossEntropy(), "tags", microbatch=microbatch)
+    seen = []
+    for info in trainer.steps(none, epochs=1):
+        seen.append((info.step, info.losses["total_loss"] == 0, torch.equal(weights(model), before)))
+    assert seen == [(1, True, True), (2, False, False), (3, False, False), (4, False, False)]
+    assert torch.isfinite(weights(model)).all()

@@ -1,0 +1,112 @@
+"""Every table and source of the library keeps the promises that its kits try."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import headrace as hr
+from headrace.data.adapt import as_source
+from headrace.data.torch import SampleSource
+from headrace.testing import check_source, check_table, dense_table, ragged_table, sparse_sequences, sparse_table
+
+ROWS = 37
+
+MAKERS: dict[str, Callable[[], hr.Table]] = {
+    "dense": lambda: dense_table(ROWS),
+    "ragged": lambda: ragged_table("words", [k % 6 for k in range(ROWS)]),
+    "sparse": lambda: sparse_table(ROWS),
+    "sparse sequences": lambda: sparse_sequences([k % 5 for k in range(ROWS)]),
+}
+VIEWS: dict[str, Callable[[hr.Table], Any]] = {
+    "concat": lambda t: hr.concat(t, hr.take(t, 5), hr.skip(t, 30)),
+    "filter": lambda t: hr.filter(t, lambda fields: torch.arange(len(next(iter(fields.values())))) % 3 > 0),
+    "split": lambda t: hr.split(t, 0.6, 0.4)[0],
+    "map": lambda t: hr.map(t, dict),
+    "zip": lambda t: hr.zip(t, {"number": torch.arange(len(t))}),
+}
+
+
+def digits(fields: Any, draws: hr.Draws) -> Any:
+    return {**fields, "drawn": draws.integers(0, 10)}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_tables_of_every_kind_of_stream(maker: str) -> None:
+    check_table(MAKERS[maker])
+    for order in hr.Order.KINDS if maker == "dense" else ("blocks",):
+        check_source(lambda: hr.Reader(MAKERS[maker](), order, block=8), sizes=(7,), rows=ROWS)  # noqa: B023
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_views(view: str) -> None:
+    for maker in ("dense", "sparse sequences"):
+        check_table(lambda: VIEWS[view](MAKERS[maker]()))  # noqa: B023
+
+
+def test_what_is_drawn_on_the_way() -> None:
+    check_table(lambda: hr.map(dense_table(ROWS), digits))
+    check_source(lambda: hr.Reader(hr.map(dense_table(ROWS), digits), "blocks", block=5, mix=2), sizes=(1, 6))
+    check_source(lambda: hr.map(hr.mix([dense_table(8), dense_table(20)], [1, 3], rows=30), digits), sizes=(11,))
+
+
+def test_epochs_of_a_source() -> None:
+    check_source(lambda: hr.take(hr.Reader(dense_table(ROWS), seed=1), 10), sizes=(3,))
+
+
+def write(folder: Path) -> None:
+    table = dense_table(ROWS)
+    np.save(folder / "rows.npy", table.rows(0, ROWS)["x"].numpy())
+    for name in ("rows.arrow", "rows.parquet", "rows.npz"):
+        hr.write_table(table, folder / name, rows_per_block=8)
+    hr.write_table(sparse_sequences([1 + k % 5 for k in range(ROWS)]), folder / "rows.ctf")
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "arrow", "parquet"])
+def test_tables_of_files(kind: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    check_table(lambda: hr.open_table(tmp_path / f"rows.{kind}"))
+    check_source(lambda: hr.Reader(hr.open_table(tmp_path / f"rows.{kind}"), "blocks"), sizes=(7,), rows=ROWS)
+
+
+def test_the_text_format(tmp_path: Path) -> None:
+    write(tmp_path)
+    (stream,) = (s for s in sparse_sequences([1]).streams if s.name == "words")
+    check_table(lambda: hr.open_ctf(tmp_path / "rows.ctf", [stream]))
+    check_source(lambda: hr.Reader(hr.open_ctf(tmp_path / "rows.ctf", [stream]), count="words"), sizes=(1, 9))
+
+
+class Counting(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from ((torch.tensor([float(k)]), k) for k in range(ROWS))
+
+
+def test_data_of_torch() -> None:
+    plain = TensorDataset(torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)), torch.arange(ROWS))
+    check_table(lambda: hr.from_dataset(plain))
+    check_table(lambda: hr.from_dataset([(torch.tensor([float(k)]), k) for k in range(ROWS)]))
+    check_source(lambda: as_source(DataLoader(plain, batch_size=4, shuffle=True, generator=torch.Generator())))
+    check_source(lambda: SampleSource(Counting()), sizes=(5,))
+
+
+def test_a_run_on_files_that_have_changed_since_is_refused_and_they_are_named(tmp_path: Path) -> None:
+    def train(**options: Any) -> hr.History:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+        trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01), batch_size=8)
+        data = hr.open_table(tmp_path / "part-*.npz")
+        return trainer.fit(data, epochs=3, progress=False, run=tmp_path / "run", **options)
+
+    for k in range(2):
+        x = np.random.default_rng(k).random((20, 3), dtype="float32")
+        np.savez(tmp_path / f"part-{k}.npz", x=x, y=x.sum(1))
+    train(callbacks=[])
+    x = np.random.default_rng(9).random((20, 3), dtype="float32")
+    np.savez(tmp_path / "part-1.npz", x=x, y=x.sum(1))
+    with pytest.raises(hr.SourceError, match=r"other data.*changed: .*part-1\.npz"):
+        train()
+    assert train(override=True).stopped

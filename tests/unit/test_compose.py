@@ -1,0 +1,412 @@
+"""Tables made of tables hold the rows that they say, whatever they are made of, and name what does not fit."""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composed import ids, named, negated, odd, plain, renamed, row, same, table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import headrace as hr
+from headrace.data import compose
+from headrace.field import Sparse
+
+
+class Spy(hr.Table):
+    """Tells which runs of rows it was to expect."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self.block, self.expected = rows, 4, list[tuple[int, int]]()
+
+    @property
+    def streams(self) -> list[hr.Stream]:
+        return [hr.Stream("id", (), "int64")]
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return hr.Batch({"id": indices})
+
+    def expect(self, start: int, stop: int, *, now: bool) -> None:
+        self.expected.append((start, stop) if now else (stop, start))
+
+
+# --- views of views ----------------------------------------------------------------------------------------
+
+
+@st.composite
+def views(draw: Callable[[Any], Any], depth: int = 3) -> tuple[hr.Table, list[tuple[int, int]]]:
+    """A table made of tables in any way, and what its rows are: (id, sign) of each."""
+    kind = draw(st.sampled_from(["plain", "concat", "take", "skip", "filter", "map", "split"])) if depth else "plain"
+    if kind == "plain":
+        first, rows = draw(st.integers(0, 30)), draw(st.integers(0, 12))
+        return table(range(first, first + rows)), [(k, 1) for k in range(first, first + rows)]
+    if kind == "concat":
+        parts = draw(st.lists(views(depth=depth - 1), min_size=1, max_size=3))
+        return compose.concat(*(part for part, _ in parts)), [each for _, rows in parts for each in rows]
+    inner, rows = draw(views(depth=depth - 1))
+    if kind in ("take", "skip"):
+        n = draw(st.integers(1, 15))
+        return getattr(compose, kind)(inner, n), rows[:n] if kind == "take" else rows[n:]
+    if kind == "filter":
+        divisor = draw(st.integers(1, 4))
+        kept = [each for each in rows if each[0] % divisor == 0]
+        return compose.filter(inner, lambda fields: fields["id"] % divisor == 0), kept
+    if kind == "split" and len(rows) > 1:
+        part = compose.split(inner, 0.5, 0.5)[draw(st.integers(0, 1))]
+        left = [(each["id"].item(), -1 if each["x"][0, 0] < 0 else 1) for each in by_one(part)]
+        return part, left
+    if kind == "map" and rows:
+        return compose.map(inner, negated), [(k, -sign) for k, sign in rows]
+    return inner, rows
+
+
+def by_one(view: hr.Table) -> list[hr.Batch]:
+    return [view.rows(k, k + 1) for k in range(len(view))]
+
+
+@settings(deadline=None, max_examples=150)
+@given(view=views(), data=st.data())
+def test_views_of_views_hold_the_rows_that_plain_lists_say(
+    view: tuple[hr.Table, list[tuple[int, int]]], data: st.DataObject
+) -> None:
+    made, rows = view
+    expected = [row(k, sign if k else 1) for k, sign in rows]
+    n = len(rows)
+    assert len(made) == n
+    assert plain(made.rows(0, n)) == expected
+    start = data.draw(st.integers(0, n))
+    stop = data.draw(st.integers(start, n))
+    batch = made.rows(start, stop)
+    assert (plain(batch), batch.rows) == (expected[start:stop], stop - start)
+    wanted = data.draw(st.lists(st.integers(0, n - 1), max_size=20)) if n else []
+    batch = made.take(torch.tensor(wanted, dtype=torch.int64))
+    assert (plain(batch), batch.rows) == ([expected[k] for k in wanted], len(wanted))
+    assert [hr.Stream.of(*item) for item in batch.fields.items()] == list(made.streams)
+    for name, place in (("words", 2), ("steps", 4)):
+        lengths = made.lengths(name)
+        assert lengths.dtype == torch.int64
+        assert lengths.tolist() == [len(each[place]) for each in expected]
+    made.expect(start, stop, now=True)
+    assert made.fingerprint() == made.fingerprint()
+
+
+@settings(deadline=None, max_examples=40)
+@given(view=views(depth=2), size=st.integers(1, 9), seed=st.integers(0, 3))
+def test_any_view_is_read_whole_every_epoch(view: Any, size: int, seed: int) -> None:
+    made, rows = view
+    if not rows:
+        return
+    reader = hr.Reader(made, seed=seed, max_epochs=1)
+    batches = list(iter(lambda: reader.next_batch(size), None))
+    found = [each for batch in batches for each in plain(batch)]
+    assert sorted(found) == sorted(row(k, sign if k else 1) for k, sign in rows)
+
+
+@pytest.mark.parametrize("name", ["words", "steps"])
+def test_a_view_is_packed_by_items_as_its_rows_alone_are(name: str) -> None:
+    made = compose.filter(compose.skip(compose.concat(table(range(20)), table(range(40, 60))), 5), odd)
+    alone = table(ids(made))
+    batches = [hr.Reader(each, seed=2, count=name).next_macrobatch(9, 200) for each in (made, alone)]
+    assert batches[0].counts == batches[1].counts
+    assert [plain(b) for b in batches[0].batches()] == [plain(b) for b in batches[1].batches()]
+
+
+def test_tables_larger_than_what_is_looked_at_together_are_filtered_split_and_joined_whole() -> None:
+    numbers = torch.arange(150_000)
+    large = named(id=numbers, y=numbers % 3)
+    assert ids(compose.filter(large, odd)) == numbers[1::2].tolist()
+    parts = compose.split(large, 0.5, 0.5, stratify="y")
+    assert sorted(ids(parts[0]) + ids(parts[1])) == numbers.tolist()
+    joined = compose.zip(large, named(id=numbers.flip(0), z=numbers), key="id")
+    assert torch.equal(joined.rows(0, 150_000)["z"], numbers.flip(0))
+
+
+# --- zip ---------------------------------------------------------------------------------------------------
+
+
+def test_zip_puts_row_beside_row() -> None:
+    made = compose.zip(table(range(8)), named(y=range(8)), {"z": torch.arange(8.0)})
+    assert [stream.name for stream in made.streams] == ["id", "x", "words", "bag", "steps", "y", "z"]
+    batch = made.take(torch.tensor([5, 0, 5]))
+    assert plain(batch) == [row(5), row(0), row(5)]
+    assert batch["y"].tolist() == batch["z"].tolist() == [5, 0, 5]
+    assert made.rows(2, 4)["y"].tolist() == made.rows(2, 4)["id"].tolist() == [2, 3]
+    assert made.lengths("words").tolist() == [k % 4 for k in range(8)]
+    assert made.row_bytes == pytest.approx(table(range(8)).row_bytes + 12)
+
+
+def test_zip_finds_the_lengths_of_a_stream_of_any_of_its_tables() -> None:
+    made = compose.zip(named(y=range(5)), table(range(5)))
+    assert made.lengths("steps").tolist() == [-k % 3 for k in range(5)]
+    with pytest.raises(hr.SourceError, match="Did you mean 'steps'"):
+        made.lengths("step")
+    with pytest.raises(hr.SourceError, match="'y' has no sequences"):
+        made.lengths("y")
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_zip_by_key_puts_rows_beside_those_with_the_same_key(data: st.DataObject) -> None:
+    keys = data.draw(st.lists(st.integers(-9, 30), min_size=1, unique=True))
+    wanted = data.draw(st.lists(st.sampled_from(keys), min_size=1))
+    made = compose.zip(named(id=wanted, n=range(len(wanted))), named(z=[10 * k for k in keys], id=keys), key="id")
+    assert [stream.name for stream in made.streams] == ["id", "n", "z"]
+    whole = made.rows(0, len(wanted))
+    assert (whole["id"].tolist(), whole["n"].tolist()) == (wanted, list(range(len(wanted))))
+    assert whole["z"].tolist() == [10 * k for k in wanted]
+
+
+def test_zip_by_key_joins_several_tables_whose_other_rows_are_left_out() -> None:
+    made = compose.zip(named(id=[4, 2, 4]), table(range(6)), named(z=[7, 8, 9], id=[2, 4, 5]), key="id")
+    batch = made.rows(0, 3)
+    assert plain(batch) == [row(4), row(2), row(4)]
+    assert batch["z"].tolist() == [8, 7, 8]
+    assert made.lengths("words").tolist() == [0, 2, 0]
+
+
+@pytest.mark.parametrize("dtypes", [("int32", "int64"), ("uint8", "int16"), ("int64", "uint8")])
+def test_zip_by_key_compares_whole_numbers_of_any_width(dtypes: tuple[str, str]) -> None:
+    left, right = (getattr(torch, dtype) for dtype in dtypes)
+    made = compose.zip(
+        {"id": torch.tensor([3, 1], dtype=left)}, {"id": torch.tensor([1, 3], dtype=right), "z": torch.tensor([1, 3])},
+        key="id",
+    )  # fmt: skip
+    assert made.rows(0, 2)["z"].tolist() == [3, 1]
+    assert made.stream("id").dtype == dtypes[0]
+
+
+@pytest.mark.parametrize(
+    ("tables", "key", "error"),
+    [
+        ([named(a=range(3)), named(b=range(4))], None, r"row i beside row i.*3, 4 rows.*key="),
+        ([named(a=range(3)), named(a=range(3))], None, r"unique.*'a' more than once"),
+        ([named(id=[1, 9]), named(id=[1, 2], z=[0, 0])], "id", r"table 1 has no row with id 9.*row 1 of table 0"),
+        ([named(id=[1]), named(id=[5, 1, 5], z=range(3))], "id", r"table 1 has id 5 more than once"),
+        ([named(id=[1]), named(a=[1])], "id", r"unknown stream 'id'"),
+        ([named(a=[1]), named(id=[1])], "id", r"unknown stream 'id'"),
+        ([named(id=[1.0]), named(id=[1], z=[1])], "id", r"one whole number for each row, got id: float32"),
+        ([named(id=[1]), named(id=[[1]], z=[1])], "id", r"one whole number for each row, got id: int64\[1\]"),
+        ([named(id=[1], z=[1]), named(id=[1], z=[1])], "id", r"unique.*'z' more than once"),
+        ([named(id=[1]), {"id": torch.empty(0, dtype=torch.int64)}], "id", r"table 1 has no rows"),
+        ([], None, r"zip\(\)"),
+        ([], "id", r"zip\(\)"),
+    ],
+)
+def test_tables_that_cannot_stand_side_by_side_are_told_why(tables: list[Any], key: str | None, error: str) -> None:
+    with pytest.raises(hr.HeadraceError, match=error):
+        compose.zip(*tables, key=key)
+
+
+def test_a_key_of_strings_is_not_compared_by_what_tables_number_differently() -> None:
+    one = hr.ArrayTable({"who": torch.tensor([0, 1])}, categories={"who": ["ann", "bob"]})
+    two = hr.ArrayTable({"who": torch.tensor([0, 1]), "z": torch.tensor([1, 2])}, categories={"who": ["bob", "ann"]})
+    with pytest.raises(hr.DataError, match="categories"):
+        compose.zip(one, two, key="who")
+
+
+# --- concat ------------------------------------------------------------------------------------------------
+
+
+def test_concat_takes_across_many_parts_in_any_order() -> None:
+    sizes = [3, 0, 1, 40, 0, 2, 17]
+    bounds = [0, *accumulate(sizes)]
+    made = compose.concat(*(table(range(a, a + n)) for a, n in zip(bounds, sizes, strict=False)))
+    assert ids(made) == list(range(63))
+    order = torch.randperm(63, generator=torch.Generator().manual_seed(0))
+    assert plain(made.take(order)) == [row(k) for k in order.tolist()]
+    assert plain(made.take(torch.tensor([62, 0, 0, 3, 62]))) == [row(k) for k in (62, 0, 0, 3, 62)]
+    assert made.take(torch.empty(0, dtype=torch.int64)).rows == 0
+    assert made.rows(3, 3).rows == 0
+    assert made.lengths("words").tolist() == [k % 4 for k in range(63)]
+
+
+def test_concat_of_sparse_rows_with_and_without_values_keeps_both() -> None:
+    ones = hr.ArrayTable({"s": Sparse.one_hot(torch.tensor([1, 0]), 3)})
+    more = hr.ArrayTable({"s": Sparse(torch.tensor([2]), torch.tensor([0.5]), torch.tensor([0, 1]), 3)})
+    found = compose.concat(ones, more).take(torch.tensor([2, 0]))["s"]
+    assert found.to_dense().tolist() == [[0, 0, 0.5], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("tables", "error"),
+    [
+        ([], r"at least one table"),
+        ([named(a=[1]), named(a=[1.0])], r"table 0 has the streams a: int64\[\]; table 1 has a: float32\[\]"),
+        ([named(a=[1]), named(a=[[1, 2]])], r"table 1 has a: int64\[2\]"),
+        ([named(a=[1]), named(a=[1]), named(a=[1], b=[1])], r"table 2 has a: int64\[\], b: int64\[\]"),
+        ([{"s": Sparse.one_hot(torch.arange(2), 2)}, {"s": torch.eye(2)}], r"table 0 has the streams s: sparse"),
+        ([{"s": Sparse.one_hot(torch.arange(2), d)} for d in (2, 3)], r"float32\[2\]; table 1 .*float32\[3\]"),
+    ],
+)
+def test_tables_that_cannot_follow_one_another_are_told_why(tables: list[Any], error: str) -> None:
+    with pytest.raises(hr.HeadraceError, match=error):
+        compose.concat(*tables)
+
+
+def test_concat_refuses_tables_whose_numbers_stand_for_other_strings() -> None:
+    one, two, same = (
+        hr.ArrayTable({"who": torch.tensor([0, 1])}, categories={"who": names})
+        for names in (["ann", "bob"], ["bob", "ann"], ["ann", "bob"])
+    )
+    with pytest.raises(hr.DataError, match=r"table 1 has other categories.*categories="):
+        compose.concat(one, two)
+    assert compose.concat(one, same).categories == {"who": ["ann", "bob"]}
+    assert compose.take(compose.concat(one, same), 3).categories == {"who": ["ann", "bob"]}
+
+
+def test_every_view_knows_what_a_row_takes_and_what_lies_together() -> None:
+    small, large = table(range(4)), table([11] * 8)
+    both = compose.concat(small, large)
+    assert both.row_bytes == pytest.approx((4 * small.row_bytes + 8 * large.row_bytes) / 12)
+    made = compose.concat(Spy(10), Spy(10))
+    for view in (made, compose.take(made, 5), compose.split(made, 0.5)[0], compose.map(made, same)):
+        assert (view.block, view.row_bytes) == (4, 8)
+    assert compose.zip(made, named(a=range(20))).block == 4
+    assert both.block is None
+
+
+def test_every_view_passes_on_which_rows_come_up() -> None:
+    def told(make: Callable[[Spy, Spy], hr.Table], start: int, stop: int) -> list[list[tuple[int, int]]]:
+        a, b = Spy(10), Spy(20)
+        make(a, b).expect(start, stop, now=True)
+        c, d = Spy(10), Spy(20)  # what comes up later is told with its bounds turned round
+        make(c, d).expect(start, stop, now=False)
+        assert [each[::-1] for each in c.expected + d.expected] == a.expected + b.expected
+        return [a.expected, b.expected]
+
+    assert told(lambda a, b: compose.concat(a, b), 7, 15) == [[(7, 10)], [(0, 5)]]
+    assert told(lambda a, b: compose.concat(a, b), 10, 12) == [[], [(0, 2)]]
+    assert told(lambda a, b: compose.skip(b, 6), 2, 5) == [[], [(8, 11)]]
+    assert told(lambda a, b: compose.filter(b, odd), 2, 5) == [[], [(5, 10)]]
+    assert told(lambda a, b: compose.filter(b, odd), 2, 2) == [[], []]
+    assert told(lambda a, b: compose.zip(a, compose.map(compose.take(b, 10), renamed)), 3, 4) == [[(3, 4)], [(3, 4)]]
+
+
+# --- take, skip, filter ------------------------------------------------------------------------------------
+
+
+def test_take_and_skip_of_more_than_there_is_take_all_and_none() -> None:
+    assert ids(compose.take(table(range(4)), 9)) == [0, 1, 2, 3]
+    assert len(compose.skip(table(range(4)), 9)) == 0
+    assert ids(compose.skip(table(range(4)), 0)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("rows", [-1, 2.5, "3", True, None])
+@pytest.mark.parametrize("cut", [compose.take, compose.skip])
+def test_take_and_skip_want_a_number_of_rows(cut: Callable[..., hr.Table], rows: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=rf"{cut.__name__}\(\) takes a number of rows, at least"):
+        cut(table(range(4)), rows)
+
+
+def test_take_of_no_rows_is_refused() -> None:
+    with pytest.raises(hr.ConfigError, match="at least 1, got 0"):
+        compose.take(table(range(4)), 0)
+
+
+def test_filter_looks_at_sequences_and_takes_numpy_for_an_answer() -> None:
+    assert ids(compose.filter(table(range(9)), lambda fields: fields["words"].lengths > 2)) == [3, 7]
+    assert ids(compose.filter(table(range(5)), lambda fields: np.array([True, False, False, True, False]))) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("keep", "got"),
+    [
+        (lambda fields: fields["id"], r"int64\[5\] for 5 rows"),
+        (lambda fields: fields["x"] > 0, r"bool\[5, 2\] for 5 rows"),
+        (lambda fields: (fields["id"] > 0).any(), r"bool\[\] for 5 rows"),
+        (lambda fields: fields["id"][:3] > 0, r"bool\[3\] for 5 rows"),
+    ],
+)
+def test_filter_wants_one_truth_value_for_each_row(keep: Any, got: str) -> None:
+    with pytest.raises(hr.DataError, match=rf"filter\(\): .*lambda.* gave torch.{got}.*one truth value"):
+        compose.filter(table(range(5)), keep)
+
+
+def test_what_keeps_no_row_is_empty_and_refused_by_a_reader() -> None:
+    none = compose.filter(table(range(5)), lambda fields: fields["id"] > 9)
+    assert (len(none), list(none.streams), ids(none)) == (0, list(table(range(5)).streams), [])
+    assert ids(compose.concat(none, table(range(2)))) == [0, 1]
+    with pytest.raises(hr.DataError, match="no rows"):
+        hr.Reader(none)
+
+
+# --- fingerprints ------------------------------------------------------------------------------------------
+
+BUILDS: dict[str, Callable[[hr.Table], hr.Table]] = {
+    "itself": lambda base: base,
+    "twice": lambda base: compose.concat(base, base),
+    "take": lambda base: compose.take(base, 5),
+    "take more": lambda base: compose.take(base, 6),
+    "skip": lambda base: compose.skip(base, 5),
+    "filter": lambda base: compose.filter(base, odd),
+    "filter others": lambda base: compose.filter(base, lambda fields: ~odd(fields)),
+    "split": lambda base: compose.split(base, 0.5, 0.5)[0],
+    "other half": lambda base: compose.split(base, 0.5, 0.5)[1],
+    "another split": lambda base: compose.split(base, 0.5, 0.5, seed=1)[0],
+    "map": lambda base: compose.map(base, negated),
+    "another map": lambda base: compose.map(base, same),
+    "zip": lambda base: compose.zip(base, named(y=range(20))),
+    "zip by key": lambda base: compose.zip(base, named(id=range(30), y=range(30)), key="id"),
+    "zip by key, other rows": lambda base: compose.zip(base, named(id=range(29, -1, -1), y=range(30)), key="id"),
+    "concat": lambda base: compose.concat(base, compose.take(base, 3)),
+    "concat the other way round": lambda base: compose.concat(compose.take(base, 3), base),
+}
+
+
+def test_a_fingerprint_is_that_of_the_rows_however_often_they_are_put_together() -> None:
+    first = {name: build(table(range(20))).fingerprint() for name, build in BUILDS.items()}
+    again = {name: build(table(range(20))).fingerprint() for name, build in BUILDS.items()}
+    assert first == again
+    assert len(set(first.values())) == len(first)
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_cursor_fits_the_same_view_and_no_other(name: str) -> None:
+    cursor = hr.Reader(BUILDS[name](table(range(20)))).state_dict()
+    hr.Reader(BUILDS[name](table(range(20)))).load_state_dict(cursor)
+    other = next(build for each, build in BUILDS.items() if each != name)
+    with pytest.raises(hr.SourceError, match="fingerprint"):
+        hr.Reader(other(table(range(20)))).load_state_dict(cursor)
+
+
+# --- what is no table --------------------------------------------------------------------------------------
+
+
+class Pulled(hr.Source):
+    @property
+    def streams(self) -> list[hr.Stream]:
+        return [hr.Stream("id", (), "int64")]
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda source: compose.concat(source),
+        lambda source: compose.zip(source, table(range(3))),
+        lambda source: compose.skip(source, 1),
+        lambda source: compose.filter(source, odd),
+        lambda source: compose.split(source, 0.5),
+        lambda source: compose.map(source, same),
+        lambda source: compose.mix([source, source], [1, 1]),
+    ],
+)
+def test_a_source_has_no_rows_by_number_and_is_refused(made: Callable[[hr.Source], Any]) -> None:
+    with pytest.raises(hr.HeadraceError, match=r"rows by number"):
+        made(Pulled())
+
+
+def test_whatever_fit_takes_can_be_composed() -> None:
+    arrays = {"id": np.arange(4)}
+    assert ids(compose.concat(arrays, arrays)) == [0, 1, 2, 3] * 2
+    made = compose.take((torch.zeros(5, 2), torch.arange(5)), 3)
+    assert made.rows(0, 3)["y"].tolist() == [0, 1, 2]

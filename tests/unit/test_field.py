@@ -1,0 +1,539 @@
+"""Ragged and sparse fields do what the same does with plain lists, whatever the rows are."""
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.field import Ragged, Rows, Sparse, cat, has_rows, map_tensors, split_fields, take, tensors_of
+
+DIM = 7
+VALUES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64]
+UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool]
+
+lengths = st.lists(st.integers(0, 5), max_size=8)
+Plain = list[Any]
+
+
+def ragged(lengths: Sequence[int], shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> Ragged:
+    """Sequences whose items are numbered."""
+    items = sum(lengths)
+    values = torch.arange(items * max(1, int(torch.tensor(shape).prod()))).view(items, *shape).to(dtype)
+    return Ragged(values, torch.tensor([0, *accumulate(lengths)]))
+
+
+def sparse(
+    rows: Sequence[Sequence[tuple[int, float]]], dtype: torch.dtype = torch.float32, ones: bool = False
+) -> Sparse:
+    """Rows given as pairs of index and value."""
+    offsets = torch.tensor([0, *accumulate(map(len, rows))])
+    indices = torch.tensor([index for row in rows for index, _ in row], dtype=torch.int64)
+    values = torch.tensor([value for row in rows for _, value in row], dtype=dtype)
+    return Sparse(indices, None if ones else values, offsets, DIM, dtype)
+
+
+def sparse_items(lengths: Sequence[int]) -> Ragged:
+    """Sequences of sparse items: item k has k % 3 numbers."""
+    rows = [[(j + k % 5, float(10 * k + j)) for j in range(k % 3)] for k in range(sum(lengths))]
+    return Ragged(sparse(rows), torch.tensor([0, *accumulate(lengths)]))
+
+
+def plain(field: Any) -> Plain:
+    """The rows as lists; of sparse rows the pairs of index and value."""
+    if isinstance(field, Tensor):
+        return field.tolist()
+    bounds = field.offsets.tolist()
+    assert field.bounds.tolist() == bounds
+    if isinstance(field, Ragged):
+        items = plain(field.values)
+    else:
+        values = torch.ones(len(field.indices), dtype=field.dtype) if field.values is None else field.values
+        items = list(zip(field.indices.tolist(), values.tolist(), strict=True))
+    return [items[start:stop] for start, stop in pairwise(bounds)]
+
+
+def dense(rows: Plain) -> Plain:
+    """What rows of pairs are when every number is written."""
+    out = [[0.0] * DIM for _ in rows]
+    for numbers, row in zip(out, rows, strict=True):
+        for index, value in row:
+            numbers[index] += value
+    return out
+
+
+pairs = st.lists(st.tuples(st.integers(0, DIM - 1), st.integers(-4, 4).map(float)), max_size=4)
+sparse_rows = st.builds(sparse, st.lists(pairs, max_size=8), ones=st.booleans())
+fields = st.one_of(
+    st.builds(ragged, lengths, st.sampled_from([(), (2,), (2, 3)]), st.sampled_from([torch.float32, torch.int64])),
+    st.builds(sparse_items, lengths),
+    sparse_rows,
+)
+a_few = settings(deadline=None, max_examples=60)
+
+
+# --- rows: taken, cut, joined ----------------------------------------------------------------------------
+
+
+@a_few
+@given(field=fields, data=st.data())
+def test_take_gives_the_rows_of_these_numbers_in_any_order(field: Rows, data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(st.integers(0, len(field) - 1), max_size=12) if len(field) else st.just([]))
+    rows = plain(field)
+    taken = field.take(torch.tensor(numbers, dtype=torch.int64))
+    assert plain(taken) == [rows[k] for k in numbers]
+    assert hr.Stream.of("x", taken) == hr.Stream.of("x", field)
+
+
+@a_few
+@given(field=fields, data=st.data())
+def test_split_gives_consecutive_runs_and_cat_joins_them_again(field: Rows, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(field)), max_size=5)))
+    bounds = [0, *cuts, len(field)]
+    counts = [stop - start for start, stop in pairwise(bounds)]
+    parts, rows = field.split(counts), plain(field)
+    assert [plain(part) for part in parts] == [rows[a:b] for a, b in pairwise(bounds)]
+    assert plain(type(field).cat(parts)) == rows
+    assert all(hr.Stream.of("x", part) == hr.Stream.of("x", field) for part in parts)
+
+
+@a_few
+@given(field=fields, start=st.integers(-10, 10), stop=st.none() | st.integers(-10, 10))
+def test_a_slice_is_that_of_a_list(field: Rows, start: int, stop: int | None) -> None:
+    assert plain(field[start:stop]) == plain(field)[start:stop]
+
+
+@a_few
+@given(parts=st.lists(lengths, min_size=1, max_size=4))
+@pytest.mark.parametrize("make", [ragged, sparse_items])
+def test_cat_of_any_number_of_parts_gives_all_their_rows(make: Callable[..., Ragged], parts: list[list[int]]) -> None:
+    held = [make(lengths) for lengths in parts]
+    assert plain(cat(held)) == [row for part in held for row in plain(part)]
+
+
+@a_few
+@given(field=fields, data=st.data())
+def test_taking_and_cutting_change_places(field: Rows, data: st.DataObject) -> None:
+    """The rows 2 to 5 of what was taken are those of the numbers 2 to 5."""
+    numbers = torch.tensor(data.draw(st.lists(st.integers(0, max(0, len(field) - 1)), max_size=9 * bool(len(field)))))
+    numbers = numbers.long()
+    assert plain(field.take(numbers)[2:5]) == plain(field.take(numbers[2:5]))
+
+
+@pytest.mark.parametrize("dtype", VALUES + UNSIGNED)
+def test_every_dtype_can_be_taken_cut_and_joined(dtype: torch.dtype) -> None:
+    field = ragged([2, 0, 1], dtype=dtype)
+    rows = plain(field)
+    assert plain(field.take(torch.tensor([2, 0]))) == [rows[2], rows[0]]
+    assert plain(cat(field.split([1, 2]))) == rows
+    dense_field = field.values
+    assert take(dense_field, torch.tensor([2, 0])).tolist() == [rows[2][0], rows[0][0]]
+    assert {field.take(torch.tensor([0])).dtype, take(dense_field, torch.tensor([1])).dtype} == {dtype}
+
+
+def test_a_part_is_a_view_and_what_was_taken_is_not() -> None:
+    field = ragged([2, 1, 3])
+    part, taken = field[1:], field.take(torch.tensor([1, 2]))
+    field.values.fill_(9)
+    assert plain(part) == [[9], [9, 9, 9]]
+    assert plain(taken) == [[2], [3, 4, 5]]
+
+
+@a_few
+@given(sizes=lengths)
+def test_rows_can_be_read_one_by_one(sizes: list[int]) -> None:
+    field = ragged(sizes, (2,))
+    rows = plain(field)
+    assert [row.tolist() for row in field] == rows
+    assert [field[k].tolist() for k in range(len(field))] == rows
+    assert [field[-k - 1].tolist() for k in range(len(field))] == rows[::-1]
+    assert len(field) == len(sizes)
+    with pytest.raises(IndexError):
+        field[len(sizes)]
+
+
+def test_sequences_of_sparse_items_can_be_read_one_by_one() -> None:
+    field = sparse_items([2, 0, 3])
+    assert [plain(row) for row in field] == plain(field) == [plain(field[k]) for k in range(3)]
+    assert [row.shape for row in field] == [(2, DIM), (0, DIM), (3, DIM)]
+
+
+def test_a_field_counts_rows_items_and_bytes() -> None:
+    field = ragged([2, 0, 3], (4,), torch.float16)
+    assert (len(field), field.items, field.longest, field.shape, field.dtype) == (3, 5, 3, (4,), torch.float16)
+    assert field.lengths.tolist() == [2, 0, 3]
+    assert field.nbytes == 5 * 4 * 2 + 4 * 8
+    words = sparse([[(1, 2.0)], []])
+    assert (len(words), words.shape, words.dtype, words.nbytes) == (2, (2, DIM), torch.float32, 8 + 4 + 3 * 8)
+    assert repr(field) == "Ragged(3 rows, 5 items of [4])"
+    assert repr(words) == f"Sparse(2 rows of {DIM}, 1 numbers)"
+
+
+# --- made of what people have ----------------------------------------------------------------------------
+
+
+@a_few
+@given(rows=st.lists(st.lists(st.integers(-9, 9), max_size=4), min_size=1, max_size=6))
+def test_a_ragged_of_lists_tensors_or_arrays_has_their_rows(rows: list[list[int]]) -> None:
+    for make in (list, torch.tensor, lambda row: torch.tensor(row).numpy()):
+        assert plain(Ragged.of([make(row) for row in rows])) == rows
+    if any(rows):
+        assert Ragged.of(rows).dtype == torch.int64, "an empty list says nothing of the dtype"
+
+
+def test_a_ragged_of_no_sequences_is_refused() -> None:
+    with pytest.raises(hr.DataError, match=r"no sequences: nothing says what their items are\. Pass at least one\."):
+        Ragged.of([])
+
+
+@a_few
+@given(field=sparse_rows)
+@pytest.mark.parametrize("layout", ["csr_matrix", "coo_matrix", "csc_array"])
+def test_a_sparse_of_scipy_is_the_same_matrix(layout: str, field: Sparse) -> None:
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    matrix = getattr(scipy_sparse, layout)(field.to_dense().numpy())
+    made = Sparse.of(matrix)
+    assert made.to_dense().tolist() == field.to_dense().tolist()
+    assert made.offsets.dtype == torch.int64
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo, torch.sparse_csc])
+@pytest.mark.filterwarnings("ignore:Sparse C.. tensor support")
+def test_a_sparse_of_a_tensor_is_the_same_matrix(layout: Any) -> None:
+    field = sparse([[(1, 2.0), (4, 3.0)], [], [(0, -1.0)]])
+    made = Sparse.of(field.to_dense().to_sparse(layout=layout))
+    assert plain(made) == plain(field)
+
+
+@a_few
+@given(ids=st.lists(st.integers(0, DIM - 1), max_size=8))
+def test_one_hot_rows_are_those_of_torch_and_give_their_ids_back(ids: list[int]) -> None:
+    field = Sparse.one_hot(torch.tensor(ids, dtype=torch.int64), DIM)
+    assert field.to_dense().tolist() == [[float(k == i) for k in range(DIM)] for i in ids]
+    assert field.ids.tolist() == ids
+    assert field.ids.dtype == torch.int64
+    assert Sparse.one_hot(torch.tensor(ids, dtype=torch.int32), DIM).ids.dtype == torch.int64
+
+
+def test_ids_of_sequences_are_ragged() -> None:
+    field = Ragged(Sparse.one_hot(torch.tensor([3, 1, 4]), DIM), torch.tensor([0, 2, 2, 3]))
+    assert plain(field.ids) == [[3, 1], [], [4]]
+    assert hr.Stream.of("x", field.ids) == hr.Stream("x", dtype="int64", sequence=True)
+
+
+# --- the forms that models take --------------------------------------------------------------------------
+
+
+@a_few
+@given(sizes=lengths, shape=st.sampled_from([(), (2,), (2, 1)]), value=st.sampled_from([0, -1, 7]))
+def test_padded_and_mask_hold_the_items_and_then_the_value(
+    sizes: list[int], shape: tuple[int, ...], value: int
+) -> None:
+    field = ragged(sizes, shape)
+    padded, mask, longest = field.padded(value), field.mask, max(sizes, default=0)
+    assert padded.shape == (len(sizes), longest, *shape)
+    assert mask.tolist() == [[k < size for k in range(longest)] for size in sizes]
+    for k, (row, size) in enumerate(zip(padded, sizes, strict=True)):
+        assert row[:size].tolist() == plain(field)[k]
+        assert (row[size:] == value).all()
+    assert padded[mask].tolist() == field.values.tolist()
+    assert padded.dtype == field.dtype
+
+
+@pytest.mark.parametrize("dtype", VALUES + UNSIGNED)
+def test_every_dtype_can_be_padded(dtype: torch.dtype) -> None:
+    field = ragged([2, 0, 1], dtype=dtype)
+    assert field.padded().tolist() == [[0, 1], [0, 0], [2 if dtype != torch.bool else True, 0]]
+
+
+@a_few
+@given(sizes=lengths)
+def test_padded_sequences_of_sparse_items_are_dense(sizes: list[int]) -> None:
+    field = sparse_items(sizes)
+    padded, longest = field.padded(), max(sizes, default=0)
+    assert padded.shape == (len(sizes), longest, DIM)
+    for row, items in zip(padded.tolist(), plain(field), strict=True):
+        assert row == dense(items) + [[0.0] * DIM] * (longest - len(items))
+
+
+@a_few
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8), shape=st.sampled_from([(), (3,)]))
+def test_packed_is_what_torch_packs(sizes: list[int], shape: tuple[int, ...]) -> None:
+    field = ragged(sizes, shape)
+    packed, expected = field.packed(), nn.utils.rnn.pack_sequence(list(field), enforce_sorted=False)
+    assert all(torch.equal(one, other) for one, other in zip(packed, expected, strict=True))
+
+
+def test_an_empty_sequence_cannot_be_packed_and_is_named() -> None:
+    with pytest.raises(hr.DataError) as caught:
+        ragged([2, 3, 0, 0]).packed()
+    assert str(caught.value) == "row 2 is an empty sequence, which a PackedSequence cannot hold. Drop it."
+
+
+@a_few
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8), shape=st.sampled_from([(), (3,)]))
+def test_nested_holds_the_same_sequences(sizes: list[int], shape: tuple[int, ...]) -> None:
+    field = ragged(sizes, shape)
+    nested = field.nested()
+    assert nested.layout == torch.jagged
+    assert [row.tolist() for row in nested.unbind()] == plain(field)
+
+
+@a_few
+@given(field=sparse_rows)
+def test_to_dense_and_csr_are_the_same_matrix(field: Sparse) -> None:
+    matrix = dense(plain(field))
+    assert field.to_dense().shape == (len(field), DIM)
+    assert field.to_dense().tolist() == matrix
+    csr = field.csr()
+    assert csr.layout == torch.sparse_csr
+    weight = torch.arange(DIM * 2.0).view(DIM, 2)
+    assert (csr @ weight).tolist() == (torch.tensor(matrix).view(len(field), DIM) @ weight).tolist()
+
+
+@a_few
+@given(field=sparse_rows.filter(len))
+def test_a_bag_gives_an_embedding_bag_what_a_product_would_give(field: Sparse) -> None:
+    embedding = nn.EmbeddingBag(DIM, 4, mode="sum")
+    expected = field.to_dense() @ embedding.weight
+    torch.testing.assert_close(embedding(**field.bag()), expected)
+    part = field[len(field) // 2 :]
+    if len(part):
+        torch.testing.assert_close(embedding(**part.bag()), expected[len(field) // 2 :])
+
+
+def test_a_bag_of_one_hot_rows_fits_every_mode() -> None:
+    field = Sparse.one_hot(torch.tensor([3, 1, 3]), DIM)
+    for mode in ("sum", "mean", "max"):
+        embedding = nn.EmbeddingBag(DIM, 4, mode=mode)
+        assert torch.equal(embedding(**field.bag()), embedding.weight[torch.tensor([3, 1, 3])])
+
+
+@pytest.mark.parametrize("indices", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [d for d in VALUES if d.is_floating_point])
+def test_sparse_rows_of_every_dtype_have_every_form(dtype: torch.dtype, indices: torch.dtype) -> None:
+    field = sparse([[(1, 2.0), (4, 3.0)], [], [(0, -1.0)]], dtype)
+    field = Sparse(field.indices.to(indices), field.values, field.offsets, DIM)
+    assert field.to_dense().dtype == field.dtype == dtype
+    assert field.to_dense().tolist() == dense(plain(field))
+    assert field.bag()["input"].dtype == torch.int64
+    assert field.csr().to_dense().tolist() == dense(plain(field))
+
+
+@pytest.mark.parametrize("dtype", [*VALUES, torch.uint8, torch.bool])
+def test_ones_without_values_are_of_the_dtype_that_was_said(dtype: torch.dtype) -> None:
+    field = Sparse.one_hot(torch.tensor([3, 1]), DIM, dtype)
+    assert field.dtype == field.to_dense().dtype == dtype
+    assert field.to_dense().argmax(1).tolist() if dtype != torch.bool else True
+    assert [row.index(1) for row in field.to_dense().tolist()] == [3, 1]
+    assert field.take(torch.tensor([1])).to_dense().dtype == dtype
+    assert hr.Stream.of("x", field) == hr.Stream("x", (DIM,), str(dtype).removeprefix("torch."), "sparse")
+
+
+def test_an_index_that_comes_twice_in_a_row_counts_twice() -> None:
+    field = Sparse(torch.tensor([2, 2, 5]), None, torch.tensor([0, 3]), DIM)
+    assert field.to_dense().tolist() == [[0, 0, 2, 0, 0, 1, 0]]
+    torch.testing.assert_close(field.csr() @ torch.eye(DIM), field.to_dense())
+
+
+def test_ones_joined_to_numbers_are_numbers() -> None:
+    joined = cat([sparse([[(1, 1.0)]], ones=True), sparse([[(2, 5.0)], []])])
+    assert plain(joined) == [[(1, 1.0)], [(2, 5.0)], []]
+
+
+# --- outputs that belong to sequences --------------------------------------------------------------------
+
+
+@a_few
+@given(sizes=lengths, shape=st.sampled_from([(), (3,)]))
+def test_items_of_finds_the_items_in_every_form(sizes: list[int], shape: tuple[int, ...]) -> None:
+    field = ragged(sizes, shape)
+    outputs = field.values * 2 + 1
+    assert torch.equal(field.items_of(field.with_values(outputs)), outputs)
+    padded = field.with_values(outputs).padded(-7)
+    assert torch.equal(field.items_of(padded), outputs)
+    if tuple(outputs.shape[:2]) != (len(sizes), max(sizes, default=0)):
+        assert torch.equal(field.items_of(outputs), outputs)
+
+
+def test_gradients_reach_the_padded_outputs_and_none_the_padding() -> None:
+    field = ragged([2, 0, 1])
+    outputs = torch.randn(3, 2, 4, requires_grad=True)
+    field.items_of(outputs).sum().backward()
+    assert outputs.grad is not None
+    assert outputs.grad[..., 0].tolist() == field.mask.float().tolist()
+
+
+def test_gradients_reach_the_items_through_padding() -> None:
+    values = torch.randn(3, 4, requires_grad=True)
+    ragged([2, 0, 1], (4,)).with_values(values).padded().sum().backward()
+    assert values.grad is not None
+    assert (values.grad == 1).all()
+
+
+def test_with_values_keeps_the_sequences() -> None:
+    field = ragged([2, 0, 1])
+    other = field.with_values(torch.randn(3, 5))
+    assert other.lengths.tolist() == [2, 0, 1]
+    assert (other.shape, other.longest) == ((5,), 2)
+
+
+# --- on another device -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [[2, 0, 3], [0, 0], []], ids=str)
+def test_no_form_asks_the_device_how_long_the_rows_are(sizes: list[int]) -> None:
+    """The meta device has no numbers: whatever had to ask would fail."""
+    field = ragged(sizes, (4,)).to("meta")
+    longest = max(sizes, default=0)
+    assert field.device.type == field.values.device.type == "meta"
+    assert field.padded().shape == (len(sizes), longest, 4)
+    assert field.mask.shape == (len(sizes), longest)
+    assert field.items_of(torch.empty(len(sizes), longest, 2, device="meta")).shape == (sum(sizes), 2)
+    assert len(field.take(torch.tensor([len(sizes) - 1] * bool(sizes), dtype=torch.int64))) == bool(sizes)
+    assert [len(part) for part in field.split([len(sizes), 0])] == [len(sizes), 0]
+    assert len(cat([field, field])) == 2 * len(sizes)
+    words = sparse_items(sizes).to("meta")
+    assert words.padded().shape == (len(sizes), longest, DIM)
+    assert words.values.bag()["input"].device.type == "meta"
+    one_hot = Sparse.one_hot(torch.zeros(len(sizes), dtype=torch.int64), DIM).to("meta")
+    assert one_hot.ids.shape == (len(sizes),)
+
+
+def test_to_the_same_device_copies_nothing() -> None:
+    field = sparse_items([2, 1])
+    assert [t.data_ptr() for t in field.to("cpu").tensors()] == [t.data_ptr() for t in field.tensors()]
+
+
+# --- any field -------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """Something that has no rows."""
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> "Graph":
+        return self
+
+
+def test_fields_of_every_kind_are_cut_together() -> None:
+    held = {"x": torch.arange(5), "s": ragged([1, 0, 2, 1, 1]), "w": sparse([[(k, 1.0)] for k in range(5)])}
+    parts = split_fields(held, [2, 0, 3])
+    assert [list(part) for part in parts] == [["x", "s", "w"]] * 3
+    for name, field in held.items():
+        rows = plain(field)
+        assert [plain(part[name]) for part in parts] == [rows[:2], [], rows[2:]]
+
+
+def test_a_field_without_rows_cannot_be_cut_and_is_named() -> None:
+    with pytest.raises(hr.DataError) as caught:
+        split_fields({"x": torch.arange(2), "graph": Graph()}, [1, 1])
+    assert str(caught.value) == (
+        "stream 'graph' holds a Graph, which cannot be cut into rows. "
+        "Pull it batch by batch from a Source, without microbatches."
+    )
+
+
+def test_what_a_field_is_made_of() -> None:
+    assert has_rows(torch.zeros(2)) and has_rows(ragged([1])) and has_rows(sparse([[]]))  # noqa: PT018
+    assert not has_rows(torch.tensor(1.0)) and not has_rows(Graph())  # noqa: PT018
+    assert len(tensors_of(torch.zeros(2))) == 1
+    assert [len(tensors_of(field)) for field in (ragged([1]), sparse([[]]), sparse([[]], ones=True))] == [2, 3, 2]
+    assert len(tensors_of(sparse_items([1]))) == 4
+    assert tensors_of(Graph()) == []
+    graph = Graph()
+    assert map_tensors(graph, torch.neg) is graph
+    assert map_tensors(torch.ones(2), torch.neg).tolist() == [-1, -1]
+
+
+# --- what cannot be --------------------------------------------------------------------------------------
+
+
+def offsets(*numbers: int) -> Tensor:
+    return torch.tensor(numbers)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Ragged(torch.zeros(3), torch.tensor([0.0, 3.0])),
+            "a Ragged needs offsets of int64 in one dimension, one more than rows, got torch.float32[2].",
+        ),
+        (
+            lambda: Ragged(torch.zeros(3), torch.tensor([0, 3], dtype=torch.int32)),
+            "a Ragged needs offsets of int64 in one dimension, one more than rows, got torch.int32[2].",
+        ),
+        (
+            lambda: Ragged(torch.zeros(3), torch.zeros(0, dtype=torch.int64)),
+            "a Ragged needs offsets of int64 in one dimension, one more than rows, got torch.int64[0].",
+        ),
+        (
+            lambda: Ragged(torch.zeros(3), torch.zeros(1, 2, dtype=torch.int64)),
+            "a Ragged needs offsets of int64 in one dimension, one more than rows, got torch.int64[1, 2].",
+        ),
+        (
+            lambda: Ragged(torch.zeros(3), offsets(0, 2)),
+            "a Ragged needs offsets that never fall, from 0 to the number of values, 3; got 0 to 2.",
+        ),
+        (
+            lambda: Ragged(torch.zeros(3), offsets(1, 3)),
+            "a Ragged needs offsets that never fall, from 0 to the number of values, 3; got 1 to 3.",
+        ),
+        (
+            lambda: Ragged(torch.zeros(3), offsets(0, 2, 1, 3)),
+            "a Ragged needs offsets that never fall, from 0 to the number of values, 3; got 0 to 3.",
+        ),
+        (
+            lambda: Sparse(offsets(1, 2), None, offsets(0, 1), DIM),
+            "a Sparse needs offsets that never fall, from 0 to the number of indices, 2; got 0 to 1.",
+        ),
+        (
+            lambda: Sparse(offsets(1, 2), torch.ones(3), offsets(0, 2), DIM),
+            "a Sparse has 2 indices and 3 values. It needs one for each.",
+        ),
+        (
+            lambda: Sparse(offsets(1, 7), None, offsets(0, 2), DIM),
+            "index 7 is out of range for sparse rows of 7 numbers. Declare a larger shape.",
+        ),
+        (
+            lambda: Sparse(offsets(-1, 7), None, offsets(0, 2), DIM),
+            "index -1 is out of range for sparse rows of 7 numbers. Declare a larger shape.",
+        ),
+        (lambda: sparse([[(1, 1.0), (2, 1.0)]]).ids, "these rows are not one-hot: ids need exactly one index in each."),
+        (
+            lambda: sparse([[(1, 1.0), (2, 1.0)], []]).ids,
+            "these rows are not one-hot: ids need exactly one index in each.",
+        ),
+        (lambda: ragged([1]).ids, "these items are dense: only sparse ones have ids."),
+        (
+            lambda: ragged([2, 1]).with_values(torch.zeros(4)),
+            "expected 3 items for 2 sequences, got 4.",
+        ),
+        (
+            lambda: ragged([2, 1]).with_values(sparse([[], []])),
+            "expected 3 items for 2 sequences, got 2. Padded ones belong to with_padded().",
+        ),
+        (
+            lambda: ragged([2, 1]).items_of(torch.zeros(2, 3)),
+            "expected outputs for 3 items, or of shape [2, 2] and more, got [2, 3].",
+        ),
+        (lambda: ragged([2, 1]).split([1, 2]), "runs of 3 rows do not make up 2."),
+        (lambda: sparse([[], []]).split([1]), "runs of 1 rows do not make up 2."),
+        (lambda: ragged([2, 1])[::2], "rows are cut start:stop, got a step of 2. Use take() for others."),
+        (lambda: sparse([[], []])[::-1], "rows are cut start:stop, got a step of -1. Use take() for others."),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(hr.DataError) as caught:
+        make()
+    assert str(caught.value) == message
+
+
+def test_outputs_of_other_sequences_are_refused() -> None:
+    with pytest.raises(hr.DataError, match="3"):
+        ragged([2, 1]).items_of(ragged([1, 1]))

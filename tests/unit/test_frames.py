@@ -1,0 +1,128 @@
+"""What pandas, Arrow and scipy hold is a table: numbers in place, strings as codes, and clear words for the rest."""
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import scipy.sparse
+import torch
+
+import headrace as hr
+from headrace.data.files import from_arrow, from_pandas, from_scipy
+from headrace.field import Ragged
+
+
+def test_the_columns_of_a_frame_are_streams_and_its_numbers_are_used_in_place() -> None:
+    frame = pd.DataFrame({"a": np.arange(3.0), "b": np.arange(3, dtype=np.int16), "c": [True, False, True]})
+    table = from_pandas(frame)
+    assert [str(stream) for stream in table.streams] == ["a: float64[]", "b: int16[]", "c: bool[]"]
+    assert table.take(torch.tensor([2, 0]))["a"].tolist() == [2, 0]
+    assert table.columns["a"].data_ptr() == frame["a"].to_numpy().ctypes.data  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "strings",
+    [
+        pd.Series(["b", "a", "b"]),
+        pd.Series(["b", "a", "b"], dtype=object),
+        pd.Series(["b", "a", "b"], dtype="string"),
+        pd.Series(["b", "a", "b"], dtype=pd.ArrowDtype(pa.string())),
+    ],
+)
+def test_strings_are_codes_in_sorted_order(strings: Any) -> None:
+    table = from_pandas(pd.DataFrame({"s": strings}))
+    assert table.columns["s"].tolist() == [1, 0, 1]  # type: ignore[union-attr]
+    assert table.categories == {"s": ["a", "b"]}
+
+
+def test_a_categorical_keeps_its_order() -> None:
+    column = pd.Categorical(["low", "high", "low"], categories=["low", "high", "unused"])
+    table = from_pandas(pd.DataFrame({"s": column, "n": pd.Categorical([3, 5, 3])}))
+    assert table.columns["s"].tolist() == [0, 1, 0]  # type: ignore[union-attr]
+    assert table.categories == {"s": ["low", "high", "unused"]}
+    assert table.columns["n"].tolist() == [3, 5, 3]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "UInt8", "Float32", "boolean", "int32[pyarrow]", "bool[pyarrow]"])
+def test_nullable_numbers_without_nulls_are_numbers(dtype: str) -> None:
+    table = from_pandas(pd.DataFrame({"x": pd.array([1, 0, 1], dtype=dtype)}))
+    assert table.columns["x"].tolist() == [1, 0, 1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.array([1, None, None], dtype="Int64"),
+        np.array([1.0, np.nan, np.nan]),
+        pd.Series(["a", None, None]),
+        pd.Categorical(["a", None, None]),
+        pd.array([1, None, None], dtype="int64[pyarrow]"),
+    ],
+)
+def test_nulls_of_a_frame_are_counted_and_the_first_is_named(column: Any) -> None:
+    with pytest.raises(hr.DataError, match=r"column 'x' of this frame has 2 nulls, the first in row 1\. .*fill them"):
+        from_pandas(pd.DataFrame({"x": column}))
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (pd.DataFrame({"x": [{1}, {2}]}), "column 'x' of this frame holds objects, a set in row 0"),
+        (pd.DataFrame({"x": ["a", 1]}), "column 'x' of this frame holds objects, a int in row 1"),
+        (pd.DataFrame({"x": [datetime.datetime(2020, 1, 1)]}), "column 'x' of this frame holds datetime64.*Cast it"),
+        (pd.DataFrame([[1, 2]]), "a column is called 0; a stream has a string for its name"),
+        (pd.DataFrame([[1, 2]], columns=["x", "x"]), "this frame has 2 columns 'x'"),
+    ],
+)
+def test_what_a_frame_cannot_give_is_refused(frame: Any, message: str) -> None:
+    with pytest.raises(hr.DataError, match=message):
+        from_pandas(frame)
+
+
+def test_an_arrow_table_is_used_in_place_where_it_lies_in_one_piece() -> None:
+    values = pa.array(np.arange(4.0))
+    table = from_arrow(pa.table({"x": values, "s": ["b", "a", "b", "c"], "l": [[1], [], [2, 3], []]}))
+    assert table.columns["x"].data_ptr() == values.buffers()[1].address  # type: ignore[union-attr]
+    assert table.columns["s"].tolist() == [1, 0, 1, 2]  # type: ignore[union-attr]
+    assert table.categories == {"s": ["a", "b", "c"]}
+    assert isinstance(table.columns["l"], Ragged)
+
+
+def test_chunks_of_an_arrow_table_are_joined_and_so_are_their_dictionaries() -> None:
+    chunks = pa.chunked_array([pa.array(["b", "c"]).dictionary_encode(), pa.array(["a", "b"]).dictionary_encode()])
+    table = from_arrow(pa.table({"s": chunks, "n": pa.chunked_array([[1], [2, 3, 4]])}))
+    assert table.columns["s"].tolist() == [1, 2, 0, 1]  # type: ignore[union-attr]
+    assert table.columns["n"].tolist() == [1, 2, 3, 4]  # type: ignore[union-attr]
+    assert table.categories == {"s": ["a", "b", "c"]}
+
+
+def test_batches_readers_and_tables_without_rows_are_arrow_tables_too() -> None:
+    batch = pa.record_batch({"n": [1, 2]})
+    assert len(from_arrow(batch)) == 2
+    assert len(from_arrow(pa.RecordBatchReader.from_batches(batch.schema, [batch, batch]))) == 4
+    assert len(from_arrow(pa.table({"n": pa.array([], pa.int64()), "s": pa.array([], pa.string())}))) == 0
+    with pytest.raises(hr.DataError, match="expected an Arrow Table or RecordBatch, got a Int64Array"):
+        from_arrow(pa.array([1]))
+
+
+def test_nulls_of_an_arrow_table_are_named_by_the_row_in_the_table() -> None:
+    with pytest.raises(hr.DataError, match=r"column 'n' of this table has 1 nulls, the first in row 3"):
+        from_arrow(pa.table({"n": pa.chunked_array([[1, 2], [3, None]])}))
+
+
+@pytest.mark.parametrize("form", ["csr_matrix", "coo_matrix", "csc_array"])
+def test_a_scipy_matrix_is_a_stream_of_sparse_rows(form: str) -> None:
+    dense = np.array([[0, 1.5, 0], [0, 0, 0], [2, 0, 3]])
+    table = from_scipy(getattr(scipy.sparse, form)(dense))
+    assert str(table.streams[0]) == "x: sparse float64[3]"
+    assert table.rows(0, 3)["x"].to_dense().tolist() == dense.tolist()
+
+
+def test_fit_takes_a_frame() -> None:
+    frame = pd.DataFrame({"x": np.arange(8, dtype=np.float32), "y": np.arange(8, dtype=np.float32) * 2})
+    model = torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 1), torch.nn.Flatten(0))
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01))
+    assert trainer.fit(frame, epochs=2, run=None, progress=False) is not None

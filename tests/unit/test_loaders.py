@@ -1,0 +1,308 @@
+"""Loaders and iterables of others as sources: what they give, and that a training on them can be resumed."""
+
+import multiprocessing
+import random
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trainees
+from foreign import (
+    ALL,
+    BATCHES,
+    LOADERS,
+    ROWS,
+    SIZE,
+    Own,
+    Pair,
+    Samples,
+    Standing,
+    Stream,
+    fed,
+    pair_of,
+    stateful,
+    trained,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+)
+
+import headrace as hr
+from headrace.data.torch.loaders import LoaderSource, SampleSource
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_loader_gives_what_it_gives_in_a_loop_and_draws_what_it_draws(name: str) -> None:
+    """Also for what is drawn in between, by dropout for example; one that reads ahead draws its own earlier."""
+    trainees.seed()
+    loader, raw = LOADERS[name](), []
+    for _ in range(2):
+        raw.append([(pair_of(batch), float(torch.rand(()))) for batch in loader])
+    trainees.seed()
+    feed = hr.Feed(LoaderSource(LOADERS[name]()))
+    assert [[(fed(batch), float(torch.rand(()))) for batch in feed] for _ in range(2)] == raw
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
+    """In the middle of an epoch, at its end, and again within the second; a chain of stops at that."""
+    with torch.random.fork_rng():
+        trainees.seed()
+        whole = trained(LOADERS[name](), None)
+        for stop in (1, 4, 6, 9):
+            trainees.seed()
+            trained(LOADERS[name](), tmp_path / "run", stop)
+        random.seed(99)
+        assert trained(LOADERS[name](), tmp_path / "run") == whole
+    assert multiprocessing.active_children() == []
+
+
+def test_a_training_with_worker_processes_resumes_after_any_batch(tmp_path: Path) -> None:
+    whole = trained(LOADERS["two workers"](), None)
+    trained(LOADERS["two workers"](), tmp_path / "run", 9)
+    random.seed(99)
+    assert trained(LOADERS["two workers"](), tmp_path / "run") == whole
+    assert multiprocessing.active_children() == []
+
+
+def test_a_state_that_is_not_exact_is_not_relied_on() -> None:
+    """Of torchdata's: it miscounts what it skips of data without state, and draws a foreign order anew."""
+    own = torch.utils.data.BatchSampler(RandomSampler(range(ROWS)), SIZE, False)
+    foreign = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(Samples(), batch_sampler=own)
+    levels = [LoaderSource(loader).level for loader in (stateful(Stream()), foreign, stateful(Standing()))]
+    assert ["replay" in level for level in levels] == [True, True, False]
+
+
+def test_a_resume_that_forgets_the_random_numbers_is_another_training(tmp_path: Path) -> None:
+    """The control of the one before: where the loader's order comes from is what makes it exact."""
+    trainees.seed()
+    whole = trained(LOADERS["shuffled"](), None)
+    trained(LOADERS["shuffled"](), tmp_path / "run", 4)
+    source = LoaderSource(LOADERS["shuffled"]())
+    load = source.load_state_dict
+
+    def forgetful(state: dict[str, Any]) -> None:
+        if state["given"]:
+            state["random"]["torch"] = torch.Generator().manual_seed(3).get_state()
+        load(state)
+
+    source.load_state_dict = forgetful  # type: ignore[method-assign]
+    assert trained(source, tmp_path / "run") != whole
+
+
+@pytest.mark.parametrize("name", ["shuffled", "stateful", "iterable", "own iterable", "a generator"])
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_a_source_goes_back_to_where_any_batch_left_it(name: str, data: st.DataObject) -> None:
+    trainees.seed()
+    source = LoaderSource(LOADERS[name]())
+    pulled = [source.pull(1) for _ in range(2 * BATCHES)]
+    after = torch.get_rng_state(), random.getstate()
+    for k in data.draw(st.lists(st.integers(0, BATCHES + 2), max_size=4)):
+        torch.set_rng_state(after[0])
+        random.setstate(after[1])
+        source.load_state_dict(pulled[k].cursor)  # type: ignore[union-attr, arg-type]
+        following = [source.pull(1) for _ in range(BATCHES - 1 - k % BATCHES)]
+        expected = pulled[k + 1 : k + 1 + len(following)]
+        assert [fed(batch) for batch in following] == [fed(batch) for batch in expected]  # type: ignore[arg-type]
+        assert torch.equal(torch.get_rng_state(), after[0])
+
+
+@pytest.mark.parametrize("name", ["two workers", pytest.param("stateful, two workers", marks=pytest.mark.slow)])
+def test_an_epoch_that_is_left_leaves_no_process_and_no_thread(name: str) -> None:
+    threads = threading.active_count()
+    with hr.Feed(LoaderSource(LOADERS[name]())) as feed:
+        for k, _ in enumerate(feed):
+            assert len(multiprocessing.active_children()) == 2
+            if k == 1:
+                break
+    assert multiprocessing.active_children() == []
+    assert threading.active_count() == threads
+
+
+def test_workers_that_are_to_stay_do_and_give_every_epoch() -> None:
+    loader = DataLoader(Samples(), SIZE, num_workers=1, persistent_workers=True)
+    with hr.Feed(LoaderSource(loader)) as feed:
+        pids = []
+        for _ in range(2):
+            assert [n for batch in feed for n in batch["y"].tolist()] == list(range(ROWS))
+            pids.append([process.pid for process in multiprocessing.active_children()])
+        next(iter(feed))
+    assert pids[0] == pids[1] != []
+    assert [n for batch in feed for n in batch["y"].tolist()] == list(range(SIZE, ROWS))
+    loader._iterator._shutdown_workers()
+
+
+@pytest.mark.parametrize(
+    ("batch", "fields"),
+    [
+        (torch.zeros(3, 2), {"x": [3, 2]}),
+        ((torch.zeros(3, 2),), {"x": [3, 2]}),
+        ([torch.zeros(3, 2), np.zeros(3)], {"x": [3, 2], "y": [3]}),
+        ({"a": torch.zeros(3), "b": [1, 2, 3]}, {"a": [3], "b": [3]}),
+        (Pair(torch.zeros(3), torch.zeros(3)), {"left": [3], "right": [3]}),
+        (hr.Batch({"z": torch.zeros(3)}), {"z": [3]}),
+    ],
+    ids=["tensor", "one", "two", "dict", "named tuple", "Batch"],
+)
+def test_batches_of_every_kind_are_read(batch: Any, fields: dict[str, list[int]]) -> None:
+    [found] = list(hr.Feed(LoaderSource([batch])))
+    assert {name: list(field.shape) for name, field in found.fields.items()} == fields
+    assert found.ends_epoch
+
+
+def test_batches_may_differ_in_what_they_are_padded_to() -> None:
+    batches = [(torch.zeros(2, length), torch.zeros(2)) for length in (3, 5, 4)]
+    assert [batch["x"].shape[1] for batch in hr.Feed(LoaderSource(batches))] == [3, 5, 4]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([], "list gives no batches in epoch 0"),
+        ([(torch.zeros(2), torch.zeros(2), torch.zeros(2))], "list gives 3 parts.*names="),
+        ([torch.tensor(1.0)], "'x' is a single number, not rows.*batch_size"),
+        ([{"x": torch.zeros(2), "name": ["a", "b"]}], "'name' is a list of str. Make numbers of it"),
+        ([(torch.zeros(2), torch.zeros(3))], "'x': 2, 'y': 3"),
+        ([{"x": torch.zeros(2)}, {"y": torch.zeros(2)}], r"list \(x\) gave a batch with the streams \['y'\] only"),
+        ([torch.zeros(2), torch.zeros(2).long()], r"list \(x\): expected x: float32\[\], got x: int64\[\]"),
+        ([torch.zeros(2), torch.zeros(0)], r"list \(x\) gave a batch without rows"),
+        (DataLoader(Samples(), 30, drop_last=True), "22 rows do not fill a batch of 30"),
+    ],
+)
+def test_batches_that_cannot_be_read_are_explained(batches: Any, message: str) -> None:
+    with pytest.raises(hr.DataError, match=message):
+        list(hr.Feed(LoaderSource(batches)))
+
+
+def test_what_can_be_read_once_has_one_epoch() -> None:
+    data = (torch.arange(k, k + 2) for k in (0, 2, 4))
+    feed = hr.Feed(LoaderSource(data))
+    assert [batch["x"].tolist() for batch in feed] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(hr.SourceError, match=r"is an iterator, which can be read once, and has been.*Pass a list"):
+        next(iter(feed))
+
+
+def test_what_can_be_read_once_goes_on_but_not_back() -> None:
+    def numbers() -> Iterator[Tensor]:
+        yield from torch.arange(10).split(2)
+
+    source = LoaderSource(numbers())
+    cursors = [batch.cursor for batch in islice(hr.Feed(source), 3)]
+    fresh = LoaderSource(numbers())
+    assert len(fresh.streams) == 1
+    fresh.load_state_dict(cursors[1])  # type: ignore[arg-type]
+    assert fresh.next_batch(1)["x"].tolist() == [4, 5]  # type: ignore[index]
+    with pytest.raises(hr.SourceError, match="an iterator, which cannot go back"):
+        fresh.load_state_dict(cursors[0])  # type: ignore[arg-type]
+
+
+def test_a_loader_that_was_made_otherwise_cannot_go_on() -> None:
+    def cursor(loader: Any) -> dict[str, Any]:
+        return LoaderSource(loader).pull(1).cursor  # type: ignore[union-attr, return-value]
+
+    other = LoaderSource(DataLoader(Samples(), 8, shuffle=True))
+    with pytest.raises(hr.SourceError, match=r"batch_size: saved 4, now 8"):
+        other.load_state_dict(cursor(LOADERS["shuffled"]()))
+    with pytest.raises(hr.SourceError, match=r"num_workers: saved 0, now 2"):
+        LoaderSource(stateful(Samples(), num_workers=2)).load_state_dict(cursor(stateful(Samples())))
+    with pytest.raises(hr.SourceError, match=r"exact: saved False, now True"):
+        LoaderSource(stateful(Samples())).load_state_dict(cursor(LOADERS["shuffled"]()))
+    with pytest.raises(hr.SourceError, match="not a state of DataLoader of Samples"):
+        LoaderSource(LOADERS["shuffled"]()).load_state_dict({"epoch": 0})
+
+
+def test_data_that_have_become_shorter_cannot_go_on() -> None:
+    shorter = [Own(), list(Own())[:2]]
+    source = LoaderSource(shorter[0])
+    cursor = [source.pull(1) for _ in range(4)][-1].cursor  # type: ignore[union-attr]
+    source._passes.data = shorter[1]
+    source.load_state_dict({**cursor, "made": source.state_dict()["made"]})  # type: ignore[dict-item]
+    with pytest.raises(hr.SourceError, match="ended after 2 batches of epoch 0, of which 4 had been used"):
+        source.next_batch(1)
+
+
+def test_a_sampler_that_lies_about_its_length_is_noticed() -> None:
+    class Short(RandomSampler):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(8)
+
+    source = LoaderSource(DataLoader(Samples(), SIZE, sampler=Short(range(ROWS))))
+    with pytest.raises(hr.SourceError, match="says that it has 6 batches, and ended after 2"):
+        list(hr.Feed(source))
+
+
+def test_state_that_cannot_be_saved_is_refused_when_it_is_taken() -> None:
+    class Odd(Standing):
+        def state_dict(self) -> dict[str, Any]:
+            return {"deep": {"file": b"bytes"}}
+
+    with pytest.raises(hr.CheckpointError, match=r"state of Odd \(x\)/deep/file' holds a bytes"):
+        SampleSource(Odd(), streams=[hr.Stream("x")]).next_batch(4)
+
+
+def test_a_sampler_hears_the_epoch() -> None:
+    epochs = []
+
+    class Sampler(RandomSampler):
+        def set_epoch(self, epoch: int) -> None:
+            epochs.append(epoch)
+
+    declared = [hr.Stream("x", (2,)), hr.Stream("y", dtype="int64")]
+    feed = hr.Feed(LoaderSource(DataLoader(Samples(), SIZE, sampler=Sampler(range(ROWS))), streams=declared))
+    assert [len(list(feed)) for _ in range(3)] == [BATCHES] * 3
+    assert epochs == [0, 1, 2]
+
+
+def test_a_sampler_that_shares_out_rows_is_refused() -> None:
+    sampler = torch.utils.data.DistributedSampler(Samples(), num_replicas=2, rank=0)
+    with pytest.raises(hr.ConfigError, match="DistributedSampler gives each worker a share"):
+        LoaderSource(DataLoader(Samples(), SIZE, sampler=sampler))
+
+
+def test_workers_of_a_training_each_read_a_part_of_every_batch() -> None:
+    parts = [LoaderSource(LOADERS["a generator"]()) for _ in range(2)]
+    for whole in map(pair_of, LOADERS["a generator"]()):
+        halves = [source.pull(1, hr.Shard(r, 2)) for r, source in enumerate(parts)]
+        assert [n for half in halves for n in half["y"].tolist()] == whole[1]  # type: ignore[index, union-attr]
+        assert {half.total for half in halves} == {len(whole[1])}  # type: ignore[union-attr]
+
+
+# --- samples as sources -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [Stream, Standing])
+def test_samples_are_collated_in_the_size_that_is_asked(make: Callable[[], Any], tmp_path: Path) -> None:
+    source = SampleSource(make())
+    assert [batch["y"].tolist() for batch in hr.Feed(source, batch_size=10)] == [
+        list(range(10)),
+        list(range(10, 20)),
+        [20, 21],
+    ]
+    assert source.next_batch(3)["y"].tolist() == [0, 1, 2]  # type: ignore[index]
+    whole = trained(make(), None)
+    trained(make(), tmp_path / "run", 1)
+    assert trained(make(), tmp_path / "run") == whole
+
+
+def test_samples_with_a_state_are_not_replayed() -> None:
+    source, fresh = SampleSource(Standing()), Standing()
+    cursors = [batch.cursor for batch in hr.Feed(source, batch_size=5)]
+    going_on = SampleSource(fresh)
+    going_on.load_state_dict(cursors[1])  # type: ignore[arg-type]
+    assert going_on.next_batch(4)["y"].tolist() == [10, 11, 12, 13]  # type: ignore[index]
+    assert fresh.at == 15  # one more is known, to tell the end
+    assert fresh.loads == 1
+    assert "own state" in going_on.level
+    assert "replay" in SampleSource(Stream()).level

@@ -1,0 +1,255 @@
+"""A mix keeps its proportions in every round, gives every table's rows in turn, and is the same however it is read."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.data import compose
+from headrace.data.mix import ROUND, MixOrder
+
+
+def numbered(rows: int, first: int) -> hr.ArrayTable:
+    return hr.ArrayTable({"id": torch.arange(first, first + rows)})
+
+
+def mixed(*sizes: int, weights: list[float], **options: Any) -> hr.Reader:
+    """Table k has the ids from 10_000 k on."""
+    return compose.mix([numbered(n, 10_000 * k) for k, n in enumerate(sizes)], weights, **options)
+
+
+def read(source: hr.Source, rows: int, size: int = 256) -> list[int]:
+    """The ids of the next rows."""
+    found: list[int] = []
+    while len(found) < rows:
+        batch = source.next_batch(min(size, rows - len(found)))
+        assert batch is not None
+        found += batch["id"].tolist()
+    return found
+
+
+def shares(ids: list[int], tables: int) -> list[int]:
+    return [sum(k // 10_000 == table for k in ids) for table in range(tables)]
+
+
+WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=2, max_size=5)
+
+
+# --- proportions -------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=25)
+@given(weights=WEIGHTS, seed=st.integers(0, 9), data=st.data())
+def test_every_round_has_the_same_rows_of_each_table(weights: list[float], seed: int, data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(100, 3000), min_size=len(weights), max_size=len(weights)))
+    ids = read(mixed(*sizes, weights=weights, seed=seed), 3 * ROUND)
+    rounds = [shares(ids[start : start + ROUND], len(sizes)) for start in range(0, len(ids), ROUND)]
+    assert rounds[0] == rounds[1] == rounds[2]
+    assert sum(rounds[0]) == ROUND
+    for share, weight in zip(rounds[0], weights, strict=True):
+        assert abs(share - weight / sum(weights) * ROUND) < 1
+
+
+def test_proportions_that_a_round_can_hold_are_exact() -> None:
+    assert shares(read(mixed(9, 9, 9, weights=[4, 3, 1]), ROUND), 3) == [512, 384, 128]
+    assert shares(read(mixed(9, 9, weights=[1023, 1]), ROUND), 2) == [1023, 1]
+
+
+def test_a_short_stretch_has_about_these_proportions_too() -> None:
+    ids = read(mixed(900, 900, weights=[0.8, 0.2]), ROUND)
+    windows = [shares(ids[start : start + 128], 2)[0] for start in range(0, ROUND, 128)]
+    assert all(85 <= first <= 119 for first in windows)
+    assert len(set(windows)) > 2  # shuffled, not dealt out
+
+
+# --- turns -------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=25)
+@example(sizes=[1, 2, 700], seed=0)
+@given(sizes=st.lists(st.integers(20, 700), min_size=2, max_size=4), seed=st.integers(0, 5))
+def test_no_row_comes_again_before_all_of_its_table_have_had_their_turn(sizes: list[int], seed: int) -> None:
+    ids = read(mixed(*sizes, weights=[1.0 + k for k in range(len(sizes))], seed=seed), 4 * ROUND)
+    for table, rows in enumerate(sizes):
+        own = [k - 10_000 * table for k in ids if k // 10_000 == table]
+        passes = [own[start : start + rows] for start in range(0, len(own), rows)]
+        for one in passes[:-1]:
+            assert sorted(one) == list(range(rows))
+        assert len(set(passes[-1])) == len(passes[-1])
+
+
+def test_every_pass_over_a_table_has_another_order_and_every_table_its_own() -> None:
+    ids = read(mixed(256, 256, weights=[1, 1]), 4 * ROUND)
+    first, second = ([k % 10_000 for k in ids if k // 10_000 == table] for table in (0, 1))
+    passes = [tuple(each[start : start + 256]) for each in (first, second) for start in range(0, 2048, 256)]
+    assert len(set(passes)) == len(passes) == 16
+
+
+# --- the same for ever -------------------------------------------------------------------------------------
+
+GOLDEN = {
+    (0, 0): [891, 6, 2, 1045, 485, 1029, 1, 781],
+    (3, 0): [82, 166, 1018, 688, 1033, 984, 1010, 591],
+    (3, 1020): [5, 4, 455, 3, 1, 981, 2, 0],  # from one round into the next
+    (3, 5000): [4, 120, 3, 6, 932, 4, 5, 3],  # the second epoch
+    (3, 12000): [2, 4, 5, 4, 924, 0, 1035, 1],
+}
+
+
+def test_what_stands_where_never_changes() -> None:
+    for (seed, start), expected in GOLDEN.items():
+        order = MixOrder([7, 1000, 40], [0.5, 0.3, 0.2], rows=5000, seed=seed)
+        epoch, at = divmod(start, 5000)
+        assert order.indices(epoch, at, at + len(expected)).tolist() == expected
+    assert order.kind == "mix 512:307:205"
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data(), rows=st.sampled_from([1, 100, 1024, 1500, 4000]))
+def test_any_split_of_the_positions_gives_the_same_rows(data: st.DataObject, rows: int) -> None:
+    whole = MixOrder([50, 300], [0.3, 0.7], rows=rows, seed=1)
+    parts = MixOrder([50, 300], [0.3, 0.7], rows=rows, seed=1)
+    expected = [whole.indices(epoch, 0, rows).tolist() for epoch in range(3)]
+    for _ in range(5):
+        epoch, start = data.draw(st.integers(0, 2)), data.draw(st.integers(0, rows))
+        stop = data.draw(st.integers(start, rows))
+        assert parts.indices(epoch, start, stop).tolist() == expected[epoch][start:stop]
+
+
+@pytest.mark.parametrize("macrobatch", [1, 100, 2000])
+def test_batches_of_any_size_read_in_any_stretches_and_shared_by_any_workers_are_the_same(macrobatch: int) -> None:
+    expected = read(mixed(90, 30, weights=[2, 1], rows=700), 2100)
+    source, found = mixed(90, 30, weights=[2, 1], rows=700), list[int]()
+    while len(found) < 2100:
+        staged = source.next_macrobatch(64, macrobatch)
+        assert staged is not None
+        found += staged.fields["id"].tolist()
+    assert found == expected
+    workers = [mixed(90, 30, weights=[2, 1], rows=700) for _ in range(3)]
+    parts = [worker.next_batch(100, hr.Shard(k, 3)) for k, worker in enumerate(workers)]
+    assert [k for part in parts if part is not None for k in part["id"].tolist()] == expected[:100]
+
+
+def test_seeds_give_other_mixes() -> None:
+    found = {tuple(read(mixed(90, 30, weights=[2, 1], seed=seed), 200)) for seed in range(8)}
+    assert len(found) == 8
+    assert read(mixed(90, 30, weights=[2, 1], seed=3), 200) == read(mixed(90, 30, weights=[2, 1], seed=3), 200)
+
+
+# --- epochs ------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_has_the_rows_of_all_tables_or_as_many_as_are_wanted() -> None:
+    for options, rows in (({}, 120), ({"rows": 50}, 50), ({"rows": 3000}, 3000)):
+        source = mixed(90, 30, weights=[1, 1], **options)
+        assert source.batches(16) == -(-rows // 16)
+        batch, found = None, 0
+        while batch is None or not batch.ends_epoch:
+            batch = source.next_batch(16)
+            assert batch is not None
+            found += batch.rows
+        assert found == rows
+
+
+def test_epochs_go_on_where_the_last_one_ended() -> None:
+    short, long = mixed(900, 300, weights=[1, 1], rows=100), mixed(900, 300, weights=[1, 1], rows=1000)
+    assert read(short, 3000, 10) == read(long, 3000, 10)
+    source = mixed(900, 300, weights=[1, 1], rows=100)
+    epochs = [tuple(read(source, 100)) for _ in range(20)]
+    assert len(set(epochs)) == 20
+    assert source.epoch == 20
+
+
+def test_a_mix_goes_on_from_any_row_of_any_epoch() -> None:
+    expected = read(mixed(90, 30, weights=[2, 1], rows=70), 210)
+    for at in range(0, 210, 7):
+        source, resumed = (mixed(90, 30, weights=[2, 1], rows=70) for _ in range(2))
+        read(source, at, 10)
+        resumed.load_state_dict(source.state_dict())
+        assert read(resumed, 210 - at, 13) == expected[at:]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "differs"),
+    [
+        ((90, 30), {"weights": [1, 1]}, "order: saved 'mix 683:341', now 'mix 512:512'"),
+        ((90, 30), {"weights": [2, 1], "seed": 1}, "seed"),
+        ((90, 30), {"weights": [2, 1], "rows": 100}, "rows: saved 120, now 100"),
+        ((30, 90), {"weights": [2, 1]}, "fingerprint"),
+    ],
+)
+def test_the_cursor_of_another_mix_is_refused(sizes: tuple[int, int], options: Any, differs: str) -> None:
+    cursor = mixed(90, 30, weights=[2, 1]).state_dict()
+    with pytest.raises(hr.SourceError, match=differs):
+        mixed(*sizes, **options).load_state_dict(cursor)
+
+
+def test_a_mix_trains_in_epochs_of_its_own_and_can_be_cut_into_others() -> None:
+    seen = read(mixed(90, 30, weights=[2, 1]), 120)
+    source = compose.take(mixed(90, 30, weights=[2, 1]), 50)
+    ends = [batch.ends_epoch for batch in (source.next_batch(20) for _ in range(6)) if batch is not None]
+    assert ends == [False, False, True] * 2
+    assert read(compose.take(mixed(90, 30, weights=[2, 1]), 50), 100, 20) == seen[:100]
+
+
+class Disk(hr.Table):
+    """Rows that lie together in large blocks."""
+
+    block = 64
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+
+    @property
+    def streams(self) -> list[hr.Stream]:
+        return [hr.Stream("id", (), "int64"), hr.Stream("x", (4096,))]
+
+    def __len__(self) -> int:
+        return 256
+
+    def take(self, indices: torch.Tensor) -> hr.Batch:
+        return hr.Batch({"id": indices + self._first, "x": torch.zeros(len(indices), 4096)})
+
+
+def test_tables_on_disk_are_mixed_too() -> None:
+    source = compose.mix([Disk(0), Disk(10_000)], [1, 1])
+    assert shares(read(source, ROUND), 2) == [512, 512]
+
+
+# --- errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "error"),
+    [
+        ((9,), {"weights": [1.0]}, r"two tables or more.*got 1 and 1"),
+        ((9, 9), {"weights": [1.0]}, r"a weight for each, got 2 and 1"),
+        ((9, 9), {"weights": [1, 1, 1]}, r"got 2 and 3"),
+        ((9, 9), {"weights": [1, 0]}, r"weights are greater than 0, got 0"),
+        ((9, 9), {"weights": [1, -1]}, r"greater than 0, got -1"),
+        ((9, 9), {"weights": [1, float("nan")]}, r"weights are .*nan"),
+        ((9, 9), {"weights": [1, float("inf")]}, r"weights are .*inf"),
+        ((9, 9), {"weights": [1, 1e-5]}, r"weight 1e-05 is less than 1 in 1024"),
+        ((9, 0), {"weights": [1, 1]}, r"table 1 has no rows"),
+        ((9, 9), {"weights": [1, 1], "rows": 0}, r"rows="),
+        ((9, 9), {"weights": [1, 1], "rows": -5}, r"rows="),
+        ((9, 9), {"weights": [1, 1], "rows": 2.5}, r"rows="),
+    ],
+)
+def test_a_mix_that_cannot_be_is_told_why(sizes: tuple[int, ...], options: Any, error: str) -> None:
+    with pytest.raises(hr.HeadraceError, match=error):
+        mixed(*sizes, **options)
+
+
+def test_tables_with_other_streams_are_not_mixed() -> None:
+    with pytest.raises(hr.DataError, match=r"table 1 has id: float32"):
+        compose.mix([numbered(3, 0), {"id": torch.zeros(3)}], [1, 1])
+
+
+def test_tables_with_draws_of_their_own_are_not_mixed() -> None:
+    table = compose.map(numbered(9, 0), lambda fields, draws: {"id": fields["id"] + draws.integers(0, 2)})
+    with pytest.raises(hr.ConfigError, match=r"mix\(\)"):
+        compose.mix([table, table], [1, 1])

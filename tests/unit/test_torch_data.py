@@ -1,0 +1,174 @@
+"""Datasets of torch as tables, and what is recognised as data of others."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trainees
+from foreign import LOADERS, ROWS, Many, Own, Pair, Samples, Stream, first, stateful, trainer_of
+from torch.utils.data import (
+    ConcatDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
+
+import headrace as hr
+from headrace.data.torch.loaders import LoaderSource, SampleSource
+from headrace.data.torch import from_dataset, wrap
+from headrace.data.views import Chosen, Concat
+from headrace.field import Ragged
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
+
+
+# --- datasets as tables -----------------------------------------------------------------------------------
+
+
+def test_a_tensor_dataset_is_used_in_place() -> None:
+    x, y = torch.rand(6, 2), torch.arange(6)
+    table = from_dataset(TensorDataset(x, y))
+    assert isinstance(table, hr.ArrayTable)
+    assert [(c.data_ptr(), name) for name, c in table.columns.items()] == [(x.data_ptr(), "x"), (y.data_ptr(), "y")]
+    assert list(from_dataset(TensorDataset(x)).columns) == ["x"]
+    assert list(from_dataset(TensorDataset(x, x, y), names=("a", "b", "y")).columns) == ["a", "b", "y"]
+
+
+def test_parts_of_datasets_are_read_through_their_numbers() -> None:
+    whole = TensorDataset(torch.arange(10), torch.arange(10) * 2)
+    part = Subset(Subset(whole, [7, 3, 5]), np.array([2, 0]))
+    table = from_dataset(part)
+    assert isinstance(table, Chosen)
+    assert first(table, 0, 1, 0)["y"].tolist() == [10, 14, 10]
+    joined = from_dataset(ConcatDataset([whole, part]))
+    assert isinstance(joined, Concat)
+    assert first(joined, 11, 2)["x"].tolist() == [7, 2]
+    train, val = (from_dataset(half) for half in random_split(whole, [0.7, 0.3]))
+    assert sorted([*train.rows(0, 7)["x"].tolist(), *val.rows(0, 3)["x"].tolist()]) == list(range(10))
+
+
+def test_a_subclass_that_reads_its_rows_in_its_own_way_is_asked_for_them() -> None:
+    class Doubled(TensorDataset):
+        def __getitem__(self, i: Any) -> Any:
+            return super().__getitem__(i)[0] * 2
+
+    assert first(from_dataset(Doubled(torch.arange(4))))["x"].tolist() == [6, 0]
+
+
+@pytest.mark.parametrize(
+    ("give", "expected"),
+    [
+        (lambda i: torch.tensor([i, i]), {"x": [[3, 3], [0, 0]]}),
+        (lambda i: (i, float(i)), {"x": [3, 0], "y": [3.0, 0.0]}),
+        (lambda i: [np.array([i]), True], {"x": [[3], [0]], "y": [True, True]}),
+        (lambda i: {"a": i, "b": [i, 1]}, {"a": [3, 0], "b": [[3, 1], [0, 1]]}),
+        (lambda i: Pair(i, np.float32(i)), {"left": [3, 0], "right": [3.0, 0.0]}),
+        (lambda i: {"n": np.int64(i)}, {"n": [3, 0]}),
+    ],
+    ids=["tensor", "pair", "list", "dict", "named tuple", "numpy scalar"],
+)
+def test_samples_are_collated_into_streams(give: Callable[[int], Any], expected: dict[str, Any]) -> None:
+    table = from_dataset(Samples(give))
+    fields = first(table)
+    assert {name: field.tolist() for name, field in fields.items()} == expected
+    assert [hr.Stream.of(*item) for item in fields.items()] == list(table.streams)
+    assert table.take(torch.empty(0, dtype=torch.int64)).rows == 0
+
+
+def test_a_dataset_with_getitems_is_asked_for_many_rows_at_once() -> None:
+    data = Many()
+    table = from_dataset(data)
+    data.asked.clear()
+    assert first(table, 5, 2)["y"].tolist() == [5, 2]
+    assert data.asked == [[5, 2]]
+
+
+def test_sequences_become_ragged_streams() -> None:
+    table = from_dataset(Samples(lambda i: {"words": torch.arange(i), "y": i}), sequences=("words",))
+    words = first(table, 3, 0, 2)["words"]
+    assert isinstance(words, Ragged)
+    assert [row.tolist() for row in words] == [[0, 1, 2], [], [0, 1]]
+    assert [s.sequence for s in table.streams] == [True, False]
+
+
+def broken(i: int) -> Any:
+    if i == 3:
+        raise KeyError("not in the archive")
+    return i
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (Samples(lambda i: (i, i, i)), {}, r"Samples gives 3 parts and .* no names.*names=\('a', 'b', 'y'\)"),
+        (TensorDataset(*[torch.arange(3)] * 3), {}, r"TensorDataset gives 3 parts"),
+        (Samples(), {"names": ("a",)}, "gives 2 parts and there are 1 names"),
+        (Samples(lambda i: {"x": {"deep": i}}), {}, "'x' is a dict. Streams are not nested"),
+        (Samples(lambda i: ((torch.tensor(i), i), i)), {}, "'x' is a tuple of Tensor. Streams are not nested"),
+        (Samples(lambda i: {"name": "row"}), {}, "'name' is text. Make numbers of it, or leave it out: names="),
+        (Samples(lambda i: {"x": i}), {"names": ("z",)}, "gives no 'z'. It has: x"),
+        (Samples(lambda i: {1: i}), {}, "a dict with the key 1"),
+        (Samples(lambda i: i), {"sequences": ("x",)}, "'x' is a int, not a sequence"),
+        (Samples(lambda i: i), {"sequences": ("w",)}, "gives no 'w' that sequences="),
+        (Samples(rows=0), {}, "Samples has no rows"),
+    ],
+)
+def test_samples_that_are_no_streams_are_refused(data: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hr.DataError, match=message):
+        from_dataset(data, **options)
+
+
+@pytest.mark.parametrize("kind", [Samples, Many])
+def test_a_row_that_fails_is_named(kind: type[Samples]) -> None:
+    table = from_dataset(kind(broken))
+    with pytest.raises(hr.SourceError, match=r"failed at row 3: KeyError: 'not in the archive'") as caught:
+        first(table, 1, 3, 2)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_rows_of_unequal_shapes_are_explained() -> None:
+    table = from_dataset(Samples(lambda i: torch.arange(i + 1)))
+    with pytest.raises(
+        hr.SourceError,
+        match=r"'x' cannot be stacked: it has the shape \[2\] in one row and \[5\] in another.*sequences=",
+    ):
+        first(table, 1, 4)
+
+
+def test_samples_that_draw_random_numbers_are_warned_of_and_leave_no_trace() -> None:
+    draws = [lambda i: torch.rand(2), lambda i: random.random(), lambda i: np.random.rand()]
+    for give in draws:
+        trainees.seed()
+        before = torch.get_rng_state(), random.getstate()
+        with pytest.warns(UserWarning, match=r"Samples draws random numbers.*map"):
+            from_dataset(Samples(give))
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert before[1] == random.getstate()
+
+
+def test_a_table_of_samples_is_trained_on_like_any_other() -> None:
+    rows = hr.ArrayTable({"x": torch.arange(ROWS * 2).view(ROWS, 2) / 2, "y": torch.arange(ROWS)})
+    samples = from_dataset(Samples(lambda i: (rows.columns["x"][i], i)))
+    digests = []
+    for data in (rows, samples):
+        trainer = trainer_of(batch_size=4)
+        trainer.fit(data, epochs=2, progress=False)
+        digests.append(trainees.digest(trainer))
+    assert digests[0] == digests[1]
+
+
+# --- what is recognised -----------------------------------------------------------------------------------
+
+
+def test_wrap_recognises_what_others_call_data() -> None:
+    assert isinstance(wrap(TensorDataset(torch.arange(3))), hr.ArrayTable)
+    assert isinstance(wrap(Samples()), hr.Table)
+    assert isinstance(wrap(LOADERS["shuffled"]()), LoaderSource)
+    assert isinstance(wrap(stateful(Samples())), LoaderSource)
+    assert isinstance(wrap(Stream()), SampleSource)
+    assert isinstance(wrap(Own()), LoaderSource)
+    assert isinstance(wrap(iter([])), LoaderSource)
+    assert [wrap(other) for other in (3, "text", b"bytes", object())] == [None] * 4
