@@ -7,8 +7,8 @@ import torch
 from foreign import first
 
 import headrace as hr
-from headrace.data.torch.loaders import SampleSource
 from headrace.data.torch import wrap
+from headrace.data.torch.loaders import SampleSource
 from headrace.data.views import Concat
 
 

@@ -17,8 +17,8 @@ from torch.utils.data import (
 )
 
 import headrace as hr
-from headrace.data.torch.loaders import LoaderSource, SampleSource
 from headrace.data.torch import from_dataset, wrap
+from headrace.data.torch.loaders import LoaderSource, SampleSource
 from headrace.data.views import Chosen, Concat
 from headrace.field import Ragged
 

@@ -53,7 +53,9 @@ class ArrayTable(Table):
         return self._length
 
     def take(self, indices: Tensor) -> Batch:
-        return Batch({name: take(column, indices) for name, column in self.columns.items()}, len(indices))
+        there = indices.to(self.device, non_blocking=True)
+        columns = self.columns.items()
+        return Batch({n: take(c, there if isinstance(c, Tensor) else indices) for n, c in columns}, len(indices))
 
     def rows(self, start: int, stop: int) -> Batch:
         return Batch({name: column[start:stop] for name, column in self.columns.items()}, stop - start)

@@ -140,7 +140,7 @@ def by_items(loss: Loss, outputs: Any, batch: Batch) -> tuple[Any, Batch]:
     outputs, `None`, only the batch is looked at.
     """
     target = batch.fields.get(loss.target)
-    if not isinstance(target, Rows) or loss.training_only:
+    if type(target) is Tensor or not isinstance(target, Rows) or loss.training_only:  # nearly always, so first
         return outputs, batch
     if isinstance(target, Sparse):
         return outputs, Batch({**batch.fields, loss.target: target.to_dense()}, batch.rows, total=batch.total)

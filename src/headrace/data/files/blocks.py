@@ -135,6 +135,9 @@ class Block(Table):
         field = (self._fields(0) if self._store.held else self._read(name))[name]
         return field.bounds.diff()  # type: ignore[union-attr]
 
+    def resident(self, device: torch.device) -> bool:
+        return device.type == "cpu" and self._store.held  # the system reads ahead: no thread has to
+
     def expect(self, start: int, stop: int, *, now: bool = True) -> None:
         if self._store.held:
             for field in self._fields(0).values():

@@ -18,12 +18,14 @@ from ...field import Ragged, Sparse
 from ..arrow import record_batch_of, schema_of
 from ..source import Table
 
+MOST_ROWS, BLOCK_BYTES = 65536, 2**24
 
-def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_block: int = 65536) -> None:
+
+def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_block: int | None = None) -> None:
     """Writes a table, or the batches of a source, as `.arrow`, `.parquet`, `.npz` or `.ctf`, as the name says.
 
-    Only so many rows are held at a time. They lie together in the file: what an order by blocks goes by, and for
-    Parquet what is decoded at once.
+    Only so many rows are held at a time, of a table about as many as make 16 MB if nothing is said. They lie together
+    in the file: what an order by blocks goes by, and for Parquet what is decoded at once.
     """
     target = Path(path)
     if target.name.lower().endswith((".ctf", ".ctf.gz")) and "://" not in str(path):
@@ -33,7 +35,10 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     write = {".arrow": _arrow, ".parquet": _parquet, ".npz": _npz}.get(target.suffix.lower())
     if write is None or "://" in str(path):
         raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet, .npz or .ctf.")
-    if rows_per_block < 1:
+    if rows_per_block is None:
+        bound = BLOCK_BYTES / max(1.0, data.row_bytes) if isinstance(data, Table) else MOST_ROWS
+        rows_per_block = max(1, min(MOST_ROWS, int(bound)))
+    elif rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
