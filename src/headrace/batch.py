@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .errors import ConfigError, DataError
-from .field import Field, Ragged, Rows, Sparse, cat, has_rows, map_tensors, split_fields
+from .field import Field, Opaque, Ragged, Rows, Sparse, cat, has_rows, map_tensors, split_fields
 
 State = dict[str, Any]
 """What a cursor is made of: plain JSON values (a source of the user's own may add tensors)."""
@@ -117,7 +117,7 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on another device."""
-        return self._like({k: v.to(device, non_blocking=non_blocking) for k, v in self.fields.items()})
+        return self._like({k: _to(v, device, non_blocking) for k, v in self.fields.items()})
 
     def pin(self) -> "Batch":
         """The same batch, what is in host memory page-locked there, so that a device copies it without waiting."""
@@ -144,12 +144,20 @@ def concat(batches: Sequence[Batch]) -> dict[str, Field]:
     return {name: cat([b[name] for b in batches]) for name in batches[0]}
 
 
+def _to(field: Any, device: torch.device, non_blocking: bool) -> Any:
+    """What is of another kind knows no more than `to(device)`."""
+    return field.to(device, non_blocking=non_blocking) if isinstance(field, Tensor | Rows) else field.to(device)
+
+
 def _pinned(tensor: Tensor) -> Tensor:
     return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def _rows_of(fields: Mapping[str, Field]) -> int:
     sizes = {name: len(field) for name, field in fields.items() if has_rows(field)}  # type: ignore[arg-type]
+    for name, field in fields.items():
+        if not isinstance(field, Tensor | Opaque):
+            raise DataError(f"stream {name!r} is a {type(field).__name__}. Give a tensor: torch.as_tensor(...).")
     if not sizes:
         raise DataError("cannot tell how many rows this batch has: no stream has rows. Pass Batch(fields, rows=n).")
     if len(set(sizes.values())) > 1:

@@ -116,9 +116,29 @@ def has_an_end(train: Source, limits: Sequence[Length], sized: bool) -> None:
 
 def ends(source: Source, name: str, limit: int | None = None) -> None:
     """Raises on data that are to be read to their end, and have none."""
+    if limit is not None and source.state_dict() is None:
+        warnings.warn(
+            f"the {name} data are a {type(source).__name__} without state_dict: limit= scores other rows each time.",
+            stacklevel=3,
+        )
     if source.endless and limit is None:
         raise ConfigError(
             f"the {name} data are a {type(source).__name__}, which never ends. Take n rows of it: hr.take(source, n)."
+        )
+
+
+def can_be_read(source: Source, name: str, categories: Mapping[str, Sequence[str]], limit: int | None) -> None:
+    """Raises on data that cannot be scored or predicted after a training on data with these categories."""
+    positive("limit", limit, whole=True)
+    ends(source, name, limit)
+    same_categories(categories, source, name)
+
+
+def another(source: Source, train: Source, name: str) -> None:
+    """Raises on a source that is pulled for the training already."""
+    if source is train:
+        raise ConfigError(
+            f"the {name} data are the very {type(source).__name__} that is trained on. Make a second one."
         )
 
 
@@ -136,14 +156,14 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) ->
             raise DataError(f"the {name} data have {stream} where the training data have {expected}. They must agree.")
 
 
-def same_categories(train: Source, other: Source, name: str) -> None:
+def same_categories(known: Mapping[str, Sequence[str]], other: Source, name: str) -> None:
     """Raises where the numbers of another data set stand for other strings than those of the training data."""
-    known, held = categories_of(train), categories_of(other)
+    held = categories_of(other)
     for stream in sorted(known.keys() & held.keys()):
         if list(known[stream]) != list(held[stream]):
             raise DataError(
                 f"the {name} data have other categories in {stream!r} ({len(held[stream])} strings) than the training "
-                f"data ({len(known[stream])}). Open them with categories=train.categories."
+                f"data ({len(known[stream])}). Open them with categories=train.categories, or use pd.Categorical."
             )
 
 

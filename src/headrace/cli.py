@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="STREAM",
         help='a stream of a .ctf file, as in "words 1000 sparse sequence" or "image 28x28 uint8"; for each of them',
     )
+    converting.add_argument("--skip-bad-rows", action="store_true", help="leave out what cannot be read of a .ctf file")
     converting.add_argument("--json", action="store_true", help="print JSON, for a program to read")
     return parser
 
@@ -86,7 +87,8 @@ def _convert(options: argparse.Namespace) -> int:
     from .data.files import open_table, write_table
 
     streams = [_stream(text) for text in options.stream] or None
-    table = open_table(options.data if len(options.data) > 1 else options.data[0], streams=streams)
+    data = options.data if len(options.data) > 1 else options.data[0]
+    table = open_table(data, streams=streams, bad_rows="skip" if options.skip_bad_rows else "stop")
     write_table(table, options.out)
     document = {"file": str(options.out), "rows": len(table), "streams": list(map(str, table.streams))}
     _say(options, document, f"{options.out}: {len(table)} rows of {', '.join(map(str, table.streams))}")
@@ -95,7 +97,9 @@ def _convert(options: argparse.Namespace) -> int:
 
 def _stream(text: str) -> Stream:
     """A stream as the command line has it: its name, then its shape, dtype, "sparse", "sequence" in any order."""
-    name, *words = text.split()
+    name, *words = text.split() or [""]
+    if not name:
+        raise ConfigError('--stream "": name the stream, as in "words 1000 sparse sequence".')
     try:
         shape = tuple(int(size) for word in words if word[0].isdigit() for size in word.split("x"))
     except ValueError:

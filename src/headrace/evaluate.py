@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .batch import Batch, concat
+from .data.reader import Reader
 from .data.source import Source
 from .errors import DataError
 from .feed import Feed
-from .field import Ragged, Rows, Sparse, cat
+from .field import Ragged, Rows, Sparse, cat, map_tensors
 from .guard import Scalar
 from .loss import Term, is_flat
 from .metric import BLOCK_BYTES, Metrics
@@ -42,8 +44,10 @@ def mode(models: Sequence[nn.Module], training: bool) -> Iterator[None]:
 
 @contextmanager
 def rewound(source: Source) -> Iterator[None]:
-    """A source that stands afterwards where it stood before, if it can."""
+    """A source that stands afterwards where it stood before, if it can; a table is read from its first row."""
     state = copy.deepcopy(source.state_dict())
+    if isinstance(source, Reader) and state is not None:
+        source.load_state_dict({**state, "epoch": 0, "position": 0})
     try:
         yield
     finally:
@@ -215,11 +219,11 @@ def predictions(objective: Objective, model: nn.Module, feed: Feed, precision: P
     if not found:
         raise DataError("the predict data gave no rows. Pass data with at least one.")
     joined = _joined([output for part in found for output in part])
-    return tree_map(lambda leaf: leaf.float() if _is_half(leaf) else leaf, joined) if precision.halves else joined
+    return tree_map(lambda leaf: map_tensors(leaf, _whole), joined) if precision.halves else joined
 
 
-def _is_half(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _on_host(outputs: list[Any]) -> list[Any]:
@@ -235,6 +239,10 @@ def _joined(outputs: list[Any]) -> Any:
     """Consecutive outputs as one: tensors end to end, whatever they are held in; other things in a list."""
     if all(type(output) is Tensor and output.dim() for output in outputs):
         return _column(outputs) if len(outputs) > 1 else outputs[0]
+    if isinstance(outputs[0], PackedSequence):
+        raise DataError(
+            "a PackedSequence of several batches cannot be joined. Return a Ragged: words.with_padded(...)."
+        )
     form = tree_flatten(outputs[0])[1]
     columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
     return tree_unflatten([_column(list(leaves)) for leaves in columns], form)

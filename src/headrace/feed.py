@@ -267,12 +267,13 @@ class _Copy:
         there = all(has_rows(field) for field in macrobatch.fields.values())
         if there and all(tensor.device == self.device for tensor in tensors):
             return self._finished(macrobatch)
-        whole = Batch(macrobatch.fields, sum(macrobatch.counts))
         if self._stream is None:
-            macrobatch.fields = whole.to(self.device).fields
+            macrobatch.fields = Batch(macrobatch.fields, sum(macrobatch.counts)).to(self.device).fields
             return self._finished(macrobatch)
         with torch.cuda.stream(self._stream):
-            macrobatch.fields = whole.pin().to(self.device, non_blocking=True).fields
+            rows = {name: field for name, field in macrobatch.fields.items() if has_rows(field)}
+            moved = Batch(rows, sum(macrobatch.counts)).pin().to(self.device, non_blocking=True).fields
+            macrobatch.fields = {**macrobatch.fields, **moved}
             self._finished(macrobatch)
             macrobatch.ready = self._stream.record_event()
         return macrobatch
@@ -291,6 +292,9 @@ class _Copy:
             stream.wait_event(macrobatch.ready)
             for tensor in macrobatch.tensors():
                 tensor.record_stream(stream)
+            others = {name: field for name, field in macrobatch.fields.items() if not has_rows(field)}
+            if others:  # whose memory nobody could tell of this stream
+                macrobatch.fields = {**macrobatch.fields, **Batch(others, 0).to(self.device).fields}
         return macrobatch
 
 
@@ -348,13 +352,14 @@ class _Pull:
         source = self._source
         size, rows = self._sized()
         try:
-            return self._counted(source.next_macrobatch(size, rows, self._shard))
+            with torch.no_grad():
+                return self._counted(source.next_macrobatch(size, rows, self._shard))
         except HeadraceError:
             raise
         except Exception as error:
             names = ", ".join(stream.name for stream in source.streams)
             raise SourceError(
-                f"{type(source).__name__} failed while reading up to {rows} {source.sized_by} of {names} "
+                f"{source.title} failed while reading up to {rows} {source.sized_by} of {names} "
                 f"after {source.state_dict()}: {type(error).__name__}: {error}"
             ) from error
 

@@ -187,8 +187,8 @@ def view(batch: Batch, path: str) -> Any:
     stream, *names = path.split(".")
     found = batch[stream]
     for name in names:
-        views = [each for each in dir(found) if not each.startswith("_")]
-        if name not in views:
+        if name.startswith("_") or not hasattr(found, name):
+            views = [each for each in dir(found) if not each.startswith("_")]
             raise ConfigError(f"inputs= names {path!r}: {unknown('view', name, views[:24])}")
         found = getattr(found, name)
         found = found() if callable(found) else found

@@ -198,18 +198,20 @@ class Order:
 
     def _permutations(self, epoch: int) -> tuple[Any, Any, Any, int]:
         """Of the blocks, of the rows in a whole block, of those in the short one, and that one's slot."""
-        if self._keys is None or self._keys[0] != epoch:
+        keys = self._keys
+        if keys is None or keys[0] != epoch:
             key = (VERSION, self.seed, epoch, self.block)
             if self.kind == "full":
-                self._keys = (epoch, Permutation(self.n, "rows", *key[:3]), None, None, 0)
+                keys = (epoch, Permutation(self.n, "rows", *key[:3]), None, None, 0)
             else:
                 blocks = None if self.kind == "rows-only" else Permutation(self._tail + 1, "blocks", *key)
                 still = self.kind == "blocks-only"
                 inside = None if still else Permutation(self.block, "inside", *key)
                 tail = None if still else Permutation(self.n - self._tail * self.block, "tail", *key)
                 slot = self._tail if blocks is None else int(blocks.inverse([self._tail])[0])
-                self._keys = (epoch, blocks, inside, tail, slot)
-        return self._keys[1:]
+                keys = (epoch, blocks, inside, tail, slot)
+            self._keys = keys  # another thread may have put its own there meanwhile
+        return keys[1:]
 
     def _two_levels(self, positions: Indices, blocks: Any, inside: Any, tail: Any, slot: int) -> Indices:
         size, short = self.block, self.n - self._tail * self.block

@@ -13,10 +13,11 @@ from . import check
 from .batch import Batch, Stream
 from .callback import Callback, Callbacks, Progress
 from .data.adapt import as_data, as_table
-from .data.arrays import ArrayTable
 from .data.reader import Reader
 from .data.source import Source
+from .data.views import Moved
 from .errors import ConfigError, DataError
+from .field import Ragged
 from .length import Length
 from .objective import Objective, as_objective
 
@@ -56,7 +57,8 @@ class Plan:
             check.same_streams(self.train.streams, source.streams, name)
             if name != "train":
                 check.ends(source, name)
-            check.same_categories(self.train, source, name)
+                check.another(source, self.train, name)
+            check.same_categories(check.categories_of(self.train), source, name)
             if scan:
                 check.finite(source, name)
         columns = {name: check.columns_of(source) for name, source in given.items()}
@@ -64,8 +66,13 @@ class Plan:
             objective.prepare(self.train.streams, columns)
 
 
-def source_on(data: Any, device: torch.device, name: str, order: str = "none", seed: int = 0) -> Source:
-    """Data as a source for a device; `name` is what errors call it. Arrays that fit into a GPU are moved there once."""
+def source_on(
+    data: Any, device: torch.device, name: str, order: str = "none", seed: int = 0, like: Source | None = None
+) -> Source:
+    """Data as a source for a device; `name` is what errors call it. What fits into a GPU is moved there once.
+
+    Where batches of the training data, `like`, count items, those of this table do so too.
+    """
     try:
         table = as_data(data)
         if isinstance(table, Source):
@@ -74,11 +81,12 @@ def source_on(data: Any, device: torch.device, name: str, order: str = "none", s
             raise DataError("they have no rows, and there is nothing to read.")
     except DataError as error:
         raise type(error)(f"the {name} data: {error}") from None
-    if isinstance(table, ArrayTable) and device.type == "cuda" and table.device != device:
+    if device.type == "cuda" and table.resident(torch.device("cpu")) and not table.augments:
         free, _ = torch.cuda.mem_get_info(device)
-        if table.nbytes <= RESIDENT_SHARE * free:
-            table = table.to(device)
-    return Reader(table, order, seed)
+        if len(table) * table.row_bytes <= RESIDENT_SHARE * free:
+            table = Moved(table, device)
+    count = "rows" if like is None else like.sized_by
+    return Reader(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
 
 
 def by_key(
@@ -109,7 +117,7 @@ def all_callbacks(callbacks: Any, progress: str | bool) -> Callbacks:
 def streams_of(batch: Batch) -> list[Stream]:
     """The streams that a batch shows to have."""
     fields = batch.fields.items()
-    return [Stream.of(name, rows) if isinstance(rows, Tensor) else Stream(name) for name, rows in fields]
+    return [Stream.of(name, rows) for name, rows in fields]
 
 
 def as_batch(batch: Any) -> Batch:
@@ -121,9 +129,17 @@ def as_batch(batch: Any) -> Batch:
         for k, sample in enumerate(batch):
             if list(sample) != names:
                 raise DataError(f"sample {k} has the keys {list(sample)}, sample 0 has {names}. They must be equal.")
-        return Batch({name: torch.stack([torch.as_tensor(s[name]) for s in batch]) for name in names}, len(batch))
+        return Batch({name: _joined([torch.as_tensor(s[name]) for s in batch]) for name in names}, len(batch))
     table = as_table(batch)
+    if table.augments:
+        raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
     return table.rows(0, len(table))
+
+
+def _joined(samples: Sequence[Tensor]) -> Tensor | Ragged:
+    """The rows of samples; sequences where they differ in their first dimension."""
+    alike = len({sample.shape for sample in samples}) == 1
+    return torch.stack(list(samples)) if alike or not samples[0].dim() else Ragged.of(samples)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from .weights import check_model, load_model
 if TYPE_CHECKING:
     from .trainer import Trainer
 
+_OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerprint")
+
 
 class Standing:
     """A training between two updates."""
@@ -99,7 +101,8 @@ class Standing:
         self._trainer._step.check_state(state["step"])
         source = state["source"]
         if state["forced"]:
-            source |= {name: self._reordered(cursor) for name, cursor in source.items()}
+            now = self._plan.train.state_dict()
+            source |= {name: _reordered(cursor, now) for name, cursor in source.items()}
         self._load_cursor(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -126,15 +129,6 @@ class Standing:
         self.tally.load_state_dict(worker["tally"])
         self.metrics.load_state_dict(worker["metrics"], trainer.device)
 
-    def _reordered(self, cursor: Any) -> Any:
-        """A cursor at the same place of another order, or of files that have changed, for whoever allows that."""
-        now = self._plan.train.state_dict()
-        if not isinstance(cursor, dict) or now is None:
-            return cursor
-        return cursor | {
-            key: now[key] for key in ("seed", "order", "block", "mix", "fingerprint") if key in cursor and key in now
-        }
-
     def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:
         source = self._plan.train
         if cursor is not None:
@@ -144,3 +138,11 @@ class Standing:
                 f"the run stopped within an epoch, and {type(source).__name__} cannot go back to where it was: give it "
                 "state_dict and load_state_dict."
             )
+
+
+def _reordered(cursor: Any, now: Any) -> Any:
+    """A cursor at the same place of another order, or of files that have changed, for whoever allows that."""
+    if not isinstance(cursor, dict) or not isinstance(now, dict):
+        return cursor
+    settings = {key: now[key] for key in _OF_ORDER if key in cursor and key in now}
+    return {key: settings.get(key, _reordered(value, now.get(key))) for key, value in cursor.items()}

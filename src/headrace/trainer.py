@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from . import check, config, evaluate
 from .batch import Batch, Stream
 from .callback import Callback
+from .data.source import Source
 from .feed import Feed
 from .guard import make_guard
 from .history import History
@@ -103,8 +104,7 @@ class Trainer:
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
-        self.metrics = Metrics(metrics)
-        self.strategy = Single()
+        self.metrics, self.strategy = Metrics(metrics), Single()
         check.can_split(self.objectives, microbatch)
         settings = Settings(microbatch, clip_norm, clip_value, arena)
         guard = make_guard(self.device, skip=nonfinite == "skip")
@@ -112,6 +112,7 @@ class Trainer:
         self.history = History()
         """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
+        self._categories: Mapping[str, Sequence[str]] = {}
         self._preemption = Preemption()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
         if compile:
@@ -190,10 +191,11 @@ class Trainer:
         Leaving it early is fine: with a `run`, it goes on from there.
         """
         keeper = make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves)
+        source = source_on(train, self.device, "train", self.order, self.seed)
         plan = Plan(
-            train=source_on(train, self.device, "train", self.order, self.seed),
-            val=None if val is None else source_on(val, self.device, "val"),
-            test=None if test is None else source_on(test, self.device, "test"),
+            train=source,
+            val=None if val is None else source_on(val, self.device, "val", like=source),
+            test=None if test is None else source_on(test, self.device, "test", like=source),
             validate_every=interval(validate_every, "validate_every"),
             log_every=interval(log_every, "log_every"),
             callbacks=all_callbacks(callbacks, progress),
@@ -204,9 +206,9 @@ class Trainer:
         plan.check(self.objectives, self.eval_objectives, scan)
         if self.metrics:
             check.has_stream(plan.train.streams, self.target, "metrics")
-        measured = ("train",) if val is None else ("train", "val")
-        info = Info(self, Counters(), bounds, History(), measured)
+        info = Info(self, Counters(), bounds, History(), ("train",) if val is None else ("train", "val"))
         self.history, self._known_streams = info.history, None
+        self._categories = check.categories_of(source)
         return leave_at_exit(Loop(self, plan, info, keeper).run())
 
     def validate(
@@ -214,9 +216,7 @@ class Trainer:
     ) -> dict[str, Any]:
         """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`."""
         check.positive("batch_size", batch_size, whole=True)
-        check.positive("limit", limit, whole=True)
-        source = source_on(data, self.device, name)
-        check.ends(source, name, limit)
+        source = self._to_read(data, name, limit)
         for objective in self.eval_objectives.values():
             objective.prepare(source.streams, {name: check.columns_of(source)})
         return self._score(source, name, batch_size, limit)
@@ -228,8 +228,7 @@ class Trainer:
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """What the model returns for every row, in order, on the host."""
         check.positive("batch_size", batch_size, whole=True)
-        objective, source = next(iter(self.eval_objectives.values())), source_on(data, self.device, "predict")
-        check.ends(source, "predict")
+        objective, source = next(iter(self.eval_objectives.values())), self._to_read(data, "predict")
         at_rest = evaluate.mode(self._modules, training=False)
         with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
             return evaluate.predictions(objective, self.model, feed, self.precision)
@@ -269,6 +268,11 @@ class Trainer:
     def release(self) -> None:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
+
+    def _to_read(self, data: Any, name: str, limit: int | None = None) -> Source:
+        source = source_on(data, self.device, name)
+        check.can_be_read(source, name, self._categories, limit)
+        return source
 
     def _score(self, source: Any, name: str, batch_size: int | None, limit: int | None) -> dict[str, Any]:
         objective = next(iter(self.eval_objectives.values()))

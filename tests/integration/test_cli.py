@@ -414,6 +414,8 @@ def test_convert_writes_what_it_has_read(tmp_path: Path, command: Callable[..., 
         (["none.npy", "out.arrow"], "there is no file"),
         (["in.ctf", "out.arrow", "--stream", "words 1x sparse"], "100 or 28x28"),
         (["in.ctf", "out.arrow", "--stream", "words 10 sparse int7"], "int7"),
+        (["in.ctf", "out.arrow", "--stream", ""], "name the stream"),
+        (["in.ctf", "no/out.arrow", *STREAMS], "there is no directory no"),
     ],
 )
 def test_convert_says_what_is_wrong_and_writes_nothing(
@@ -425,3 +427,11 @@ def test_convert_says_what_is_wrong_and_writes_nothing(
     assert status == 1
     assert told in complained
     assert not list(tmp_path.glob("out*"))
+
+
+def test_convert_leaves_out_bad_rows_where_it_is_told_to(tmp_path: Path, command: Callable[..., Result]) -> None:
+    (tmp_path / "in.ctf").write_text(TEXT + "2 |words q:1 |label 0 1\n")
+    with pytest.warns(UserWarning, match="1 of 3 sequences were dropped"):
+        status, *_ = command("convert", tmp_path / "in.ctf", tmp_path / "out.arrow", *STREAMS, "--skip-bad-rows")
+    assert status == 0
+    assert len(hr.open_table(tmp_path / "out.arrow")) == 2

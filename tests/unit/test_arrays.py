@@ -1,15 +1,20 @@
 """Arrays become tables where they are: nothing is copied that need not be, and what cannot be used is named."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 import headrace as hr
-from headrace.data.adapt import as_source, as_table
+from headrace.data.adapt import as_data, as_source, as_table
+from headrace.data.torch import LoaderSource
+from headrace.field import Sparse
 
 
 def column(values: Any) -> Tensor:
@@ -130,6 +135,52 @@ def test_data_becomes_a_table() -> None:
     assert as_table(table) is table
 
 
+def test_a_pair_is_x_and_y_whatever_holds_the_numbers() -> None:
+    rows, targets = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.array([0, 1, 0])
+    frame = pd.DataFrame(rows, columns=["a", "b"]).assign(y=targets)
+    xs = [
+        rows,
+        rows.tolist(),
+        tuple(map(tuple, rows.tolist())),
+        frame[["a", "b"]],
+        pd.DataFrame(rows),
+        csr_matrix(rows),
+    ]
+    for x in xs:
+        for y in (targets, frame["y"], targets.tolist(), frame[["y"]]):
+            batch = as_table((x, y)).rows(0, 3)
+            assert [list(batch), batch["y"].flatten().tolist()] == [["x", "y"], targets.tolist()]
+            held = batch["x"]
+            assert (held.to_dense() if isinstance(held, Sparse) else held).tolist() == rows.tolist()
+
+
+def test_columns_by_name_may_be_lists_and_what_pandas_holds() -> None:
+    frame = pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "kind": ["low", "high"]})
+    table = as_table({"x": frame[["a", "b"]], "kind": frame["kind"], "n": [1, 2], "m": csr_matrix(np.eye(2))})
+    assert list(map(str, table.streams)) == ["x: float64[2]", "kind: int64[]", "n: int64[]", "m: sparse float64[2]"]
+    assert dict(table.categories) == {"kind": ["high", "low"]}
+    assert len(as_table({"x": torch.zeros(0, 2)})) == len(as_table(frame[:0])) == 0
+    assert as_table(frame["b"]).rows(0, 2)["x"].tolist() == [0.5, 1.5]
+    assert as_table({"x": [[1.5, 2], [3, 4]]}).streams[0] == hr.Stream("x", (2,))  # a float of Python has no width
+
+
+def test_a_list_of_paths_is_one_table(tmp_path: Path) -> None:
+    for k in range(2):
+        np.save(tmp_path / f"{k}.npy", np.arange(3) + 10 * k)
+    paths = [tmp_path / "0.npy", tmp_path / "1.npy"]
+    for given in (paths, [str(path) for path in paths]):
+        assert as_table(given).rows(0, 6)["x"].tolist() == [0, 1, 2, 10, 11, 12]
+
+
+def test_lists_of_batches_stay_loaders() -> None:
+    x, y = torch.zeros(2, 3), torch.ones(2)
+    batch = hr.Batch({"x": x, "y": y})
+    for batches in ([(x, y), (x, y)], [[x, y], [x, y]], [{"x": x, "y": y}], [batch, batch], ((x, y),) * 3):
+        source = as_source(batches)
+        assert isinstance(source, LoaderSource)
+        assert [stream.name for stream in source.streams] == ["x", "y"]
+
+
 def test_data_becomes_a_source() -> None:
     source = as_source(torch.arange(7), order="blocks", seed=3)
     assert source.state_dict() == hr.Reader(hr.ArrayTable({"x": torch.arange(7)}), "blocks", 3).state_dict()
@@ -157,6 +208,17 @@ def test_data_becomes_a_source() -> None:
         ),
         (lambda: as_table((torch.zeros(3),) * 3), r"expected \(x, y\), got 3 arrays"),
         (lambda: as_table([torch.zeros(3)]), r"expected \(x, y\), got 1 arrays"),
+        (lambda: as_data(((torch.zeros(3),) * 2,) * 2), "cannot read data from a tuple of tuple, tuple"),
+        (lambda: as_data((torch.zeros(3), None)), "cannot read data from a tuple of Tensor, NoneType"),
+        (lambda: as_data((["a", "b"], [1, 2])), "cannot read data from a tuple of list, list"),
+        (lambda: as_data(("x.npy", "y.npy")), "cannot read data from a tuple of str, str"),
+        (lambda: as_data([[[1.0, 2.0]], [[0.0, 1.0]]]), "cannot read data from a list of list, list"),
+        (lambda: as_data([[1.0], [2.0], [3.0], [4.0]]), "a list of list, list, list and others"),
+        (lambda: as_data([torch.zeros(3), "text"]), "cannot read data from a list of Tensor, str"),
+        (lambda: as_data(([[1], [2, 3]], [0, 1])), r"'x': the rows of this list differ in length.*hr.Ragged.of"),
+        (lambda: as_data({"x": [1, "a"]}), "'x' has dtype <U21, which is not a number"),
+        (lambda: as_data({"x": pd.DataFrame({"a": [1], "k": ["b"]})}), "'x': column 'k' of this frame holds text"),
+        (lambda: as_data((pd.Series([1.0, None]), [1, 2])), "has 1 nulls, the first in row 1"),
         (lambda: as_table([1, 2, 3]), "expected rows by number, got a list"),
         (lambda: as_table(None), "cannot read data from a NoneType"),
         (lambda: as_table("train.csv"), "there is no file train.csv"),

@@ -443,3 +443,34 @@ def test_a_sequence_that_comes_too_late_is_dropped_wherever_the_file_is_cut(
     with pytest.warns(UserWarning, match="1 of 5 sequences were dropped"):
         table = open_ctf(path, [AS], bad_rows="skip")
     assert [row["a"] for row in rows_of(table)] == [[[1, 0]], [[5, 0]], [[5, 2]], [[6, 0]]]
+
+
+LINES = (
+    "0 |x 1 |y 1",
+    "1 |x q |y 1",
+    "1 |x 1 |y 1 2",
+    "2 |y 1",
+    "x |x 1",
+    "3 |x 1 |y",
+    "|x 2",
+    "1 |x 4 |y 1",
+    "9 | 3",
+    "7",
+)
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=12), st.booleans())
+def test_the_first_fault_is_the_same_whether_or_not_others_are_looked_for(lines: list[str], has_ids: bool) -> None:
+    layout = Layout.of([Stream("x"), Stream("y", (1,))])
+    block = "".join(f"{line}\n" for line in ["0 |x 1 |y 1" if has_ids else "|x 1 |y 1", *lines]).encode()
+    told, passed = (parse_ctf(block, layout, has_ids, skip=skip).problem for skip in (False, True))
+    assert told == passed
+
+
+def test_numbers_among_many_that_are_none_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.ctf"
+    rows = [f"{k} |x {'no' if k % 3 else k}\n" for k in range(3000)]
+    path.write_text("".join(rows))
+    with pytest.warns(UserWarning, match="2,000 of 3,000 sequences were dropped"):
+        table = open_ctf(path, [Stream("x")], bad_rows="skip")
+    assert table.rows(0, 1000)["x"].tolist() == list(range(0, 3000, 3))

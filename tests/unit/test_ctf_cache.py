@@ -17,7 +17,7 @@ import torch
 from headrace.batch import Stream
 from headrace.data.arrays import ArrayTable
 from headrace.data.ctf import build, cache, keep, open_ctf, table, write_ctf
-from headrace.errors import ConfigError, SourceError
+from headrace.errors import ConfigError, DataError, SourceError
 from headrace.field import Ragged, Sparse
 
 X = Stream("x", (2,))
@@ -297,3 +297,32 @@ def test_a_large_file_is_parsed_in_bounded_memory(tmp_path: Path) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert int(out.stdout) < 600
+
+
+def test_a_cache_that_is_gone_or_closed_to_us_is_not_there(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "t.ctf"
+    path.write_text("0 |x 1\n1 |x 2\n")
+    open_ctf(path, [Stream("x")])
+    whole = cache._check
+    asked: list[Path] = []
+
+    def gone(path: Path) -> str:
+        asked.append(path)
+        if len(asked) == 1:
+            path.unlink()
+        return whole(path)
+
+    monkeypatch.setattr(cache, "_check", gone)
+    assert len(open_ctf(path, [Stream("x")])) == 2
+
+
+def test_a_table_travels_from_any_directory_and_not_to_another_text(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.ctf").write_text("0 |x 1\n1 |x 2\n")
+    sent = pickle.dumps(open_ctf("t.ctf", [Stream("x")]))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert pickle.loads(sent).rows(0, 2)["x"].tolist() == [1, 2]
+    (tmp_path / "t.ctf").write_text("0 |x 1\n1 |x 3\n")
+    with pytest.raises(DataError, match=r"t\.ctf has changed since this table was opened"):
+        pickle.loads(sent)

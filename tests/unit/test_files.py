@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -291,6 +292,9 @@ def test_text_of_cntk_is_written_and_read_by_its_streams() -> None:
         open_table("t.ctf")
     with pytest.raises(hr.ConfigError, match=r"is read by streams= alone, without columns="):
         open_table("t.ctf", streams=streams, columns=["n"])
+    text("bad.ctf", "0 |n 1 |m 1 2", "1 |n q |m 1 2")
+    with pytest.warns(UserWarning, match="1 of 2 sequences were dropped"):
+        assert len(open_table("bad.ctf", streams=streams, fields={"x": "m"}, bad_rows="skip")) == 1
 
 
 # --- which files -----------------------------------------------------------------------------------------
@@ -439,7 +443,6 @@ def test_only_the_wanted_columns_need_to_be_readable() -> None:
         ({"columns": ["width"], "dtypes": {"widht": "int8"}}, r"dtypes=: unknown stream 'widht'. Did you mean"),
         ({}, r"'Sepal.Length' has a dot in its name.*columns=\{'Sepal_Length': 'Sepal.Length'\}"),
         ({"columns": ["width"], "streams": [hr.Stream("z")]}, r"streams=: iris\.csv: unknown column 'z'"),
-        ({"columns": ["species"], "dtypes": {"species": "int64"}}, r"conversion error.*dtypes="),
     ],
 )
 def test_what_cannot_be_wanted_is_said_when_the_table_is_opened(options: dict[str, Any], message: str) -> None:
@@ -699,3 +702,156 @@ def test_a_zip_that_says_something_else_of_a_member_is_refused() -> None:
 
 def test_the_suffixes_are_those_that_the_message_names() -> None:
     assert set(paths.SUFFIXES) >= {".npy", ".npz", ".arrow", ".feather", ".parquet", ".csv", ".ctf"}
+
+
+# --- what is kept in memory, and what is said --------------------------------------------------------------
+
+
+def test_small_record_batches_are_gathered_up_to_a_budget_for_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.data.files import table as module
+
+    for k in range(4):
+        write_table(numbers(1000), f"{k}.arrow", rows_per_block=10)
+    monkeypatch.setattr(module, "JOINED_BYTES", 40_000)  # a file has 16 kB
+    blocks = open_table([f"{k}.arrow" for k in range(4)]).table.tables  # type: ignore[attr-defined]
+    assert [len(block) for block in blocks] == [1000, 1000, *[10] * 200]
+
+
+def test_columns_that_are_decoded_are_let_go_again_and_those_in_place_are_not_kept_twice() -> None:
+    write_table(mixed(9000), "t.arrow", rows_per_block=9000)
+    table = open_table("t.arrow", columns=["n", "species", "flag"])
+    block = table.table  # type: ignore[attr-defined]
+    before = every_row(table)
+    assert set(block._in_place()) == {"n"}
+    assert block._cache._bytes == 9000 * 9, "codes of eight bytes, and flags of one"
+    block._cache._held.clear()
+    assert every_row(table) == before
+
+
+@pytest.mark.parametrize("name", ["none/t.arrow", "none/t.npz", "none/t.ctf", "t" * 300 + ".arrow", "dir.parquet"])
+def test_a_place_that_cannot_be_written_is_told_by_its_name_alone(name: str) -> None:
+    os.mkdir("dir.parquet")
+    with pytest.raises(hr.ConfigError, match=f"^cannot write {name}: ") as told:
+        write_table(numbers(), name)
+    assert ".tmp" not in str(told.value)
+    assert os.listdir() == ["dir.parquet"]
+
+
+def test_what_is_no_table_and_no_batches_is_not_written() -> None:
+    import pandas as pd
+
+    reader = hr.Reader(numbers())
+    for suffix in (".arrow", ".ctf"):
+        for data in ({"x": torch.ones(2)}, pd.DataFrame({"x": [1]}), reader, 3):
+            with pytest.raises(
+                (hr.ConfigError, hr.DataError), match="expected a Table, or Batches one after the other"
+            ):
+                write_table(data, "t" + suffix)  # type: ignore[arg-type]
+    assert os.listdir() == []
+
+
+def test_batches_of_other_streams_are_not_written_into_one_file() -> None:
+    batches = [numbers().rows(0, 2), hr.Batch({"n": torch.arange(2)})]
+    with pytest.raises(hr.DataError, match="a later one n: int64"):
+        write_table(batches, "t.arrow", rows_per_block=1)
+
+
+def test_a_suffix_in_capitals_means_the_same() -> None:
+    write_table(numbers(), "T.CTF.GZ")
+    assert Path("T.CTF.GZ").read_bytes()[:2] == b"\x1f\x8b"
+    streams = [hr.Stream("n", (), "int64"), hr.Stream("x", (2,))]
+    assert every_row(open_table("T.CTF.GZ", streams=streams)) == every_row(numbers())
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".ctf"])
+def test_categories_that_a_file_does_not_hold_are_talked_about(suffix: str) -> None:
+    with pytest.warns(UserWarning, match="holds the codes of s, and not the strings"):
+        write_table(hr.ArrayTable({"s": torch.arange(2)}, categories={"s": ["a", "b"]}), "t" + suffix)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, np.float32, np.dtype("float32"), "float32"])
+def test_a_dtype_is_one_of_torch_or_numpy_or_a_name(dtype: Any) -> None:
+    text("t.csv", "a,b", "1,2")
+    assert open_table("t.csv", dtypes={"a": dtype}).rows(0, 1)["a"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtypes": "float32"}, r"dtypes= is \{stream: dtype\}, got 'float32'"),
+        ({"dtypes": {"a": [1]}}, r"dtypes=: \[1\] is not a dtype"),
+        ({"streams": hr.Stream("a")}, r"streams= is a list of Streams"),
+        ({"streams": ["a"]}, r"streams= takes Streams, got 'a'"),
+        ({"categories": ["u"]}, r"categories= is \{stream: strings\}"),
+        ({"categories": {"y": [1, 2]}}, r"stream 'y' takes strings, got 1, a int"),
+        ({"categories": {"y": "u"}}, r"stream 'y' takes a list of strings, got 'u'"),
+        ({"categories": {"y": ["u", "v", "u"]}}, r"stream 'y' has 'u' twice"),
+        ({"bad_rows": "skip"}, r"bad_rows= are for \.ctf files"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(options: dict[str, Any], message: str) -> None:
+    text("t.csv", "a,y", "1,u")
+    with pytest.raises(hr.ConfigError, match=message):
+        open_table("t.csv", **options)
+
+
+def test_codes_take_a_dtype_whatever_the_kind_of_file() -> None:
+    pq.write_table(pa.table({"y": ["v", "u", "v"]}), "t.parquet")
+    text("t.csv", "y", "v", "u", "v")
+    for name in ("t.parquet", "t.csv"):
+        table = open_table(name, dtypes={"y": "float32"})
+        assert table.rows(0, 3)["y"].tolist() == [1.0, 0.0, 1.0]
+        assert table.streams[0].dtype == "float32"
+    text("t.csv", "y", "1", "l", "3")
+    with pytest.raises(hr.DataError, match=r"t\.csv: .*invalid value 'l'.*in column 'y'\. Correct it"):
+        open_table("t.csv", dtypes={"y": "float32"})
+
+
+def test_the_index_of_a_frame_is_no_stream_unless_it_is_named() -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"a": [1.0, 2.0]}, index=[5, 7])
+    frame.to_parquet("t.parquet")
+    pa.feather.write_feather(pa.Table.from_pandas(frame), "t.feather", compression="uncompressed")
+    for name in ("t.parquet", "t.feather"):
+        assert list(open_table(name).rows(0, 2)) == ["a"]
+        assert open_table(name, columns=["__index_level_0__"]).rows(0, 2)["__index_level_0__"].tolist() == [5, 7]
+
+
+def test_directories_that_say_what_a_column_is_are_not_passed_over_in_silence() -> None:
+    for year in (2023, 2024):
+        os.makedirs(f"parted/year={year}")
+        write_table(numbers(), f"parted/year={year}/t.arrow")
+    names = [f"parted/year={year}/t.arrow" for year in (2023, 2024)]
+    for path in ("parted/*/*.arrow", names):
+        with pytest.raises(hr.ConfigError, match=r"is parted by year=2023"):
+            open_table(path)
+    with pytest.raises(hr.DataError, match=r"There are directories in it, year=2023/ for example"):
+        open_table("parted")
+    assert len(open_table(names[0])) == len(open_table("parted/year=2024/*.arrow")) == 10
+
+
+def test_text_of_no_known_kind_is_read_only_where_it_is_named() -> None:
+    write_table(numbers(), "t.arrow")
+    text("readme.txt", "hello")
+    assert len(open_table(".")) == 10
+
+
+def test_a_small_array_in_a_large_member_is_not_unpacked() -> None:
+    import io
+
+    held = io.BytesIO()
+    np.save(held, np.arange(3))
+    with zipfile.ZipFile("t.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", held.getvalue() + bytes(1000))
+    with pytest.raises(hr.DataError, match=r"'x' of t\.npz is damaged: it has 1152 bytes, and its array 152"):
+        open_table("t.npz")
+
+
+def test_names_are_shown_as_they_are_in_the_file_and_encodings_are_named() -> None:
+    text("t.csv", "Sepal.When", "2020-01-01")
+    with pytest.raises(hr.DataError, match=r"column 'Sepal\.When' of t\.csv holds date32.*leave it out"):
+        open_table("t.csv", columns={"x": "Sepal.When"})
+    Path("l.csv").write_bytes("name\nJos\u00e9\n".encode("latin-1"))
+    with pytest.raises(hr.DataError, match=r"UTF-8"):
+        open_table("l.csv")

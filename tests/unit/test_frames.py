@@ -126,3 +126,23 @@ def test_fit_takes_a_frame() -> None:
     model = torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 1), torch.nn.Flatten(0))
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01))
     assert trainer.fit(frame, epochs=2, run=None, progress=False) is not None
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a", "b", "a", "a"], "this table has 3 columns 'a'"),
+        (["a", ""], "this table has a column without a name"),
+        (["a.b", "c"], "column 'a.b' has a dot in its name.*Rename it"),
+    ],
+)
+def test_names_that_streams_cannot_have_are_refused(names: list[str], message: str) -> None:
+    with pytest.raises(hr.DataError, match=message):
+        from_arrow(pa.Table.from_arrays([pa.array([1])] * len(names), names=names))
+    with pytest.raises(hr.DataError, match=message.replace("table", "frame")):
+        from_pandas(pd.DataFrame([[1] * len(names)], columns=names))
+
+
+def test_the_index_of_a_frame_is_no_stream() -> None:
+    table = pa.Table.from_pandas(pd.DataFrame({"a": [1, 2]}, index=[5, 7]))
+    assert [stream.name for stream in from_arrow(table).streams] == ["a"]

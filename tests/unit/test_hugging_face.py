@@ -7,6 +7,7 @@ import torch
 from foreign import first
 
 import headrace as hr
+from headrace.data.adapt import as_data
 from headrace.data.torch import wrap
 from headrace.data.torch.loaders import SampleSource
 from headrace.data.views import Concat
@@ -85,6 +86,8 @@ def test_what_of_hugging_face_cannot_be_read_is_explained(hugging: Any) -> None:
     data = rows_of(hugging)
     with pytest.raises(hr.DataError, match=r"a dict of data sets: train, test.*data\['train'\]"):
         wrap(hugging.DatasetDict({"train": data, "test": data}))
+    with pytest.raises(hr.DataError, match=r"data\['train'\]"):
+        as_data(hugging.DatasetDict({"train": data, "test": data}))
     with pytest.raises(hr.DataError, match=r"'t' of this Dataset holds text.*remove_columns"):
         wrap(data.add_column("t", ["x"] * 12))
     with pytest.raises(hr.DataError, match="has no rows"):

@@ -117,6 +117,20 @@ def test_lent_batches_resume_in_a_loop_of_ones_own(name: str, workers: int) -> N
     assert epoch_of(going_on, 0, 0) == epoch_of(lent, 0, 0)  # another epoch
 
 
+def test_an_iteration_of_a_source_that_another_has_overtaken_is_refused() -> None:
+    lent = as_dataset(Reader(table()), SIZE)
+    whole = epoch_of(lent, 0, 0)
+    first, second = iter(lent), iter(lent)
+    assert [next(each)["x"].tolist() for each in (first, second)] == [whole[0], whole[0]]
+    with pytest.raises(hr.SourceError, match="a later iteration of these batches has begun"):
+        next(first)
+    assert [batch["x"].tolist() for batch in second] == whole[1:]
+    by_number = as_dataset(table(), SIZE)  # any number of them, as none stands anywhere
+    assert [(a["x"].tolist(), b["x"].tolist()) for a, b in zip(by_number, by_number, strict=True)] == [
+        (batch, batch) for batch in epoch_of(by_number, 0, 0)
+    ]
+
+
 def test_a_state_of_another_number_of_workers_is_refused() -> None:
     lent = as_dataset(table(), SIZE)
     lent.load_state_dict({"epoch": 0, "next": 3, "step": 3, "source": None, "ended": False})

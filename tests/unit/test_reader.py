@@ -203,7 +203,7 @@ def plain_cuts(n: int, size: int, crosses: bool, end: int) -> list[int]:
     """Where batches begin and end, counted in rows from the first epoch on."""
     cuts = [0]
     while cuts[-1] < end:
-        cuts.append(min(cuts[-1] + size, (cuts[-1] // n + 1 + crosses) * n, end))
+        cuts.append(min(cuts[-1] + size, (cuts[-1] // n + 1) * n + crosses * (n - 1), end))
     return cuts
 
 
@@ -471,3 +471,22 @@ def test_a_failed_take_moves_nothing() -> None:
 def test_what_cannot_be_read_is_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(hr.HeadraceError, match=message):
         make()
+
+
+def test_a_batch_larger_than_the_table_still_ends_one_epoch_only() -> None:
+    source = hr.Reader(hr.ArrayTable({"x": torch.arange(10)}), cross_epochs=True, max_epochs=4)
+    ends, position = 0, 0
+    for batch in rest(source, 64):
+        ends += batch.ends_epoch
+        position += batch.rows
+        assert ends == position // 10
+    assert ends == 4
+
+
+@pytest.mark.parametrize("changed", [{"cross_epochs": True}, {"count": "words"}])
+def test_a_cursor_of_other_batches_is_refused(changed: dict[str, Any]) -> None:
+    from headrace.testing import ragged_table
+
+    plain = hr.Reader(ragged_table("words", [1, 2, 3]))
+    with pytest.raises(hr.SourceError, match=next(iter(changed))):
+        hr.Reader(plain.table, **changed).load_state_dict(plain.state_dict())

@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 import headrace as hr
-from headrace.data.torch import from_dataset, wrap
+from headrace.data.torch import as_dataset, from_dataset, wrap
 from headrace.data.torch.loaders import LoaderSource, SampleSource
 from headrace.data.views import Chosen, Concat
 from headrace.field import Ragged
@@ -103,12 +103,20 @@ def broken(i: int) -> Any:
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (Samples(lambda i: (i, i, i)), {}, r"Samples gives 3 parts and .* no names.*names=\('a', 'b', 'y'\)"),
+        (
+            Samples(lambda i: (i, i, i)),
+            {},
+            r"Samples gives 3 parts and .* no names.*hr.from_dataset\(data, names=\('a', 'b', 'y'\)\)",
+        ),
         (TensorDataset(*[torch.arange(3)] * 3), {}, r"TensorDataset gives 3 parts"),
         (Samples(), {"names": ("a",)}, "gives 2 parts and there are 1 names"),
         (Samples(lambda i: {"x": {"deep": i}}), {}, "'x' is a dict. Streams are not nested"),
         (Samples(lambda i: ((torch.tensor(i), i), i)), {}, "'x' is a tuple of Tensor. Streams are not nested"),
-        (Samples(lambda i: {"name": "row"}), {}, "'name' is text. Make numbers of it, or leave it out: names="),
+        (
+            Samples(lambda i: {"name": "row"}),
+            {},
+            r"'name' is text. Make numbers of it, or leave it out: hr.from_dataset\(data, names=",
+        ),
         (Samples(lambda i: {"x": i}), {"names": ("z",)}, "gives no 'z'. It has: x"),
         (Samples(lambda i: {1: i}), {}, "a dict with the key 1"),
         (Samples(lambda i: i), {"sequences": ("x",)}, "'x' is a int, not a sequence"),
@@ -143,8 +151,10 @@ def test_samples_that_draw_random_numbers_are_warned_of_and_leave_no_trace() -> 
     for give in draws:
         trainees.seed()
         before = torch.get_rng_state(), random.getstate()
-        with pytest.warns(UserWarning, match=r"Samples draws random numbers.*map"):
-            from_dataset(Samples(give))
+        for warned in (from_dataset, as_dataset):  # however deep in the library, the line is the user's
+            with pytest.warns(UserWarning, match=r"Samples draws random numbers.*hr\.map\(") as caught:
+                warned(Samples(give), *[2] * (warned is as_dataset))
+            assert [each.filename for each in caught] == [__file__]
         assert torch.equal(before[0], torch.get_rng_state())
         assert before[1] == random.getstate()
 
@@ -171,4 +181,6 @@ def test_wrap_recognises_what_others_call_data() -> None:
     assert isinstance(wrap(Stream()), SampleSource)
     assert isinstance(wrap(Own()), LoaderSource)
     assert isinstance(wrap(iter([])), LoaderSource)
+    assert isinstance(wrap(type("Dataset", (Samples,), {"__module__": "datasets"})()), hr.Table)
+    assert isinstance(wrap(type("Loader", (Own,), {"__module__": "datasets.loader"})()), LoaderSource)
     assert [wrap(other) for other in (3, "text", b"bytes", object())] == [None] * 4

@@ -13,6 +13,14 @@ Categories = Mapping[str, Sequence[str]]
 """For each stream that holds strings, what its codes 0, 1, … stand for."""
 
 
+DOT = "\u2024"  # a stream has no dots in its name, and many a CSV file has: "Sepal.Length"
+
+
+def shown(column: str) -> str:
+    """The name of a column as it is in the file, of that under which it is read."""
+    return column.replace(DOT, ".")
+
+
 @dataclass(frozen=True)
 class Place:
     """The column that is being read, the file it is of, and the row that an item of it belongs to."""
@@ -22,7 +30,8 @@ class Place:
     row: Callable[[int], int] = int
 
     def __str__(self) -> str:
-        return f"column {self.column!r} of {self.file}" if self.file else f"column {self.column!r}"
+        name = shown(self.column)
+        return f"column {name!r} of {self.file}" if self.file else f"column {name!r}"
 
     def at(self, item: int) -> str:
         return f"{self}, row {self.row(item)}"

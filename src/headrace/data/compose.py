@@ -14,10 +14,11 @@ from ..field import Field
 from ..order import Permutation
 from .adapt import as_data, as_table
 from .epochs import Epochs
+from .maps import Augmented, Change, Mapped
 from .mix import MixOrder
 from .reader import Reader
 from .source import Source, Table
-from .views import Augmented, Change, Chosen, Concat, Mapped, Run, Zipped, blocks_of, name_of, plain
+from .views import Chosen, Concat, Run, Zipped, blocks_of, name_of, plain
 
 GOLDEN = (5**0.5 - 1) / 2
 
@@ -47,14 +48,17 @@ def concat(*tables: Any) -> Table:
     return Concat([as_table(table) for table in tables])
 
 
-def mix(tables: Sequence[Any], weights: Sequence[float], *, rows: int | None = None, seed: int = 0) -> Source:
+def mix(
+    tables: Sequence[Any], weights: Sequence[float], *, rows: int | None = None, seed: int = 0, **options: Any
+) -> Source:
     """A Source that takes rows of several tables in given proportions, each in a shuffled order of its own.
 
     A table that is through begins its next epoch; `rows` says how many make an epoch of the mix (the rows of all).
+    `options` are those of a Reader: `count`, `cross_epochs`, `max_epochs`, `max_samples`.
     """
     given = [as_table(table) for table in tables]
     plain(given, "mix")
-    return Reader(Concat(given), MixOrder([len(table) for table in given], weights, rows=rows, seed=seed))
+    return Reader(Concat(given), MixOrder([len(table) for table in given], weights, rows=rows, seed=seed), **options)
 
 
 def take(data: Any, rows: int) -> Any:
@@ -98,8 +102,8 @@ def map(table: Any, change: Change, *, where: Literal["host", "device"] = "host"
     if where not in ("host", "device"):
         raise ConfigError(unknown("where", where, ("host", "device")))
     found, draws = as_data(table), _takes_draws(change)
-    if isinstance(found, Reader) and isinstance(found.order, MixOrder):
-        return Reader(map(found.table, change, where=where), found.order)
+    if isinstance(found, Reader):
+        return found.over(map(found.table, change, where=where))
     if isinstance(found, Source):
         raise ConfigError("map() takes rows by number. A Source changes its batches where it makes them.")
     if draws or where == "device" or found.augments:

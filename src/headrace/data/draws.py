@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..field import Ragged
 
 CHUNK = 1 << 15  # numbers at a time: the temporaries stay in the processor's cache
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
@@ -47,6 +48,15 @@ class Draws:
         """The same numbers, made on another device."""
         return Draws(self._keys.to(device, non_blocking=True))
 
+    def items(self, sequences: Ragged) -> "Draws":
+        """Those of the items of sequences, a set for each: `draws.items(words).normal()`."""
+        if len(sequences) != len(self):
+            raise ConfigError(f"expected sequences for {len(self)} rows, got {len(sequences)}.")
+        spread = {"output_size": sequences.items}
+        own = torch.arange(sequences.items, device=self._keys.device)
+        own -= sequences.offsets[:-1].repeat_interleave(sequences.lengths, **spread)
+        return Draws(_mix_(self._keys.repeat_interleave(sequences.lengths, **spread) + (own + 1) * _GOLDEN))
+
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Numbers of float32 from `low` up to, not including, `high`."""
         unit = _shifted(self._bits(shape), 40).to(torch.float32) * 2**-24
@@ -76,7 +86,7 @@ class Draws:
         self._calls += 1
         steps = torch.arange(count, device=self._keys.device) + (self._calls << 40)
         bits = self._keys[:, None] + steps * _GOLDEN
-        for part in bits.view(-1).split(CHUNK):
+        for part in bits.view(-1).split(CHUNK) if bits.device.type == "cpu" else (bits,):
             _mix_(part)
         return bits.view(len(self._keys), *shape)
 

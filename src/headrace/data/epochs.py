@@ -1,7 +1,7 @@
 """A source cut into epochs of a given length."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..batch import Batch, State, Stream
 from ..errors import SourceError
@@ -28,6 +28,15 @@ class Epochs(Source):
     @property
     def streams(self) -> Sequence[Stream]:
         return self._source.streams
+
+    @property
+    def waiting(self) -> Callable[[], None]:
+        """That of the source, which it is that waits."""
+        return self._source.waiting
+
+    @waiting.setter
+    def waiting(self, call: Callable[[], None]) -> None:
+        self._source.waiting = call
 
     @property
     def level(self) -> str:

@@ -38,16 +38,12 @@ class MixOrder:
         self.kind = f"mix {':'.join(map(str, self._shares))}"
         self._orders = [Order(n, seed=seed + 1 + k) for k, n in enumerate(lengths)]
         self._firsts = [0, *accumulate(lengths)]
-        self._round: tuple[int, Indices] = (-1, np.empty(0, np.int64))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """The rows at positions `start` to `stop` of an epoch."""
         first, last = epoch * self.n + start, epoch * self.n + stop
-        rounds = [self._rows_of(k) for k in range(first // ROUND, -(-last // ROUND))]
-        if not rounds:
-            return np.empty(0, np.int64)
-        skipped = first % ROUND
-        return np.concatenate(rounds)[skipped : skipped + last - first]
+        whole = self._rows_of(first // ROUND, -(-last // ROUND))
+        return whole[first % ROUND : first % ROUND + last - first]
 
     def stretch_end(self, epoch: int, position: int) -> int:
         """Nothing lies together."""
@@ -57,17 +53,15 @@ class MixOrder:
         """Rows come from anywhere."""
         return []
 
-    def _rows_of(self, number: int) -> Indices:
-        """The rows of a round."""
-        if self._round[0] != number:
-            slots = Permutation(ROUND, "mix", VERSION, self.seed)(np.arange(ROUND), tweak=np.full(ROUND, number))
-            bounds = np.cumsum([0, *self._shares])
-            owners = np.searchsorted(bounds, slots, side="right") - 1
-            rows = np.empty(ROUND, np.int64)
-            for k, share in enumerate(self._shares):
-                rows[owners == k] = self._firsts[k] + self._turns(k, number * share, (number + 1) * share)
-            self._round = number, rows
-        return self._round[1]
+    def _rows_of(self, first: int, last: int) -> Indices:
+        """The rows of rounds `first` to `last`. Each has as many turns of a table, so that they follow one another."""
+        numbers = np.arange(first * ROUND, last * ROUND)
+        slots = Permutation(ROUND, "mix", VERSION, self.seed)(numbers % ROUND, tweak=numbers // ROUND)
+        owners = np.searchsorted(np.cumsum([0, *self._shares]), slots, side="right") - 1
+        rows = np.empty(len(numbers), np.int64)
+        for k, share in enumerate(self._shares):
+            rows[owners == k] = self._firsts[k] + self._turns(k, first * share, last * share)
+        return rows
 
     def _turns(self, k: int, start: int, stop: int) -> Indices:
         """The rows that a table gives at its turns `start` to `stop`, over its own epochs."""
@@ -79,7 +73,7 @@ class MixOrder:
             until = min(order.n, at + stop - start)
             parts.append(order.indices(epoch, at, until))
             start += until - at
-        return np.concatenate(parts)
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _shares(weights: Sequence[float]) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..errors import SourceError
@@ -27,9 +28,9 @@ class Span:
     end: int | None
 
     def reach(self, start: int) -> int:
-        """The furthest position that a batch beginning here may end at."""
-        epoch = start // self.rows
-        reach = (epoch + 1 + self.crosses) * self.rows
+        """The furthest position that a batch beginning here may end at; it crosses one end of an epoch at most."""
+        end = (start // self.rows + 1) * self.rows
+        reach = end + (self.rows - 1 if self.crosses else 0)
         return reach if self.end is None else min(reach, self.end)
 
     def epoch_end(self, start: int) -> int:
@@ -78,7 +79,7 @@ class ByItems(Packing):
     """A size in items of a sequence stream: whole sequences, as many as fit, at least one."""
 
     def __init__(self, table: Table, stream: str, order: Callable[[int, int], Numbers]) -> None:
-        self._lengths: Numbers = table.lengths(stream).numpy()
+        self._lengths: Numbers = torch.as_tensor(table.lengths(stream)).numpy()
         if len(self._lengths) != len(table):
             raise SourceError(
                 f"{type(table).__name__}.lengths({stream!r}) gave {len(self._lengths)} numbers for {len(table)} rows."

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..batch import Batch, State, Stream
 from ..errors import ConfigError, DataError, SourceError
-from ..field import Field, cat
+from ..field import Field, cat, map_tensors
 from ..order import VERSION, Indices, Order
 from .draws import Draws
 from .mix import MixOrder
@@ -48,11 +49,15 @@ class Reader(Source):
         max_epochs: int | None = None,
         max_samples: int | None = None,
     ) -> None:
+        if not isinstance(table, Table):
+            raise ConfigError(
+                f"a Reader reads a Table, got a {type(table).__name__}. Make one: hr.ArrayTable({{...}})."
+            )
         if len(table) == 0:
             raise DataError("the table has no rows: there is nothing to read.")
         for name, limit in (("max_epochs", max_epochs), ("max_samples", max_samples)):
-            if limit is not None and limit < 1:
-                raise ConfigError(f"{name}= is at least 1, got {limit}.")
+            if limit is not None and (not isinstance(limit, int) or limit < 1):
+                raise ConfigError(f"{name}= is at least 1, got {limit!r}.")
         check_names(table.streams)
         self.table, self.sized_by = table, count
         if isinstance(order, MixOrder):
@@ -60,6 +65,12 @@ class Reader(Source):
         else:
             self.order = Order(len(table), order, seed=seed, block=block or table.block, mix=mix)
         self.max_epochs, self.max_samples = max_epochs, max_samples
+        self._options: dict[str, Any] = {
+            "count": count,
+            "cross_epochs": cross_epochs,
+            "max_epochs": max_epochs,
+            "max_samples": max_samples,
+        }
         self.position = 0
         """Rows read since the beginning of the first epoch."""
         limits = [max_samples, None if max_epochs is None else max_epochs * self.order.n]
@@ -73,9 +84,19 @@ class Reader(Source):
         self._announces = table.block is not None and together >= WORTH_BYTES and self.order.kind != "none"
         self._fingerprint = table.fingerprint()
 
+    def over(self, table: Table) -> "Reader":
+        """The same reading of another table."""
+        order = self.order
+        options = {**self._options, "block": order.block, "mix": order.mix}
+        return Reader(table, order if isinstance(order, MixOrder) else order.kind, order.seed, **options)
+
     @property
     def streams(self) -> Sequence[Stream]:
         return self.table.streams
+
+    @property
+    def title(self) -> str:
+        return f"{type(self.table).__name__}'s Reader"
 
     @property
     def epoch(self) -> int:
@@ -122,7 +143,7 @@ class Reader(Source):
         if shard.count > 1:
             parts = [self._packing.shard(a, b, shard) for a, b in parts]
         macrobatch = Macrobatch({}, [b - a for a, b in parts], [b - a for a, b in pairwise(cuts)], [])
-        self._fill(macrobatch, [(start, stop)] if shard.count == 1 else parts)
+        self._fill(macrobatch, parts if shard.count > 1 else [(start, stop)])
         self.position = stop
         macrobatch.cursors = [self._cursor(at) for at in cuts[1:]]
         macrobatch.ends_epoch = stop >= self._span.epoch_end(cuts[-2])
@@ -140,10 +161,10 @@ class Reader(Source):
             listed = "; ".join(f"{k}: saved {state.get(k)!r}, now {expected[k]!r}" for k in differ)
             if changed := self.table.changed_files(str(state["fingerprint"])):
                 listed += f"; changed: {', '.join(changed)}"
-            raise SourceError(
-                f"this cursor belongs to other data or another order ({listed}). Read the same table, or say "
-                "override=True to go on with this one."
-            )
+            advice = "Read the same table, or say override=True to go on with this one."
+            if "rows" in differ:
+                advice = "A run goes on with as many rows as it had: read the same table, or begin another run."
+            raise SourceError(f"this cursor belongs to other data or another order ({listed}). {advice}")
         self.position = int(state["epoch"]) * self._span.rows + int(state["position"])
         self._told, self._began = self.position, self.epoch
 
@@ -156,7 +177,7 @@ class Reader(Source):
     def _fill(self, macrobatch: Macrobatch, parts: Sequence[tuple[int, int]]) -> None:
         """Reads the rows of these runs of positions, and does to them what the table wants done."""
         pieces = [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
-        macrobatch.fields = self._read(pieces)
+        macrobatch.fields = self._read(parts, pieces)
         if not self.table.augments:
             return
         draws = Draws.at(self.order.seed, pieces)
@@ -164,6 +185,8 @@ class Reader(Source):
         def finish(fields: Mapping[str, Field]) -> Mapping[str, Field]:
             device = next(iter(fields.values())).device  # type: ignore[union-attr]
             found = self.table.augment(fields, draws.to(device))
+            if self.sized_by != "rows" and found[self.sized_by].items != fields[self.sized_by].items:  # type: ignore[union-attr]
+                raise SourceError(f"a map changes the lengths of {self.sized_by!r}, whose items a size counts.")
             check_batch(Batch(found, len(draws)), self.streams, type(self.table).__name__)
             return found
 
@@ -183,22 +206,23 @@ class Reader(Source):
                 return pieces
             start = end
 
-    def _read(self, pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
+    def _read(self, runs: Sequence[tuple[int, int]], pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
         for epoch, start, stop in pieces if self._announces else ():
             self._announce(epoch, start, stop)
         if self.order.kind == "none":
             return self._stored(pieces)
-        if len(pieces) == 1:
-            epoch, start, stop = pieces[0]
-            indices = self._rows_at(epoch * self._span.rows + start, epoch * self._span.rows + stop)
-        else:
-            indices = np.concatenate([self.order.indices(*piece) for piece in pieces])
-        return self._checked(self.table.take(torch.from_numpy(indices.copy())), len(indices)).fields
+        first, last = runs[0][0], runs[-1][1]
+        rows = self._rows_at(first, last)  # of a shard, more than it reads: that is cheaper than piece by piece
+        indices = np.concatenate([rows[start - first : stop - first] for start, stop in runs])
+        return self._checked(self.table.take(torch.from_numpy(indices)), len(indices)).fields
 
     def _stored(self, pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
         """Rows as they stand, of each run of them."""
         batches = [self._checked(self.table.rows(start, stop), stop - start) for _, start, stop in pieces]
-        return {name: cat([batch[name] for batch in batches]) for name in batches[0].fields}
+        fields = {name: cat([batch[name] for batch in batches]) for name in batches[0].fields}
+        if self.table.augments and len(batches) == 1:  # a map may work in place, and these may be the table's own
+            return {name: map_tensors(field, torch.clone) for name, field in fields.items()}
+        return fields
 
     def _announce(self, epoch: int, start: int, stop: int) -> None:
         """Tells the table which rows come up: those that are shuffled together now, those after them soon."""
@@ -245,6 +269,8 @@ class Reader(Source):
             "rows": order.n,
             "block": order.block,
             "mix": order.mix,
+            "count": self.sized_by,
+            "cross_epochs": int(self._span.crosses),
             "fingerprint": self._fingerprint,
         }
         return dict(cursor)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..batch import Stream
 from ..errors import DataError
-from .codes import Categories, Place, is_text
+from .codes import Categories, Place, is_text, shown
 
 METADATA = b"headrace"
 NUMBERS = {
@@ -67,16 +67,26 @@ def _stream_of(field: Any, where: str) -> Stream:
     sequence = is_list(kind)
     kind = kind.value_type if sequence else kind
     if sequence and (is_list(kind) or is_pair(kind)):
-        raise DataError(
-            f"{place} holds {_said(field.type)}: whether that is sparse, and how wide, is not written in the file. "
-            f"Declare it: streams=[Stream({field.name!r}, (1000,), layout='sparse')]."
-        )
+        raise DataError(f"{place} holds {_said(field.type)}{_undeclared(field.name, kind)}")
     shape = _shape(kind)
     leaf = storage(kind)
     leaf = leaf.value_type if is_fixed(leaf) else leaf
     if is_text(leaf):
         return Stream(field.name, shape, "int64", sequence=sequence)
     return Stream(field.name, shape, _dtype(leaf, place), sequence=sequence)
+
+
+def _undeclared(name: str, kind: Any) -> str:
+    """What is to be said of a list of lists or of pairs, for its type does not tell what stream it is."""
+    import pyarrow.types as pt
+
+    nested = is_list(kind)
+    if nested and not pt.is_integer(kind.value_type) and not is_pair(kind.value_type):
+        return ", lists in lists, which no stream is. Make the inner ones of a fixed size, or join them."
+    declared = f"{shown(name)!r}, (1000,), layout='sparse'{', sequence=True' if nested else ''}"
+    return (
+        f": whether that is sparse, and how wide, is not written in the file. Declare it: streams=[Stream({declared})]."
+    )
 
 
 def _fitting(stream: Stream, field: Any, where: str) -> Stream:
@@ -115,6 +125,15 @@ def _holds(leaf: Any, dtype: str) -> bool:
     if pt.is_dictionary(leaf):
         leaf = leaf.value_type
     return NUMBERS.get(str(leaf)) == _TYPES.get(dtype, "")
+
+
+def index_in(schema: Any) -> set[str]:
+    """The columns that were the index of a frame of pandas."""
+    try:
+        said = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))["index_columns"]
+        return {name for name in said if isinstance(name, str)}
+    except (KeyError, TypeError, ValueError):
+        return set()
 
 
 def differs(stream: Stream, kind: Any, place: Place) -> str:
@@ -210,9 +229,11 @@ def _advice(kind: Any) -> str:
     import pyarrow.types as pt
 
     if pt.is_temporal(kind):
-        return "Cast it to int64."
+        return "Cast it to int64 before it is written, or leave it out: columns= says which are read."
     if pt.is_decimal(kind):
         return "Cast it to float64."
+    if pt.is_binary(kind) or pt.is_large_binary(kind):
+        return "Encode it as numbers, or text in UTF-8, or leave it out: columns= says which are read."
     if pt.is_struct(kind):
         return "Make a column of each of its fields."
     if pt.is_null(kind):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..batch import Batch, State, Stream, concat, torch_dtype
 from ..errors import ConfigError, SourceError, unknown
-from ..field import Field, has_rows, map_tensors, split_fields, tensors_of
+from ..field import Field, Opaque, has_rows, map_tensors, split_fields, tensors_of
 
 if TYPE_CHECKING:
     from .draws import Draws
@@ -41,6 +41,7 @@ class Shard:
 
 
 WHOLE = Shard()
+SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess can be made
 EVEN = 64  # bytes: where torch begins what it allocates
 
 
@@ -55,6 +56,8 @@ class Cursor(TypedDict):
     rows: int
     block: int
     mix: int
+    count: str
+    cross_epochs: int
     fingerprint: str
 
 
@@ -163,6 +166,11 @@ class Source(ABC):
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
     @property
+    def title(self) -> str:
+        """What it is called in messages."""
+        return type(self).__name__
+
+    @property
     def level(self) -> str:
         """How exactly a training on it is resumed, in a clause for the log."""
         stateful = type(self).state_dict is not Source.state_dict
@@ -171,7 +179,7 @@ class Source(ABC):
     @property
     def row_bytes(self) -> float:
         """About how many bytes a row takes."""
-        return sum(math.prod(stream.shape) * torch_dtype(stream.dtype).itemsize for stream in self.streams)
+        return sum((SOME if stream.sequence else 1) * _item_bytes(stream) for stream in self.streams)
 
     @property
     def item_bytes(self) -> float:
@@ -274,7 +282,17 @@ class Table(ABC):
     @property
     def row_bytes(self) -> float:
         """About how many bytes a row takes."""
-        return sum(math.prod(stream.shape) * torch_dtype(stream.dtype).itemsize for stream in self.streams)
+        return sum(self._items(stream) * _item_bytes(stream) for stream in self.streams)
+
+    def _items(self, stream: Stream) -> float:
+        """About how many items a row has of a stream."""
+        if not stream.sequence:
+            return 1.0
+        try:
+            lengths = torch.as_tensor(self.lengths(stream.name))
+        except SourceError:
+            return SOME
+        return float(lengths.sum()) / max(1, len(lengths))
 
     def resident(self, device: torch.device) -> bool:
         """Whether the rows are in the memory of this device already."""
@@ -282,7 +300,7 @@ class Table(ABC):
 
     def fingerprint(self) -> str:
         """What a resumed run compares: the same rows and streams give the same text."""
-        text = "\n".join([str(len(self)), *map(str, self.streams)])
+        text = "\n".join([str(len(self)), *map(str, self.streams), *map(str, sorted(self.categories.items()))])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def changed_files(self, fingerprint: str) -> list[str]:
@@ -307,6 +325,11 @@ def check_batch(
             )
         rows = batch[stream.name]
         if not has_rows(rows):
+            if not isinstance(rows, Opaque):
+                kind = type(rows).__name__
+                raise SourceError(
+                    f"{owner}: stream {stream.name!r} holds a {kind}. Give a tensor: torch.as_tensor(...)."
+                )
             continue
         got = Stream.of(stream.name, rows)
         if got != stream:
@@ -315,8 +338,17 @@ def check_batch(
             raise SourceError(f"{owner}: stream {stream.name!r} has {len(rows)} rows in a batch of {batch.rows}.")
 
 
+def _item_bytes(stream: Stream) -> float:
+    """Of a sparse item, whose numbers nobody has counted, a guess."""
+    if stream.layout == "sparse":
+        return SOME
+    return math.prod(stream.shape) * torch_dtype(stream.dtype).itemsize
+
+
 def check_names(streams: Sequence[Stream]) -> None:
-    """Raises on two streams of one name."""
+    """Raises unless these are streams, each with a name of its own."""
+    if isinstance(streams, Stream) or callable(streams) or not all(isinstance(s, Stream) for s in streams):
+        raise SourceError(f"streams is a list of Stream, or a property that gives one; got {streams!r}.")
     names = [s.name for s in streams]
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise SourceError(f"stream names must be unique, got {', '.join(map(repr, twice))} more than once.")

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +11,13 @@ from torch import Tensor
 
 from ..batch import Batch, Stream
 from ..errors import ConfigError, DataError
-from ..field import Field, cat, take, tensors_of
+from ..field import Field, cat, take
+from .arrays import ArrayTable
 from .draws import Draws
 from .source import Table, check_names
 
-Change = Callable[..., Mapping[str, Field]]
-"""A function of the fields of many rows, by name, and maybe of draws; it gives all the fields that there are to be."""
 BLOCK = 65536  # rows looked at together where a whole table is read once
-PROBE = 64  # rows that show what a map makes of them
+NEAR = 4
 
 
 class Concat(Table):
@@ -89,7 +88,7 @@ class Concat(Table):
         return sum(table.row_bytes * len(table) for table in self.tables) / max(1, len(self))
 
     def fingerprint(self) -> str:
-        return _digest(*(table.fingerprint() for table in self.tables))
+        return digest(*(table.fingerprint() for table in self.tables))
 
     def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """Which rows of which table stand at these numbers."""
@@ -172,7 +171,7 @@ class Run(Wrapper):
         self.table.expect(self.start + start, self.start + stop, now=now)
 
     def fingerprint(self) -> str:
-        return _digest(self.table.fingerprint(), self.start, self.stop)
+        return digest(self.table.fingerprint(), self.start, self.stop)
 
 
 class Chosen(Wrapper):
@@ -197,10 +196,12 @@ class Chosen(Wrapper):
     def expect(self, start: int, stop: int, *, now: bool = True) -> None:
         if stop > start:
             run = self.indices[start:stop]
-            self.table.expect(int(run.min()), int(run.max()) + 1, now=now)
+            first, last = int(run.min()), int(run.max()) + 1
+            if last - first <= NEAR * (stop - start):  # a few rows from all over are no run
+                self.table.expect(first, last, now=now)
 
     def fingerprint(self) -> str:
-        return _digest(self.table.fingerprint(), self.indices.numpy().tobytes())
+        return digest(self.table.fingerprint(), self.indices.numpy().tobytes())
 
 
 class Zipped(Table):
@@ -252,97 +253,29 @@ class Zipped(Table):
         return sum(table.row_bytes for table in self.tables)
 
     def fingerprint(self) -> str:
-        return _digest("zip", *(table.fingerprint() for table in self.tables))
+        return digest("zip", *(table.fingerprint() for table in self.tables))
 
     @staticmethod
     def _joined(batches: Sequence[Batch]) -> Batch:
         return Batch({name: batch[name] for batch in batches for name in batch}, batches[0].rows)
 
 
-class Changed(Wrapper):
-    """A table whose rows are changed on their way: it has other streams, which a look at the first rows shows."""
+class Moved(Wrapper):
+    """A table whose rows have been read once, into the memory of a device."""
 
-    def __init__(self, table: Table, change: Change) -> None:
-        super().__init__(table)
-        self.change = change
+    def __init__(self, table: Table, device: torch.device) -> None:
+        whole = ArrayTable(table.rows(0, len(table)).fields, categories=table.categories)
+        super().__init__(whole.to(device))
+        self.block, self._origin = table.block, table
 
-    def learn(self, first: Batch) -> None:
-        """Learns the streams from rows that have been changed."""
-        self._streams = tuple(Stream.of(*item) for item in first.fields.items())
-        held = sum(tensor.nbytes for field in first.fields.values() for tensor in tensors_of(field))
-        self._row_bytes = held / max(1, first.rows)
-
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._streams
-
-    @property
-    def row_bytes(self) -> float:
-        return self._row_bytes
-
-    @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
-        left = {stream.name for stream in self._streams}
-        return {name: strings for name, strings in self.table.categories.items() if name in left}
+    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+        pass
 
     def fingerprint(self) -> str:
-        return _digest("map", self.table.fingerprint(), name_of(self.change))
+        return self._origin.fingerprint()
 
-
-class Mapped(Changed):
-    """A table whose rows are changed as they are read, many at a time, by a function of the fields."""
-
-    def __init__(self, table: Table, change: Change) -> None:
-        super().__init__(table, change)
-        self._lengths: dict[str, Tensor] = {}
-        self.learn(self.rows(0, min(PROBE, len(table))))
-
-    def take(self, indices: Tensor) -> Batch:
-        return changed(self.change, self.table.take(indices))
-
-    def rows(self, start: int, stop: int) -> Batch:
-        return changed(self.change, self.table.rows(start, stop))
-
-    def lengths(self, stream: str) -> Tensor:
-        if stream not in self._lengths:
-            blocks = (batch[self.sequence(stream).name] for batch in blocks_of(self))
-            self._lengths[stream] = torch.cat([field.bounds.diff() for field in blocks])
-        return self._lengths[stream]
-
-    def resident(self, device: torch.device) -> bool:
-        return False
-
-
-class Augmented(Changed):
-    """A table whose rows are changed on their way to the model, with random numbers that belong to them.
-
-    It is the Reader that knows the epoch, and so does the change: taken one by one, the rows are those of the table.
-    """
-
-    def __init__(self, table: Table, change: Change, where: Literal["host", "device"], draws: bool) -> None:
-        super().__init__(table, change)
-        if table.augments == "device" and where == "host":
-            raise ConfigError("map(): what follows a map on the device is on the device too. Say where='device'.")
-        self.augments, self._with_draws = where, draws
-        first = table.rows(0, min(PROBE, len(table)))
-        self.learn(Batch(self.augment(first.fields, Draws.at(0, [(0, 0, first.rows)])), first.rows))
-
-    def augment(self, fields: Mapping[str, Field], draws: Draws) -> Mapping[str, Field]:
-        batch = Batch(self.table.augment(fields, draws), len(draws))
-        return changed(self.change, batch, *[draws] * self._with_draws).fields
-
-
-def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
-    """A batch as a function of its fields has made it."""
-    fields = change(dict(batch.fields), *draws)
-    if not isinstance(fields, Mapping):
-        raise DataError(f"map(): {name_of(change)} returned a {type(fields).__name__}. Return the fields by name.")
-    found = Batch(fields, cursor=batch.cursor, total=batch.total, ends_epoch=batch.ends_epoch)
-    if found.rows != batch.rows:
-        raise DataError(
-            f"map(): {name_of(change)} made {found.rows} rows of {batch.rows}. A map keeps rows; filter() drops some."
-        )
-    return found
+    def changed_files(self, fingerprint: str) -> list[str]:
+        return self._origin.changed_files(fingerprint)
 
 
 def blocks_of(table: Table) -> Iterator[Batch]:
@@ -361,6 +294,6 @@ def plain(tables: Sequence[Table], who: str) -> None:
         raise ConfigError(f"{who}(): a table has a map with draws, or on the device. Map what {who}() gives instead.")
 
 
-def _digest(*parts: object) -> str:
+def digest(*parts: object) -> str:
     text = b"\x1f".join(part if isinstance(part, bytes) else str(part).encode() for part in parts)
     return hashlib.blake2b(text, digest_size=8).hexdigest()

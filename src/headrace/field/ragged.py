@@ -21,7 +21,8 @@ class Ragged(Rows):
 
     __slots__ = ("_mask", "values")
 
-    def __init__(self, values: "Tensor | Sparse", offsets: Tensor) -> None:
+    def __init__(self, values: "Tensor | Sparse", offsets: Any) -> None:
+        offsets = torch.as_tensor(offsets)
         self.values, self.offsets, self.bounds = values, offsets, offsets.cpu()
         self._mask: Tensor | None = None
         check_offsets(self.bounds, len(values), "a Ragged", "values")
@@ -46,7 +47,7 @@ class Ragged(Rows):
 
     def __getitem__(self, key: Any) -> Any:
         """Row i as a tensor, or rows start:stop as a view."""
-        if isinstance(key, slice):
+        if not isinstance(key, int):
             items, offsets, bounds = self._run(key)
             return Ragged._made(self.values[items], offsets, bounds)
         row = range(len(self))[key]

@@ -61,6 +61,8 @@ class Rows(ABC):
 
     def _run(self, key: slice) -> tuple[slice, Tensor, Tensor]:
         """Where the items of rows start:stop are, and the offsets of these rows, on the device and on the host."""
+        if not isinstance(key, slice):
+            raise DataError(f"rows are cut start:stop, got {key!r}. Use take() for others.")
         start, stop, step = key.indices(len(self))
         if step != 1:
             raise DataError(f"rows are cut start:stop, got a step of {step}. Use take() for others.")
@@ -75,7 +77,7 @@ class Rows(ABC):
 class Opaque(Protocol):
     """A field of any other kind: a graph batch, say. It travels whole."""
 
-    def to(self, device: Any, *, non_blocking: bool = False) -> Self: ...
+    def to(self, device: Any) -> Self: ...
 
 
 Field = Tensor | Rows | Opaque

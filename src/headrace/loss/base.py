@@ -150,7 +150,7 @@ def by_items(loss: Loss, outputs: Any, batch: Batch) -> tuple[Any, Batch]:
         picked = outputs if isinstance(outputs, Ragged) else pick(outputs, loss.output, loss.name)
         outputs = target.items_of(picked, flat=is_flat(picked, items, loss.reads))
         outputs = outputs if loss.output is None else {loss.output: outputs}
-    fields: dict[str, Field] = {loss.target: items}
+    fields: dict[str, Field] = {**batch.fields, loss.target: items}
     if loss.row_weight is not None:
         fields[loss.row_weight] = _weights_of_items(loss.row_weight, batch[loss.row_weight], target)
     return outputs, Batch(fields, target.items, share=batch.share)

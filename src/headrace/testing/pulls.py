@@ -4,10 +4,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from ..batch import Batch, State, Stream
-from ..data.source import WHOLE, Shard, Source, check_batch, check_names
+from ..data.source import WHOLE, Shard, Source, check_batch
 from ..errors import SourceError
 from ..field import has_rows
-from .seen import Saved, Seen, beside
+from .seen import Saved, Seen, beside, streams_of
 from .trial import Trial
 
 ENDLESS = 40  # batches that are read of a source that never ends
@@ -50,8 +50,7 @@ class Pulls:
         self.source: Source = trial.call("calls", "the factory", factory)
         trial.that("calls", isinstance(self.source, Source), "the factory", "a Source", type(self.source).__name__)
         trial.report.subject = type(self.source).__name__
-        self.streams: Sequence[Stream] = list(trial.call("streams", "streams", lambda: self.source.streams))
-        trial.call("streams", "streams", check_names, self.streams)
+        self.streams: Sequence[Stream] = trial.call("streams", "streams", streams_of, self.source)
         self.given: list[Batch] = []
         """The batches themselves, as long as they are wanted."""
         self.promise = "calls"
@@ -137,6 +136,7 @@ class Pulls:
         trial, source = self._trial, self.source
         trial.call("streams", what, check_batch, batch, self.streams, type(source).__name__)
         names = [stream.name for stream in self.streams]
+        trial.uncompared(batch)
         extra = [name for name in batch if name not in names]
         trial.that("streams", not extra, what, f"the streams {names}", f"{extra} beside them")
         trial.that("rows", shard.count > 1 or batch.rows > 0, what, "rows, or None at the end", batch)

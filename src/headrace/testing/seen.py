@@ -1,4 +1,4 @@
-"""Batches and states as values: to be kept, compared and shown."""
+"""Batches, states and declarations as values: to be kept, compared and shown."""
 
 import hashlib
 import json
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch import Batch, State
+from ..batch import Batch, State, Stream
 from ..codec import decode, encode
+from ..data.source import Source, Table, check_names
 from ..field import Field, Ragged, Sparse, has_rows
 
 SHOWN = 160  # characters of a batch or a state in a message
@@ -77,6 +78,13 @@ class Saved:
         return cut(self.text)
 
 
+def streams_of(held: Source | Table) -> list[Stream]:
+    """The streams that it declares."""
+    found = held.streams
+    check_names(found)
+    return list(found)
+
+
 def rows_of(fields: Mapping[str, Field], rows: int) -> tuple[Hashable, ...]:
     """Every row as a value, its streams in the order of their names."""
     columns = [_column(fields[name]) for name in sorted(fields) if has_rows(fields[name])]
@@ -101,7 +109,9 @@ def beside(one: str, other: str) -> tuple[str, str]:
 
 def _column(held: Any) -> list[Hashable]:
     if isinstance(held, Tensor):
-        flat = held.detach().cpu().reshape(len(held), math.prod(held.shape[1:])).contiguous()
+        flat = held.detach().cpu().reshape(len(held), math.prod(held.shape[1:]))
+        # A column counts as contiguous whatever its stride if it is a single row, and has no bytes side by side.
+        flat = flat.clone(memory_format=torch.contiguous_format)
         return [row.tobytes() for row in flat.view(torch.uint8).numpy()] if flat.numel() else [b""] * len(held)
     if isinstance(held, Ragged):
         return _runs(_column(held.values), held)

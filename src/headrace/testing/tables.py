@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ..batch import Batch, Stream
 from ..data.draws import Draws
-from ..data.source import Table, check_batch, check_names
+from ..data.source import Table, check_batch
 from ..errors import SourceError
 from ..field import Ragged, cat
-from .seen import rows_of, shown
+from .seen import rows_of, shown, streams_of
 from .trial import Report, Trial
 from .watch import together
 
@@ -70,8 +70,7 @@ class _Tried:
         trial.that("calls", isinstance(self.table, Table), "the factory", "a Table", type(self.table).__name__)
         trial.report.subject = type(self.table).__name__
         self.rows: int = trial.call("declared", "len", lambda: len(self.table))
-        self.streams: list[Stream] = list(trial.call("streams", "streams", lambda: self.table.streams))
-        trial.call("streams", "streams", check_names, self.streams)
+        self.streams: list[Stream] = trial.call("streams", "streams", streams_of, self.table)
         self.whole: tuple[Hashable, ...] = ()
 
     def take(self, indices: Tensor, where: str) -> Batch:
@@ -217,6 +216,7 @@ class _Tried:
     def _declares(self, batch: Batch, what: str) -> None:
         """Raises unless a batch holds the declared streams and no others."""
         self._trial.call("streams", what, check_batch, batch, self.streams, type(self.table).__name__)
+        self._trial.uncompared(batch)
         extra = sorted(set(batch) - {stream.name for stream in self.streams})
         self._trial.that("streams", not extra, what, "the declared streams", f"{extra} beside them")
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..batch import Batch
+from ..field import has_rows
 from .watch import Watch
 
 
@@ -15,7 +17,7 @@ class Report:
     checked: dict[str, int] = field(default_factory=dict)
     """How often each promise was found kept."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Promises that did not apply, and why."""
+    """Promises that did not apply, and streams that could not be compared, and why."""
 
     def __str__(self) -> str:
         kept = ", ".join(f"{promise} ({times:,})" for promise, times in self.checked.items())
@@ -48,6 +50,12 @@ class Trial:
     def skip(self, promise: str, why: str) -> None:
         """Notes that a promise does not apply."""
         self.report.skipped.setdefault(promise, why)
+
+    def uncompared(self, batch: Batch) -> None:
+        """Notes the streams of a batch whose values nobody can compare."""
+        for name, held in batch.fields.items():
+            if not has_rows(held):
+                self.skip(f"stream {name!r}", f"it holds a {type(held).__name__}, whose values cannot be compared")
 
     def call(self, promise: str, what: str, function: Callable[..., Any], *args: Any) -> Any:
         """What a call to the code that is tried gives; an error there breaks the promise."""

@@ -11,7 +11,7 @@ from ...field import Field, Ragged
 from .explain import Problem, explain_line, explain_order, explain_rows, id_at
 from .items import Words, dense, ids, sparse
 from .layout import Layout
-from .lines import BLANK, FIRST, LineError, Lines, padded, structure, zones
+from .lines import BLANK, FIRST, NEWLINE, PAD, PIPE, LineError, Lines, padded, structure, zones
 from .numbers import Bytes, Places
 
 
@@ -82,6 +82,9 @@ def parse_block(block: bytes, layout: Layout, has_ids: bool, *, skip: bool) -> P
         except LineError as trouble:
             if lost[trouble.lines].any():
                 raise AssertionError("a line that was blanked is at fault once more") from trouble
+            if not skip:  # whatever comes after the first fault is not told
+                trouble.lines = trouble.lines[:1]
+                text, damaged, lost = _until(text, int(trouble.lines[0]), damaged, lost)
             _blank(text, trouble, damaged, lost)
     found = content.sequences
     bad, problem = _judge(block, content, layout, has_ids, damaged, lost)
@@ -153,14 +156,24 @@ def _sequences(lines: Lines, has_ids: bool, damaged: Any) -> Sequences:
     return Sequences(np.cumsum(marks) - 1, firsts, found[begins], at)
 
 
+def _until(text: Bytes, line: int, damaged: Any, lost: Any) -> tuple[Bytes, Any, Any]:
+    """A block up to the end of a line, and what is known of its lines."""
+    stop = int(np.flatnonzero(text == NEWLINE)[line]) + 1
+    return np.append(text[:stop], np.full(PAD, BLANK, np.uint8)), damaged[: line + 1].copy(), lost[: line + 1].copy()
+
+
 def _blank(text: Bytes, trouble: LineError, damaged: Any, lost: Any) -> None:
     """Takes lines out of the text so that the others can be read: their fields, or, where they are lost, all."""
-    newlines = np.flatnonzero(text == ord("\n"))
-    for line in trouble.lines.tolist():
-        start, stop = (int(newlines[line - 1]) + 1 if line else 1), int(newlines[line])
-        pipes = np.flatnonzero(text[start:stop] == ord("|"))
-        keep = int(pipes[0]) if len(pipes) and not trouble.lost else (0 if trouble.lost else stop - start)
-        text[start + keep : stop] = BLANK
+    newlines = np.flatnonzero(text == NEWLINE)
+    starts = np.append(1, newlines[:-1] + 1)[trouble.lines]
+    stops = newlines[trouble.lines]
+    if not trouble.lost:
+        pipes = np.append(np.flatnonzero(text == PIPE), len(text))
+        starts = np.minimum(pipes[np.searchsorted(pipes, starts)], stops)
+    turns = np.zeros(len(text), np.int8)
+    turns[starts] += 1
+    turns[stops] -= 1
+    text[np.cumsum(turns, dtype=np.int8) > 0] = BLANK
     damaged[trouble.lines] = True
     lost[trouble.lines] |= trouble.lost
 

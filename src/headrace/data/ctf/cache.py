@@ -52,7 +52,11 @@ class Cache:
         for content, reading, check, path in self._kept():
             if (content, reading) != (self.content, self.reading):
                 continue
-            if _check(path) == check:
+            try:
+                sound = _check(path) == check
+            except OSError:  # another process has removed it, or it is not ours to read
+                continue
+            if sound:
                 return path
             self.discard(path)
         return None

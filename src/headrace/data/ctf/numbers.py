@@ -78,6 +78,12 @@ def _cast(text: Bytes, spans: Places, kind: str, dtype: str) -> tuple[NDArray[An
     values = attempt(text, spans, dtype)
     if values is not None:
         return values, np.empty(0, np.int64)
+    fit = _written(text, spans, kind) if len(spans) > LEAF else np.empty(0, bool)
+    if len(fit) and not fit.all():  # what is no number is left out, and the others are read at once
+        held, worse = _cast(text, spans[fit], kind, dtype)
+        every = np.zeros(len(spans), dtype)
+        every[fit] = held
+        return every, np.union1d(np.flatnonzero(~fit), np.flatnonzero(fit)[worse])
     if len(spans) > LEAF:
         middle = len(spans) // 2
         (left, bad), (right, worse) = (_cast(text, part, kind, dtype) for part in (spans[:middle], spans[middle:]))
@@ -98,17 +104,34 @@ def _arrow(text: Bytes, spans: Places, dtype: str) -> NDArray[Any] | None:
 
     if not len(spans):
         return np.empty(0, dtype)
-    count = 2 * len(spans) - 1
-    valid = np.full(-(-count // 8), 0b01010101, np.uint8)
-    offsets = np.ascontiguousarray(spans).reshape(-1)
-    buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
-    strings = pa.Array.from_buffers(pa.large_string(), count, buffers, null_count=len(spans) - 1)
+    strings = _strings(text, spans, pa.large_string())
     try:
         numbers = pc.cast(strings, pa.type_for_alias(dtype))
     except pa.ArrowInvalid:
         return None
     held = np.frombuffer(numbers.buffers()[1], dtype)[numbers.offset :]
-    return np.ascontiguousarray(held[:count:2])
+    return np.ascontiguousarray(held[: len(strings) : 2])
+
+
+def _strings(text: Bytes, spans: Places, kind: Any) -> Any:
+    import pyarrow as pa
+
+    count = 2 * len(spans) - 1
+    valid = np.full(-(-count // 8), 0b01010101, np.uint8)
+    offsets = np.ascontiguousarray(spans).reshape(-1)
+    buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(kind, count, buffers, null_count=len(spans) - 1)
+
+
+def _written(text: Bytes, spans: Places, kind: str) -> NDArray[np.bool_]:
+    """Which of the spans are written as numbers of this kind are, whether or not it holds them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    form = FLOAT if is_float(kind) else ID if kind == "id" else INTEGER
+    strings = _strings(text, spans, pa.large_binary())
+    found = pc.match_substring_regex(strings, f"^(?:{form.pattern.decode()})$")
+    return np.asarray(found.fill_null(False))[::2]
 
 
 def _too_large(text: Bytes, spans: Places, values: NDArray[Any]) -> Places:

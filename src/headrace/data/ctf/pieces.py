@@ -114,7 +114,7 @@ class GzipText(Text):
 
 
 def open_text(path: Path, stamp: Stamp | None = None) -> Text:
-    return (GzipText if path.suffix == ".gz" else PlainText)(path, stamp)
+    return (GzipText if path.suffix.lower() == ".gz" else PlainText)(path, stamp)
 
 
 def read_at(descriptor: int, start: int, length: int) -> bytes:

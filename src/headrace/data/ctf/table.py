@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ...batch import Stream
 from ...errors import ConfigError, DataError, unknown
 from ..files import open_table
+from ..files.select import streams_in
 from ..source import Table
 from ..views import Wrapper
 from .build import Summary, build
@@ -63,6 +64,7 @@ class Reading:
             raise ConfigError(f"workers= is a number of processes, at least 1, got {workers!r}.")
         if streams is None:
             raise ConfigError(f"{path}: a text file does not say what its streams are. Declare them: streams=[...].")
+        streams_in(streams)
         if cache is not None and not Path(cache).is_dir():
             raise ConfigError(f"cache= is to be a directory that exists, got {str(cache)!r}.")
         told = tuple(dict(fields or {}).items())
@@ -108,6 +110,8 @@ class TextTable(Wrapper):
     def __init__(self, table: Table, reading: Reading, mark: str) -> None:
         super().__init__(table)
         self.reading, self.mark = reading, mark
+        cache = None if reading.cache is None else reading.cache.absolute()
+        self._again = replace(reading, path=reading.path.absolute(), cache=cache)  # from wherever it is opened
 
     def fingerprint(self) -> str:
         """Of the text, and of how it is read: neither where it is nor when it was written."""
@@ -115,4 +119,11 @@ class TextTable(Wrapper):
         return hashlib.blake2b("\n".join(map(str, said)).encode(), digest_size=8).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self.reading.open, (True,)
+        return _reopen, (self._again, self.mark)
+
+
+def _reopen(reading: Reading, mark: str) -> Table:
+    table = reading.open(again=True)
+    if not isinstance(table, TextTable) or table.mark != mark:
+        raise DataError(f"{reading.path} has changed since this table was opened. Open it again.")
+    return table

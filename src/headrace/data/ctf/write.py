@@ -1,10 +1,8 @@
 """`write_ctf`: a table as a file in CNTK's text format, from which the same numbers are read, a block at a time."""
 
 import gzip
-import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ... import disk
 from ...batch import Batch, Stream
-from ...errors import ConfigError, DataError
+from ...errors import DataError
 from ...field import Field, Ragged, Sparse, tensors_of
 from ..arrow import array_of
+from ..files.whole import whole
+from ..files.write import check_rows, same_streams, say_what_is_lost
 from ..source import Table
 from .layout import Column, Layout
 from .numbers import Places
@@ -38,29 +37,20 @@ def write_ctf(
     out, for rows that have a single line each. Numbers are written with as many digits as it takes to read the same
     ones back. There is a whole file under the name, or what was there before.
     """
+    check_rows(table_or_batches)
     path = Path(path)
-    beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.tmp")
-    try:
-        with ExitStack() as files:
-            file = files.enter_context(open(beside, "xb"))
-            out: Any = file
-            if path.suffix == ".gz":
-                out = files.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
-            rows = 0
-            for layout, fields_of_rows, count in _blocks(table_or_batches, fields):
-                out.write(_text(layout, fields_of_rows, count, rows, ids))
-                rows += count
+    with whole(path) as beside, ExitStack() as files:
+        file = files.enter_context(open(beside, "xb"))
+        out: Any = file
+        if path.suffix.lower() == ".gz":
+            out = files.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
+        rows = 0
+        for layout, fields_of_rows, count in _blocks(table_or_batches, fields):
+            out.write(_text(layout, fields_of_rows, count, rows, ids))
+            rows += count
         if not rows:
             raise DataError(f"there are no rows to write to {path}.")
-        with disk.File(beside, new=False) as written:
-            written.sync()
-        disk.replace(beside, path)
-        disk.sync_dir(path.parent)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}. Name a place with room for it.") from None
-    finally:
-        with suppress(OSError):
-            os.unlink(beside)
+    say_what_is_lost(table_or_batches, path)
 
 
 def _blocks(data: Any, names: Mapping[str, str] | None) -> Iterator[tuple[Layout, Mapping[str, Field], int]]:
@@ -75,16 +65,10 @@ def _blocks(data: Any, names: Mapping[str, str] | None) -> Iterator[tuple[Layout
             rows = max(1, min(4 * rows, BLOCK_BYTES * (stop - start) // max(1, size)))
             start = stop
         return
-    known: tuple[list[Stream], Layout] | None = None
-    for batch in data:
-        if not isinstance(batch, Batch):
-            raise DataError(f"expected a Table, or Batches one after the other, got a {type(batch).__name__}.")
-        streams = [Stream.of(name, field) for name, field in batch.fields.items()]
-        known = known or (streams, _layout(streams, names))
-        if streams != known[0]:
-            one, other = (", ".join(map(str, each)) for each in (known[0], streams))
-            raise DataError(f"the first batch has {one}; a later one {other}. A file has the same streams throughout.")
-        yield known[1], batch.fields, batch.rows
+    known: Layout | None = None
+    for batch in same_streams(data):
+        known = known or _layout([Stream.of(name, field) for name, field in batch.fields.items()], names)
+        yield known, batch.fields, batch.rows
 
 
 def _layout(streams: Iterable[Stream], names: Mapping[str, str] | None) -> Layout:

@@ -4,7 +4,7 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -37,8 +37,19 @@ class Store(ABC):
         """Rows of each block."""
 
     @abstractmethod
-    def read(self, block: int, categories: Categories, only: str = "") -> Fields:
-        """The rows of a block, of all columns or of one at least; a dense field may be its bytes, row by row."""
+    def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
+        """The rows of a block, of all columns or of these at least; a dense field may be its bytes, row by row.
+
+        `first` is the number of its first row in the file, for messages.
+        """
+
+    def gather(self, budget_bytes: int) -> int:
+        """Makes one block of many small ones, if a copy of them takes no more than this; the bytes that it takes."""
+        return 0
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor that was read lies in memory that the store has anyway; for one that is `held`."""
+        return True
 
     @property
     def texts(self) -> Mapping[str, Any]:
@@ -99,7 +110,7 @@ class Cache:
         if self._again == SCATTERED and self._decoded > 4 * self._taken:
             warnings.warn(
                 f"rows are taken from all over files whose blocks are decoded whole: {self._decoded} rows decoded for "
-                f"{self._taken}. Read by blocks, with order='blocks', or `headrace convert` the files to .arrow.",
+                f"{self._taken}. Read by blocks, with order='blocks', or `headrace convert` what is not .arrow to it.",
                 stacklevel=2,
             )
 
@@ -112,7 +123,9 @@ class Block(Table):
     ) -> None:
         self._store, self._number, self._first = store, number, first
         self._picks, self._raw_categories, self._cache = picks, categories, cache
-        self._kept: Fields | None = None
+        self._lying: Fields | None = None
+        """The columns that lie in place, once they have been looked at. The others are kept by the cache alone."""
+        self._others: list[str] = []
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -132,34 +145,49 @@ class Block(Table):
 
     def lengths(self, stream: str) -> Tensor:
         name = self._picks.column_of(self.sequence(stream).name)
-        field = (self._fields(0) if self._store.held else self._read(name))[name]
+        lying = self._in_place()
+        field = (lying if name in lying else self._read([name]))[name]
         return field.bounds.diff()  # type: ignore[union-attr]
 
     def resident(self, device: torch.device) -> bool:
         return device.type == "cpu" and self._store.held  # the system reads ahead: no thread has to
 
     def expect(self, start: int, stop: int, *, now: bool = True) -> None:
-        if self._store.held:
-            for field in self._fields(0).values():
-                for tensor in tensors_of(field[start:stop]):  # type: ignore[index]
-                    if tensor.is_contiguous():
-                        populate(tensor, now)
+        for field in self._in_place().values():
+            for tensor in tensors_of(field[start:stop]):  # type: ignore[index]
+                if tensor.is_contiguous():
+                    populate(tensor, now)
 
     @property
     def row_bytes(self) -> float:
         return self._store.nbytes(self._number) / max(1, len(self)) or super().row_bytes
 
     def _fields(self, rows: int) -> Fields:
-        self._store.file.check()
-        if not self._store.held:
-            return self._cache.get((id(self._store), self._number), rows, self._read)
-        if self._kept is None:
-            self._kept = self._read()
-        return self._kept
+        lying = self._in_place()
+        if lying and not self._others:
+            return lying
+        decoded = self._cache.get(self._key, rows, lambda: self._read(self._others))
+        return {**lying, **decoded}
 
-    def _read(self, only: str = "") -> Fields:
+    @property
+    def _key(self) -> tuple[int, int]:
+        return id(self._store), self._number
+
+    def _in_place(self) -> Fields:
+        self._store.file.check()
+        if self._lying is None:
+            read = self._read() if self._store.held else {}
+            lying = {name: field for name, field in read.items() if all(map(self._store.holds, tensors_of(field)))}
+            decoded = {name: field for name, field in read.items() if name not in lying}
+            if decoded:
+                self._cache.get(self._key, 0, lambda: decoded)
+            self._others = list(decoded)
+            self._lying = lying  # last: another thread may be here
+        return self._lying
+
+    def _read(self, only: Collection[str] = ()) -> Fields:
         with reading(self._store.file):
-            return self._store.read(self._number, self._raw_categories, only)
+            return self._store.read(self._number, self._first, self._raw_categories, only)
 
     def _picked(self, fields: Fields, indices: Tensor) -> Batch:
         settled = {s.name: _settled(fields[s.name], s) for s in self._store.streams if s.name in fields}

@@ -1,6 +1,7 @@
 """Tables from what other libraries hold in memory: pandas, Arrow, scipy."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from ...field import Field, Sparse, cat
 from ..arrays import ArrayTable
 from ..arrow import fields_of, streams_of
 from ..codes import Place, is_text, leaf_of, leaves, strings_of
+from ..schema import index_in
 
 
 def from_arrow(table: Any, *, where: str = "this table") -> ArrayTable:
@@ -22,6 +24,9 @@ def from_arrow(table: Any, *, where: str = "this table") -> ArrayTable:
         table = table.read_all()
     if not isinstance(table, pa.Table):
         raise DataError(f"expected an Arrow Table or RecordBatch, got a {type(table).__name__}.")
+    aside = index_in(table.schema)
+    table = table.select([k for k, name in enumerate(table.column_names) if name not in aside])
+    _check_names(table.column_names, where)
     streams = streams_of(table.schema, where=where)
     texts = [field.name for field in table.schema if is_text(leaves(field.type))]
     categories = {
@@ -41,11 +46,8 @@ def from_pandas(frame: Any) -> ArrayTable:
 
     columns: dict[str, Any] = {}
     categories: dict[str, list[str]] = {}
+    _check_names(list(frame.columns), "this frame")
     for name, column in frame.items():
-        if not isinstance(name, str):
-            raise DataError(f"a column is called {name!r}; a stream has a string for its name. Rename it.")
-        if twice := sum(other == name for other in frame.columns) > 1:
-            raise DataError(f"this frame has {twice + 1} columns {name!r}. Give them names of their own.")
         if column.hasnans:
             missing = column.isna().to_numpy()
             raise DataError(
@@ -61,6 +63,18 @@ def from_pandas(frame: Any) -> ArrayTable:
 def from_scipy(matrix: Any, name: str = "x") -> ArrayTable:
     """A scipy.sparse matrix as one stream of sparse rows."""
     return ArrayTable({name: Sparse.of(matrix)})
+
+
+def _check_names(names: Sequence[Any], where: str) -> None:
+    for name, count in Counter(names).items():
+        if not isinstance(name, str):
+            raise DataError(f"a column is called {name!r}; a stream has a string for its name. Rename it.")
+        if count > 1:
+            raise DataError(f"{where} has {count} columns {name!r}. Give them names of their own.")
+        if not name:
+            raise DataError(f"{where} has a column without a name. Give it one, or leave it out.")
+        if "." in name:
+            raise DataError(f"{where}: column {name!r} has a dot in its name, which a stream cannot have. Rename it.")
 
 
 def _column(name: str, column: Any, pd: Any) -> tuple[Any, list[str] | None]:

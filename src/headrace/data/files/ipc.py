@@ -2,20 +2,24 @@
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from ...batch import Stream
 from ...errors import ConfigError, DataError, unknown
 from ...field import cat
 from ..arrow import categories_in, fields_of, streams_of
-from ..codes import Categories, Place, is_text, leaf_of, leaves, refuse_nulls
+from ..codes import Categories, Place, is_text, leaf_of, leaves, refuse_nulls, shown
+from ..schema import index_in
 from .blocks import Fields, Store
 from .paths import File, reading
 from .select import inner
 
-JOINED_BYTES, JOINED_ROWS = 2**28, 8192  # rows of fewer batches are gathered faster
-Wanted = Callable[[Sequence[str]], list[str]]
+JOINED_ROWS = 8192  # rows of fewer batches are gathered faster
+Wanted = Callable[..., list[str]]
 
 
 class ArrowStore(Store):
@@ -28,7 +32,9 @@ class ArrowStore(Store):
         schema = pa.schema([field.with_name(inner(field.name)) for field in schema])
         for stream in declared:
             if stream.name not in schema.names:
-                raise ConfigError(f"streams=: {file}: {unknown('column', stream.name, schema.names)}")
+                raise ConfigError(
+                    f"streams=: {file}: {unknown('column', shown(stream.name), map(shown, schema.names))}"
+                )
         self.streams = streams_of(schema, declared, str(file))
         said = categories_in(schema)
         self._texts = {field.name: said.get(field.name) for field in schema if is_text(leaves(field.type))}
@@ -37,10 +43,10 @@ class ArrowStore(Store):
     def batches(self, block: int, columns: Sequence[str] | None = None) -> list[Any]:
         """The rows of a block, of these columns only or of all that are read, by their inner names."""
 
-    def read(self, block: int, categories: Categories, only: str = "") -> Fields:
-        streams = [stream for stream in self.streams if only in ("", stream.name)]
-        parts, first = list[Fields](), sum(self.counts[:block])
-        for batch in self.batches(block, [only] if only else None):
+    def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
+        streams = [stream for stream in self.streams if not only or stream.name in only]
+        parts = list[Fields]()
+        for batch in self.batches(block, [stream.name for stream in streams] if only else None):
             parts.append(fields_of(batch, streams, categories, where=str(self.file), first=first))
             first += batch.num_rows
         return {stream.name: cat([part[stream.name] for part in parts]) for stream in streams}
@@ -56,22 +62,36 @@ class ArrowStore(Store):
 
 
 class HeldStore(ArrowStore):
-    """Record batches that are in memory, or mapped into it. Many small ones are one block, a copy, if that is small."""
+    """Record batches that are in memory, or mapped into it."""
 
     held = True
 
     def __init__(self, file: File, schema: Any, batches: Sequence[Any], declared: Sequence[Stream]) -> None:
         super().__init__(file, schema, declared)
         self._batches = [batch for batch in batches if batch.num_rows]
-        rows, size = [batch.num_rows for batch in self._batches], sum(b.get_total_buffer_size() for b in self._batches)
-        self._joined = len(rows) > 1 and size <= JOINED_BYTES and sum(rows) < JOINED_ROWS * len(rows)
-        self.counts, self._run = [sum(rows)] if self._joined else rows, max(rows, default=1)
+        self._joined = False
+        self.counts = [batch.num_rows for batch in self._batches]
+        self._run = max(self.counts, default=1)
+        self._spans = np.array(sorted(set(_spans(self._batches))), np.int64).reshape(-1, 2)
         first = 0
         for batch in self._batches:
             batch.validate()
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 refuse_nulls(column, Place(name, str(file), lambda item, first=first: first + item))  # type: ignore[misc]
             first += batch.num_rows
+
+    def gather(self, budget_bytes: int) -> int:
+        size = sum(map(_decoded_bytes, self._batches))
+        if len(self.counts) < 2 or sum(self.counts) >= JOINED_ROWS * len(self.counts) or size > budget_bytes:
+            return 0
+        self._joined, self.counts = True, [sum(self.counts)]
+        return size
+
+    def holds(self, tensor: Tensor) -> bool:
+        if not tensor.nbytes:
+            return True
+        at = int(np.searchsorted(self._spans[:, 0], tensor.data_ptr(), side="right")) - 1
+        return at >= 0 and tensor.data_ptr() < self._spans[at, 1]
 
     def batches(self, block: int, columns: Sequence[str] | None = None) -> list[Any]:
         held = map(_inner, self._batches if self._joined else [self._batches[block]])
@@ -127,7 +147,7 @@ def open_ipc(file: File, wanted: Wanted, declared: Sequence[Stream]) -> ArrowSto
             return _open_stream(file, file.load() if data is None else data, wanted, declared)
         with file.open() as opened:
             schema = pa.ipc.open_file(opened).schema
-        columns = [schema.names.index(name) for name in wanted(schema.names)]
+        columns = [schema.names.index(name) for name in wanted(schema.names, index_in(schema))]
         if data is not None:
             batches = _all(data, columns)  # whole, and then the wanted columns: asked for some, Arrow copies them
             if _inside(batches, data):
@@ -140,7 +160,7 @@ def _open_stream(file: File, data: Any, wanted: Wanted, declared: Sequence[Strea
     import pyarrow as pa
 
     with pa.ipc.open_stream(data) as reader:
-        names = wanted(reader.schema.names)
+        names = wanted(reader.schema.names, index_in(reader.schema))
         schema = pa.schema([reader.schema.field(name) for name in names])
         return HeldStore(file, schema, [batch.select(names) for batch in reader], declared)
 
@@ -163,6 +183,25 @@ def _inside(batches: Sequence[Any], data: Any) -> bool:
     start, stop = data.address, data.address + data.size
     buffers = (buffer for batch in batches for column in batch.columns for buffer in column.buffers())
     return all(start <= buffer.address <= stop for buffer in buffers if buffer is not None and buffer.size)
+
+
+def _spans(batches: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Where the bytes of record batches begin and stop in memory."""
+    for batch in batches:
+        for column in batch.columns:
+            for buffer in column.buffers():
+                if buffer is not None and buffer.size:
+                    yield buffer.address, buffer.address + buffer.size
+
+
+def _decoded_bytes(batch: Any) -> int:
+    """At most how many bytes the rows of a record batch take once they are copied: bits and codes become larger."""
+    import pyarrow.types as pt
+
+    def growth(kind: Any) -> int:
+        return 8 if pt.is_boolean(kind) or pt.is_dictionary(kind) else 1
+
+    return sum(column.get_total_buffer_size() * growth(leaves(column.type)) for column in batch.columns)
 
 
 def _first_bytes(file: File, size: int) -> bytes:

@@ -4,6 +4,7 @@ import io
 import math
 import struct
 import zipfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ class NpyStore(Store):
         self.counts = [rows for rows in list(lengths.values())[:1] if rows]
         self._nbytes = sum(header.nbytes for header in headers.values())
 
-    def read(self, block: int, categories: Categories, only: str = "") -> Fields:
+    def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
         return self._arrays
 
     def nbytes(self, block: int) -> float:
@@ -89,30 +90,38 @@ def open_npz(file: File, wanted: Any) -> NpyStore:
                 raise DataError(f"{file} has no arrays in it.")
             arrays, headers = {}, {}
             for name in wanted(list(members)):
-                held, start, size = _member(archive, members[name], data)
-                header = _header(held, start, start + size, f"{name!r} of {file}")
+                held, header = _member(archive, members[name], data, f"{name!r} of {file}")
                 arrays[inner(name)], headers[inner(name)] = _rows(held, header), header
     return NpyStore(file, arrays, headers)
 
 
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, data: Any) -> tuple[Any, int, int]:
-    """Where a member is, and how long: in the mapped file itself if it is stored as it is."""
-    import pyarrow as pa
-
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, data: Any, who: str) -> tuple[Any, Header]:
+    """The bytes that an array is in, and what it is: the mapped file itself if it is stored as it is."""
     if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-        loaded = archive.read(member)
-        return pa.py_buffer(loaded), 0, len(loaded)
+        return _unpacked(archive, member, who)
     head = data.slice(member.header_offset, min(_LOCAL_HEADER.size, data.size - member.header_offset)).to_pybytes()
     magic, *_, name, extra = _LOCAL_HEADER.unpack(head)
     start = member.header_offset + _LOCAL_HEADER.size + name + extra
     if magic != b"PK\x03\x04" or start + member.file_size > data.size:
         raise ValueError(f"{member.filename!r} is not where the directory of the file says")
-    return data, start, member.file_size
+    return data, _header(data, start, start + member.file_size, who)
+
+
+def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo, who: str) -> tuple[Any, Header]:
+    """The same of a compressed one, of which no more is unpacked than the array takes."""
+    import pyarrow as pa
+
+    with archive.open(member) as packed:
+        header = _header(pa.py_buffer(packed.read(_HEADER_BYTES)), 0, member.file_size, who)
+    size = header.start + header.nbytes
+    if member.file_size != size:
+        raise DataError(f"{who} is damaged: it has {member.file_size} bytes, and its array {size}. Save it again.")
+    return pa.py_buffer(archive.read(member)), header
 
 
 def _header(data: Any, start: int, stop: int, who: str) -> Header:
     """Reads what np.save writes before the numbers; anything else, objects above all, is refused."""
-    text = io.BytesIO(data.slice(start, min(stop - start, _HEADER_BYTES)).to_pybytes())
+    text = io.BytesIO(data.slice(start, min(stop - start, data.size - start, _HEADER_BYTES)).to_pybytes())
     version = np.lib.format.read_magic(text)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(text)

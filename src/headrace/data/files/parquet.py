@@ -6,6 +6,7 @@ from typing import Any
 
 from ...batch import Stream
 from ...errors import DataError
+from ..schema import index_in
 from .ipc import ArrowStore, Wanted
 from .paths import File, reading
 from .select import inner
@@ -48,4 +49,5 @@ def open_parquet(file: File, wanted: Wanted, declared: Sequence[Stream]) -> Parq
 
     with reading(file):
         opened = pq.ParquetFile(file.open(), pre_buffer=file.remote is not None)
-        return ParquetStore(file, opened, wanted(opened.schema_arrow.names), declared)
+        schema = opened.schema_arrow
+        return ParquetStore(file, opened, wanted(schema.names, index_in(schema)), declared)

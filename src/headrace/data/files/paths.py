@@ -136,6 +136,10 @@ def find(path: Paths) -> list[File]:
         files = [file for each in path for file in find(each)]
         if not files:
             raise ConfigError("an empty list of files: there is nothing to read.")
+        if len({tuple(_partition(file.path)) for file in files}) > 1:
+            raise ConfigError(
+                _PARTED.format(files[0], ", ".join(_partition(files[0].path) or _partition(files[-1].path)))
+            )
         return _of_one_kind(files, "this list")
     text = os.path.expanduser(path)
     if "://" in text:
@@ -148,6 +152,7 @@ def find(path: Paths) -> list[File]:
     found = sorted(name for name in glob.glob(text, recursive=True) if os.path.isfile(name))
     if not found:
         raise DataError(f"no file matches {text!r}. {_nearby(text)}")
+    _refuse_partitions(found, text)
     return _of_one_kind([File.local(name) for name in found], repr(text))
 
 
@@ -172,12 +177,14 @@ def _remote(url: str) -> list[File]:
         names = sorted(fs.glob(path)) if glob.has_magic(path) else []
         if not names:
             raise DataError(f"there is no file {url}.")
+        _refuse_partitions(names, path)
         return _of_one_kind([File.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
 
 
 def _is_data(path: str) -> bool:
     name = path.rstrip("/").rpartition("/")[2]
-    return not name.startswith((".", "_")) and bool(_kind(name))
+    text = name.lower().removesuffix(".gz").endswith(".txt")  # it may be anything, and is read where it is named
+    return not name.startswith((".", "_")) and not text and bool(_kind(name))
 
 
 def _kind(name: str) -> str:
@@ -186,10 +193,38 @@ def _kind(name: str) -> str:
     return kind if kind in ("csv", "ctf") or not name.lower().endswith(".gz") else ""
 
 
+_PARTED = (
+    "{} is part of a data set that is parted by {}: these columns are in the names of directories alone, and would be "
+    "lost. Write it as files that have them, or open each part by itself."
+)
+
+
+def _partition(path: str) -> list[str]:
+    """The directories of a path that say what a column is, `year=2024`, as Hive and Spark write them."""
+    return [part for part in os.path.dirname(path).split("/") if "=" in part.strip("=")]
+
+
+def _refuse_partitions(found: Sequence[str], pattern: str) -> None:
+    """Raises where a pattern matches directories that say what a column is."""
+    for path in found:
+        if parted := [part for part in _partition(path) if part not in pattern.split("/")]:
+            raise ConfigError(_PARTED.format(path, ", ".join(parted)))
+
+
 def _of_directory(files: list[File], directory: str) -> list[File]:
     if not files:
-        raise DataError(f"the directory {directory} has no data files. Known are: {', '.join(SUFFIXES)}.")
+        raise DataError(f"the directory {directory} has no data files. {_below(directory)}")
     return _of_one_kind(files, f"the directory {directory}")
+
+
+def _below(directory: str) -> str:
+    """Where there may be some."""
+    inside = glob.glob("*/", root_dir=directory) if os.path.isdir(directory) else []
+    if inside:
+        return (
+            f"There are directories in it, {sorted(inside)[0]} for example: name one, or a pattern like '*/*.parquet'."
+        )
+    return f"Known are: {', '.join(SUFFIXES)}."
 
 
 def _of_one_kind(files: list[File], whole: str) -> list[File]:

@@ -1,6 +1,7 @@
 """Which columns of a file become which streams, and of which dtype."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +12,55 @@ from torch import Tensor
 from ...batch import Stream, torch_dtype
 from ...errors import ConfigError, DataError, unknown
 from ...field import Field, Ragged, Sparse
+from ..codes import DOT, shown
+from ..source import check_names
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
-_DOT = "\u2024"  # a stream has no dots in its name, and many a CSV file has: "Sepal.Length"
 
 
 def inner(column: str) -> str:
     """The name under which a column is read."""
-    return column.replace(".", _DOT)
+    return column.replace(".", DOT)
+
+
+def streams_in(streams: Any) -> tuple[Stream, ...]:
+    """The streams that a user has declared."""
+    if isinstance(streams, Stream | str | Mapping) or not isinstance(streams, Sequence):
+        raise ConfigError(f"streams= is a list of Streams, got {streams!r}. Write streams=[Stream('x', (5,))].")
+    if strange := [stream for stream in streams if not isinstance(stream, Stream)]:
+        raise ConfigError(f"streams= takes Streams, got {strange[0]!r}. Try Stream('x', (5,)).")
+    check_names(streams)
+    return tuple(streams)
+
+
+def categories_in(categories: Any) -> dict[str, Sequence[str]]:
+    """The categories that a user has given: all different strings for each stream."""
+    example = "Write {'y': ['no', 'yes']}."
+    if not isinstance(categories, Mapping):
+        raise ConfigError(f"categories= is {{stream: strings}}, got {categories!r}. {example}")
+    for name, strings in categories.items():
+        said = f"categories=: stream {name!r}"
+        if isinstance(strings, str) or not isinstance(strings, Sequence):
+            raise ConfigError(f"{said} takes a list of strings, got {strings!r}. {example}")
+        if strange := [each for each in strings if not isinstance(each, str)]:
+            raise ConfigError(f"{said} takes strings, got {strange[0]!r}, a {type(strange[0]).__name__}. {example}")
+        if twice := _twice(strings):
+            raise ConfigError(f"{said} has {twice[0]!r} twice: a string has one code. Leave one out.")
+    return dict(categories)
+
+
+def _twice(names: Sequence[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _dtype_name(dtype: Any) -> str:
+    """The name of a dtype of torch or NumPy, or given as its name."""
+    if isinstance(dtype, torch.dtype):
+        return str(dtype).removeprefix("torch.")
+    try:
+        return str(torch_dtype(dtype if isinstance(dtype, str) else np.dtype(dtype).name)).removeprefix("torch.")
+    except TypeError:
+        raise ConfigError(f"dtypes=: {dtype!r} is not a dtype. Try 'float32' or 'int64'.") from None
 
 
 @dataclass(frozen=True)
@@ -33,7 +75,7 @@ class Pick:
 class Selection:
     """What a user wants of files, whatever they hold: `columns` and `dtypes` as `open_table` takes them."""
 
-    def __init__(self, columns: Columns | None = None, dtypes: Mapping[str, str] | None = None) -> None:
+    def __init__(self, columns: Columns | None = None, dtypes: Mapping[str, Any] | None = None) -> None:
         if isinstance(columns, str):
             raise ConfigError(
                 f"columns= is a list of names or {{stream: column}}, got {columns!r}. Write [{columns!r}]."
@@ -44,24 +86,26 @@ class Selection:
             columns = {name: held if isinstance(held, str) else tuple(held) for name, held in columns.items()}
         if columns == {}:
             raise ConfigError("columns= is empty: there is nothing to read.")
+        if dtypes is not None and not isinstance(dtypes, Mapping):
+            raise ConfigError(f"dtypes= is {{stream: dtype}}, got {dtypes!r}. Write {{'x': 'float32'}}.")
         self.columns = columns
-        self.dtypes = {name: str(torch_dtype(dtype)).removeprefix("torch.") for name, dtype in (dtypes or {}).items()}
+        self.dtypes = {name: _dtype_name(dtype) for name, dtype in (dtypes or {}).items()}
 
     def columns_of(self, stream: str) -> list[str]:
         """The columns of a stream, by the names they have in the file."""
         wanted = stream if self.columns is None else self.columns.get(stream, [])
         return [wanted] if isinstance(wanted, str) else list(wanted)
 
-    def wanted(self, held: Sequence[str], where: object) -> list[str]:
-        """Those columns of a file that are read, in its order."""
+    def wanted(self, held: Sequence[str], where: object, aside: Collection[str] = ()) -> list[str]:
+        """Those columns of a file that are read, in its order; those `aside` are read only if they are named."""
         if not held:
             raise DataError(f"{where} has no columns.")
-        if twice := sorted({name for name in held if held.count(name) > 1}):
+        if twice := _twice(held):
             raise DataError(f"{where} has two columns {twice[0]!r}. Give them names of their own.")
         if self.columns is None:
             if "" in held:
                 raise DataError(f"{where} has a column without a name. Give it one, or leave it out with columns=.")
-            return list(held)
+            return [name for name in held if name not in aside]
         asked = [name for stream in self.columns for name in self.columns_of(stream)]
         for name in asked:
             if name not in held:
@@ -173,7 +217,7 @@ def _stacked(name: str, parts: Sequence[Stream], texts: Sequence[str], where: ob
         if part.name in texts or part.shape or part.sequence or part.layout != "dense":
             kind = "strings" if part.name in texts else str(part).partition(": ")[2]
             raise DataError(
-                f"{where}: column {part.name!r} cannot stand beside others in stream {name!r}: it holds {kind}. "
+                f"{where}: column {shown(part.name)!r} cannot stand beside others in stream {name!r}: it holds {kind}. "
                 "Give it a stream of its own."
             )
     kinds = {part.dtype for part in parts}
@@ -184,7 +228,7 @@ def _stacked(name: str, parts: Sequence[Stream], texts: Sequence[str], where: ob
 
 
 def _refuse_dots(name: str, where: object) -> None:
-    plain = name.replace(_DOT, ".")
+    plain = shown(name)
     if "." in plain:
         raise DataError(
             f"{where}: column {plain!r} has a dot in its name, which a stream cannot have. "

@@ -1,52 +1,63 @@
 """Tables from files: whatever their kind, columns become streams and strings become codes."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ...batch import Stream
 from ...errors import ConfigError, DataError, unknown
-from ..codes import Categories, strings_of
+from ..codes import Categories, shown, strings_of
 from ..source import Table
 from ..views import Concat, Wrapper
-from .blocks import Block, Cache, Store, firsts
+from .blocks import BUDGET_BYTES, Block, Cache, Store, firsts
 from .csv import READ_AS, open_csv
 from .ipc import open_ipc
 from .npy import open_npy, open_npz
 from .parquet import open_parquet
 from .paths import SUFFIXES, File, Paths, find, reading
-from .select import Columns, Selection, inner
+from .select import Columns, Selection, categories_in, inner, streams_in
 
 FINGERPRINTED = 1000  # files that a fingerprint tells apart
+JOINED_BYTES = BUDGET_BYTES // 2  # of a table, and not of each file; what is decoded besides has room in the cache too
 
 
 def open_table(
     path: Paths,
     *,
     columns: Columns | None = None,
-    dtypes: Mapping[str, str] | None = None,
+    dtypes: Mapping[str, Any] | None = None,
     categories: Categories | None = None,
     streams: Sequence[Stream] | None = None,
+    fields: Mapping[str, str] | None = None,
+    bad_rows: Literal["stop", "skip"] = "stop",
 ) -> Table:
     """The rows of files, read where they lie as far as their kind allows.
 
     `path`: a file, a list of them, a pattern like "train-*.parquet", a directory, or an fsspec URL like
-    "s3://bucket/train.parquet". Kinds, by the suffix: `.npy` (stream "x"), `.npz`, `.arrow`, `.feather`, `.parquet`,
-    `.csv`, and CNTK's text format, `.ctf`. Files are read one after the other, sorted by name.
+    "s3://bucket/train.parquet". Kinds, by the suffix: `.npy` (stream "x"), `.npz`, `.arrow`, `.feather` or `.ipc`,
+    `.parquet`, `.csv` or `.tsv`, also with `.gz`, and CNTK's text format, `.ctf` or, where it is named, `.txt`, also
+    with `.gz`. Files are read one after the other, sorted by name.
 
     `columns`: which of them, ["a", "b"], or what is made of them, {"x": ["width", "height"], "y": "species"}: several
     columns of numbers stand side by side. `dtypes`: {"x": "float32"}; a number that does not fit is refused.
     `categories`: what the codes of a column of strings stand for, {"y": ["setosa", ...]}, when it is not to be all of
     its strings, sorted: validation data take those of the training data, `categories=train.categories`.
     `streams`: what a file does not say of itself: the streams of a `.ctf` file, the width of sparse rows.
+    `fields` and `bad_rows`: for `.ctf` files, as `open_ctf` takes them.
     """
+    streams = None if streams is None else streams_in(streams)
+    categories = None if categories is None else categories_in(categories)
+    selection = Selection(columns, dtypes)
     files = find(path)
     if unread := next((file for file in files if not file.kind), None):
         raise ConfigError(f"{unread} is of no known kind. Known are: {', '.join(SUFFIXES)}.")
     if files[0].kind == "ctf":
-        return _open_text(files, streams, {"columns=": columns, "dtypes=": dtypes, "categories=": categories})
-    return _assemble(files, Wish(Selection(columns, dtypes), dict(categories or {}), tuple(streams or ())))
+        others = {"columns=": columns, "dtypes=": dtypes, "categories=": categories}
+        return _open_text(files, streams, fields, bad_rows, others)
+    if fields is not None or bad_rows != "stop":
+        raise ConfigError(f"{files[0]}: fields= and bad_rows= are for .ctf files. Leave them out.")
+    return _assemble(files, Wish(selection, dict(categories or {}), tuple(streams or ())))
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,9 @@ class FileTable(Wrapper):
 def _assemble(files: Sequence[File], wish: Wish) -> FileTable:
     """Opens files, and makes one table of their blocks."""
     stores = [_open(file, wish) for file in files]
+    spare = JOINED_BYTES
+    for store in stores:
+        spare -= store.gather(spare)
     texts = _texts(stores, wish)
     picks = [wish.selection.picks(store.streams, list(store.texts), store.file) for store in stores]
     cache, blocks = Cache(), list[Block]()
@@ -126,8 +140,8 @@ def _assemble(files: Sequence[File], wish: Wish) -> FileTable:
 
 
 def _open(file: File, wish: Wish) -> Store:
-    def wanted(names: Sequence[str]) -> list[str]:
-        return wish.selection.wanted(names, file)
+    def wanted(names: Sequence[str], aside: Collection[str] = ()) -> list[str]:
+        return wish.selection.wanted(names, file, aside)
 
     declared = [replace(stream, name=inner(stream.name)) for stream in wish.streams]
     if file.kind in ("npy", "npz"):
@@ -148,7 +162,9 @@ def _texts(stores: Sequence[Store], wish: Wish) -> dict[str, Sequence[str]]:
     for name, strings in wish.categories.items():
         for column in wish.inner(name):
             if column not in columns:
-                raise ConfigError(f"categories=: {unknown('column of strings', name, sorted(columns) or ['none'])}")
+                raise ConfigError(
+                    f"categories=: {unknown('column of strings', name, sorted(map(shown, columns)) or ['none'])}"
+                )
             found[column] = list(strings)
     for column in columns - set(found):
         said = [store.texts.get(column) for store in stores]
@@ -176,7 +192,13 @@ def _reopen(names: list[str], sizes: list[int], wish: Wish) -> Table:
     return _assemble(files, wish)
 
 
-def _open_text(files: Sequence[File], streams: Sequence[Stream] | None, others: Mapping[str, object]) -> Table:
+def _open_text(
+    files: Sequence[File],
+    streams: Sequence[Stream] | None,
+    fields: Mapping[str, str] | None,
+    bad_rows: Literal["stop", "skip"],
+    others: Mapping[str, object],
+) -> Table:
     """Files in CNTK's text format."""
     if streams is None:
         raise ConfigError(
@@ -188,7 +210,7 @@ def _open_text(files: Sequence[File], streams: Sequence[Stream] | None, others: 
         raise ConfigError(f"{files[0]}: a .ctf file is read by streams= alone, without {told[0]}")
     from ..ctf import open_ctf
 
-    tables = [open_ctf(file.again, streams) for file in files]
+    tables = [open_ctf(file.again, streams, fields=fields, bad_rows=bad_rows) for file in files]
     return tables[0] if len(tables) == 1 else Concat(tables)
 
 

@@ -1,9 +1,8 @@
 """Tables into files, block by block: there is a whole file under its name, or what was there before."""
 
-import os
+import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,22 +10,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ... import disk
 from ...batch import Batch, Stream, concat
 from ...errors import ConfigError, DataError
 from ...field import Ragged, Sparse
 from ..arrow import record_batch_of, schema_of
 from ..source import Table
+from .whole import whole
 
 MOST_ROWS, BLOCK_BYTES = 65536, 2**24
 
 
 def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_block: int | None = None) -> None:
-    """Writes a table, or the batches of a source, as `.arrow`, `.parquet`, `.npz` or `.ctf`, as the name says.
+    """Writes a table, or batches one after the other, as `.arrow`, `.parquet`, `.npz` or `.ctf`, as the name says.
 
-    Only so many rows are held at a time, of a table about as many as make 16 MB if nothing is said. They lie together
-    in the file: what an order by blocks goes by, and for Parquet what is decoded at once.
+    There is a whole file under the name at the end, or what was there before. Only so many rows are held at a time, of
+    a table about as many as make 16 MB if nothing is said. They lie together in the file: what an order by blocks goes
+    by, and for Parquet what is decoded at once.
     """
+    check_rows(data)
     target = Path(path)
     if target.name.lower().endswith((".ctf", ".ctf.gz")) and "://" not in str(path):
         from ..ctf import write_ctf
@@ -40,16 +41,33 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
         rows_per_block = max(1, min(MOST_ROWS, int(bound)))
     elif rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
-    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
-    try:
+    with whole(target) as beside:
         write(data, beside, rows_per_block)
-        with disk.File(beside, new=False) as file:
-            file.sync()
-        disk.replace(beside, target)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(beside)
-    disk.sync_dir(target.parent)
+    if write is _npz:
+        say_what_is_lost(data, target)
+
+
+def check_rows(data: Any) -> None:
+    """Raises unless this is a table, or may be batches one after the other."""
+    if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
+        raise ConfigError(_not_rows(data))
+
+
+def say_what_is_lost(data: Any, path: Path) -> None:
+    """Warns where codes were written without the strings that they stand for."""
+    if isinstance(data, Table) and (lost := sorted(data.categories)):
+        warnings.warn(
+            f"{path} holds the codes of {', '.join(lost)}, and not the strings that they stand for. Write .arrow or "
+            ".parquet to keep them.",
+            stacklevel=3,
+        )
+
+
+def _not_rows(data: Any) -> str:
+    return (
+        f"expected a Table, or Batches one after the other, got a {type(data).__name__}. ArrayTable, from_pandas and "
+        "from_arrow make a table of what is in memory; of a Reader, write the table that it reads."
+    )
 
 
 def _arrow(data: Any, path: Path, rows: int) -> None:
@@ -116,13 +134,27 @@ def _blocks(data: Any, rows: int) -> Iterator[Batch]:
             yield data.rows(start, min(len(data), start + rows))
         return
     held: list[Batch] = []
-    for batch in data:
+    for batch in same_streams(data):
         held.append(batch)
         if sum(each.rows for each in held) >= rows:
             yield from _joined(held, rows)
             held = []
     if held:
         yield from _joined(held, rows)
+
+
+def same_streams(batches: Iterable[Any]) -> Iterator[Batch]:
+    """Batches as they come, all of the streams that the first one has."""
+    first: list[Stream] | None = None
+    for batch in batches:
+        if not isinstance(batch, Batch):
+            raise DataError(_not_rows(batch))
+        streams = [Stream.of(name, field) for name, field in batch.fields.items()]
+        first = first or streams
+        if streams != first:
+            one, other = (", ".join(map(str, each)) for each in (first, streams))
+            raise DataError(f"the first batch has {one}; a later one {other}. A file has the same streams throughout.")
+        yield batch
 
 
 def _joined(batches: Sequence[Batch], rows: int) -> list[Batch]:

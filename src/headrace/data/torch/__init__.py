@@ -7,8 +7,9 @@ and iterables as Sources. `huggingface`, `wrap`: whatever it is, as a Table or a
 Order is import order.
 """
 
+from .iterables import hugging_kind
 from .lend import Lent, as_dataset
 from .loaders import LoaderSource, SampleSource
 from .wrap import from_dataset, wrap
 
-__all__ = ["Lent", "LoaderSource", "SampleSource", "as_dataset", "from_dataset", "wrap"]
+__all__ = ["Lent", "LoaderSource", "SampleSource", "as_dataset", "from_dataset", "hugging_kind", "wrap"]

@@ -13,8 +13,10 @@ from torch import Tensor
 from ...errors import DataError, SourceError
 from ...field import Field, Ragged
 from ..arrays import ArrayTable
+from ..maps import Mapped
 from ..source import Source, Table
-from ..views import Chosen, Concat, Mapped
+from ..views import Chosen, Concat
+from .iterables import hugging_kind
 from .loaders import SampleSource
 from .samples import Samples
 
@@ -22,16 +24,16 @@ IN_ONE_PIECE = 256 << 20  # bytes up to which chunks are copied together, so tha
 _NUMBERS = ("Value", "ClassLabel")
 
 
-def from_hugging_face(data: Any) -> Table | Source | None:
-    """A Dataset as a Table, an IterableDataset as a Source; `None` for anything else of theirs."""
-    kinds = {kind.__name__ for kind in type(data).__mro__ if kind.__module__.startswith("datasets.")}
-    if kinds & {"DatasetDict", "IterableDatasetDict"}:
+def from_hugging_face(data: Any) -> Table | Source:
+    """A Dataset as a Table, an IterableDataset as a Source."""
+    kind = hugging_kind(data)
+    if kind in ("DatasetDict", "IterableDatasetDict"):
         raise DataError(f"this is a dict of data sets: {', '.join(map(str, data))}. Pass one of them: data['train'].")
-    if "IterableDataset" in kinds:
+    if kind == "IterableDataset":
         known = data.features or {}
         shown = data if data._formatting is not None else data.with_format("torch")  # numbers of the declared types
         return SampleSource(shown, sequences=_sequences(known))
-    return _table(data) if "Dataset" in kinds else None
+    return _table(data)
 
 
 def _table(data: Any) -> Table:

@@ -55,11 +55,20 @@ def stateful_parts(data: Any) -> list[Any]:
     if isinstance(data, DataLoader):
         data = data.dataset if not data.num_workers else None
     known = isinstance(data, Stateful) and isinstance(data, Iterable)
-    return [data] if known and not of_hugging_face(data) else []
+    return [data] if known and not hugging_kind(data) else []
 
 
-def of_hugging_face(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] == "datasets"
+_HUGGING = {
+    "datasets.arrow_dataset": ("Dataset",),
+    "datasets.iterable_dataset": ("IterableDataset",),
+    "datasets.dataset_dict": ("DatasetDict", "IterableDatasetDict"),
+}
+
+
+def hugging_kind(data: Any) -> str:
+    """Which of Hugging Face's data sets it is, by name; "" for all else, such as those of a `datasets.py` of a user."""
+    found = (kind.__name__ for kind in type(data).__mro__ if kind.__name__ in _HUGGING.get(kind.__module__, ()))
+    return next(found, "")
 
 
 def knows_where_it_stands(data: Any) -> bool:
@@ -77,7 +86,7 @@ def knows_where_it_stands(data: Any) -> bool:
 
 def _forgets_rows(data: Any) -> bool:
     """Whether it has a shuffle buffer of Hugging Face's, whose rows are not in its state."""
-    waiting = [getattr(data, "_ex_iterable", None)] if of_hugging_face(data) else []
+    waiting = [getattr(data, "_ex_iterable", None)] if hugging_kind(data) else []
     while waiting:
         part = waiting.pop()
         if "BufferShuffled" in type(part).__name__:
@@ -110,7 +119,7 @@ def made_as(data: Any, *, exact: bool, sized: bool) -> dict[str, Any]:
 
 def refuse_shares(data: Any) -> None:
     for part in parts_of(data):
-        if getattr(part, "num_replicas", 1) > 1 or (of_hugging_face(part) and getattr(part, "_distributed", None)):
+        if getattr(part, "num_replicas", 1) > 1 or (hugging_kind(part) and getattr(part, "_distributed", None)):
             raise ConfigError(
                 f"this {type(part).__name__} gives each worker a share of the rows, and headrace shares out every "
                 "batch by itself. Use a plain sampler, or the whole data set."

@@ -122,13 +122,14 @@ class _InTurn:
         self._source, self._size, self._shard = source, size, shard
         self._starts = {0: source.state_dict()}
         """Where the epochs begin, as far as that is known."""
+        self._turn = 0  # which iteration reads: there is one source for all
 
     def count(self) -> int | None:
         return self._source.batches(self._size)
 
     def batches(self, epoch: int, first: int, step: int, saved: State | None) -> Iterator[tuple[int, Batch]]:
         """Every `step`th batch of an epoch, with its number; `saved` tells where the source stood after one of them."""
-        number = 0
+        self._turn, number = self._turn + 1, 0
         if saved is None or saved["source"] is None:
             self._find(epoch)
         else:
@@ -140,13 +141,22 @@ class _InTurn:
 
     def _rest(self, epoch: int, number: int) -> Iterator[tuple[int, Batch]]:
         """The batches from here to the end of the epoch, with their numbers."""
-        while (batch := self._source.pull(self._size, self._shard)) is not None:
+        turn = self._turn
+        while (batch := self._pull(turn)) is not None:
             if batch.ends_epoch:
                 self._starts.setdefault(epoch + 1, batch.cursor)
             yield number, batch
             if batch.ends_epoch:
                 return
             number += 1
+
+    def _pull(self, turn: int) -> Batch | None:
+        if turn != self._turn:
+            raise SourceError(
+                "a later iteration of these batches has begun, and both read one source. Finish one before the next, "
+                "or lend another source to each: as_dataset(...)."
+            )
+        return self._source.pull(self._size, self._shard)
 
     def _find(self, epoch: int) -> None:
         """Goes to the beginning of an epoch, and reads what lies between if it has to."""

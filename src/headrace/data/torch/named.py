@@ -30,9 +30,10 @@ def by_name(item: Any, names: Names, who: str) -> dict[str, Any]:
     given = names or ("x", "y")[: len(parts)]
     if len(given) != len(parts):
         said = f"{len(names)} names" if names else "no names"
+        wanted = f"names=({', '.join(repr(name) for name in (*'abcdefgh'[: len(parts) - 1], 'y'))})"
         raise SourceError(
             f"{who} gives {len(parts)} parts and there are {said} for them. "
-            f"Name them: names=({', '.join(repr(name) for name in (*'abcdefgh'[: len(parts) - 1], 'y'))})."
+            f"Name them: hr.from_dataset(data, {wanted}), or of a loader hr.LoaderSource(loader, {wanted})."
         )
     return dict(zip(given, parts, strict=True))
 
@@ -80,7 +81,10 @@ def advice(part: Any) -> str:
     """What to do about something that is no stream."""
     if isinstance(part, Mapping) or (isinstance(part, list | tuple) and part and not isinstance(part[0], str | bytes)):
         return "Streams are not nested: give each part a name of its own in one flat dict."
-    return "Make numbers of it, or leave it out: names= says which streams of a dict are wanted."
+    return (
+        "Make numbers of it, or leave it out: hr.from_dataset(data, names=('x', 'y')), or of a loader "
+        "hr.LoaderSource(loader, names=('x', 'y')), says which streams of a dict are wanted."
+    )
 
 
 def collated(samples: Sequence[Any], names: Names, sequences: Sequence[str], who: str) -> dict[str, Field]:
@@ -129,7 +133,7 @@ def _odd(name: str, parts: Sequence[Any]) -> str:
         if shape != shapes[0]:
             return (
                 f"it has the shape {list(shapes[0])} in one row and {list(shape)} in another. "
-                f"If these are sequences, say so: sequences=({name!r},)."
+                f"If these are sequences, say so: hr.from_dataset(data, sequences=({name!r},))."
             )
     return ""
 

@@ -17,10 +17,10 @@ from ...errors import ConfigError, SourceError
 from .iterables import (
     by_value,
     generators_of,
+    hugging_kind,
     knows_where_it_stands,
     length_of,
     made_as,
-    of_hugging_face,
     parts_of,
     put_back,
     refuse_shares,
@@ -136,7 +136,7 @@ class Passes:
             return
         if self._generators is not None:
             self._put_back(None, self._generators)
-        if self._rewound and of_hugging_face(self.data):
+        if self._rewound and hugging_kind(self.data):
             self.data.load_state_dict({})  # type: ignore[attr-defined]
         self._random, self._generators = rng.capture(_CPU), self._now()
         self._pass = self._begun()

@@ -1,6 +1,7 @@
 """The samples of a map-style dataset, asked for one by one, as a Table."""
 
 import random
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -35,8 +36,8 @@ class Samples(Table):
             rng.restore(before, _CPU)
             warnings.warn(
                 f"{self._who} draws random numbers for its samples. As a Table it is read ahead, in a thread, so that "
-                "no two runs and no resume are alike. Draw them in hr.data.map, or pass a DataLoader of it.",
-                stacklevel=3,
+                "no two runs and no resume are alike. Draw them in hr.map(table, change), or pass a DataLoader of it.",
+                stacklevel=_level(),
             )
 
     @property
@@ -76,6 +77,14 @@ class Samples(Table):
             raise
         except Exception as error:
             raise SourceError(f"{self._who} failed at row {row}: {_said(error)}.") from error
+
+
+def _level() -> int:
+    """Of which frame, as the caller counts, the line is that is not the library's."""
+    library, frame, level = __name__.partition(".")[0], sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == library:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _length(dataset: Any) -> int:

@@ -10,6 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from ..arrays import ArrayTable
 from ..source import Source, Table
 from ..views import Chosen, Concat
+from .iterables import hugging_kind
 from .loaders import LoaderSource, SampleSource
 from .named import Names, by_name
 from .samples import Samples
@@ -17,7 +18,7 @@ from .samples import Samples
 
 def wrap(data: Any) -> Table | Source | None:
     """What torch or Hugging Face calls data, or an iterable of batches, as a Table or a Source; `None` for others."""
-    if type(data).__module__.partition(".")[0] == "datasets":
+    if hugging_kind(data):
         from .huggingface import from_hugging_face
 
         return from_hugging_face(data)

@@ -1,0 +1,156 @@
+"""Tables whose rows are changed on their way, many at a time, by a function of the fields."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Stream
+from ..errors import ConfigError, DataError, HeadraceError, SourceError
+from ..field import Field, Ragged, map_tensors, tensors_of
+from .draws import Draws
+from .source import Table
+from .views import Wrapper, blocks_of, digest, name_of
+
+Change = Callable[..., Mapping[str, Field]]
+"""A function of the fields of many rows, by name, and maybe of draws; it gives all the fields that there are to be."""
+PROBE = 64  # rows that show what a map makes of them
+
+
+class Changed(Wrapper):
+    """A table whose rows are changed on their way: it has other streams, which a look at the first rows shows."""
+
+    def __init__(self, table: Table, change: Change) -> None:
+        super().__init__(table)
+        self.change = change
+
+    def learn(self, first: Batch) -> None:
+        """Learns the streams from rows that have been changed."""
+        self._streams = tuple(Stream.of(*item) for item in first.fields.items())
+        held = sum(tensor.nbytes for field in first.fields.values() for tensor in tensors_of(field))
+        self._row_bytes = held / max(1, first.rows)
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._streams
+
+    @property
+    def row_bytes(self) -> float:
+        return self._row_bytes
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        left = {stream.name for stream in self._streams}
+        return {name: strings for name, strings in self.table.categories.items() if name in left}
+
+    def fingerprint(self) -> str:
+        return digest("map", self.table.fingerprint(), name_of(self.change))
+
+
+class Mapped(Changed):
+    """A table whose rows are changed as they are read, many at a time, by a function of the fields."""
+
+    def __init__(self, table: Table, change: Change) -> None:
+        super().__init__(table, change)
+        self._lengths: dict[str, Tensor] = {}
+        with _drawing_nothing(change):
+            self.learn(self.rows(0, min(PROBE, len(table))))
+
+    def take(self, indices: Tensor) -> Batch:
+        return changed(self.change, self.table.take(indices))
+
+    def rows(self, start: int, stop: int) -> Batch:
+        return changed(self.change, owned(self.table.rows(start, stop)))
+
+    def lengths(self, stream: str) -> Tensor:
+        if stream not in self._lengths:
+            blocks = (batch[self.sequence(stream).name] for batch in blocks_of(self))
+            self._lengths[stream] = torch.cat([field.bounds.diff() for field in blocks])
+        return self._lengths[stream]
+
+    def resident(self, device: torch.device) -> bool:
+        return False
+
+
+class Augmented(Changed):
+    """A table whose rows are changed on their way to the model, with random numbers that belong to them.
+
+    It is the Reader that knows the epoch, and so does the change: taken one by one, the rows are those of the table.
+    """
+
+    def __init__(self, table: Table, change: Change, where: Literal["host", "device"], draws: bool) -> None:
+        super().__init__(table, change)
+        if table.augments == "device" and where == "host":
+            raise ConfigError("map(): what follows a map on the device is on the device too. Say where='device'.")
+        self.augments, self._with_draws = where, draws
+        first = owned(table.rows(0, min(PROBE, len(table))))
+        self._lengths_before = _lengths_of(first.fields)
+        with _drawing_nothing(change):
+            self.learn(Batch(self.augment(first.fields, Draws.at(0, [(0, 0, first.rows)])), first.rows))
+
+    def learn(self, first: Batch) -> None:
+        super().learn(first)
+        after = _lengths_of(first.fields)
+        self._kept = [name for name, lengths in self._lengths_before.items() if after.get(name) == lengths]
+
+    def lengths(self, stream: str) -> Tensor:
+        if self.sequence(stream).name not in self._kept:
+            raise SourceError(
+                f"map(): {name_of(self.change)} changes the lengths of {stream!r}: none can count its items."
+            )
+        return self.table.lengths(stream)
+
+    def augment(self, fields: Mapping[str, Field], draws: Draws) -> Mapping[str, Field]:
+        batch = Batch(self.table.augment(fields, draws), len(draws))
+        return changed(self.change, batch, *[draws] * self._with_draws).fields
+
+
+def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
+    """A batch as a function of its fields has made it."""
+    try:
+        with torch.no_grad():
+            fields = change(dict(batch.fields), *draws)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise SourceError(f"map(): {name_of(change)} failed on {batch!r}: {said}") from error
+    if not isinstance(fields, Mapping) or not fields:
+        given = "no fields" if isinstance(fields, Mapping) else f"a {type(fields).__name__}"
+        raise DataError(f"map(): {name_of(change)} returned {given}. Return the fields by name: {{**fields, ...}}.")
+    found = Batch(fields, cursor=batch.cursor, total=batch.total, ends_epoch=batch.ends_epoch)
+    if found.rows != batch.rows:
+        raise DataError(
+            f"map(): {name_of(change)} made {found.rows} rows of {batch.rows}. A map keeps rows; filter() drops some."
+        )
+    return found
+
+
+def owned(batch: Batch) -> Batch:
+    """A batch whose tensors nobody else has, so that a function may change them in place."""
+    return Batch({name: map_tensors(field, torch.clone) for name, field in batch.fields.items()}, batch.rows)
+
+
+@contextmanager
+def _drawing_nothing(change: Change) -> Iterator[None]:
+    """Raises if a function draws from a global generator: it is called in a thread, and not again after a resume."""
+    before = _generators()
+    yield
+    if _generators() != before:
+        raise ConfigError(
+            f"map(): {name_of(change)} draws random numbers from a global generator, which no resume could repeat. "
+            "Take them from a second parameter, the draws: def change(fields, draws)."
+        )
+
+
+def _generators() -> tuple[object, ...]:
+    numpy = np.random.get_state(legacy=True)
+    return torch.get_rng_state().numpy().tobytes(), repr(numpy), random.getstate()
+
+
+def _lengths_of(fields: Mapping[str, Field]) -> dict[str, list[int]]:
+    return {name: field.bounds.tolist() for name, field in fields.items() if isinstance(field, Ragged)}

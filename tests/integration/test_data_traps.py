@@ -1,0 +1,265 @@
+"""What is easily done with data, and would go wrong in silence: it works, or it is told."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.field import Ragged
+from headrace.testing import dense_table, ragged_table
+
+X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+Y = X.sum(dim=1)
+
+
+def make(**options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))
+    options = {"batch_size": 8} | options
+    return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01), **options)
+
+
+class Elsewhere(hr.Table):
+    """Rows that are not in memory, so that a thread reads them."""
+
+    streams = (hr.Stream("x", (3,)), hr.Stream("y"))
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return hr.Batch({"x": X[indices], "y": Y[indices]})
+
+
+# --- maps --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_map_that_works_in_place_leaves_the_data_as_they_are(drawn: bool) -> None:
+    x = torch.zeros(200, 2)
+
+    def plain(fields: Any) -> Any:
+        return {"x": fields["x"].sub_(1)}
+
+    def with_draws(fields: Any, draws: hr.Draws) -> Any:
+        return {"x": fields["x"].sub_(1)}
+
+    table = hr.map({"x": x}, with_draws if drawn else plain)
+    for order in ("none", "full"):
+        for batch in hr.Feed(hr.Reader(table, order), batch_size=16):
+            assert (batch["x"] == -1).all()
+    assert not x.any()
+
+
+def test_a_map_that_draws_from_a_global_generator_is_refused() -> None:
+    def noisy(fields: Any) -> Any:
+        return {**fields, "x": fields["x"] + torch.randn_like(fields["x"])}
+
+    with pytest.raises(hr.ConfigError, match=r"noisy draws random numbers.*second parameter"):
+        hr.map((X, Y), noisy)
+
+
+def test_a_frozen_model_in_a_map_is_not_trained_through() -> None:
+    extractor = nn.Linear(3, 3)
+    trainer = make()
+    trainer.fit(hr.map((X, Y), lambda fields: {**fields, "x": extractor(fields["x"])}), epochs=2, progress=False)
+    assert extractor.weight.grad is None
+
+
+def test_an_augmentation_that_changes_lengths_cannot_be_sized_by_items() -> None:
+    def doubled(fields: Any, draws: hr.Draws) -> Any:
+        words = fields["words"]
+        return {**fields, "words": Ragged(words.values.repeat_interleave(2), 2 * words.bounds)}
+
+    table = hr.map(ragged_table("words", [1, 2, 3, 4]), doubled)
+    with pytest.raises(hr.SourceError, match="changes the lengths of 'words'"):
+        hr.Reader(table, count="words")
+
+
+def test_items_have_draws_of_their_own_wherever_they_are_read() -> None:
+    def noisy(fields: Any, draws: hr.Draws) -> Any:
+        words = fields["words"]
+        return {**fields, "words": words.with_values(words.values + draws.items(words).uniform())}
+
+    table = hr.map(ragged_table("words", [3, 0, 1, 2]), noisy)
+    whole = hr.Reader(table).next_batch(4)["words"].values
+    reader = hr.Reader(table)
+    parts = torch.cat([reader.next_batch(1)["words"].values for _ in range(4)])
+    assert torch.equal(whole, parts)
+    assert len(whole.frac().unique()) == 6
+
+
+def test_a_mix_and_any_reader_may_be_mapped_and_sized() -> None:
+    words = ragged_table("words", [1, 2, 3, 4])
+    mixed = hr.map(hr.mix([words, words], [1, 2], rows=30, count="words"), lambda fields, draws: fields)
+    batch = mixed.next_batch(9)
+    assert batch.items("words") <= 9
+    assert mixed.state_dict()["count"] == "words"
+
+
+def test_a_step_does_not_take_rows_from_before_their_map() -> None:
+    with pytest.raises(hr.ConfigError, match="belongs to epochs"):
+        make().step(hr.map((X, Y), lambda fields, draws: fields))
+
+
+# --- one source, two readers of it ---------------------------------------------------------------------------
+
+
+def test_the_source_that_is_trained_on_is_not_validated_on_at_the_same_time() -> None:
+    reader = hr.Reader(Elsewhere())
+    with pytest.raises(hr.ConfigError, match="the val data are the very Reader that is trained on"):
+        make().fit(reader, reader, epochs=1, progress=False)
+
+
+def test_a_reader_that_was_looked_into_is_scored_and_predicted_whole() -> None:
+    reader = hr.Reader(Elsewhere(), "none")
+    trainer = make()
+    expected = trainer.validate(Elsewhere()), trainer.predict(Elsewhere())
+    reader.next_batch(7)
+    assert trainer.validate(reader) == expected[0]
+    assert torch.equal(trainer.predict(reader), expected[1])
+    assert reader.state_dict()["position"] == 7
+
+
+class Pulled(hr.Source):
+    """Goes on and on; it cannot say where it stands."""
+
+    streams = Elsewhere.streams
+    at = 0
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        start, self.at = self.at, min(self.at + size, len(X))
+        if start == len(X):
+            self.at = 0
+            return None
+        return hr.Batch({"x": X[start : self.at], "y": Y[start : self.at]})
+
+
+def test_a_limit_on_what_cannot_be_rewound_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="Pulled without state_dict: limit= scores other rows each time"):
+        make().validate(Pulled(), limit=8)
+
+
+# --- what comes and goes ---------------------------------------------------------------------------------
+
+
+def test_outputs_that_are_packed_are_not_joined() -> None:
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, words: Ragged) -> Any:
+            return words.packed()
+
+    model = Packs()
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), batch_size=2)
+    with pytest.raises(hr.DataError, match=r"PackedSequence.*with_padded"):
+        trainer.predict({"words": Ragged.of([[1.0, 2.0], [3.0], [4.0], [5.0]])})
+
+
+class Graph:
+    """As much as is asked of a field of another kind."""
+
+    def to(self, device: Any) -> "Graph":
+        return self
+
+
+def test_an_object_with_nothing_but_to_travels() -> None:
+    moved = hr.Batch({"graph": Graph(), "y": Y[:4]}).to(torch.device("cpu"))
+    assert isinstance(moved["graph"], Graph)
+
+
+def test_sequences_of_sample_dicts_are_made_a_batch() -> None:
+    model = nn.EmbeddingBag(9, 1)
+
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = model
+
+        def forward(self, words: Ragged) -> Tensor:
+            return self.bag(words.values, words.offsets[:-1])[:, 0]
+
+    trainer = hr.Trainer(Bag(), hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
+    samples = [{"words": [1, 2, 3], "y": 1.0}, {"words": [4], "y": 0.0}]
+    assert trainer.step(samples)["total_loss"] > 0
+
+
+def test_codes_of_other_strings_are_neither_scored_nor_predicted() -> None:
+    def frame(strings: list[str]) -> hr.ArrayTable:
+        codes = torch.arange(30) % len(strings)
+        return hr.ArrayTable({"x": X[:30], "kind": codes, "y": Y[:30]}, categories={"kind": strings})
+
+    trainer = make(inputs="x")
+    trainer.fit(frame(["a", "b", "c"]), epochs=1, progress=False)
+    trainer.validate(frame(["a", "b", "c"]))
+    for call in (trainer.validate, trainer.predict):
+        with pytest.raises(hr.DataError, match="other categories in 'kind'"):
+            call(frame(["b", "c"]))
+
+
+def test_a_run_on_epochs_of_a_reader_can_be_forced_on_to_another_order(tmp_path: Path) -> None:
+    for seed, options in ((1, {}), (2, {"override": True})):
+        data = hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=seed), 25)
+        trainer = make()
+        trainer.fit(data, steps=3 * seed, progress=False, run=tmp_path / "run", **options)
+    with pytest.raises(hr.SourceError, match="seed: saved 2, now 3"):
+        make().fit(
+            hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=3), 25),
+            steps=9,
+            progress=False,
+            run=tmp_path / "run",
+        )
+
+
+# --- sizes -------------------------------------------------------------------------------------------------
+
+
+class Long(hr.Table):
+    """Long sequences, whose lengths are told."""
+
+    streams = (hr.Stream("words", dtype="int64", sequence=True),)
+
+    def __len__(self) -> int:
+        return 1000
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return hr.Batch({"words": Ragged(torch.zeros(1000 * len(indices)), torch.arange(len(indices) + 1) * 1000)})
+
+    def lengths(self, stream: str) -> Tensor:
+        return torch.full((1000,), 1000)
+
+
+def test_staging_knows_how_long_sequences_are() -> None:
+    assert hr.Reader(Long()).row_bytes == 8000
+    assert hr.Feed(hr.Reader(Long()), batch_size=1).rows < 1000
+
+
+def test_validation_tables_are_read_in_batches_of_as_many_items() -> None:
+    seen = []
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, words: Ragged) -> Tensor:
+            if not self.training:
+                seen.append(words.items)
+            return self.scale * words.lengths.float()
+
+    table = hr.zip(ragged_table("words", [5] * 40), {"y": torch.ones(40)})
+    model = Sum()
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 1e-4), batch_size=50, inputs="words")
+    trainer.fit(hr.Reader(table, count="words"), val=table, epochs=1, progress=False)
+    assert seen == [50] * 4
+
+
+def test_what_a_reader_reads_is_a_table() -> None:
+    with pytest.raises(hr.ConfigError, match=r"reads a Table, got a dict.*ArrayTable"):
+        hr.Reader({"x": X})  # type: ignore[arg-type]
+    assert len(dense_table(3)) == 3
