@@ -30,6 +30,9 @@ class Store(ABC):
     held = False
     """Whether rows are given in place, in memory that is mapped, so that they cost nothing to give again."""
 
+    light = False
+    """Whether a block that is held is ready at a look: nothing in it is decoded, joined or checked."""
+
     def __init__(self, file: File) -> None:
         self.file = file
         self.streams: Sequence[Stream] = ()
@@ -133,6 +136,15 @@ class Block(Table):
 
     def __len__(self) -> int:
         return self._store.counts[self._number]
+
+    def look(self) -> None:
+        """Gets ready what costs no more than a look.
+
+        Done block by block while rows are read, the little that is kept of each would lie between the batches in the
+        heap, and keep their memory from being used again.
+        """
+        if self._store.held and self._store.light:
+            self._in_place()
 
     def take(self, indices: Tensor) -> Batch:
         fields = self._fields(len(indices))

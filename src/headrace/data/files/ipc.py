@@ -70,6 +70,7 @@ class HeldStore(ArrowStore):
         super().__init__(file, schema, declared)
         self._batches = [batch for batch in batches if batch.num_rows]
         self._joined = False
+        self.light = all(map(_is_in_place, schema.types))
         self.counts = [batch.num_rows for batch in self._batches]
         self._run = max(self.counts, default=1)
         self._spans = np.array(sorted(set(_spans(self._batches))), np.int64).reshape(-1, 2)
@@ -84,7 +85,7 @@ class HeldStore(ArrowStore):
         size = sum(map(_decoded_bytes, self._batches))
         if len(self.counts) < 2 or sum(self.counts) >= JOINED_ROWS * len(self.counts) or size > budget_bytes:
             return 0
-        self._joined, self.counts = True, [sum(self.counts)]
+        self._joined, self.light, self.counts = True, False, [sum(self.counts)]
         return size
 
     def holds(self, tensor: Tensor) -> bool:
@@ -104,6 +105,15 @@ class HeldStore(ArrowStore):
     def nbytes(self, block: int) -> float:
         held = self._batches if self._joined else [self._batches[block]]
         return float(sum(batch.get_total_buffer_size() for batch in held))
+
+
+def _is_in_place(kind: Any) -> bool:
+    """Whether values of an Arrow type are numbers that lie end to end as torch wants them."""
+    import pyarrow.types as pt
+
+    while pt.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(pt.is_integer(kind) or pt.is_floating(kind))
 
 
 class DecodedStore(ArrowStore):

@@ -127,6 +127,8 @@ def _assemble(files: Sequence[File], wish: Wish) -> FileTable:
         if its.streams != picks[0].streams:
             raise DataError(_unlike(stores[0].file, picks[0].streams, store.file, its.streams))
         blocks += [Block(store, k, first, its, texts, cache) for k, first in enumerate(firsts(store))]
+    for block in blocks:
+        block.look()
     if not blocks:
         raise DataError(f"{files[0]} has no rows{', nor have the others' if len(files) > 1 else ''}.")
     categories = {
