@@ -181,12 +181,17 @@ def record(outcome: Outcome, tally: Tally, metrics: Metrics, objective: Objectiv
     if metrics:
         for outputs, batch in outcome.outputs:
             scored, wanted = objective.scored(outputs), batch[target]
-            if isinstance(wanted, Ragged):  # metrics look at items
-                items = wanted.dense()
-                scored, wanted = wanted.items_of(scored, is_flat(scored, items, objective.reads)), items
-            elif isinstance(wanted, Sparse):
-                wanted = wanted.to_dense()
+            if type(wanted) is not Tensor:
+                scored, wanted = _compared(scored, wanted, objective.reads)
             metrics.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
+
+
+def _compared(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
+    """Outputs and target as metrics look at them: dense, and of sequences the items."""
+    if isinstance(target, Ragged):
+        items = target.dense()
+        return target.items_of(outputs, is_flat(outputs, items, reads)), items
+    return outputs, target.to_dense() if isinstance(target, Sparse) else target
 
 
 def report(name: str, tally: Tally, metrics: Metrics) -> dict[str, Any]:

@@ -57,7 +57,9 @@ def merged(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
 
 def detached(outputs: Any) -> Any:
     """Outputs without the graph that made them; `detach` of what is no tensor is its own affair."""
-    if isinstance(outputs, Tensor | Rows):
+    if isinstance(outputs, Tensor):
+        return outputs.detach()
+    if isinstance(outputs, Rows):
         return map_tensors(outputs, Tensor.detach)
     if isinstance(outputs, Mapping):
         return {key: detached(value) for key, value in outputs.items()}
