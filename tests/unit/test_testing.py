@@ -481,7 +481,7 @@ class ExampleWithoutFlags(Example):
 )
 def test_the_bugs_of_the_example_are_found(make: type[Example], promise: str, told: str) -> None:
     with pytest.raises(AssertionError, match=rf"(?s)^{make.__name__} broke the promise '{promise}'.*{told}"):
-        check_source(make, sizes=(1, 4), limit_s=0.5)
+        check_source(make, sizes=(1, 4), limit_s=0.5 if make is Example else 10)  # the one that spins
 
 
 def test_the_late_end_of_the_example_is_found() -> None:
