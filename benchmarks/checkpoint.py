@@ -77,6 +77,25 @@ class Report:
     def show(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self.say(table(head, rows))
 
+    def show_targets(self, form: str) -> None:
+        """What was asked for and what was measured, as numbers of this form."""
+        rows = [
+            (v.what, f"{v.sign} {v.limit:g}", format(v.measured, form), "yes" if v.reached else "NO")
+            for v in self.verdicts
+        ]
+        self.say("")
+        self.show(("target", "wanted", "measured", "reached"), rows)
+
+    def write(self, out: Path, repeats: int, libraries: Sequence[str]) -> None:
+        """The record as JSON, the tables as text beside it."""
+        where = machine()
+        where["libraries"] |= {name: installed(name) for name in libraries}
+        targets = [{**asdict(verdict), "reached": verdict.reached} for verdict in self.verdicts]
+        record = {"machine": where, "repeats": repeats, **self.record, "targets": targets}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(record, indent=2) + "\n")
+        out.with_suffix(".txt").write_text("\n".join(self.lines).lstrip("\n") + "\n")
+
 
 def main() -> None:
     """Measure the saves of each state, then resumes; print tables and targets, and write both them and a record."""
@@ -89,12 +108,8 @@ def main() -> None:
             measure_saves(state, Path(scratch), options.repeats, report)
     with tempfile.TemporaryDirectory(dir=SCRATCH) as scratch:
         measure_resumes(10**5 if options.quick else 10**6, Path(scratch), options.repeats, report)
-    rows = [
-        (v.what, f"{v.sign} {v.limit:g}", f"{v.measured:.3f}", "yes" if v.reached else "NO") for v in report.verdicts
-    ]
-    report.say("")
-    report.show(("target", "wanted", "measured", "reached"), rows)
-    write(options, report)
+    report.show_targets(".3f")
+    report.write(options.out, options.repeats, ("safetensors", "torchdata"))
 
 
 def arguments() -> argparse.Namespace:
@@ -241,17 +256,6 @@ def has(package: str) -> bool:
     if not found:
         print(f"skipped: {package} is not installed")
     return found
-
-
-def write(options: argparse.Namespace, report: Report) -> None:
-    """The record as JSON, the tables as text beside it."""
-    where = machine()
-    where["libraries"] |= {name: installed(name) for name in ("safetensors", "torchdata")}
-    targets = [{**asdict(verdict), "reached": verdict.reached} for verdict in report.verdicts]
-    record = {"machine": where, "repeats": options.repeats, **report.record, "targets": targets}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=2) + "\n")
-    options.out.with_suffix(".txt").write_text("\n".join(report.lines).lstrip("\n") + "\n")
 
 
 if __name__ == "__main__":

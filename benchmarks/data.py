@@ -11,9 +11,7 @@ made on the disk of this checkout, one at a time, and removed. The peers come wi
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +21,7 @@ import parsing
 import reading
 import torch
 from checkpoint import SCRATCH, Report
-from overhead import installed, machine, some
+from overhead import some
 
 RESULTS = Path(__file__).parent / "results" / "data.json"
 PARTS = ("memory", "sequences", "files", "ctf", "order", "torch")
@@ -45,12 +43,8 @@ def main() -> None:
     }
     for part in options.only:
         measures[part](options.quick, options.repeats, report)
-    rows = [
-        (v.what, f"{v.sign} {v.limit:g}", f"{v.measured:.3g}", "yes" if v.reached else "NO") for v in report.verdicts
-    ]
-    report.say("")
-    report.show(("target", "wanted", "measured", "reached"), rows)
-    write(options, report)
+    report.show_targets(".3g")
+    report.write(options.out, options.repeats, ("pyarrow", "torchdata", "datasets"))
 
 
 def arguments() -> argparse.Namespace:
@@ -65,17 +59,6 @@ def arguments() -> argparse.Namespace:
     options.repeats = options.repeats or (3 if options.quick else 7)
     options.gigabytes = options.gigabytes or (0.25 if options.quick else 4.0)
     return options
-
-
-def write(options: argparse.Namespace, report: Report) -> None:
-    """The record as JSON, the tables as text beside it."""
-    where = machine()
-    where["libraries"] |= {name: installed(name) for name in ("pyarrow", "torchdata", "datasets")}
-    targets = [{**asdict(verdict), "reached": verdict.reached} for verdict in report.verdicts]
-    record = {"machine": where, "repeats": options.repeats, **report.record, "targets": targets}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(record, indent=2) + "\n")
-    options.out.with_suffix(".txt").write_text("\n".join(report.lines).lstrip("\n") + "\n")
 
 
 if __name__ == "__main__":

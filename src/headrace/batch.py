@@ -104,6 +104,11 @@ class Batch:
         return f"Batch({self.rows} rows, {', '.join(parts)})"
 
     @property
+    def streams(self) -> list[Stream]:
+        """The streams that its fields show to be of."""
+        return [Stream.of(name, field) for name, field in self.fields.items()]
+
+    @property
     def share(self) -> float:
         """How large a part of the whole update this is, by rows."""
         if self._share is not None:

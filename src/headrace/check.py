@@ -209,6 +209,5 @@ def _not_finite(field: Any) -> Tensor:
         return torch.nonzero(~torch.isfinite(field).reshape(len(field), -1).all(dim=1)).view(-1)
     if not isinstance(field, Ragged | Sparse) or field.values is None:
         return torch.empty(0, dtype=torch.int64)
-    items = _not_finite(field.values).cpu()
-    rows: Tensor = torch.unique(torch.searchsorted(field.bounds, items, right=True) - 1)
+    rows: Tensor = torch.unique(field.rows_of(_not_finite(field.values).cpu()))
     return rows

@@ -8,14 +8,16 @@ library and used again at once. Environments that set `MALLOC_…` variables, or
 import ctypes
 import os
 import sys
+from functools import cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 256 << 20  # free memory at the top of the heap that is not given back
 LARGEST_BYTES = 32 << 20  # the largest block that may come from the heap; glibc allows no more
 
 
+@cache
 def keep_freed_memory() -> None:
-    """Tells the C library to keep freed memory, where it is glibc and nobody has told it otherwise."""
+    """Tells the C library, once, to keep freed memory, where it is glibc and nobody has told it otherwise."""
     if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -132,6 +132,7 @@ class Order:
         self.n, self.kind, self.seed, self.mix = n, kind, seed, mix
         self.block = min(block or n, n)
         self._tail = (n - 1) // self.block  # the last block: the only one that may be short
+        self._missing = (self._tail + 1) * self.block - n  # the rows that it lacks
         self._keys: tuple[int, Any, Any, Any, int] | None = None
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
@@ -168,18 +169,16 @@ class Order:
             return self.n
         slot = self._permutations(epoch)[3]
         after = (self._slot(position, slot) // self.mix + 1) * self.mix
-        missing = self.block - (self.n - self._tail * self.block)
-        return min(self.n, after * self.block - (missing if after > slot else 0))
+        return min(self.n, after * self.block - (self._missing if after > slot else 0))
 
     def _slot(self, position: int, slot: int) -> int:
         """The slot of a position, where the short block stands in `slot`."""
-        short = self.n - self._tail * self.block
-        return (position + (self.block - short if position >= slot * self.block + short else 0)) // self.block
+        behind = position >= (slot + 1) * self.block - self._missing
+        return (position + (self._missing if behind else 0)) // self.block
 
     def _mixed(self, epoch: int, positions: Indices, blocks: Any, slot: int) -> Indices:
         """Positions are shuffled within groups of `mix` slots; all groups but two have the same size."""
-        size, mix = self.block, self.mix
-        missing = size - (self.n - self._tail * size)  # rows that the short block lacks
+        size, mix, missing = self.block, self.mix, self._missing
         behind = positions + np.where(positions >= (slot + 1) * size - missing, missing, 0)
         groups = behind // (size * mix)
         firsts = groups * size * mix - np.where(groups * mix > slot, missing, 0)
@@ -207,16 +206,16 @@ class Order:
                 blocks = None if self.kind == "rows-only" else Permutation(self._tail + 1, "blocks", *key)
                 still = self.kind == "blocks-only"
                 inside = None if still else Permutation(self.block, "inside", *key)
-                tail = None if still else Permutation(self.n - self._tail * self.block, "tail", *key)
+                tail = None if still else Permutation(self.block - self._missing, "tail", *key)
                 slot = self._tail if blocks is None else int(blocks.inverse([self._tail])[0])
                 keys = (epoch, blocks, inside, tail, slot)
             self._keys = keys  # another thread may have put its own there meanwhile
         return keys[1:]
 
     def _two_levels(self, positions: Indices, blocks: Any, inside: Any, tail: Any, slot: int) -> Indices:
-        size, short = self.block, self.n - self._tail * self.block
-        after = positions >= slot * size + short  # behind the short block every position moves up
-        slots, offsets = np.divmod(positions + np.where(after, size - short, 0), size)
+        size, missing = self.block, self._missing
+        after = positions >= (slot + 1) * size - missing  # behind the short block every position moves up
+        slots, offsets = np.divmod(positions + np.where(after, missing, 0), size)
         ids = slots if blocks is None else blocks(slots)
         if inside is not None:
             in_tail = ids == self._tail

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import check
-from .batch import Batch, Stream
+from .batch import Batch
 from .callback import Callback, Callbacks, Progress
 from .data.adapt import as_data, as_table
 from .data.reader import Reader
@@ -112,12 +112,6 @@ def all_callbacks(callbacks: Any, progress: str | bool) -> Callbacks:
     if not isinstance(progress, str | bool) or progress not in styles:
         raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.")
     return Callbacks([*callbacks, Progress(styles[progress])])
-
-
-def streams_of(batch: Batch) -> list[Stream]:
-    """The streams that a batch shows to have."""
-    fields = batch.fields.items()
-    return [Stream.of(name, rows) for name, rows in fields]
 
 
 def as_batch(batch: Any) -> Batch:

@@ -19,6 +19,12 @@ def capture(device: torch.device) -> dict[str, Any]:
     }
 
 
+def standing() -> tuple[object, ...]:
+    """Where the host's generators stand, to be compared: whether anybody has drawn in between."""
+    numbers: Any = np.random.get_state(legacy=True)
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers[1].tobytes(), *numbers[2:]
+
+
 def restore(state: dict[str, Any], device: torch.device) -> None:
     """Sets the generators to where they stood; those of a device that was not there then stay as they are."""
     version, words, gauss = state["python"]

@@ -32,7 +32,6 @@ from .plan import (
     compile_in_place,
     deterministic_mode,
     source_on,
-    streams_of,
 )
 from .precision import Precision
 from .preempt import Preemption
@@ -239,7 +238,7 @@ class Trainer:
         The model stays in its arena between calls; `release` takes it out.
         """
         batch = as_batch(batch).to(self.device)
-        if (streams := streams_of(batch)) != self._known_streams:
+        if (streams := batch.streams) != self._known_streams:
             for objective in self.objectives.values():
                 objective.prepare(streams, {})
             self._known_streams = streams

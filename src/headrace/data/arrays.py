@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..batch import Batch, Stream
 from ..errors import DataError
-from ..field import Rows, Sparse, take, tensors_of
+from ..field import Rows, Sparse, take
 from .pages import populate
 from .source import Table
 
@@ -65,9 +65,7 @@ class ArrayTable(Table):
 
     def expect(self, start: int, stop: int, *, now: bool = True) -> None:
         for field in self.rows(start, stop).fields.values():
-            for tensor in tensors_of(field):
-                if tensor.is_contiguous():
-                    populate(tensor, now)
+            populate(field, now)
 
     def resident(self, device: torch.device) -> bool:
         return self.device == device

@@ -13,7 +13,16 @@ from ..field import Field, Ragged, Sparse
 from .codes import Categories, Place, codes, is_text, leaf_of, refuse_nulls, within
 from .schema import NUMBERS, categories_in, differs, fits, is_fixed, is_pair, schema_of, streams_of
 
-__all__ = ["array_of", "categories_in", "fields_of", "record_batch_of", "schema_of", "streams_of", "tensor_of"]
+__all__ = [
+    "array_of",
+    "categories_in",
+    "fields_of",
+    "only_ones",
+    "record_batch_of",
+    "schema_of",
+    "streams_of",
+    "tensor_of",
+]
 
 
 def fields_of(
@@ -87,6 +96,12 @@ def array_of(tensor: Tensor) -> Any:
         flat = flat.view(torch.uint16)
     kind = pa.type_for_alias(str(flat.dtype).removeprefix("torch."))
     return pa.Array.from_buffers(kind, len(flat), [None, pa.py_buffer(flat.numpy())])
+
+
+def only_ones(field: Any) -> bool:
+    """Whether a field has sparse rows of which every value is 1, so that none is kept."""
+    items = field.values if isinstance(field, Ragged) else field
+    return isinstance(items, Sparse) and items.values is None
 
 
 # --- reading ---------------------------------------------------------------------------------------------

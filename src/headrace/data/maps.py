@@ -1,17 +1,16 @@
 """Tables whose rows are changed on their way, many at a time, by a function of the fields."""
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .. import rng
 from ..batch import Batch, Stream
 from ..errors import ConfigError, DataError, HeadraceError, SourceError
-from ..field import Field, Ragged, map_tensors, tensors_of
+from ..field import Field, Ragged, map_tensors, nbytes_of
 from .draws import Draws
 from .source import Table
 from .views import Wrapper, blocks_of, digest, name_of
@@ -30,9 +29,8 @@ class Changed(Wrapper):
 
     def learn(self, first: Batch) -> None:
         """Learns the streams from rows that have been changed."""
-        self._streams = tuple(Stream.of(*item) for item in first.fields.items())
-        held = sum(tensor.nbytes for field in first.fields.values() for tensor in tensors_of(field))
-        self._row_bytes = held / max(1, first.rows)
+        self._streams = tuple(first.streams)
+        self._row_bytes = nbytes_of(first.fields) / max(1, first.rows)
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -138,18 +136,13 @@ def owned(batch: Batch) -> Batch:
 @contextmanager
 def _drawing_nothing(change: Change) -> Iterator[None]:
     """Raises if a function draws from a global generator: it is called in a thread, and not again after a resume."""
-    before = _generators()
+    before = rng.standing()
     yield
-    if _generators() != before:
+    if rng.standing() != before:
         raise ConfigError(
             f"map(): {name_of(change)} draws random numbers from a global generator, which no resume could repeat. "
             "Take them from a second parameter, the draws: def change(fields, draws)."
         )
-
-
-def _generators() -> tuple[object, ...]:
-    numpy = np.random.get_state(legacy=True)
-    return torch.get_rng_state().numpy().tobytes(), repr(numpy), random.getstate()
 
 
 def _lengths_of(fields: Mapping[str, Field]) -> dict[str, list[int]]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,12 +64,6 @@ class Reader(Source):
         else:
             self.order = Order(len(table), order, seed=seed, block=block or table.block, mix=mix)
         self.max_epochs, self.max_samples = max_epochs, max_samples
-        self._options: dict[str, Any] = {
-            "count": count,
-            "cross_epochs": cross_epochs,
-            "max_epochs": max_epochs,
-            "max_samples": max_samples,
-        }
         self.position = 0
         """Rows read since the beginning of the first epoch."""
         limits = [max_samples, None if max_epochs is None else max_epochs * self.order.n]
@@ -87,8 +80,17 @@ class Reader(Source):
     def over(self, table: Table) -> "Reader":
         """The same reading of another table."""
         order = self.order
-        options = {**self._options, "block": order.block, "mix": order.mix}
-        return Reader(table, order if isinstance(order, MixOrder) else order.kind, order.seed, **options)
+        return Reader(
+            table,
+            order if isinstance(order, MixOrder) else order.kind,
+            order.seed,
+            block=order.block,
+            mix=order.mix,
+            count=self.sized_by,
+            cross_epochs=self._span.crosses,
+            max_epochs=self.max_epochs,
+            max_samples=self.max_samples,
+        )
 
     @property
     def streams(self) -> Sequence[Stream]:

@@ -1,4 +1,4 @@
-"""Tables made of tables: one after the other, side by side, a part of one, or with every row changed."""
+"""Tables made of tables: one after the other, side by side, a part of one, or moved to a device."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from .draws import Draws
 from .source import Table, check_names
 
 BLOCK = 65536  # rows looked at together where a whole table is read once
-NEAR = 4
+NEAR = 4  # rows that are chosen from no more than so many times their number lie together
 
 
 class Concat(Table):

@@ -4,7 +4,7 @@ Order is import order: `offsets rows sparse ragged`.
 """
 
 from .ragged import Ragged
-from .rows import Field, Opaque, Rows, cat, has_rows, map_tensors, split_fields, take, tensors_of
+from .rows import Field, Opaque, Rows, cat, has_rows, map_tensors, nbytes_of, split_fields, take, tensors_of
 from .sparse import Sparse
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "cat",
     "has_rows",
     "map_tensors",
+    "nbytes_of",
     "split_fields",
     "take",
     "tensors_of",

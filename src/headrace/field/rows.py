@@ -31,6 +31,10 @@ class Rows(ABC):
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors())
 
+    def rows_of(self, items: Tensor) -> Tensor:
+        """The rows that items belong to, all of these by their numbers on the host."""
+        return torch.searchsorted(self.bounds, items, right=True) - 1
+
     @abstractmethod
     def __getitem__(self, key: Any) -> Any:
         """Rows start:stop, as a view."""
@@ -133,6 +137,11 @@ def tensors_of(field: Any) -> list[Tensor]:
     if isinstance(field, Tensor):
         return [field]
     return field.tensors() if isinstance(field, Rows) else []
+
+
+def nbytes_of(fields: Mapping[str, Any]) -> int:
+    """The bytes of all tensors of some fields."""
+    return sum(tensor.nbytes for field in fields.values() for tensor in tensors_of(field))
 
 
 def map_tensors(field: Any, change: Any) -> Any:

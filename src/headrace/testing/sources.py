@@ -1,12 +1,8 @@
 """The conformance kit for sources: every sentence of the contract of `headrace.Source`, tried."""
 
-import random
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
-import torch
-
+from .. import rng
 from ..data.source import Source, Table
 from .epochs import check_epochs, check_flags
 from .pulls import ENDLESS, Pulls, Run, same, same_state
@@ -87,9 +83,9 @@ def _declared(trial: Trial, held: Pulls) -> Source:
 def _one_size(trial: Trial, fresh: Callable[[], Pulls], size: int, batches: int, workers: Sequence[int]) -> Run:
     """Everything that can be said of one size; returns what the source gives."""
     first = fresh()
-    before = _generators()
+    before = rng.standing()
     run = first.run(size, batches)
-    trial.that("random", _generators() == before, f"size {size}", "the global generators left alone", "one moved on")
+    trial.that("random", rng.standing() == before, f"size {size}", "the global generators left alone", "one moved on")
     trial.that("rows", bool(run.batches), f"size {size}", "a batch at least", "None at once")
     _unchanged(trial, first, run)
     check_flags(trial, first.source, run)
@@ -198,9 +194,3 @@ def _unchanged(trial: Trial, held: Pulls, run: Run) -> None:
         now = held.see(batch, f"size {run.size}, batch {k}")
         trial.that("value", now.rows == seen.rows, f"size {run.size}, batch {k}, looked at after the last", seen, now)
     held.given.clear()
-
-
-def _generators() -> tuple[Any, ...]:
-    """The state of the generators that everybody shares."""
-    numbers: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers[1].tobytes(), *numbers[2:]

@@ -39,12 +39,13 @@ class Cache:
     reading: str
 
     @classmethod
-    def of(cls, path: Path, descriptor: int, reading: Any, directory: Path | None) -> "Cache":
+    def of(cls, path: Path, descriptor: int, mark: str, reading: Any, directory: Path | None) -> "Cache":
+        """`mark` is the `sample` of the file that is open."""
         stem = f".{path.name if len(os.fsencode(path.name)) < 150 else _digest(path.name)}"
         if directory is not None:  # files of one name may share it
             stem += f".{_digest(str(path.resolve().parent))[:8]}"
         found = os.fstat(descriptor)
-        content = _digest([VERSION, found.st_size, found.st_mtime_ns, sample(descriptor)])
+        content = _digest([VERSION, found.st_size, found.st_mtime_ns, mark])
         return cls(directory or path.parent, stem, content, _digest(reading))
 
     def find(self) -> Path | None:

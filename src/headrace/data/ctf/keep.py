@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...batch import Stream
-from ...field import Field, Ragged, Sparse, cat, tensors_of
-from ..arrow import fields_of, record_batch_of, schema_of, streams_of
+from ...field import Field, cat, nbytes_of
+from ..arrow import fields_of, only_ones, record_batch_of, schema_of, streams_of
 
 BATCH_BYTES = 1 << 26
 SUMMARY = "headrace.ctf"
@@ -35,7 +35,7 @@ class Keeper:
         if self._bytes >= BATCH_BYTES:  # not before there are more: what is held last says what was read
             self._write({})
         self._held.append(fields)
-        self._bytes += sum(tensor.nbytes for rows in fields.values() for tensor in tensors_of(rows))
+        self._bytes += nbytes_of(fields)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The rest, and with it a summary."""
@@ -50,7 +50,7 @@ class Keeper:
     def _write(self, metadata: Mapping[str, str]) -> None:
         fields = {s.name: cat([part[s.name] for part in self._held]) for s in self._streams}
         self._held, self._bytes = [], 0
-        if valued := {name for name in self._ones if has_values(fields[name])}:
+        if valued := {name for name in self._ones if not only_ones(fields[name])}:
             self._add_values(valued)
         if self._writer is None:
             self._open()
@@ -79,12 +79,6 @@ class Keeper:
                 self._writer.write_batch(record_batch_of(fields_of(batch, self._streams), self._schema))
 
 
-def has_values(rows: Any) -> bool:
-    """Whether sparse rows have numbers other than 1."""
-    items = rows.values if isinstance(rows, Ragged) else rows
-    return isinstance(items, Sparse) and items.values is not None
-
-
 def summary_of(path: Path) -> dict[str, Any]:
     """What was said when a file was finished."""
     import pyarrow as pa
@@ -99,7 +93,7 @@ def write_part(path: Path, streams: Sequence[Stream], fields: Mapping[str, Field
     """The rows of one piece, as they are."""
     import pyarrow as pa
 
-    ones = {stream.name for stream in streams if stream.layout == "sparse" and not has_values(fields[stream.name])}
+    ones = {stream.name for stream in streams if stream.layout == "sparse" and only_ones(fields[stream.name])}
     schema = schema_of(streams, ones=ones)
     with pa.ipc.new_file(str(path), schema) as writer:
         writer.write_batch(record_batch_of(fields, schema))

@@ -1,6 +1,5 @@
 """`open_ctf`: a file in CNTK's text format as a Table, parsed once and then read in place."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from ...batch import Stream
 from ...errors import ConfigError, DataError, unknown
 from ..files import open_table
 from ..files.select import streams_in
-from ..source import Table
+from ..source import Table, fingerprint_of
 from ..views import Wrapper
 from .build import Summary, build
 from .cache import Cache, sample
@@ -77,7 +76,7 @@ class Reading:
         with open_text(self.path) as text:
             mark = sample(text.descriptor)
             said = [layout.described(), [stream.name for stream in self.streams], self.skip]
-            cache = Cache.of(self.path, text.descriptor, said, self.cache)
+            cache = Cache.of(self.path, text.descriptor, mark, said, self.cache)
             text.check_unchanged()
         kept = cache.find()
         if kept is None:
@@ -115,8 +114,7 @@ class TextTable(Wrapper):
 
     def fingerprint(self) -> str:
         """Of the text, and of how it is read: neither where it is nor when it was written."""
-        said = [self.mark, len(self), *self.streams, self.reading.fields, self.reading.skip]
-        return hashlib.blake2b("\n".join(map(str, said)).encode(), digest_size=8).hexdigest()
+        return fingerprint_of(self.mark, len(self), *self.streams, self.reading.fields, self.reading.skip)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._again, self.mark)

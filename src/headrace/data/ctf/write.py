@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...batch import Batch, Stream
 from ...errors import DataError
-from ...field import Field, Ragged, Sparse, tensors_of
+from ...field import Field, Ragged, Sparse, nbytes_of
 from ..arrow import array_of
 from ..files.whole import whole
 from ..files.write import check_rows, same_streams, say_what_is_lost
@@ -60,14 +60,14 @@ def _blocks(data: Any, names: Mapping[str, str] | None) -> Iterator[tuple[Layout
         while start < len(data):
             stop = min(len(data), start + rows)
             fields = data.rows(start, stop).fields
-            size = sum(tensor.nbytes for field in fields.values() for tensor in tensors_of(field))
+            size = nbytes_of(fields)
             yield layout, fields, stop - start
             rows = max(1, min(4 * rows, BLOCK_BYTES * (stop - start) // max(1, size)))
             start = stop
         return
     known: Layout | None = None
     for batch in same_streams(data):
-        known = known or _layout([Stream.of(name, field) for name, field in batch.fields.items()], names)
+        known = known or _layout(batch.streams, names)
         yield known, batch.fields, batch.rows
 
 

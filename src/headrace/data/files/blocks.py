@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch, Stream, torch_dtype
-from ...field import Field, map_tensors, take, tensors_of
+from ...field import Field, map_tensors, nbytes_of, take, tensors_of
 from ..codes import Categories
 from ..pages import populate
 from ..source import Table
@@ -96,7 +96,7 @@ class Cache:
                 self._held.move_to_end(key)
                 return self._held[key][0]
         fields = decode()
-        size = sum(tensor.nbytes for field in fields.values() for tensor in tensors_of(field))
+        size = nbytes_of(fields)
         with self._lock:
             self._count(key, fields)
             self._bytes += size - self._held.pop(key, ({}, 0))[1]
@@ -166,9 +166,7 @@ class Block(Table):
 
     def expect(self, start: int, stop: int, *, now: bool = True) -> None:
         for field in self._in_place().values():
-            for tensor in tensors_of(field[start:stop]):  # type: ignore[index]
-                if tensor.is_contiguous():
-                    populate(tensor, now)
+            populate(field[start:stop], now)  # type: ignore[index]
 
     @property
     def row_bytes(self) -> float:

@@ -155,22 +155,18 @@ def cast(field: Any, dtype: torch.dtype, name: str, where: Callable[[int], str])
     """A field of another dtype; a number that the dtype does not hold is refused."""
     if field.dtype == dtype:
         return field
+    if not isinstance(field, Ragged | Sparse):
+        return _cast(field, dtype, name, where)
+
+    def of_item(item: int) -> str:
+        return where(int(field.rows_of(torch.tensor(item))))
+
     if isinstance(field, Ragged):
-
-        def of_item(item: int) -> str:
-            return where(int(torch.searchsorted(field.bounds, item, right=True)) - 1)
-
         return field.with_values(cast(field.values, dtype, name, of_item))
-    if isinstance(field, Sparse):
-
-        def of_index(item: int) -> str:
-            return where(int(torch.searchsorted(field.bounds, item, right=True)) - 1)
-
-        made = field.map(lambda tensor: tensor)
-        made.values = None if field.values is None else cast(field.values, dtype, name, of_index)
-        made.dtype = dtype
-        return made
-    return _cast(field, dtype, name, where)
+    made = field.map(lambda tensor: tensor)
+    made.values = None if field.values is None else cast(field.values, dtype, name, of_item)
+    made.dtype = dtype
+    return made
 
 
 def _cast(rows: Tensor, dtype: torch.dtype, name: str, where: Callable[[int], str]) -> Tensor:

@@ -1,6 +1,5 @@
 """Tables from files: whatever their kind, columns become streams and strings become codes."""
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -8,7 +7,7 @@ from typing import Any, Literal
 from ...batch import Stream
 from ...errors import ConfigError, DataError, unknown
 from ..codes import Categories, shown, strings_of
-from ..source import Table
+from ..source import Table, fingerprint_of
 from ..views import Concat, Wrapper
 from .blocks import BUDGET_BYTES, Block, Cache, Store, firsts
 from .csv import READ_AS, open_csv
@@ -96,7 +95,7 @@ class FileTable(Wrapper):
         if not self._fingerprint:
             digests = [file.digest() for file in self.files]
             said = [len(self), *self.streams, self._wish.selection.columns, sorted(self._categories.items()), *digests]
-            whole = hashlib.blake2b("\n".join(map(str, said)).encode(), digest_size=8).hexdigest()
+            whole = fingerprint_of(*said)
             each = "".join(digest[:4] for digest in digests) if len(digests) <= FINGERPRINTED else ""
             self._fingerprint = f"{whole}:{each}"
         return self._fingerprint

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ...batch import Batch, Stream, concat
 from ...errors import ConfigError, DataError
-from ...field import Ragged, Sparse
-from ..arrow import record_batch_of, schema_of
+from ..arrow import only_ones, record_batch_of, schema_of
 from ..source import Table
 from .whole import whole
 
@@ -88,26 +87,19 @@ def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:
     first = next(blocks, None)
     if first is None:
         raise DataError("there are no batches to write: nothing says what their streams are.")
-    streams = [Stream.of(name, first[name]) for name in first]
     categories = data.categories if isinstance(data, Table) else {}
-    ones = {name for name in first if _no_values(first[name])} if isinstance(data, Table) else set()
+    ones = {name for name in first if only_ones(first[name])} if isinstance(data, Table) else set()
     for _ in range(1 + bool(ones)):
-        schema = schema_of(streams, ones, categories)
+        schema = schema_of(first.streams, ones, categories)
         with create(schema) as writer:
             for block in chain([first], blocks):
-                if any(not _no_values(block[name]) for name in ones):  # written again, with all values
+                if any(not only_ones(block[name]) for name in ones):  # written again, with all values
                     ones, blocks = set(), _blocks(data, rows)
                     first = next(blocks)
                     break
                 writer.write_batch(record_batch_of(block.fields, schema, categories))
             else:
                 return
-
-
-def _no_values(field: Any) -> bool:
-    """Whether a field has sparse rows that are all ones."""
-    items = field.values if isinstance(field, Ragged) else field
-    return isinstance(items, Sparse) and items.values is None
 
 
 def _npz(data: Any, path: Path, rows: int) -> None:
@@ -149,7 +141,7 @@ def same_streams(batches: Iterable[Any]) -> Iterator[Batch]:
     for batch in batches:
         if not isinstance(batch, Batch):
             raise DataError(_not_rows(batch))
-        streams = [Stream.of(name, field) for name, field in batch.fields.items()]
+        streams = batch.streams
         first = first or streams
         if streams != first:
             one, other = (", ".join(map(str, each)) for each in (first, streams))

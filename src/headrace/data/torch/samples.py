@@ -1,12 +1,10 @@
 """The samples of a map-style dataset, asked for one by one, as a Table."""
 
-import random
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,9 +28,9 @@ class Samples(Table):
         if not self._length:
             raise DataError(f"{self._who} has no rows: there is nothing to read.")
         self._many = callable(getattr(dataset, "__getitems__", None))
-        before = rng.capture(_CPU)
-        self._streams = tuple(Stream.of(*item) for item in self.take(torch.zeros(1, dtype=torch.int64)).fields.items())
-        if _drawn(before):
+        before, stood = rng.capture(_CPU), rng.standing()
+        self._streams = tuple(self.take(torch.zeros(1, dtype=torch.int64)).streams)
+        if rng.standing() != stood:
             rng.restore(before, _CPU)
             warnings.warn(
                 f"{self._who} draws random numbers for its samples. As a Table it is read ahead, in a thread, so that "
@@ -95,18 +93,6 @@ def _length(dataset: Any) -> int:
             f"{type(dataset).__name__} has no __len__: its rows cannot be counted. Give it one, or make it an "
             "IterableDataset."
         ) from None
-
-
-def _drawn(before: dict[str, Any]) -> bool:
-    """Whether anything has drawn random numbers since."""
-    _, words, _ = random.getstate()
-    key = np.random.get_state(legacy=False)["state"]
-    same = [
-        torch.equal(before["torch"], torch.get_rng_state()),
-        torch.equal(before["python"][1], torch.tensor(words)),
-        before["numpy"]["state"]["pos"] == key["pos"] and bool((before["numpy"]["state"]["key"] == key["key"]).all()),
-    ]
-    return not all(same)
 
 
 def _listed(rows: list[int]) -> str:
