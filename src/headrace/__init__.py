@@ -2,10 +2,10 @@
 
 Modules in import order; each imports only from those above it:
 
-    errors  length  disk  codec  rng  snapshot  checkpoint  field  batch  order  data  sizes  malloc  feed  testing
-    comm  arena  loss  memory  objective  outcome  metric  tally  strategy  precision  guard  step  history
-    info  callback  config  schedule  evaluate  check  plan  preempt  run  weights  standing  keeper
-    leaving  loop  trainer  recipe  export  cli  __main__
+    errors  length  disk  codec  rng  snapshot  checkpoint  field  batch  order  data  sizes  malloc  feed
+    comm  leased  arena  loss  memory  objective  outcome  metric  tally  strategy  precision  guard  together
+    update  step  history  info  callback  config  schedule  evaluate  check  plan  preempt  run  weights  standing
+    keeper  crew  leaving  loop  trainer  recipe  engine  export  testing  cli  __main__
 """
 
 from importlib import import_module
@@ -24,6 +24,7 @@ _HOMES = {
     "data.reader": ["Reader"],
     "data.source": ["Cursor", "Shard", "Source", "Table"],
     "data.torch": ["LoaderSource", "as_dataset", "from_dataset"],
+    "engine": ["Network", "launch"],
     "errors": [
         "CheckpointError",
         "ConfigError",
@@ -35,6 +36,7 @@ _HOMES = {
         "OutOfMemoryError",
         "RunError",
         "SourceError",
+        "WorkerError",
     ],
     "feed": ["Feed"],
     "field": ["Ragged", "Sparse"],
@@ -47,6 +49,7 @@ _HOMES = {
     "outcome": ["Outcome"],
     "recipe": ["Recipe"],
     "schedule": ["OneCycle", "Schedule", "WarmupCosine", "WarmupLinear"],
+    "strategy": ["Asynchronous", "BlockMomentum", "DiLoCo", "Elastic", "Periodic", "Strategy", "Synchronous"],
     "trainer": ["Trainer"],
     "weights": ["load_weights"],
 }
@@ -82,6 +85,8 @@ if TYPE_CHECKING:
     from .data.torch import LoaderSource as LoaderSource
     from .data.torch import as_dataset as as_dataset
     from .data.torch import from_dataset as from_dataset
+    from .engine import Network as Network
+    from .engine import launch as launch
     from .errors import CheckpointError as CheckpointError
     from .errors import ConfigError as ConfigError
     from .errors import CorruptError as CorruptError
@@ -92,6 +97,7 @@ if TYPE_CHECKING:
     from .errors import OutOfMemoryError as OutOfMemoryError
     from .errors import RunError as RunError
     from .errors import SourceError as SourceError
+    from .errors import WorkerError as WorkerError
     from .feed import Feed as Feed
     from .field import Ragged as Ragged
     from .field import Sparse as Sparse
@@ -117,6 +123,13 @@ if TYPE_CHECKING:
     from .schedule import Schedule as Schedule
     from .schedule import WarmupCosine as WarmupCosine
     from .schedule import WarmupLinear as WarmupLinear
+    from .strategy import Asynchronous as Asynchronous
+    from .strategy import BlockMomentum as BlockMomentum
+    from .strategy import DiLoCo as DiLoCo
+    from .strategy import Elastic as Elastic
+    from .strategy import Periodic as Periodic
+    from .strategy import Strategy as Strategy
+    from .strategy import Synchronous as Synchronous
     from .trainer import Trainer as Trainer
     from .weights import load_weights as load_weights
 

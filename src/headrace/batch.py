@@ -60,12 +60,13 @@ def torch_dtype(name: str) -> torch.dtype:
 class Batch:
     """Rows of every stream by name, and the cursor that follows them.
 
-    `rows` counts the rows held here; `total` those of the whole update, over all microbatches and workers.
+    `rows` counts the rows held here; `total` those of the whole update, over all microbatches and workers; `samples`
+    those that all workers use meanwhile, also where each makes updates of its own.
     `cursor` is what to keep once the update has been applied; `ends_epoch` is true when the batch reaches
     or crosses the end of an epoch.
     """
 
-    __slots__ = ("_share", "cursor", "ends_epoch", "fields", "rows", "total", "whole")
+    __slots__ = ("_share", "cursor", "ends_epoch", "fields", "rows", "samples", "total", "whole")
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class Batch:
     ) -> None:
         self.fields = fields
         self.rows = _rows_of(fields) if rows is None else rows
-        self.total = self.rows if total is None else total
+        self.total = self.samples = self.rows if total is None else total
         self.cursor = cursor
         self.ends_epoch = ends_epoch
         self._share = share

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .length import Length
+from .strategy import Synchronous
 
 SETTINGS = (
     "loss",
@@ -28,15 +29,19 @@ SETTINGS = (
     "target",
     "deterministic",
     "nonfinite",
+    "strategy",
 )
 """The arguments of a trainer that a run is resumed with."""
+OF_THE_MOMENT = ("comm", "started")
+"""What a strategy holds that is no setting."""
 LONGEST = 64  # elements of a tensor that are written out
 Config = dict[str, Any]
 
 
 def of_settings(given: Mapping[str, Any]) -> Config:
     """The arguments of a trainer that a resumed run has to repeat."""
-    return {name: plain(given[name]) for name in SETTINGS}
+    strategy = given["strategy"] or Synchronous()  # one worker or several, it is the same
+    return {name: plain(strategy if name == "strategy" else given[name]) for name in SETTINGS}
 
 
 def of_optimizers(optimizers: Mapping[str, Optimizer]) -> Config:
@@ -80,21 +85,23 @@ def plain(value: Any, depth: int = 4) -> Any:
         return str(value)
     if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}{_digest(value)}"
-    held = {name: plain(item, depth - 1) for name, item in _held(value).items() if depth and not name.startswith("_")}
-    return {"kind": type(value).__name__, **held}
+    held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
+    return {"kind": type(value).__name__, **{name: plain(item, depth - 1) for name, item in held.items()}}
 
 
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> list[str]:
-    """Every setting that is not what it was, with both values."""
+def differences(
+    saved: Mapping[str, Any], now: Mapping[str, Any], at: str = "", between: tuple[str, str] = ("in the run", "now")
+) -> list[str]:
+    """Every setting that is not what it was, with both values; `between` says whose they are."""
     found = []
     for key in [*saved, *(key for key in now if key not in saved)]:
         name, before, after = f"{at}{key}", saved.get(key), now.get(key)
         if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
             before, after = dict(enumerate(before)), dict(enumerate(after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{name}.")
+            found += differences(before, after, f"{name}.", between)
         elif before != after:
-            found.append(f"{name}: {before!r} in the run, {after!r} now")
+            found.append(f"{name}: {before!r} {between[0]}, {after!r} {between[1]}")
     return found
 
 

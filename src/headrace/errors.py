@@ -11,6 +11,7 @@ the builtin that a caller would think of catching.
     ├── NonFiniteError   (ArithmeticError)  a NaN or an infinity in a loss, a gradient or a buffer
     ├── OutOfMemoryError (MemoryError)      a batch that the memory does not hold
     ├── RunError         (OSError)          a run directory that cannot be used: locked, full, not there
+    ├── WorkerError      (RuntimeError)     another worker that failed, was lost or keeps the others waiting
     └── CheckpointError  (ValueError)       a checkpoint that cannot be used here
         └── CorruptError                    one whose bytes are not those that were written
 """
@@ -52,6 +53,10 @@ class RunError(HeadraceError, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""  # an OSError with a number would say that instead
+
+
+class WorkerError(HeadraceError, RuntimeError):
+    """Another worker failed, was lost, or keeps the others waiting; the message says which one, where and why."""
 
 
 class CheckpointError(HeadraceError, ValueError):

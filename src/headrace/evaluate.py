@@ -91,7 +91,8 @@ def limited(feed: Iterable[Batch], limit: int | None, check: Callable[[], None])
     rows = 0
     for batch in feed:
         check()
-        yield batch
+        if batch.rows:  # a worker may have none of a small one
+            yield batch
         rows += batch.total
         if limit is not None and rows >= limit:
             return
@@ -154,18 +155,22 @@ def apart(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Ou
         yield as_outcome(step(batch), "evaluate_step")
 
 
+AddUp = Callable[[Tally, Metrics], tuple[dict[str, float], dict[str, Any]]]
+"""Losses and metrics over what was seen, here and by other workers."""
+
+
 def score(
-    outcomes: Iterable[Outcome], name: str, metrics: Metrics, objective: Objective, target: str
+    outcomes: Iterable[Outcome], name: str, metrics: Metrics, objective: Objective, target: str, add_up: AddUp
 ) -> dict[str, Any]:
     """Loss, terms and metrics over one pass, by keys that begin with `name`."""
-    tally, found = Tally(), False
+    tally = Tally()
     with torch.no_grad():
         for outcome in outcomes:
             record(outcome, tally, metrics, objective, target)
-            found = True
-    if not found:
+    row = report(name, tally, metrics, add_up)
+    if not row:
         raise DataError(f"the {name} data gave no rows. Pass data with at least one.")
-    return report(name, tally, metrics)
+    return row
 
 
 def record(outcome: Outcome, tally: Tally, metrics: Metrics, objective: Objective, target: str) -> None:
@@ -194,36 +199,48 @@ def _compared(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
     return outputs, target.to_dense() if isinstance(target, Sparse) else target
 
 
-def report(name: str, tally: Tally, metrics: Metrics) -> dict[str, Any]:
+def report(name: str, tally: Tally, metrics: Metrics, add_up: AddUp) -> dict[str, Any]:
     """What has been added up since the last report, if anything; it starts anew."""
-    losses = tally.read()
+    losses, scores = add_up(tally, metrics)
     row: dict[str, Any] = {f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items()}
-    row |= {f"{name}/{metric}": value for metric, value in metrics.compute().items()}
+    row |= {f"{name}/{metric}": value for metric, value in scores.items()}
     tally.reset()
     metrics.reset()
     return row
 
 
-def predictions(objective: Objective, model: nn.Module, feed: Feed, precision: Precision) -> Any:
+Gather = Callable[[list[Any], Sequence[int]], list[Any]]
+"""The outputs of all workers, batch by batch, from those of this one and the rows of each whole batch."""
+
+
+def predictions(
+    objective: Objective, model: nn.Module, feed: Feed, precision: Precision, gather: Gather | None = None
+) -> Any:
     """What the model returns for every row, in order, on the host; moved there a macrobatch at a time."""
-    found: list[list[Any]] = []
+    found: list[Any] = []
     held: list[Any] = []
+    totals: list[int] = []
     own = type(objective).outputs is not Objective.outputs
     outputs: Callable[[nn.Module, Batch], Any] = objective.outputs if own else objective.call
     with torch.no_grad(), precision.context():
         for batch in feed:
-            if held or found:
+            totals.append(batch.total)
+            if not batch.rows:  # a worker may have none of a small batch
+                pass
+            elif held or found:
                 held.append(outputs(model, batch))
             else:
                 held.append(first_call(outputs, model, batch))
                 if outputs is objective.call:  # the streams stay what they are: no need to ask again
                     outputs = objective.call.way(tuple(batch.fields))
             if feed.ends_macrobatch:
-                found.append(held if feed.device.type == "cpu" else _on_host(held))
+                found += held if feed.device.type == "cpu" else _on_host(held, apart=gather is not None)
                 held = []
+    if gather is not None:
+        found = gather(found, totals)
     if not found:
         raise DataError("the predict data gave no rows. Pass data with at least one.")
-    joined = _joined([output for part in found for output in part])
+    joined = _joined(found)
     return tree_map(lambda leaf: map_tensors(leaf, _whole), joined) if precision.halves else joined
 
 
@@ -231,9 +248,9 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _on_host(outputs: list[Any]) -> list[Any]:
-    """Consecutive outputs on the host; tensors are joined before they travel."""
-    if all(isinstance(leaf, Tensor) for leaf in tree_flatten(outputs[0])[0]):
+def _on_host(outputs: list[Any], apart: bool) -> list[Any]:
+    """Consecutive outputs on the host; tensors are joined before they travel, unless they are wanted `apart`."""
+    if outputs and not apart and all(isinstance(leaf, Tensor) for leaf in tree_flatten(outputs[0])[0]):
         outputs = [_joined(outputs)]
     return [
         tree_map(lambda leaf: leaf.to("cpu") if isinstance(leaf, Tensor | Rows) else leaf, part) for part in outputs

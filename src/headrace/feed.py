@@ -115,6 +115,13 @@ class Feed:
         self._given = None
         self.finished = self.finished or macrobatch is None
 
+    def share(self, shard: Shard) -> None:
+        """From the next batch on, another part of each is read."""
+        if shard != self.shard:
+            self.close()
+            self.shard = shard
+            self._stager = self._choose_stager()
+
     def close(self) -> None:
         """Ends the thread, if there is one, and drops what was staged ahead.
 

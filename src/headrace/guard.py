@@ -54,6 +54,10 @@ class Guard(ABC):
         """Whether the host knows that a batch teaches nothing: none of its weights is more than 0."""
 
     @abstractmethod
+    def buffers(self, buffers: Buffers) -> Scalar:
+        """A number that is not finite if the step at hand has made a buffer so."""
+
+    @abstractmethod
     def settle(self) -> None:
         """Learns about updates that the host has not looked at yet; raises if one was bad."""
 
@@ -94,6 +98,11 @@ class HostGuard(Guard):
 
     def idle(self, weights: Sequence[Scalar]) -> bool:
         return not any(weights)
+
+    def buffers(self, buffers: Buffers) -> float:
+        moved = buffers.moved()
+        sound = not moved or math.isfinite(float(_sum(moved))) or not buffers.unusual()
+        return 0.0 if sound else math.nan
 
     def forget(self) -> None:
         pass
@@ -136,6 +145,10 @@ class DeviceGuard(Guard):
 
     def idle(self, weights: Sequence[Scalar]) -> bool:
         return not any(isinstance(weight, Tensor) or weight for weight in weights)
+
+    def buffers(self, buffers: Buffers) -> Scalar:
+        moved = [buffer for buffer in buffers.spread() if buffer.device == self._count.device]
+        return _sum(moved) if moved else 0.0
 
     def forget(self) -> None:
         self._pending, self._host_steps = [], []

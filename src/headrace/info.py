@@ -48,6 +48,14 @@ class Info:
     outcome: Outcome | None = None
     stopping: str = ""
     """Why the loop ends after this update, if it does."""
+    wish: str = ""
+    """Why this worker wants it to end, as long as the others have not been asked."""
+    alone: bool = True
+    """Whether there is nobody to be asked."""
+    leased: bool = False
+    """Whether a center lends out the data: it is known there when they end."""
+    rates: list[float] = field(default_factory=list)
+    """Rows a second of each worker, as of the last report."""
     marks: dict[str, Best] = field(default_factory=dict)
     """The best step so far, for each who looks for one."""
     resumed: int = 0
@@ -93,7 +101,7 @@ class Info:
         """An update has been made of this batch."""
         counters = self.counters
         counters.steps += 1
-        counters.samples += batch.total
+        counters.samples += batch.samples
         counters.epochs += batch.ends_epoch
         counters.minutes = (time.perf_counter() - self._began) / 60
         self.batch += 1
@@ -101,14 +109,21 @@ class Info:
         self.look_at_limits()
 
     def look_at_limits(self) -> None:
-        """Asks the loop to end if a limit has been reached."""
+        """Asks the loop to end if a limit has been reached. Only the clock differs from worker to worker."""
         for limit in self.limits:
             if limit.reached(self.counters):
-                self.stop(f"{limit} reached")
+                why = f"{limit} reached"
+                if limit.unit == "minutes":
+                    self.stop(why)
+                elif limit.unit == "steps" or not self.leased:
+                    self.stopping = self.stopping or why
 
     def stop(self, why: str) -> None:
-        """Asks the loop to end after this update."""
-        self.stopping = self.stopping or why
+        """Asks the loop to end after this update, or, with several workers, as soon as all of them know."""
+        if self.alone:
+            self.stopping = self.stopping or why
+        else:
+            self.wish = self.wish or why
 
     @property
     def best(self) -> Best | None:

@@ -20,15 +20,16 @@ from .info import Best, Info
 from .length import Length
 from .run import RUN, Run
 from .snapshot import Copier
-from .standing import Standing
 from .weights import check_model, load_model
 
 RESUME = ("auto", "must", "never")
 State = dict[str, Any]
 _FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_files(0)}
-"""The files of the parts of the state, plain values and tensors, that are not the trainer's own."""
+"""The files of the parts of the state, plain values and tensors, that are not the trainer's own. "worker 1" and so on
+are in files of their own."""
 _PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best", "marks"}
 _PARTS |= {"complete", "config", "limits", "worker", "source", "history"}
+"""The parts that every checkpoint has; "strategy" and "round" are those of several workers."""
 _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
 
@@ -59,14 +60,18 @@ class Keeper:
         """Whether a checkpoint is to be written now."""
         return False
 
+    def overdue(self) -> bool:
+        """Whether, by the clock of whoever keeps the training for others, they are to save."""
+        return False
+
     def settle(self) -> None:
         """Returns once everything that was saved is on the disk; raises if it could not be."""
 
     def report(self, row: Mapping[str, Any]) -> None:
         """A row of the history is complete."""
 
-    def save(self, at: Standing, again: bool = False) -> None:
-        """Writes a checkpoint of what the training is now; `again`: there is one of this step, which knows less."""
+    def save(self, state: State, info: Info, again: bool = False) -> None:
+        """Writes a checkpoint of this state; `again`: there is one of this step, which knows less."""
 
     def mark_best(self, model: nn.Module) -> None:
         """The model is the best so far."""
@@ -137,7 +142,7 @@ class RunKeeper(Keeper):
             return None
         check_model(contents.tensors.get(MODEL, {}), model.state_dict())
         state = decode(contents)
-        state["forced"] = self._override
+        state["forced"], state["saved"] = self._override, contents.step
         state["overridden"] = self._check_settings(state["config"], settings, state["limits"], limits)
         self._rows_until = contents.step - ("row" not in state["done"])
         for step in steps[-(self._keep.last or 1) :]:
@@ -148,7 +153,7 @@ class RunKeeper(Keeper):
         with suppress(OSError):  # whatever a save that was cut short has left
             self._store.clean()
         self._run.probe(2 * nbytes)
-        _add_later(info.history.rows, self._run.cut(self._rows_until))
+        _add_later(info.history.rows, self._run.cut(min(self._rows_until, info.step)))
         self._run.configure(self._config)
         if info.best is not None and not self._run.tells_best(info.best.step):
             self._tell_best(info.best)
@@ -167,10 +172,9 @@ class RunKeeper(Keeper):
     def report(self, row: Mapping[str, Any]) -> None:
         self._run.report(row)
 
-    def save(self, at: Standing, again: bool = False) -> None:
+    def save(self, state: State, info: Info, again: bool = False) -> None:
         self._saver.wait()
         self._saved_at = time.perf_counter()
-        info, state = at.info, at.state_dict()
         rows = [*info.history.rows[:-1], *(dict(row) for row in info.history.rows[-1:])]
         contents = encode(info.step, {part: value for part, value in state.items() if part not in _LARGE})
         tensors: dict[Any, Tensor] = {
@@ -272,19 +276,26 @@ def make_keeper(
 
 
 def encode(step: int, state: Mapping[str, Any]) -> Contents:
-    """Parts of a training's state as documents and tensors, the latter not copied yet."""
+    """Parts of a training's state as documents and tensors, the latter not copied yet; of `owns`, each by itself."""
     contents = Contents(step, {TRAINER: {}})
-    for part, value in state.items():
+    owns = {f"worker {number}" if number else "worker": own for number, own in enumerate(state.get("owns", ()))}
+    for part, value in {**{part: value for part, value in state.items() if part != "owns"}, **owns}.items():
         if part == "model":
             contents.tensors[MODEL] = {plain_name(name): tensor for name, tensor in value.items()}
             continue
-        document, file = _FILES.get(part, (TRAINER, TRAINER_TENSORS))
+        document, file = _files(part)
         tensors: codec.Tensors = {}
         encoded = codec.encode(value, tensors, part, strict=part == "source")
         contents.documents.setdefault(document, {})[part] = encoded
         if tensors:
             contents.tensors.setdefault(file, {}).update(tensors)
     return contents
+
+
+def _files(part: str) -> tuple[str, str]:
+    """Where a part of the state is kept: its document, and its tensors."""
+    kind, _, number = part.partition(" ")
+    return rank_files(int(number)) if kind == "worker" and number else _FILES.get(part, (TRAINER, TRAINER_TENSORS))
 
 
 def _fill(
@@ -313,10 +324,13 @@ def decode(contents: Contents) -> State:
         if not isinstance(document, dict):
             raise CorruptError(f"{name} holds a {type(document).__name__}, not parts of a state.")
         for part, value in document.items():
-            file = _FILES.get(part, (TRAINER, TRAINER_TENSORS))[1]
+            file = _files(part)[1]
             state[part] = codec.decode(value, contents.tensors.get(file, {}))
     if missing := _PARTS - state.keys():
         raise CorruptError(f"the checkpoint of step {contents.step} lacks {', '.join(sorted(missing))}.")
+    state["owns"] = [state.pop("worker")]
+    while (part := f"worker {len(state['owns'])}") in state:
+        state["owns"].append(state.pop(part))
     return state
 
 

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import config, evaluate, rng
 from .batch import Batch
@@ -35,8 +35,10 @@ class Loop:
         self._at = Standing(trainer, plan, info)
         self._guard = trainer._step.guard
         self._asked = trainer._preemption
+        self._crew = trainer._crew
         self._saved = -1  # the step of the last checkpoint
         self._due = False  # whether another is due
+        self._common = False  # whether something was due after the last update for all workers
 
     def run(self) -> Generator[Info]:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
@@ -45,9 +47,10 @@ class Loop:
             empty = False
             try:
                 self._begin(feed.batches, feed.macrobatches)
+                feed.share(self._crew.trains)
                 while not info.stopping:
-                    found = False
-                    for batch in feed:
+                    found = starts = False
+                    for batch in self._crew.each(feed):
                         if not info.batch:
                             call("on_epoch_start", info)
                         found = True
@@ -55,6 +58,7 @@ class Loop:
                         info.outcome = as_outcome(trainer.train_step(batch), "train_step")
                         self._count(batch, feed.macrobatch, feed.finished)
                         evaluate.record(info.outcome, self._at.tally, self._at.metrics, self._objective, trainer.target)
+                        self._crew.updated(self._at, batch)
                         for hook in plan.callbacks.on_step_end:
                             hook(info)
                         if feed.ends_macrobatch:
@@ -63,14 +67,20 @@ class Loop:
                         if plan.within_epochs or info.ends_epoch or info.stopping:
                             self._boundary()
                         yield info
+                        self._due |= self._crew.decide(info, self._asked, self._keeper.overdue(), self._common)
                         if info.stopping:
                             self._boundary()
                         if self._due:
                             self._keep()
                         if self._asked.why:
                             self._asked.check()
-                        if info.stopping:
+                        starts = self._crew.starts(self._at)
+                        if info.stopping or starts:
                             break
+                    if starts:
+                        feed.share(self._crew.trains)
+                        if not info.ends_epoch:
+                            continue
                     if not found and empty:
                         raise DataError(
                             "the train data gave no rows. A Source without state must start again by itself "
@@ -78,7 +88,10 @@ class Loop:
                         )
                     empty = not found
                     info.batch = 0 if found else info.batch
-                    if feed.finished and self._at.initial is not None:
+                    if feed.finished and info.leased:
+                        info.stopping = info.stopping or " or ".join(f"{limit} reached" for limit in info.limits)
+                        self._boundary()
+                    elif feed.finished and self._at.initial is not None:
                         plan.train.load_state_dict(copy.deepcopy(self._at.initial))
                 self._end()
             except Interrupted:
@@ -93,9 +106,12 @@ class Loop:
     def _begin(self, batches: int | None, macrobatches: int | None) -> None:
         """The start of a training, or the point at which it goes on."""
         trainer, info, keeper = self._trainer, self._info, self._keeper
-        state = keeper.find(self._trainer.model, trainer._config | self._plan.config, config.of_limits(info.limits))
+        settings = trainer._config | self._plan.config
+        self._crew.greet(trainer, {"settings": settings, "data": self._at.initial or type(self._plan.train).__name__})
+        state = keeper.find(self._trainer.model, settings, config.of_limits(info.limits))
         if state is not None:
             with _readable():
+                state = self._crew.handed(state)
                 self._at.check(state)
         self._plan.callbacks.forget()
         self._at.rates = make_rates(trainer.schedule, list(trainer.optimizers.values()), info.limits, batches)
@@ -103,6 +119,8 @@ class Loop:
             with _readable():
                 self._at.load_state_dict(state)
             self._saved = info.step if self._at.complete else -1
+        with _readable():
+            self._crew.begin(self._at, state)
         if keeper.keeps:
             self._warn_of_gaps(new=state is None)
         info.start(batches, macrobatches)
@@ -110,7 +128,8 @@ class Loop:
         keeper.begin(info, trainer._step.nbytes, f"the train data ({type(train).__name__}) resume {train.level}")
         self._plan.callbacks.call("on_fit_start", info)
         if state is not None:
-            rng.restore(state["worker"]["rng"], trainer.device)
+            if state["rng"] is not None:
+                rng.restore(state["rng"], trainer.device)
             info.look_at_limits()
             if info.step:
                 self._boundary()
@@ -141,7 +160,7 @@ class Loop:
         """An update has been made of this batch."""
         at = self._at
         self._info.count(batch, macrobatch)
-        at.rows, at.cursor = batch.total, batch.cursor
+        at.rows, at.cursor = batch.samples, batch.cursor
         if finished and batch.ends_epoch and at.initial is not None:
             at.cursor = at.initial
         if at.done:
@@ -151,11 +170,14 @@ class Loop:
         """What is due after an update and has not been done yet: validate, decide, report."""
         plan, info, call = self._plan, self._info, self._plan.callbacks.call
         self._at.complete = False
+        self._common = info.ends_epoch
         now = (info.counters, self._at.rows, info.ends_epoch)
         if (plan.log_every.fires(*now) or info.stopping) and self._once("log"):
             self._guard.settle()
-            info.history.at(info.row()).update(evaluate.report("train", self._at.tally, self._at.metrics))
+            self._common = True
+            info.history.at(info.row()).update(self._report())
         if plan.val is not None and (plan.validate_every.fires(*now) or info.stopping) and "val" not in self._at.done:
+            self._common = True
             self._score(plan.val, "val")
             self._at.done.add("val")
         if self._once("rates"):
@@ -165,11 +187,18 @@ class Loop:
             call("on_epoch_end", info, row)
         kept = bool(info.marks) and info.step in info.kept and self._once("best")
         if kept and info.best is not None and info.step == info.best.step:
-            self._keeper.mark_best(self._trainer.model)
+            with self._crew.agreed(self._at):
+                self._keeper.mark_best(self._trainer.model)
         if info.history.keys_at(info.step) and self._once("row"):
             self._keeper.report(info.history.rows[-1])
         self._at.complete = True
         self._due = self._due or kept or (self._once("save") and self._keeper.due(info, self._at.rows))
+
+    def _report(self) -> dict[str, Any]:
+        """What has been trained since the last report."""
+        row = evaluate.report("train", self._at.tally, self._at.metrics, self._crew.trained)
+        self._info.rates = self._crew.rates
+        return row
 
     def _once(self, what: str) -> bool:
         """Whether this has not been done since the last update; from now on it has."""
@@ -181,8 +210,8 @@ class Loop:
         """Scores a data set in the middle of a training and writes it into the history."""
         before = rng.capture(self._trainer.device)
         try:
-            with self._asked.scoring():
-                scores = self._trainer._score(source, name, None, None)
+            with self._asked.scoring(), self._crew.agreed(self._at):
+                scores = self._trainer._score(source, name)
         except Interrupted:
             rng.restore(before, self._trainer.device)
             raise
@@ -199,15 +228,17 @@ class Loop:
         if self._keeper.keeps and self._saved != self._info.step:
             self._guard.settle()
             self._plan.callbacks.call("on_checkpoint", self._info)
-            self._keeper.save(self._at, again=self._info.step == self._info.resumed)
+            self._keeper.save(self._crew.state(self._at), self._info, again=self._info.step <= self._info.resumed)
             self._saved = self._info.step
 
     def _end(self) -> None:
         """The last checkpoint is written; then the model becomes the one that is kept, and is tested."""
         plan, info = self._plan, self._info
         self._save()
+        self._crew.finish(self._at)
         if info.best is not None and info.best.restore and info.best.step != info.step:
             self._keeper.restore(info.best, self._trainer.model)
+            self._crew.restored(self._trainer.model)
         if plan.test is not None and "test/loss" not in info.history.keys_at(info.step):
             before, counters = info.history.keys_at(info.step), info.row()
             self._score(plan.test, "test")
@@ -219,6 +250,8 @@ class Loop:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info, call = self._trainer, self._info, self._plan.callbacks.call
         trainer._step.updates = 0
+        self._asked.alone = info.alone = self._crew.alone
+        info.leased = self._crew.leased
         self._guard.forget()
         with (
             self._asked.listening(self._keeper.keeps),
@@ -239,12 +272,14 @@ class Loop:
                 call("on_fit_end", info)
                 raise
             except BaseException as error:
+                self._crew.tell(error)
                 try:
                     call("on_error", info, error)
                 except Exception as other:
                     error.add_note(f"And on_error failed: {type(other).__name__}: {other}")
                 raise
             finally:
+                self._crew.leave()
                 trainer.release()
 
 

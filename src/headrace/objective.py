@@ -91,6 +91,10 @@ class Objective(ABC):
         """The weight of every term, before the model is called; `{}` if only the forward pass can tell."""
         return {}
 
+    def whole(self, batch: Batch) -> Mapping[str, float | None]:
+        """The weight of every term for the whole batch, of which this is a worker's part, where the part tells it."""
+        return dict.fromkeys(self.weights(batch))
+
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
         """What `predict` returns and metrics see."""
         return self.call(model, batch)
@@ -142,6 +146,9 @@ class Supervised(Objective):
 
     def weights(self, batch: Batch) -> dict[str, Weight | None]:
         return {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.loss.items()}
+
+    def whole(self, batch: Batch) -> dict[str, float | None]:
+        return {name: loss.whole(batch) for name, loss in self.loss.items()}
 
     def scored(self, outputs: Any) -> Any:
         return outputs if self._main.output is None else pick(outputs, self._main.output, self._main.name)

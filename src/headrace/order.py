@@ -139,8 +139,11 @@ class Order:
         """The rows at positions `start` to `stop` of an epoch."""
         if not 0 <= start <= stop <= self.n:
             raise ConfigError(f"positions {start} to {stop} are not within an epoch of {self.n} rows.")
-        positions = np.arange(start, stop, dtype=np.int64)
-        if self.kind == "none" or start == stop:
+        return self.at(epoch, np.arange(start, stop, dtype=np.int64))
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """The rows at these positions of an epoch, wherever they are."""
+        if self.kind == "none" or not len(positions):
             return positions
         blocks, inside, tail, slot = self._permutations(epoch)
         if self.kind == "full":
@@ -170,6 +173,16 @@ class Order:
         slot = self._permutations(epoch)[3]
         after = (self._slot(position, slot) // self.mix + 1) * self.mix
         return min(self.n, after * self.block - (self._missing if after > slot else 0))
+
+    def cuts(self, epoch: int, parts: int) -> Indices:
+        """The bounds of so many parts of an epoch, each of as many blocks; those shuffled together stay so.
+
+        Of an order of blocks: the others have nothing that stays together.
+        """
+        slot, groups = self._permutations(epoch)[3], -(-(self._tail + 1) // self.mix)
+        slots = [part * groups // parts * self.mix for part in range(parts + 1)]
+        ends = [min(self.n, after * self.block - (self._missing if after > slot else 0)) for after in slots]
+        return np.array(ends, dtype=np.int64)
 
     def _slot(self, position: int, slot: int) -> int:
         """The slot of a position, where the short block stands in `slot`."""

@@ -102,16 +102,16 @@ def by_key(
     return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
 
 
-def all_callbacks(callbacks: Any, progress: str | bool) -> Callbacks:
-    """The user's callbacks and the progress display for `progress=`."""
+def all_callbacks(callbacks: Any, progress: str | bool, leader: bool = True) -> Callbacks:
+    """The user's callbacks and the progress display for `progress=`; on others than the `leader` some are left out."""
     if isinstance(callbacks, Callback | type) or not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks= takes a list of Callback objects, got {_named(callbacks)}.")
     styles: dict[str | bool, str] = {True: "auto", "auto": "auto", "bar": "bar", "plain": "plain"}
     if progress is False:
-        return Callbacks(list(callbacks))
+        return Callbacks(list(callbacks), leader)
     if not isinstance(progress, str | bool) or progress not in styles:
         raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.")
-    return Callbacks([*callbacks, Progress(styles[progress])])
+    return Callbacks([*callbacks, Progress(styles[progress])], leader)
 
 
 def as_batch(batch: Any) -> Batch:

@@ -25,7 +25,10 @@ class Preemption:
         """What has asked the training at hand, if anything has."""
         self.heard = ""
         """What asked the last training."""
+        self.alone = True
+        """Whether there is nobody to agree with about when to end."""
         self._signal: int = signal.SIGTERM
+        self._agreed = False
         self._listening = self._scoring = False
 
     def request(self, why: str = "preempted") -> None:
@@ -33,9 +36,14 @@ class Preemption:
         if not self.why:
             self.why, self._signal = why, signal.SIGTERM
 
+    def agree(self, why: str) -> None:
+        """All workers know that one of them was asked to end, and end here."""
+        self.request(why)
+        self._agreed = True
+
     def check(self) -> None:
-        """Leaves what can be done again later, if the training is asked to end."""
-        if self.why and self._listening:
+        """Leaves what can be done again later, if the training is asked to end, and all workers know."""
+        if self.why and self._listening and (self.alone or self._agreed):
             raise Interrupted
 
     def check_scoring(self) -> None:
@@ -62,7 +70,11 @@ class Preemption:
 
         Outside the main thread no handler can be set, and whoever has one calls `Trainer.preempt` as well.
         """
-        self.heard, self._listening = "", True  # `why` stays: what was asked for before a training still holds
+        self.heard, self._listening, self._agreed = (
+            "",
+            True,
+            False,
+        )  # `why` stays: what was asked for before a training still holds
         before: dict[int, Any] = {}
         if wanted and threading.current_thread() is threading.main_thread():
             before = {s: handler for s in SIGNALS if (handler := signal.getsignal(s)) in _DEFAULT}

@@ -1,5 +1,6 @@
 """How large a batch is: one number, or one from each point of a training on."""
 
+import copy
 from collections.abc import Mapping
 
 from .errors import ConfigError
@@ -29,6 +30,12 @@ class Sizes:
     def constant(self) -> bool:
         """Whether all batches have the first size."""
         return not self._points
+
+    def times(self, workers: int) -> "Sizes":
+        """The sizes of batches that hold one of these for each worker."""
+        found = copy.copy(self)
+        found.first, found._points = workers * self.first, [(point, workers * size) for point, size in self._points]
+        return found
 
     def at(self, counters: Counters) -> int:
         """The size of a batch that begins here."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from . import config, rng
-from .arena import plain_name
+from .arena import Replica, plain_name
 from .errors import CheckpointError
 from .info import Best, Info
 from .length import Counters
@@ -31,7 +32,7 @@ class Standing:
         self._trainer, self._plan, self.info = trainer, plan, info
         self.model = trainer.model
         objective = next(iter(trainer.objectives.values()))
-        self.metrics = trainer.metrics.fresh(objective.reads, objective.ignores)
+        self.metrics = trainer._crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
         self.tally = Tally()
         self.rates: Rates = make_rates(None, [], [], None)
         self.rows = 0
@@ -44,21 +45,27 @@ class Standing:
         """Where the source stood at first, and is rewound to."""
         self.cursor = self.initial
         """Where the source stood after the last batch that was used."""
+        self.round: dict[str, Any] = {}
+        """Where the training stood when all workers had the same weights for the last time."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the training depends on, by the parts that it is made of."""
+    def state_dict(self, agreed: Mapping[str, Tensor]) -> dict[str, Any]:
+        """All that the rest of the training depends on, by the parts that it is made of, but for what is each worker's.
+
+        `agreed` are the weights that are the workers' common result, where the model's own are others.
+        """
         trainer, info = self._trainer, self.info
         saved = self.model.state_dict()
         beside = ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
         transient = {plain_name(name): buffer for name, buffer in beside}
         others = [module.state_dict() for module in trainer._modules[1:]]
+        tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
         return {
-            "model": {name: value for name, value in saved.items() if isinstance(value, Tensor)},
+            "model": {name: agreed.get(plain_name(name), value) for name, value in tensors.items()},
             "extra": {plain_name(name): value for name, value in saved.items() if not isinstance(value, Tensor)},
             "step": trainer._step.state_dict(),
             "modules": {"transient": transient, "others": others},
             "counters": asdict(info.counters),
-            "place": {"batch": info.batch, "rows": self.rows, "ends_epoch": info.ends_epoch},
+            "place": self.place(),
             "done": sorted(self.done),
             "complete": self.complete,
             "rates": self.rates.state_dict(),
@@ -67,13 +74,45 @@ class Standing:
             "marks": {name: asdict(mark) for name, mark in info.marks.items()},
             "config": trainer._config | self._plan.config,
             "limits": config.of_limits(info.limits),
-            "worker": {
-                "rng": rng.capture(trainer.device),
-                "tally": self.tally.state_dict(),
-                "metrics": self.metrics.state_dict(),
-            },
             "source": {"cursor": self.cursor, "initial": self.initial},
+            "round": self.round,
         }
+
+    def own_state(self) -> dict[str, Any]:
+        """What is this worker's own."""
+        return {
+            "rng": rng.capture(self._trainer.device),
+            "tally": self.tally.state_dict(),
+            "metrics": self.metrics.state_dict(),
+        }
+
+    def restart(self, forget: bool) -> None:
+        """Updates are made in another way from now on; `forget` what was trained since the last report."""
+        self._trainer.release()
+        if forget:
+            self.tally.reset()
+            self.metrics.reset()
+
+    def replica(self) -> Replica:
+        """The model as a strategy sees it."""
+        return self._trainer._step.replica()
+
+    def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Tensors like those of the replica by the names of parameters and buffers."""
+        return self.replica().by_name(tensors)
+
+    def optimizers(self) -> dict[str, Any]:
+        """What this worker's optimizers remember."""
+        found: dict[str, Any] = self._trainer._step.state_dict()["optimizers"]
+        return found
+
+    def mark_round(self) -> None:
+        """All workers have the same weights now: others than these could go on from here."""
+        counters = asdict(self.info.counters)
+        self.round = {"counters": counters, "place": self.place(), "cursor": self.cursor}
+
+    def place(self) -> dict[str, Any]:
+        return {"batch": self.info.batch, "rows": self.rows, "ends_epoch": self.info.ends_epoch}
 
     def _put_transient(self, saved: dict[str, Tensor]) -> None:
         """Puts back the buffers that are no part of the model's `state_dict`.
@@ -106,12 +145,13 @@ class Standing:
         self._load_cursor(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to a state that has been checked."""
-        trainer, info, worker, place = self._trainer, self.info, state["worker"], state["place"]
+        """Goes back to a state that has been checked, and handed to this worker: see `Crew.handed`."""
+        trainer, info, place = self._trainer, self.info, state["place"]
         changed = {difference.partition(":")[0].partition(".")[0] for difference in state["overridden"]}
         if "schedule" not in changed:
             self.rates.load_state_dict(state["rates"])
         self.initial, self.cursor = state["source"]["initial"], state["source"]["cursor"]
+        self.round = state.get("round") or {}
         load_model(self.model, {**state["model"], **state["extra"]})
         self._put_transient(state["modules"]["transient"])
         for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
@@ -121,13 +161,13 @@ class Standing:
             self.rates.rebase()
         info.counters = Counters(**state["counters"])
         info.batch, self.rows, info.ends_epoch = place["batch"], place["rows"], place["ends_epoch"]
-        info.resumed = info.step
-        info.history.rows[:] = state["history"]
+        info.resumed = state["saved"]
+        info.history.rows[:] = [row for row in state["history"] if row["step"] <= info.step]
         info.marks = {name: Best(**mark) for name, mark in state["marks"].items()}
         self.done, self.complete = set(state["done"]), state["complete"]
         self._plan.callbacks.load_state_dict(state["callbacks"])
-        self.tally.load_state_dict(worker["tally"])
-        self.metrics.load_state_dict(worker["metrics"], trainer.device)
+        self.tally = Tally.joined(state["tallies"])
+        self.metrics.join(state["metrics"], trainer.device)
 
     def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:
         source = self._plan.train

@@ -1,7 +1,7 @@
 """What an epoch's losses add up to: sums and weights, divided once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,29 @@ class Tally:
             return {}
         total = math.fsum(self._coefficients[name] * mean for name, mean in means.items() if self._coefficients[name])
         return {"": total, **means}
+
+    def totals(self) -> dict[str, list[float]]:
+        """Coefficient, sum and weight of every term."""
+        for name in list(self._waiting):
+            self._fold(name)
+        return {name: [c, self._sums[name], self._weights[name]] for name, c in self._coefficients.items()}
+
+    @classmethod
+    def of(cls, totals: Sequence[Mapping[str, Sequence[float]]]) -> "Tally":
+        """What several workers have added up, together."""
+        tally = cls()
+        for terms in totals:
+            for name, (coefficient, total, weight) in terms.items():
+                tally.add(name, total, weight, coefficient)
+        return tally
+
+    @classmethod
+    def joined(cls, states: Sequence[dict[str, Any]]) -> "Tally":
+        """What tallies in these states have added up, together; one alone is taken back to the bit."""
+        tallies = [cls() for _ in states]
+        for tally, state in zip(tallies, states, strict=True):
+            tally.load_state_dict(state)
+        return tallies[0] if len(tallies) == 1 else cls.of([tally.totals() for tally in tallies])
 
     def reset(self) -> None:
         for kept in (self._coefficients, self._sums, self._weights, self._waiting):

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 from . import check, config, evaluate
 from .batch import Batch, Stream
 from .callback import Callback
+from .comm import here
+from .crew import make_crew
 from .data.source import Source
 from .feed import Feed
 from .guard import make_guard
@@ -38,7 +40,7 @@ from .preempt import Preemption
 from .schedule import check_schedule, interval_of
 from .sizes import BatchSize, Sizes
 from .step import Settings, Step
-from .strategy import Single
+from .strategy import Strategy
 
 DEFAULT_BATCH = 128
 
@@ -74,6 +76,7 @@ class Trainer:
         precision: str = "fp32",
         metrics: Wanted = (),
         schedule: Any = None,
+        strategy: Strategy | None = None,
         device: str | torch.device = "auto",
         seed: int = 0,
         order: str = "full",
@@ -89,8 +92,9 @@ class Trainer:
         given = locals().copy()
         check.settings(given)
         check_schedule(schedule)
+        self._wanted, self._crew = strategy, make_crew(strategy)
         self.device = check.device_for(device, model)
-        self.model = model.to(self.device)
+        self.model, self._crew.device = model.to(self.device), self.device
         self.objectives, self.optimizers = by_key(loss, optimizer, model)
         self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss, "eval_loss")}
         self._modules = [model]
@@ -103,7 +107,7 @@ class Trainer:
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
-        self.metrics, self.strategy = Metrics(metrics), Single()
+        self.metrics, self.strategy = Metrics(metrics), self._crew.strategy
         check.can_split(self.objectives, microbatch)
         settings = Settings(microbatch, clip_norm, clip_value, arena)
         guard = make_guard(self.device, skip=nonfinite == "skip")
@@ -189,18 +193,22 @@ class Trainer:
 
         Leaving it early is fine: with a `run`, it goes on from there.
         """
-        keeper = make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves)
+        self._muster()
+        keeper = self._crew.keeper(lambda: make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves))
         source = source_on(train, self.device, "train", self.order, self.seed)
+        bounds = limits(epochs, steps, samples, minutes)
+        source = self._crew.source(source, Sizes(self.batch_size or DEFAULT_BATCH).first, bounds)
+        if not self._crew.leads:
+            val, test, callbacks, progress = None, None, (), False
         plan = Plan(
             train=source,
             val=None if val is None else source_on(val, self.device, "val", like=source),
             test=None if test is None else source_on(test, self.device, "test", like=source),
             validate_every=interval(validate_every, "validate_every"),
             log_every=interval(log_every, "log_every"),
-            callbacks=all_callbacks(callbacks, progress),
+            callbacks=all_callbacks(callbacks, progress, self._crew.comm.leader),
             others=[every for every in (keeper.every, interval_of(self.schedule)) if every is not None],
         )
-        bounds = limits(epochs, steps, samples, minutes)
         check.has_an_end(plan.train, bounds, sized=self.batch_size is not None)
         plan.check(self.objectives, self.eval_objectives, scan)
         if self.metrics:
@@ -214,8 +222,7 @@ class Trainer:
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
         """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`."""
-        check.positive("batch_size", batch_size, whole=True)
-        source = self._to_read(data, name, limit)
+        source = self._to_read(data, name, batch_size, limit)
         for objective in self.eval_objectives.values():
             objective.prepare(source.streams, {name: check.columns_of(source)})
         return self._score(source, name, batch_size, limit)
@@ -226,18 +233,18 @@ class Trainer:
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """What the model returns for every row, in order, on the host."""
-        check.positive("batch_size", batch_size, whole=True)
-        objective, source = next(iter(self.eval_objectives.values())), self._to_read(data, "predict")
+        objective, source = next(iter(self.eval_objectives.values())), self._to_read(data, "predict", batch_size)
         at_rest = evaluate.mode(self._modules, training=False)
         with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
-            return evaluate.predictions(objective, self.model, feed, self.precision)
+            return evaluate.predictions(objective, self.model, feed, self.precision, self._crew.gather)
 
     def step(self, batch: Any) -> dict[str, Any]:
         """One update from a Batch, a tuple, a dict or a list of sample dicts: `total_loss` and every term.
 
         The model stays in its arena between calls; `release` takes it out.
         """
-        batch = as_batch(batch).to(self.device)
+        self._muster()
+        batch = self._crew.shared(as_batch(batch).to(self.device))
         if (streams := batch.streams) != self._known_streams:
             for objective in self.objectives.values():
                 objective.prepare(streams, {})
@@ -268,32 +275,39 @@ class Trainer:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
 
-    def _to_read(self, data: Any, name: str, limit: int | None = None) -> Source:
+    def _to_read(self, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:
+        self._muster()
+        check.positive("batch_size", batch_size, whole=True)
         source = source_on(data, self.device, name)
         check.can_be_read(source, name, self._categories, limit)
         return source
 
-    def _score(self, source: Any, name: str, batch_size: int | None, limit: int | None) -> dict[str, Any]:
-        objective = next(iter(self.eval_objectives.values()))
-        metrics = self.metrics.fresh(objective.reads, objective.ignores)
+    def _score(self, source: Source, name: str, batch_size: int | None = None, limit: int | None = None) -> Any:
+        """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
+        objective, crew = next(iter(self.eval_objectives.values())), self._crew
+        metrics = crew.metrics(self.metrics.fresh(objective.reads, objective.ignores))
+        joins = type(self).evaluate_step is Trainer.evaluate_step and len(self.eval_objectives) == 1
         at_rest = evaluate.mode(self._modules, training=False)
         with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
-            return evaluate.score(self._outcomes(feed, limit), name, metrics, objective, self.target)
+            batches = evaluate.limited(feed, limit, self._preemption.check_scoring)
+            outcomes = evaluate.apart(self.evaluate_step, batches)
+            if joins and isinstance(objective, Supervised) and objective.joins:
+                outcomes = evaluate.together(objective, self.model, batches, self.precision, self._step.guard.read)
+            return evaluate.score(outcomes, name, metrics, objective, self.target, crew.scored)
 
-    def _outcomes(self, feed: Feed, limit: int | None) -> Iterator[Outcome]:
-        """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
-        objective = next(iter(self.eval_objectives.values()))
-        batches = evaluate.limited(feed, limit, self._preemption.check_scoring)
-        own = type(self).evaluate_step is not Trainer.evaluate_step
-        if isinstance(objective, Supervised) and objective.joins and len(self.eval_objectives) == 1 and not own:
-            return evaluate.together(objective, self.model, batches, self.precision, self._step.guard.read)
-        return evaluate.apart(self.evaluate_step, batches)
+    def _muster(self) -> None:
+        """Learns who the other workers are: the trainer may have been made before they were there."""
+        if self._crew.comm is not here() and not (self._crew.comm.count == 1 == here().count):
+            self._crew = make_crew(self._wanted)
+            self._crew.device, self.strategy = self.device, self._crew.strategy
+            self._step.strategy = self.strategy
 
     def _feed(self, source: Any, batch_size: int | None, info: Info | None = None) -> Feed:
         """What a pass over data reads; with `info` a training, whose batches may depend on how far it has come."""
-        options: dict[str, Any] = {"macrobatch": self.macrobatch, "shard": self.strategy.comm.shard}
+        crew, sizes = self._crew, Sizes(self.batch_size or DEFAULT_BATCH)
+        options: dict[str, Any] = {"macrobatch": self.macrobatch}
         if info is not None:
-            options |= {"waiting": self._preemption.check, "counters": lambda: info.counters}
-            return Feed(source, self.device, batch_size=self.batch_size or DEFAULT_BATCH, **options)
-        size, waiting = batch_size or Sizes(self.batch_size or DEFAULT_BATCH).first, self._preemption.check_scoring
-        return Feed(source, self.device, batch_size=size, once=True, waiting=waiting, **options)
+            options |= {"waiting": self._preemption.check, "counters": lambda: info.counters, "shard": crew.trains}
+            return Feed(source, self.device, batch_size=sizes.times(crew.times), **options)
+        options |= {"waiting": self._preemption.check_scoring, "shard": crew.scores}
+        return Feed(source, self.device, batch_size=batch_size or sizes.first, once=True, **options)

@@ -11,12 +11,14 @@ the copy of a model's buffers that undoes a failed step. `states` speaks of opti
 from .arena import ELEMENTWISE, Arena
 from .buffers import Buffers
 from .homes import names_of, owners, plain_name
+from .replica import Replica
 from .states import by_name, check_state, is_plain, load_state
 
 __all__ = [
     "ELEMENTWISE",
     "Arena",
     "Buffers",
+    "Replica",
     "by_name",
     "check_state",
     "is_plain",

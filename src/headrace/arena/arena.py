@@ -1,6 +1,6 @@
 """One optimizer's parameters and gradients, stored as a few long vectors."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from .hands import Hands
 from .homes import bring_home, is_packable, make_vector, names_of, overlapping, owners, refuse_sharded, take_back
 from .runs import Run, Slot, Vector, alike, make_run, split, state_of, unpack_state
 from .states import by_name
+
+Reduce = Callable[["Arena", Sequence[bool]], Sequence[bool]]
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     getattr(torch.optim, name)
@@ -65,6 +67,11 @@ class Arena:
         self.hands = Hands(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
 
     @property
+    def proven(self) -> bool:
+        """Whether a backward pass adds up gradients in the vectors: it has shown what kind they are."""
+        return self._proven
+
+    @property
     def params(self) -> Iterator[nn.Parameter]:
         """Every parameter of the optimizer, homed or not."""
         return (p for group in self._original for p in group)
@@ -94,10 +101,19 @@ class Arena:
             param.grad = None
         self._versions = [gradient._version for gradient in self._gradient_views]
 
-    def collect(self) -> list[Tensor]:
-        """After the backward pass: the gradients in flat form, those that exist."""
+    def collect(self, reduce: Reduce | None = None) -> list[Tensor]:
+        """After the backward pass: the gradients in flat form, those that exist.
+
+        `reduce` makes them those of all workers, before anybody looks at them; it is told which parameters were
+        reached here, the homed ones and then the loose ones, and tells which were reached anywhere.
+        """
         reached = [now._version > before for now, before in zip(self._gradient_views, self._versions, strict=True)]
-        if not all(reached) or any(param.grad is not gradient for param, _, gradient, _ in self._homes):
+        plain = all(reached) and all(param.grad is gradient for param, _, gradient, _ in self._homes)
+        if not plain:
+            reached = self._take_in(reached)
+        if reduce is not None:
+            reached = self._reduced(reduce, reached)
+        if not (plain and all(reached)):
             return self._collect_some(reached)
         for run in self._runs:
             run.handle.grad = run.gradient
@@ -133,7 +149,7 @@ class Arena:
         self._adopt_new_groups()
         self.discard()
         for vector in self.vectors:
-            vector.gradients = torch.empty(0)
+            vector.gradients = vector.room = torch.empty(0)
             for run in vector.runs:
                 run.handle.grad, run.gradient = None, vector.gradients
             for slot in vector.slots:
@@ -149,25 +165,41 @@ class Arena:
             group["params"] = params
         self.hands.let_go()
 
-    def _collect_some(self, reached: list[bool]) -> list[Tensor]:
-        """The slow path: gradients from elsewhere are copied; parameters that miss the update leave their runs."""
+    def _reduced(self, reduce: Reduce, reached: list[bool]) -> list[bool]:
+        """Which homed parameters were reached by any worker; loose ones that were not here get zeros of their own."""
+        loose = [param.grad is not None for param in self.loose]
+        everywhere = list(reduce(self, [*reached, *loose]))
+        return everywhere[: len(reached)]
+
+    def _take_in(self, reached: list[bool]) -> list[bool]:
+        """The slow path begins: gradients from elsewhere are copied, what has sparse ones leaves its run.
+
+        Which of the homed parameters were reached.
+        """
         own = {slot for slot in self._slots if slot.param.grad is not None and slot.param.grad is not slot.gradient}
-        missed = zip(self._slots, reached, strict=True)
-        missing = {slot for slot, hit in missed if not hit or slot.param.grad is None} - own
+        hit = {slot for slot, hit in zip(self._slots, reached, strict=True) if hit and slot.param.grad is not None}
         sparse = {slot for slot in own if _is_sparse(slot.param.grad)}
         if dense := [slot for slot in self._slots if slot in own - sparse]:
             torch._foreach_copy_([slot.gradient for slot in dense], _present(slot.param for slot in dense))
             for slot in dense:
                 slot.param.grad = slot.gradient
-        runs = len(self._runs)
-        for vector in self.vectors:
+        for vector in self.vectors if sparse else ():
             for slot in [slot for slot in vector.slots if slot in sparse]:
                 self._loosen(vector, slot)
-            vector.runs = [part for run in vector.runs for part in split(vector, run, self.optimizer, missing)]
-        if sparse or runs != sum(len(vector.runs) for vector in self.vectors):
+        if sparse:
             self._hand_over()
-        for slot in missing:
-            slot.param.grad = None
+        return [slot in hit or slot in own for slot in self._slots]
+
+    def _collect_some(self, reached: list[bool]) -> list[Tensor]:
+        """The slow path ends: parameters that miss the update leave their runs."""
+        missing = {slot for slot, hit in zip(self._slots, reached, strict=True) if not hit}
+        runs = len(self._runs)
+        for vector in self.vectors:
+            vector.runs = [part for run in vector.runs for part in split(vector, run, self.optimizer, missing)]
+        if runs != sum(len(vector.runs) for vector in self.vectors):
+            self._hand_over()
+        for slot in self._slots:
+            slot.param.grad = None if slot in missing else slot.gradient
         for run in self._runs:
             run.handle.grad = None if run.slots[0] in missing else run.gradient
         self._proven = True

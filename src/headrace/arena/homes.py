@@ -12,6 +12,8 @@ from .runs import Owner, Slot, Vector, view
 
 ALIGN = 64  # bytes: every parameter starts where it would start in memory of its own, so that BLAS sees no difference
 
+SPARE = 64  # numbers that find room before the gradients; a whole number of ALIGN
+
 
 def owners(model: nn.Module) -> dict[nn.Parameter, tuple[str, list[Owner]]]:
     """For every parameter its first name and the places in the modules that hold it (several when tied)."""
@@ -59,7 +61,8 @@ def make_vector(
         starts.append(end)
         end += -(-param.numel() // step) * step
     values = torch.zeros(end, dtype=params[0].dtype, device=params[0].device)
-    gradients = torch.zeros_like(values)
+    room = values.new_zeros(end + SPARE)
+    gradients = room[SPARE:]
     slots = []
     for param, start in zip(params, starts, strict=True):
         value, gradient = view(values, param, start), own_version(gradients, param, start)
@@ -69,7 +72,7 @@ def make_vector(
         places = owners[param][1] if param in owners else []
         stop = start + param.numel()
         slots.append(Slot(names[param], param, places, start, stop, value, gradient, value.data_ptr()))
-    return Vector(group, values, gradients, slots, [])
+    return Vector(group, values, gradients, room, slots, [])
 
 
 def own_version(gradients: Tensor, param: Tensor, start: int) -> Tensor:

@@ -42,11 +42,15 @@ class Run:
 
 @dataclass(eq=False, slots=True)
 class Vector:
-    """One stretch of memory: the values and gradients of an optimizer group's parameters of one dtype."""
+    """One stretch of memory: the values and gradients of an optimizer group's parameters of one dtype.
+
+    `room` is the memory of the gradients and of a few numbers before them, which travel with them between workers.
+    """
 
     group: int
     values: Tensor
     gradients: Tensor
+    room: Tensor
     slots: list[Slot]
     runs: list[Run]
 

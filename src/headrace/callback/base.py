@@ -29,7 +29,12 @@ class Callback:
 
     Every hook gets the `Info` of the loop: counters, position, losses. `info.stop(why)` asks the loop to end,
     `info.mark_best` to keep the weights of this step. What `state_dict` gives is saved with a run, and given back.
+
+    With several workers a callback is called on each of them, with the same numbers, and asks for the same.
     """
+
+    everywhere = True
+    """Whether it is called on every worker; whoever prints or writes says no, and is called on worker 0 alone."""
 
     def forget(self) -> None:
         """Another training begins; if it goes on from somewhere, `load_state_dict` follows."""
@@ -72,12 +77,13 @@ class Callback:
 class Callbacks:
     """Several callbacks as one: each hook is a tuple of the methods that somebody has overridden."""
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, callbacks: Sequence[Callback], leader: bool = True) -> None:
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 got = callback.__name__ if isinstance(callback, type) else type(callback).__name__
                 raise ConfigError(f"callbacks= takes Callback objects, got a {got}. Pass an instance of a Callback.")
-        self._callbacks = list(callbacks)
+        callbacks = [callback for callback in callbacks if leader or callback.everywhere]
+        self._callbacks = callbacks
         self._methods = {
             hook: tuple(getattr(c, hook) for c in callbacks if getattr(type(c), hook) is not getattr(Callback, hook))
             for hook in HOOKS

@@ -19,6 +19,8 @@ LINE_S = 10.0  # how often a line is printed within an epoch
 class Progress(Callback):
     """`"bar"`, `"plain"`, or `"auto"`: the bar if standard error is a terminal, lines if not, and in CI."""
 
+    everywhere = False
+
     def __init__(self, style: str = "auto", file: TextIO | None = None) -> None:
         self._file = file
         self._style = style

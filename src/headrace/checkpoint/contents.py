@@ -1,6 +1,7 @@
 """What a checkpoint holds: documents and tensors, by the name of the file that each is kept in."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from ..errors import CheckpointError, CorruptError
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
+_OF_WORKER = re.compile(r"rank-\d+\.json")
 _UNREADABLE = (ValueError, KeyError, TypeError, OverflowError, AssertionError, RuntimeError)
 HEADER_BYTES = 1 << 20  # of a tensor file, unless the manifest says that it has many tensors
 HEADER_BYTES_EACH = 1024
@@ -49,6 +51,11 @@ class Contents:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for file in self.tensors.values() for tensor in file.values())
+
+    @property
+    def workers(self) -> int:
+        """How many workers have something of their own here; at least one."""
+        return max(1, sum(bool(_OF_WORKER.fullmatch(name)) for name in self.documents))
 
     def files(self) -> Iterator[tuple[str, Iterator[bytes | memoryview]]]:
         """Every file and its bytes, piece by piece."""

@@ -137,7 +137,8 @@ class Store:
     def _write(self, beside: Path, contents: Contents) -> None:
         files = tuple(_write_file(beside / name, pieces) for name, pieces in contents.files())
         made_by = {"headrace": __version__, "torch": torch.__version__}
-        manifest = Manifest(self._run_id or "", contents.step, 1, files, contents.specs(), made_by).to_bytes()
+        run, workers = self._run_id or "", contents.workers
+        manifest = Manifest(run, contents.step, workers, files, contents.specs(), made_by).to_bytes()
         _write_file(beside / MANIFEST, iter([manifest]))
         _write_file(beside / COMMIT, iter([hashlib.sha256(manifest).hexdigest().encode() + b"\n"]))
         disk.sync_dir(beside)

@@ -45,6 +45,13 @@ class MixOrder:
         whole = self._rows_of(first // ROUND, -(-last // ROUND))
         return whole[first % ROUND : first % ROUND + last - first]
 
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """The rows at these positions of an epoch, wherever they are."""
+        if not len(positions):
+            return positions
+        first = int(positions.min())
+        return self.indices(epoch, first, int(positions.max()) + 1)[positions - first]
+
     def stretch_end(self, epoch: int, position: int) -> int:
         """Nothing lies together."""
         return self.n

@@ -1,6 +1,7 @@
 """A Table and an order make a Source: shuffled, sharded, and resumable at any row."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +11,16 @@ from ..batch import Batch, State, Stream
 from ..errors import ConfigError, DataError, SourceError
 from ..field import Field, cat, map_tensors
 from ..order import VERSION, Indices, Order
+from .ahead import Ahead
 from .draws import Draws
+from .lanes import KINDS, AheadInLanes, Lanes
 from .mix import MixOrder
 from .packing import STRETCH, ByItems, ByRows, Packing, Span
 from .source import WHOLE, Cursor, Macrobatch, Shard, Source, Table, check_batch, check_names
 
 WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
+OF_RUN = ("epoch", "position", "lanes")  # what a cursor says of its run, rather than of what is read
+OF_OTHERS = 2048  # rows of other workers that are worth a call of its own to leave out
 
 
 class Reader(Source):
@@ -60,27 +65,30 @@ class Reader(Source):
         check_names(table.streams)
         self.table, self.sized_by = table, count
         if isinstance(order, MixOrder):
-            self.order: Order | MixOrder = order
+            self._plain: Order | MixOrder = order
         else:
-            self.order = Order(len(table), order, seed=seed, block=block or table.block, mix=mix)
+            self._plain = Order(len(table), order, seed=seed, block=block or table.block, mix=mix)
+        self.order: Order | MixOrder | Lanes = self._plain
+        self._lanes: Lanes | None = None
         self.max_epochs, self.max_samples = max_epochs, max_samples
         self.position = 0
         """Rows read since the beginning of the first epoch."""
         limits = [max_samples, None if max_epochs is None else max_epochs * self.order.n]
         end = min((limit for limit in limits if limit is not None), default=None)
+        self.end = end
+        """The position at which it is finished, if it ever is."""
         self._span = Span(self.order.n, cross_epochs, end)
         self._packing: Packing = ByRows() if count == "rows" else ByItems(table, count, self._rows_at)
         self._held: tuple[int, Indices] = (0, np.empty(0, np.int64))
-        self._told = self._began = 0  # the position up to which the table knows what comes, and the first epoch read
-        self._coming: tuple[int, list[tuple[int, int]]] = (-1, [])
         together = self.order.block * self.order.mix * table.row_bytes
         self._announces = table.block is not None and together >= WORTH_BYTES and self.order.kind != "none"
+        self._ahead: Ahead | AheadInLanes = Ahead(table, self._plain, self.epoch)
         self._fingerprint = table.fingerprint()
 
     def over(self, table: Table) -> "Reader":
         """The same reading of another table."""
-        order = self.order
-        return Reader(
+        order = self._plain
+        found = Reader(
             table,
             order if isinstance(order, MixOrder) else order.kind,
             order.seed,
@@ -91,6 +99,23 @@ class Reader(Source):
             max_epochs=self.max_epochs,
             max_samples=self.max_samples,
         )
+        if self._lanes is not None:
+            found.in_lanes(self._lanes.count, self._lanes.unit)
+        return found
+
+    def in_lanes(self, count: int, unit: int) -> None:
+        """Before the first batch: lays the blocks out for workers that each read `unit` rows for a model of its own.
+
+        With batches of `count * unit` rows each of them gets whole blocks, as far as there are as many for each: see
+        `Lanes`. An order without shuffled blocks stays as it is, and so does one that is in the middle of an epoch.
+        The lanes are part of the cursor: whoever goes on from it, as many workers or not, keeps them.
+        """
+        if self.sized_by == "rows" and self._plain.kind in KINDS and self.position % self._span.rows == 0:
+            self._lay_out(None if count == 1 else Lanes(self._plain, count, unit))
+
+    def read_to(self, stop: int) -> None:
+        """It is finished at this position, for now, where nothing is read or computed ahead either."""
+        self._span = replace(self._span, end=stop if self.end is None else min(stop, self.end))
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -156,9 +181,9 @@ class Reader(Source):
 
     def load_state_dict(self, state: State) -> None:
         expected = self._cursor(self.position)
-        if missing := [key for key in expected if key not in state]:
+        if missing := [key for key in expected if key not in state and key != "lanes"]:
             raise SourceError(f"this is not the cursor of a Reader: it lacks {', '.join(missing)}.")
-        differ = [k for k in expected if k not in ("epoch", "position") and state.get(k) != expected[k]]
+        differ = [k for k in expected if k not in OF_RUN and state.get(k) != expected[k]]
         if differ:
             listed = "; ".join(f"{k}: saved {state.get(k)!r}, now {expected[k]!r}" for k in differ)
             if changed := self.table.changed_files(str(state["fingerprint"])):
@@ -167,8 +192,17 @@ class Reader(Source):
             if "rows" in differ:
                 advice = "A run goes on with as many rows as it had: read the same table, or begin another run."
             raise SourceError(f"this cursor belongs to other data or another order ({listed}). {advice}")
+        lanes = None if (text := state.get("lanes")) is None else Lanes.parse(text, self._plain)
         self.position = int(state["epoch"]) * self._span.rows + int(state["position"])
-        self._told, self._began = self.position, self.epoch
+        self._lay_out(lanes)
+
+    def _lay_out(self, lanes: Lanes | None) -> None:
+        """Goes on in these lanes, or in none, from where it stands."""
+        if str(lanes) != str(self._lanes):
+            self._lanes, self.order, self._held = lanes, lanes or self._plain, (0, np.empty(0, np.int64))
+        self._ahead = Ahead(self.table, self._plain, self.epoch)
+        if self._lanes is not None:
+            self._ahead = AheadInLanes(self.table, self._lanes)
 
     def _wanted(self, start: int, size: int, rows: int) -> int:
         """How many batches to read together: up to the next multiple of as many, where they began with one."""
@@ -209,13 +243,11 @@ class Reader(Source):
             start = end
 
     def _read(self, runs: Sequence[tuple[int, int]], pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
-        for epoch, start, stop in pieces if self._announces else ():
-            self._announce(epoch, start, stop)
+        for piece in pieces if self._announces else ():
+            self._ahead(*piece)
         if self.order.kind == "none":
             return self._stored(pieces)
-        first, last = runs[0][0], runs[-1][1]
-        rows = self._rows_at(first, last)  # of a shard, more than it reads: that is cheaper than piece by piece
-        indices = np.concatenate([rows[start - first : stop - first] for start, stop in runs])
+        indices = self._indices(runs, pieces)
         return self._checked(self.table.take(torch.from_numpy(indices)), len(indices)).fields
 
     def _stored(self, pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
@@ -226,26 +258,22 @@ class Reader(Source):
             return {name: map_tensors(field, torch.clone) for name, field in fields.items()}
         return fields
 
-    def _announce(self, epoch: int, start: int, stop: int) -> None:
-        """Tells the table which rows come up: those that are shuffled together now, those after them soon."""
-        order, first = self.order, epoch * self._span.rows
-        while self._told < first + stop:
-            at = max(start, self._told - first)
-            known, runs = self._coming
-            if epoch == self._began:  # from then on the pages have their places
-                for run in runs if known == first + at else order.stretches(epoch, at, at + 1):
-                    self.table.expect(*run, now=True)
-            end = order.stretch_end(epoch, at)
-            coming = order.stretches(epoch, end, end + 1) if end < order.n else []
-            for run in coming:
-                self.table.expect(*run, now=False)
-            self._told, self._coming = first + end, (first + end, coming)
+    def _indices(self, runs: Sequence[tuple[int, int]], pieces: Sequence[tuple[int, int, int]]) -> Indices:
+        """The rows at these runs of positions, which are a shard's or all: those between them where that is cheaper."""
+        first, last = runs[0][0], runs[-1][1]
+        if len(runs) == 1 or last - first - sum(stop - start for start, stop in runs) < OF_OTHERS:
+            rows = self._rows_at(first, last)
+            return np.concatenate([rows[start - first : stop - first] for start, stop in runs])
+        epochs: dict[int, list[Indices]] = {}
+        for epoch, start, stop in pieces:
+            epochs.setdefault(epoch, []).append(np.arange(start, stop))
+        return np.concatenate([self.order.at(epoch, np.concatenate(those)) for epoch, those in epochs.items()])
 
     def _rows_at(self, start: int, stop: int) -> Indices:
         """The rows at these positions, computed a longer stretch at a time, which is cheaper, and kept until used."""
         first, held = self._held
         if not first <= start <= stop <= first + len(held):
-            ends = -(-stop // self._span.rows) * self._span.rows  # looking ahead ends with the epoch
+            ends = self._span.epoch_end(max(start, stop - 1))  # looking ahead ends with the epoch
             wanted = max(stop, min(start + STRETCH, ends))
             pieces = self._by_epoch(start, wanted)
             held = np.concatenate([self.order.indices(*piece) for piece in pieces])
@@ -275,4 +303,6 @@ class Reader(Source):
             "cross_epochs": int(self._span.crosses),
             "fingerprint": self._fingerprint,
         }
+        if self._lanes is not None:
+            cursor["lanes"] = str(self._lanes)
         return dict(cursor)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -59,6 +59,8 @@ class Cursor(TypedDict):
     count: str
     cross_epochs: int
     fingerprint: str
+    lanes: NotRequired[str]
+    """Workers by rows, as in "4x32", where each of them reads whole blocks."""
 
 
 @dataclass(slots=True)

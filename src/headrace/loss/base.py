@@ -74,6 +74,10 @@ class Loss(ABC):
     def weight(self, batch: Batch) -> Weight | None:
         """What the sum over this batch is to be divided by; `None` if only the forward pass can tell."""
 
+    def whole(self, batch: Batch) -> float | None:
+        """The weight of the whole batch, of which this is a part, where the part tells it: by its rows, mostly."""
+        return 1.0 if self.reduce == "sum" else None
+
     @abstractmethod
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         """The sum over the rows of this batch."""
@@ -110,6 +114,13 @@ class Loss(ABC):
     def share(self, batch: Batch) -> float:
         """The weight of a term that is divided by nothing: all microbatches and workers together make 1."""
         return batch.share
+
+    def whole_elements(self, batch: Batch) -> float | None:
+        """How many elements the target of the whole batch has, where every row has as many."""
+        target = batch.fields.get(self.target)
+        if type(target) is not Tensor or not batch.rows:
+            return None
+        return float(target.numel() // batch.rows * batch.total)
 
     def read(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         return pick(outputs, self.output, self.name), batch[self.target]

@@ -72,6 +72,12 @@ class CrossEntropy(Loss):
             weight = weight * float(self.class_weights.sum())
         return weight
 
+    def whole(self, batch: Batch) -> float | None:
+        plain = self.row_weight is None and self.class_weights is None and self.ignore_index is None
+        target = batch.fields.get(self.target)
+        one_each = plain and isinstance(target, Tensor) and target.dim() == 1 and not target.is_floating_point()
+        return self.whole_elements(batch) if one_each and self.reduce == "mean" else super().whole(batch)
+
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits = pick(outputs, self.output, self.name)
         if self._may_be_one_hot(batch[self.target]):
@@ -208,6 +214,10 @@ class Focal(Loss):
             total: Tensor = rows.sum() * per_row
             return total
         return float(batch[self.target].numel())
+
+    def whole(self, batch: Batch) -> float | None:
+        by_rows = self.reduce == "mean" and self.row_weight is None
+        return self.whole_elements(batch) if by_rows else super().whole(batch)
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits, target = self.read(outputs, batch)

@@ -31,6 +31,10 @@ class Elementwise(Loss):
         total: Tensor = rows.sum() * per_row
         return total
 
+    def whole(self, batch: Batch) -> float | None:
+        by_rows = self.reduce == "mean" and self.row_weight is None
+        return self.whole_elements(batch) if by_rows else super().whole(batch)
+
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         output, target = self.read(outputs, batch)
         if output.shape != target.shape:

@@ -22,6 +22,9 @@ class L2Prior(Loss):
     def weight(self, batch: Batch) -> Weight:
         return self.share(batch)
 
+    def whole(self, batch: Batch) -> float:
+        return 1.0
+
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         raise NotImplementedError("a prior is computed from the model: see term()")
 

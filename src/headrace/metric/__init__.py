@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, HeadraceError
 from .catalogue import Task, check_name
-from .state import keeps_state, set_state, state_of
+from .state import add_state, adds_up, by_itself, keeps_state, set_state, state_of
 
 BLOCK_BYTES = 16 << 20
 
@@ -46,6 +46,7 @@ class Metrics:
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._bytes = 0
+        self._holds = False
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
@@ -73,7 +74,7 @@ class Metrics:
         self._outputs.append(outputs)
         self._targets.append(target)
         self._bytes += outputs.nbytes + target.nbytes
-        if self._bytes >= BLOCK_BYTES:
+        if self._bytes >= BLOCK_BYTES and not self._holds:
             self._feed()
 
     def compute(self) -> dict[str, Any]:
@@ -104,21 +105,39 @@ class Metrics:
             "live": {name: state_of(metric) for name, metric in self._live.items() if keeps_state(metric)},
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def hold(self) -> None:
+        """Several workers feed twins of this: what has no state that can be added up keeps all that it is fed."""
+        self._holds = any(not isinstance(metric, str) and not adds_up(metric) for metric in self._wanted.values())
+
+    def join(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:
+        """Becomes what was fed to metrics that gave these states: itself once, or its twins on other workers."""
         self.reset()
-        if state["task"] is not None:
-            self._task = Task(**state["task"])
-        for name, saved in state["live"].items():
-            wanted = self._wanted.get(name)
-            if wanted is None:  # the metrics of a run may change
-                continue
-            if not isinstance(wanted, str):
-                self._live[name] = _on(wanted, device)
-            elif self._task is not None:
-                self._live[name] = self._task.build(wanted).to(device)
-            set_state(self._live[name], saved, device)
-        if state["block"]:
-            self.add(*(part.to(device) for part in state["block"]))
+        tasks = [Task(**state["task"]) for state in states if state["task"] is not None]
+        if any(task != tasks[0] for task in tasks) and any(state["live"] for state in states):
+            raise DataError(f"workers see different things: {' and '.join(map(str, tasks))}. Say reads= in the loss.")
+        self._task = tasks[0] if tasks else self._task
+        fed: set[str] = set()
+        for state in states:
+            for name, saved in state["live"].items():
+                wanted = self._wanted.get(name)
+                if wanted is None:  # the metrics of a run may change
+                    continue
+                if name in fed:
+                    add_state(self._live[name], saved, device)
+                    continue
+                if not isinstance(wanted, str):
+                    self._live[name] = _on(wanted, device)
+                elif self._task is not None:
+                    self._live[name] = self._built(wanted, device)
+                set_state(self._live[name], saved, device)
+                fed.add(name)
+        for state in states:
+            if state["block"]:
+                self.add(*(part.to(device) for part in state["block"]))
+
+    def _built(self, name: str, device: torch.device) -> Any:
+        assert self._task is not None
+        return _on(self._task.build(name), device)
 
     def _feed(self) -> None:
         if not self._outputs:
@@ -133,7 +152,7 @@ class Metrics:
                 continue
             with _named(wanted):
                 if name not in self._live:
-                    self._live[name] = self._task.build(wanted).to(outputs.device)
+                    self._live[name] = self._built(wanted, outputs.device)
                 self._live[name].update(*self._task.arrange(wanted, outputs, targets))
 
 
@@ -149,6 +168,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _on(metric: Any, device: torch.device) -> Any:
+    by_itself(metric)
     return metric.to(device) if callable(getattr(metric, "to", None)) else metric
 
 

@@ -36,6 +36,30 @@ def set_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> No
     metric._update_count, metric._computed = state["updates"], None
 
 
+def by_itself(metric: Any) -> None:
+    """A metric of torchmetrics would ask all workers at each `compute`; here it is asked on one, which knows all."""
+    metric = metric.metric if isinstance(metric, Complement) else metric
+    if _is_torchmetrics(metric):
+        metric.sync_on_compute, metric.distributed_available_fn = False, bool  # bool() is False
+
+
+def adds_up(metric: Any) -> bool:
+    """Whether the states of twins of this metric can be added up."""
+    metric = metric.metric if isinstance(metric, Complement) else metric
+    if not _is_torchmetrics(metric) or metric.full_state_update is not False or metric.dist_sync_on_step:
+        return False
+    ways = {getattr(way, "__name__", None) for way in metric._reductions.values()}
+    return ways <= {"dim_zero_sum", "dim_zero_cat", "dim_zero_max", "dim_zero_min"}
+
+
+def add_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> None:
+    """Adds what `state_of` gave of a twin that was fed other rows."""
+    metric = metric.metric if isinstance(metric, Complement) else metric
+    metric._update_count += state["updates"]
+    metric.merge_state({name: _moved(value, device) for name, value in state["values"].items()})
+    metric._computed = None
+
+
 def _is_torchmetrics(metric: Any) -> bool:
     metric = metric.metric if isinstance(metric, Complement) else metric
     return any(

@@ -1,4 +1,4 @@
-"""Conformance kits for those who write a Source or a Table of their own, and small tables to try things on.
+"""Conformance kits for those who write a Source, a Table or a Strategy of their own, and small tables to try it on.
 
 ```python
 from headrace.testing import check_source
@@ -7,17 +7,20 @@ def test_my_source():
     check_source(lambda: MySource("small.txt"))
 ```
 
-Order is import order: `watch seen trial makers tables pulls epochs workers sources`.
+Order is import order: `watch seen trial makers tables pulls epochs workers sources
+rehearsal strategies`.
 """
 
 from .makers import dense_table, ragged_table, sparse_sequences, sparse_table
 from .sources import check_source
+from .strategies import check_strategy
 from .tables import check_table
 from .trial import Report
 
 __all__ = [
     "Report",
     "check_source",
+    "check_strategy",
     "check_table",
     "dense_table",
     "ragged_table",

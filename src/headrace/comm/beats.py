@@ -1,0 +1,296 @@
+"""How workers learn what becomes of the others: each one's heart beats in the store that all of them know.
+
+A thread of its own does all that speaks with the store, so that a store that does not answer holds up nobody. The
+first error that any worker tells is the cause; what the others then run into is its consequence.
+"""
+
+import json
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from torch._C._distributed_c10d import Store
+
+from ..data.source import Shard
+from ..errors import WorkerError
+
+BEAT_S = 0.5
+STOPPED_S = 1.2  # a heart that has not beaten for so long has stopped, if somebody misses its owner
+PATIENCE_S = 1.5  # how long those that lose a connection wait to be told why
+TELLING_S = 2.0  # how long a failing worker tries to tell
+NUDGE_S, GRACE_S = 0.75, 3.0  # how long a worker may overlook that another has failed, until it is disturbed, or ended
+_WORKERS_A_SECOND = 256  # that one worker looks at: beats are slower where there are many
+_TOLD = "told"
+_KEEPER_IS_GONE = "the process that started the workers is gone, or does not answer."
+_TEXT, _TRACE = 4_000, 20_000  # characters of a message and of a traceback that are told
+
+
+@dataclass(frozen=True, slots=True)
+class Heart:
+    """A worker as it was at its last beat."""
+
+    beat: int = 0
+    step: int = 0
+    doing: str = "starting"
+    waiting: bool = False
+    """Within a call that needs the others."""
+    calls: int = 0
+    """Such calls that it has begun."""
+    met: int = 0
+    """The step at which all have met last, as it knows: nobody is behind that."""
+    left: bool = False
+    """It needs the others no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An error of a worker, as the others hear of it."""
+
+    worker: int
+    step: int
+    kind: str
+    text: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException, worker: int, step: int) -> "Told":
+        trace = "".join(traceback.format_exception(error))
+        return cls(worker, step, type(error).__name__, str(error)[:_TEXT], trace[-_TRACE:])
+
+    def __str__(self) -> str:
+        if self.kind == WorkerError.__name__:  # says itself which worker is meant
+            return self.text
+        return f"worker {self.worker} failed at step {self.step}: {self.kind}: {self.text}".removesuffix(": ")
+
+    def error(self) -> WorkerError:
+        error = WorkerError(str(self))
+        error.add_note(f"worker {self.worker} says:\n{self.trace}")
+        return error
+
+
+class Beats:
+    """This worker's heart, and what it hears of the others.
+
+    `keeper`: the worker that keeps the store, if it is one. `nudge`: disturbs the program, wherever it is, by an
+    error that `interrupt` raises.
+    """
+
+    def __init__(
+        self, store: Store, shard: Shard, timeout_s: float, keeper: int | None, nudge: Callable[[], None]
+    ) -> None:
+        self.step, self.doing, self.calls, self.waiting = 0, "starting", 0, False  # read by the thread, at its beats
+        self.met = 0
+        self.told: Told | None = None
+        """The first error of any worker."""
+        self._store, self._shard, self._timeout_s, self._keeper, self._nudge = store, shard, timeout_s, keeper, nudge
+        self._pause_s = max(BEAT_S, shard.count / _WORKERS_A_SECOND)
+        self._beat, self._to_say, self._noticed, self._left, self._ended = 0, "", False, False, False
+        self._hearts = [Heart()] * shard.count
+        self._seen_s = [time.monotonic()] * shard.count
+        self._complete = False
+        self._begun_s: float | None = None  # of the exchange with the store under way
+        self._heard_s, self._nudged = 0.0, False
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-beats", daemon=True)
+        self._thread.start()
+
+    def tell(self, error: BaseException) -> None:
+        """The others learn why this worker ends; returns once the store knows, or does not answer."""
+        if self._noticed:  # it ends by what it was told
+            return
+        self._noticed = True
+        self._say(WorkerError(f"{error}") if isinstance(error, WorkerError) else error)
+
+    def explain(self, failure: Exception, waited_s: float) -> WorkerError:
+        """Why a call that needs the others has failed."""
+        self._noticed = True
+        self._listen(PATIENCE_S)
+        if self.told is None:
+            found = WorkerError(self._diagnosis(failure, waited_s))
+            self._say(found)
+            return self.heard() if self.told else found
+        return self.heard()
+
+    def heard(self) -> WorkerError:
+        """What has been told, for this worker to end by."""
+        assert self.told is not None
+        self._noticed = True
+        return self.told.error()
+
+    def interrupt(self) -> None:
+        """Raises what has been told, unless this worker ends by it already."""
+        if self.told is not None and not self._noticed:
+            raise self.heard()
+
+    def leave(self) -> None:
+        """This worker needs the others no more. The one that keeps the store stays a moment longer than they."""
+        self._left = True
+        end = time.monotonic() + TELLING_S
+        while self._keeper == self._shard.index and not self._all_have_left and time.monotonic() < end:
+            self._wake.set()
+            time.sleep(0.02)
+        self._ended = True
+        self._wake.set()
+        self._thread.join(0.0 if self._is_held_up else TELLING_S)
+
+    # --- what has happened
+
+    def _diagnosis(self, failure: Exception, waited_s: float) -> str:
+        now, me = time.monotonic(), self._shard.index
+        others = [k for k in range(self._shard.count) if k != me]
+        silent = {k: now - self._seen_s[k] for k in others}
+        if self._keeper is None and (self._is_held_up or not self._thread.is_alive()):
+            return _KEEPER_IS_GONE
+        if waited_s >= 0.9 * self._timeout_s and others:
+            late = min(others, key=lambda k: (silent[k] < STOPPED_S, self._hearts[k].waiting, self._hearts[k].calls))
+            late = self._keeper if self._is_held_up and self._keeper in others else late
+            return self._keeps_waiting(late, silent[late])
+        if not self._thread.is_alive() and self._keeper in others:
+            return self._was_lost(self._keeper)
+        for k in others:
+            if self._hearts[k].left:
+                return f"worker {k} ended at {self._place(k)}, while worker {me} still needs it."
+        lost = max(others, key=lambda k: silent[k], default=me)
+        if lost != me and silent[lost] > STOPPED_S:
+            return self._was_lost(lost)
+        return f"worker {me} cannot reach the others at step {self.step} ({self.doing}): {failure}"
+
+    def _was_lost(self, worker: int) -> str:
+        return f"worker {worker} was lost at {self._place(worker)}: it was killed, or its machine is gone."
+
+    def _keeps_waiting(self, worker: int, silent_s: float) -> str:
+        silence = f"; nothing has been heard of it for {silent_s:.0f} s" if silent_s > STOPPED_S else ""
+        return (
+            f"worker {worker} keeps the others waiting since {self._place(worker)}, "
+            f"for more than {self._timeout_s:g} s{silence}. If it may take longer, raise timeout_s."
+        )
+
+    def _place(self, worker: int) -> str:
+        return _place(self._hearts[worker], max(self.met, *(heart.met for heart in self._hearts)))
+
+    @property
+    def _all_have_left(self) -> bool:
+        soon = time.monotonic() - STOPPED_S
+        return not self._thread.is_alive() or all(
+            heart.left or seen_s < soon for heart, seen_s in zip(self._hearts, self._seen_s, strict=True)
+        )
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether the store does not answer."""
+        return self._begun_s is not None and time.monotonic() - self._begun_s > STOPPED_S
+
+    # --- with the thread
+
+    def _say(self, error: BaseException) -> None:
+        self._to_say = json.dumps(asdict(Told.of(error, self._shard.index, self.step)))
+        self._listen(TELLING_S)
+
+    def _listen(self, limit_s: float) -> None:
+        """Waits until an error has been told, at most so long."""
+        end = time.monotonic() + limit_s
+        while self.told is None and self._thread.is_alive() and not self._is_held_up and time.monotonic() < end:
+            self._wake.set()
+            time.sleep(0.02)
+
+    def _run(self) -> None:
+        while True:
+            ended = self._ended
+            try:
+                self._exchange()
+            except RuntimeError:  # the store is gone, with whoever keeps it
+                self._miss_keeper()
+                return
+            if ended:
+                return
+            self._watch()
+            self._wake.wait(self._pause_s)
+            self._wake.clear()
+
+    def _exchange(self) -> None:
+        self._begun_s = time.monotonic()
+        self._beat += 1
+        heart = Heart(self._beat, self.step, self.doing, self.waiting, self.calls, self.met, self._left)
+        self._store.set(_key(self._shard.index), json.dumps(asdict(heart)))
+        if self._to_say:
+            self._store.compare_set(_TOLD, "", self._to_say)
+            self._to_say = ""
+        if self.told is None:
+            self.told = read_told(self._store)
+        keys = [_key(k) for k in range(self._shard.count)]
+        self._complete = self._complete or self._store.check(keys)
+        if self._complete:
+            for k, text in enumerate(self._store.multi_get(keys)):
+                heart = Heart(**json.loads(text))
+                if heart.beat != self._hearts[k].beat:
+                    self._hearts[k], self._seen_s[k] = heart, time.monotonic()
+        self._begun_s = None
+
+    def _watch(self) -> None:
+        """What holds even where this worker's program hears of nothing: it computes, reads data, or hangs."""
+        now = time.monotonic()
+        if self.told is None:
+            for k, heart in enumerate(self._hearts):
+                silent_s = now - self._seen_s[k]
+                if self._complete and not heart.left and silent_s > self._timeout_s + GRACE_S:
+                    error = WorkerError(self._keeps_waiting(k, silent_s))
+                    self._to_say = json.dumps(asdict(Told.of(error, self._shard.index, self.step)))
+        elif not self._noticed:
+            self._heard_s = self._heard_s or now
+            if now - self._heard_s > NUDGE_S and not self._nudged:
+                self._nudged = True
+                self._nudge()
+            if now - self._heard_s > GRACE_S:
+                _end(str(self.told))
+
+    def _miss_keeper(self) -> None:
+        """Whoever keeps the store leaves after all others: it was lost, or has told why it ends."""
+        self._begun_s = None
+        if self.told is None and not (self._keeper is not None and self._hearts[self._keeper].left):
+            gone = WorkerError(_KEEPER_IS_GONE if self._keeper is None else self._was_lost(self._keeper))
+            self.told = Told.of(gone, self._shard.index, self.step)
+        while self.told is not None and not self._noticed and not self._left:
+            self._watch()
+            time.sleep(NUDGE_S)
+
+
+def read_told(store: Store) -> Told | None:
+    """The first error that a worker has told."""
+    return Told(**json.loads(store.get(_TOLD))) if store.check([_TOLD]) else None
+
+
+def read_place(store: Store, worker: int, count: int) -> str:
+    """Where a worker was, in words, as far as anybody knows; "" if its heart has never beaten."""
+    hearts = {k: _read_heart(store, k) for k in range(count)}
+    if worker not in hearts or not hearts[worker].beat:
+        return ""
+    return _place(hearts[worker], max(heart.met for heart in hearts.values()))
+
+
+def write_told(store: Store, error: BaseException, worker: int) -> None:
+    """As `Beats.tell`, for a worker whose heart does not beat."""
+    told = Told.of(error, worker, _read_heart(store, worker).step)
+    store.compare_set(_TOLD, "", json.dumps(asdict(told)))
+
+
+def _read_heart(store: Store, worker: int) -> Heart:
+    key = _key(worker)
+    return Heart(**json.loads(store.get(key))) if store.check([key]) else Heart()
+
+
+def _place(heart: Heart, met: int) -> str:
+    """A heart may have stopped before it could tell of the last steps."""
+    return f"step {heart.step} ({heart.doing})" if heart.step >= met else f"step {met}"
+
+
+def _key(worker: int) -> str:
+    return f"heart/{worker}"
+
+
+def _end(why: str) -> None:
+    """The program does not hear of it: it computes, or waits in a call that nothing interrupts."""
+    os.write(2, f"headrace: {why} This worker ends.\n".encode())
+    os._exit(1)

@@ -1,0 +1,149 @@
+"""The center's contract: weights at which workers meet without waiting for each other, and the data that they lease.
+
+One exchange does everything: it applies what a worker has learnt, and records which rows it learnt it from. So what
+the center holds and what it says of the data can never differ, whoever dies when.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+Vectors = Mapping[str, Tensor]
+"""Parameters and floating-point buffers by name, on the host."""
+
+
+class Rule(Protocol):
+    """What a meeting does to the center: a strategy's own, of plain settings, equal to another with the same ones."""
+
+    def meet(self, center: Vectors, push: "Push", staleness: int) -> Vectors | None:
+        """Changes the center's weights in place; what the worker goes on with, `None` if the push is not taken.
+
+        That is the center itself, or memory of its own; the push is left as it is.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How data are leased: positions 0 to `end` (`None`: no end), in leases of `lease` rows that end with an epoch.
+
+    `lease` is the first worker's word where workers differ.
+    """
+
+    rows: int
+    """Rows of an epoch."""
+    lease: int
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Positions `start` to `stop`, counted from the beginning of the first epoch, for one worker to read."""
+
+    id: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing is free now, but may become so: somebody, perhaps this worker, has rows that are not used yet.
+
+    Of a worker that wants to begin another training: the others have not ended this one.
+    """
+
+
+@dataclass(slots=True)
+class Push:
+    """What a worker brings: weights or changes of them, and the rows that they come from."""
+
+    sequence: int
+    """Counted from 1 by each worker: a push that arrives twice is applied once."""
+    base: int
+    """The version of the center that it began with."""
+    vectors: Vectors
+    rows: int
+    done: list[tuple[int, int, int]] = field(default_factory=list)
+    """(lease, start, stop): positions used since the last push."""
+    exact: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """What rounding has lost, for a center that has not moved since: indices into a flat tensor and values, by name."""
+    origin: Vectors = field(default_factory=dict)
+    """The weights of version `base`, for a rule that asks for them."""
+    tally: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Coefficient, sum and weight of loss terms since the last push."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a worker goes on with; its vectors are the worker's own."""
+
+    version: int
+    vectors: Vectors
+    taken: bool
+    """Whether the push was applied; if not, its rows are leased again."""
+    samples: int
+    """Rows that the center's weights have learnt from."""
+    epochs: int
+    """Whole passes over the data that have been used up."""
+    stop: str = ""
+    """Why every worker is to stop, if somebody has said so."""
+
+
+class Center(Protocol):
+    """The center, as one worker sees it: whoever calls is known to it."""
+
+    def join(
+        self,
+        rule: Rule,
+        terms: Terms,
+        weights: Vectors,
+        state: Mapping[str, Any] | None = None,
+        keeps: bool = False,
+    ) -> Reply:
+        """A worker begins, perhaps once more: leases that it held are free again.
+
+        The first one gives the weights, or the `state` to go on from. `keeps`: every worker goes on exactly where it
+        was in that state, with the leases and the sequence of pushes that it had.
+        """
+        ...
+
+    def lease(self) -> Lease | Wait | None:
+        """Rows to read; `None` once all have been used, or when all workers are to stop."""
+        ...
+
+    def meet(self, push: Push) -> Reply:
+        """Applies a push, records its rows, and gives what to go on with."""
+        ...
+
+    def pull(self) -> Reply:
+        """The weights as they are."""
+        ...
+
+    def ask_to_stop(self, why: str) -> None:
+        """Every worker is told at its next exchange."""
+        ...
+
+    def wait(self) -> None:
+        """Lets time pass, until a lease may be free."""
+        ...
+
+    def leave(self, ended: bool = False) -> None:
+        """A worker goes: leases that it held are free again. Twice is no error, nor if it has never joined.
+
+        `ended`: its training has ended, and what it joins next is another one, once the others have ended too.
+        """
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Counters for a person to see: pushes applied, dropped and repeated, staleness, and each worker's rows."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, versions, who has pushed what, and which rows have been used or leased."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a state; rows that were leased then, and not used, are free."""
+        ...

@@ -1,0 +1,190 @@
+"""What a process has only once, and every virtual worker for itself: random states, and a few settings.
+
+They change hands with the baton, thousands of times a second. So NumPy's generator is exchanged as an object, whose
+state is asked for only if its memory has changed, and Python's is exchanged as memory.
+"""
+
+import ctypes
+import random
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_numpy: Any = np.random  # all of it, whatever its type hints leave out
+_TWISTER = 4 * (624 + 1)  # bytes: the words of a Mersenne Twister, and its position
+
+
+def seed(worker: int) -> None:
+    """The generators of a worker at its start: those of its number, on every engine."""
+    torch.manual_seed(worker)
+    np.random.seed(worker)
+    random.seed(worker)
+
+
+class Generators:
+    """The random states and settings of virtual workers; those of one at a time are the process's.
+
+    Torch's (on all devices), NumPy's and Python's global generators; torch's default type and its deterministic mode;
+    the filters of warnings. What torch has for each thread (gradients on or off, autocast) needs no keeping.
+    """
+
+    def __init__(self, count: int) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.init()  # what has no generators yet could not give each worker its own
+        self._numpy, self._python, self._torch = _NumPy(), _Python(), _Torch()
+        self._callers = self._read(None)
+        self._kept = []
+        for worker in range(count):
+            self._begin(worker)
+            self._kept.append(self._read(None))
+        self._write(self._callers, None)
+
+    def enter(self, worker: int) -> None:
+        """The process's become this worker's."""
+        self._write(self._kept[worker], None)
+
+    def swap(self, worker: int, other: int) -> None:
+        """Those of one worker are kept, and the process's become the other's."""
+        kept = self._kept[worker] = self._read(self._kept[worker])
+        self._write(self._kept[other], kept)
+
+    def restart(self, worker: int) -> None:
+        """The process's, which are this worker's, are what they were at its start."""
+        self._write_settings(self._callers.settings, None)
+        self._begin(worker)
+
+    def give_back(self) -> None:
+        """The process's are what they were before."""
+        self._write(self._callers, None)
+
+    def _begin(self, worker: int) -> None:
+        _numpy.set_bit_generator(np.random.MT19937())
+        self._torch.seed(worker)
+        np.random.seed(worker)
+        random.seed(worker)
+
+    def _read(self, before: "_Kept | None") -> "_Kept":
+        return _Kept(
+            self._torch.read(),
+            self._numpy.read(before and before.numpy),
+            self._python.read(),
+            _settings(),
+        )
+
+    def _write(self, kept: "_Kept", now: "_Kept | None") -> None:
+        self._torch.write(kept.torch)
+        self._numpy.write(kept.numpy)
+        self._python.write(kept.python)
+        self._write_settings(kept.settings, now and now.settings)
+
+    def _write_settings(self, wanted: tuple[Any, ...], now: tuple[Any, ...] | None) -> None:
+        if wanted == now:
+            return
+        dtype, mode, benchmark, filters, show, show_all = wanted
+        torch.set_default_dtype(dtype)
+        torch.set_deterministic_debug_mode(mode)
+        torch.backends.cudnn.benchmark = benchmark
+        module: Any = warnings
+        module.filters, module.showwarning, module._showwarnmsg_impl = filters, show, show_all
+        if hasattr(module, "_filters_mutated"):
+            module._filters_mutated()
+
+
+class _Kept(NamedTuple):
+    torch: list[Tensor]
+    numpy: "_OfNumPy"
+    python: "_OfPython"
+    settings: tuple[Any, ...]
+
+
+def _settings() -> tuple[Any, ...]:
+    """Of the process: whoever changes them for a while, changes them for all."""
+    module: Any = warnings
+    return (
+        torch.get_default_dtype(),
+        torch.get_deterministic_debug_mode(),
+        torch.backends.cudnn.benchmark,
+        module.filters,
+        module.showwarning,
+        module._showwarnmsg_impl,
+    )
+
+
+class _Torch:
+    """Of the host, and of every accelerator."""
+
+    def __init__(self) -> None:
+        cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+        self._generators: list[torch.Generator] = [torch.default_generator, *cuda]
+
+    def seed(self, worker: int) -> None:
+        for generator in self._generators:
+            generator.manual_seed(worker)
+
+    def read(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def write(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+
+
+class _OfNumPy(NamedTuple):
+    generator: Any
+    memory: bytes
+    gauss: Any
+    """The whole state where a normal number is left over: the generator object does not hold that one."""
+
+
+class _NumPy:
+    """Each worker has a generator object of its own, which `numpy.random` draws from."""
+
+    def read(self, before: _OfNumPy | None) -> _OfNumPy:
+        generator = _numpy.get_bit_generator()
+        memory = b""
+        if type(generator) is np.random.MT19937:
+            memory = ctypes.string_at(generator.ctypes.state_address, _TWISTER)
+            if before and before.generator is generator and before.memory == memory and before.gauss is None:
+                return before
+        state: Any = np.random.get_state(legacy=False)
+        return _OfNumPy(generator, memory, state if state["has_gauss"] else None)
+
+    def write(self, kept: _OfNumPy) -> None:
+        _numpy.set_bit_generator(kept.generator)
+        if kept.gauss is not None:
+            np.random.set_state(kept.gauss)
+
+
+class _OfPython(NamedTuple):
+    memory: bytes
+    gauss: float | None
+    """The normal number that is left over."""
+    state: Any
+    """All of it, where the interpreter keeps it in a way of its own."""
+
+
+class _Python:
+    """`random` draws from one object for ever. Its words are read and written where they are, and not one by one."""
+
+    def __init__(self) -> None:
+        self._inst: Any = random._inst
+        self._address = id(self._inst) + object.__basicsize__
+        words = random.getstate()[1]
+        expected = np.array([words[-1], *words[:-1]], dtype=np.uint32).tobytes()
+        there = type(self._inst).__basicsize__ >= object.__basicsize__ + _TWISTER
+        self._known = there and ctypes.string_at(self._address, _TWISTER) == expected
+
+    def read(self) -> _OfPython:
+        if not self._known:
+            return _OfPython(b"", None, random.getstate())
+        return _OfPython(ctypes.string_at(self._address, _TWISTER), self._inst.gauss_next, None)
+
+    def write(self, kept: _OfPython) -> None:
+        if not self._known:
+            random.setstate(kept.state)
+            return
+        ctypes.memmove(self._address, kept.memory, _TWISTER)
+        self._inst.gauss_next = kept.gauss

@@ -1,0 +1,93 @@
+"""How a worker joins the others: as its environment says, or as the program has done already."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import ConfigError
+from .store import LOOPBACK, attempt_of, is_loopback, listen, loopback_interface
+
+TIMEOUT_S = 600.0
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_HOST = torch.device("cpu")
+
+
+def join_others(timeout_s: float) -> None:
+    """Meets the other workers, and binds this one to its accelerator, if there are any."""
+    missing = [name for name in _NEEDED if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(
+            f"a worker among several needs {', '.join(missing)} in its environment. "
+            "Start it with torchrun, or with headrace.launch."
+        )
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == count or is_loopback(os.environ["MASTER_ADDR"]):
+        for network in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(network, loopback_interface())
+    options: dict[str, Any] = {"backend": "gloo"}
+    if torch.cuda.is_available():
+        device = _device(int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(device)
+        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
+    store = attempt_of(_store(rank, timeout_s))
+    limit = timedelta(seconds=timeout_s)
+    dist.init_process_group(store=store, rank=rank, world_size=count, timeout=limit, **options)
+
+
+def joined_group() -> tuple[dist.ProcessGroup, dist.ProcessGroup, float]:
+    """The group for vectors, the one for values on the host, and how many seconds they wait."""
+    world = dist.group.WORLD
+    assert world is not None
+    limit = timedelta(seconds=timeout_of_environment())
+    try:
+        host = world._get_backend(_HOST)
+    except RuntimeError:  # a group of accelerators only
+        return world, dist.new_group(backend="gloo", timeout=limit), limit.total_seconds()
+    if "HEADRACE_TIMEOUT_S" in os.environ:
+        dist.distributed_c10d._set_pg_timeout(limit, world)
+    return world, world, host.options._timeout.total_seconds()
+
+
+def started_by_agent() -> bool:
+    """Whether the store is kept by a process that is no worker, as torchrun."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def timeout_of_environment() -> float:
+    """Seconds that workers wait for each other."""
+    text = os.environ.get("HEADRACE_TIMEOUT_S", str(TIMEOUT_S))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"HEADRACE_TIMEOUT_S is a number of seconds greater than 0, got {text!r}.")
+    return seconds
+
+
+def _store(rank: int, timeout_s: float) -> Store:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0 and is_loopback(host) and not started_by_agent():  # torch's own would listen to everybody
+        try:
+            return listen(LOOPBACK, port, timeout_s)
+        except OSError as error:
+            raise ConfigError(
+                f"worker 0 cannot listen at {host}:{port}: {error.strerror}. Set MASTER_PORT to a free port."
+            ) from error
+    store: Store = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
+    return store
+
+
+def _device(local: int) -> torch.device:
+    count = torch.cuda.device_count()
+    if count > 1 and local >= count:
+        raise ConfigError(
+            f"{os.environ.get('LOCAL_WORLD_SIZE', local + 1)} workers on a machine with {count} accelerators. "
+            "Start no more workers than that, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+        )
+    return torch.device("cuda", local if count > 1 else 0)  # each may have been given one of its own

@@ -1,0 +1,366 @@
+"""Sums of vectors among workers on one host, through memory that they share.
+
+Every worker copies its vector into a place of its own, part by part, says so, and adds up what lies in all places.
+The places are few and small, so that what is read has just been written and is still in the processor's cache.
+
+The memory has no name: it is a file that only its open descriptors hold, handed to the other workers over sockets
+that have no place in the file system either. Nothing is left behind, whoever dies how. The same sockets carry the
+signals: a worker that is gone is seen at once, and a signal orders the writes before it on every processor.
+"""
+
+import fcntl
+import mmap
+import os
+import secrets
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from ..data.source import Shard
+from ..errors import WorkerError
+from .base import Done, Op, Pending
+
+PART = 512 * 1024
+"""Bytes of a place. Larger parts fall out of the cache, smaller ones cost more signals."""
+PLACES = 4
+"""Of each worker: the part in place k % 4 is read by all when part k + 4 is written, see `_signal`."""
+FEW = 4
+"""Up to so many workers, each adds up everything; more share the work, which takes a second signal for every part."""
+SPIN_S = 100e-6
+"""How long a worker looks again and again before it sleeps: to be woken up takes about as long."""
+HALVES = (torch.float16, torch.bfloat16)
+_HELLO, _SIGNAL = struct.Struct("<q"), struct.Struct("<qq")
+
+Exchange = Callable[[str], Sequence[str]]
+"""Gives a word to all workers and returns the words of all, in order; every worker calls it as often."""
+Lost = Callable[[int, str], WorkerError]
+"""Makes the error for a worker, by its number, and what became of it."""
+
+
+def _lost(index: int, what: str) -> WorkerError:
+    return WorkerError(f"worker {index} {what}.")
+
+
+class Peer:
+    """Another worker: a socket to it, and its process."""
+
+    def __init__(self, index: int, channel: socket.socket) -> None:
+        self.index, self.channel = index, channel
+        channel.setblocking(False)
+        self._watched = select.poll()
+        self._watched.register(channel, select.POLLIN)
+        self._process = _process_of(channel)
+        if self._process is not None:  # processes that it has forked may hold its end of the socket open
+            self._watched.register(self._process, select.POLLIN)
+
+    def say(self, word: bytes) -> bool:
+        """Sends a word, for which there is always room; whether the worker is there to receive it."""
+        try:
+            self.channel.send(word)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def hear(self, spin_until: float, until: float) -> bytes | None:
+        """Its next word, empty once it has ended; `None` if there is none in time."""
+        ended = False
+        while True:
+            try:
+                return self.channel.recv(_SIGNAL.size)
+            except BlockingIOError:
+                if ended:  # and nothing that it said before is left to hear
+                    return b""
+            except ConnectionResetError:
+                return b""
+            now = time.monotonic()
+            if now > spin_until:
+                if now > until:
+                    return None
+                ready = self._watched.poll(1000 * (until - now))
+                ended = any(descriptor == self._process for descriptor, _ in ready)
+
+    def close(self) -> None:
+        self.channel.close()
+        if self._process is not None:
+            os.close(self._process)
+            self._process = None
+
+
+class Shared:
+    """The workers of one host, seen from one of them; made by `meet`.
+
+    All call the same methods with vectors of the same length and type, in the same order. Values are added in the
+    order of workers, 16-bit ones as float32 that is rounded once: the sum is the same for all, to the last bit.
+    """
+
+    def __init__(self, shard: Shard, memory: Tensor, peers: Sequence[Peer], timeout_s: float, lost: Lost) -> None:
+        self._shard, self._peers, self._timeout_s, self._lost = shard, peers, timeout_s, lost
+        self._memory = memory.view(shard.count, PLACES, PART)
+        self._places: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._part = 0
+        self._begun: _Begun | None = None
+        self._spin_s = SPIN_S if shard.count <= len(os.sched_getaffinity(0)) else 0.0
+
+    @classmethod
+    def meet(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
+        """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
+        with _Meeting(shard, timeout_s) as meeting:
+            names = exchange(meeting.name)
+            found = "" not in names and meeting.call(names) and (shard.index > 0 or meeting.reserve())
+            if "" in exchange("yes" if found else ""):
+                return None
+            peers, memory = meeting.join()
+            return cls(shard, memory, peers, timeout_s, lost)
+
+    def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
+        """The vector, on the host, becomes the sum, or the maximum, of those of all workers."""
+        self._finish()
+        flat = vector.detach().view(-1)
+        parts = flat.split(PART // flat.element_size())
+        if flat.numel() == 0:
+            return
+        if len(parts) > 1 and self._shard.count > FEW:
+            self._share_work(parts, op)
+            return
+        self._put(0, parts[0])
+        for number, part in enumerate(parts):
+            if number + 1 < len(parts):  # one part ahead, so that nobody waits for a signal on its way
+                self._put(number + 1, parts[number + 1])
+            self._await(number, part)
+            combine(self._of_all(number, part), part, op)
+        self._part += len(parts)
+
+    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
+        """Begins an `all_reduce`: of one part, its first half now, the rest at `wait` or before the next one."""
+        self._finish()
+        flat = vector.detach().view(-1)
+        if flat.numel() == 0 or flat.nbytes > PART:
+            self.all_reduce(flat, op)
+            return Done()
+        self._put(0, flat)
+        self._begun = _Begun(self, flat, op)
+        return self._begun
+
+    def close(self) -> None:
+        """Leaves the others; whoever still waits for this worker has lost it."""
+        for peer in self._peers:
+            peer.close()
+        self._places.clear()
+        self._memory = torch.empty(0)
+
+    def _share_work(self, parts: Sequence[Tensor], op: Op) -> None:
+        """Each adds up its slice of a part, and takes the others' slices from where they lie.
+
+        While worker i's slice of a part is added up, nobody else reads or writes it in worker i's place.
+        """
+        last = len(parts) - 1
+        self._put(0, parts[0])
+        for number, part in enumerate(parts):
+            self._await(number, part)
+            start, stop = self._slice(self._shard.index, part)
+            combine([place[start:stop] for place in self._of_all(number, part)], part[start:stop], op)
+            self._of_all(number, part)[self._shard.index][start:stop] = part[start:stop]
+            if number < last:
+                self._put(number + 1, parts[number + 1])
+            else:
+                self._signal(number + 1, part)
+            if number > 0:
+                self._take(number - 1, parts[number - 1])
+        self._await(last + 1, parts[last])
+        self._take(last, parts[last])
+        self._part += len(parts) + 1
+
+    def _take(self, number: int, part: Tensor) -> None:
+        for index, place in enumerate(self._of_all(number, part)):
+            if index != self._shard.index:
+                start, stop = self._slice(index, part)
+                part[start:stop] = place[start:stop]
+
+    def _slice(self, index: int, part: Tensor) -> tuple[int, int]:
+        return part.numel() * index // self._shard.count, part.numel() * (index + 1) // self._shard.count
+
+    def _of_all(self, number: int, part: Tensor) -> list[Tensor]:
+        """What all workers have put into a place."""
+        key = (self._part + number) % PLACES, part.dtype
+        if key not in self._places:
+            self._places[key] = [self._memory[index, key[0]].view(part.dtype) for index in range(self._shard.count)]
+        length = part.numel()
+        return [place[:length] for place in self._places[key]]
+
+    def _put(self, number: int, part: Tensor) -> None:
+        self._of_all(number, part)[self._shard.index].copy_(part)
+        self._signal(number, part)
+
+    def _signal(self, number: int, part: Tensor) -> None:
+        """All may read.
+
+        Whoever puts part k has heard part k - 2 of all others, who have then read all parts to k - 4: the place of
+        part k - 4 is free.
+        """
+        word = self._word(number, part)
+        for peer in self._peers:
+            if not peer.say(word):
+                raise self._lost(peer.index, "has ended, while the others go on")
+
+    def _await(self, number: int, part: Tensor) -> None:
+        """Until all have put their part."""
+        word, now = self._word(number, part), time.monotonic()
+        for peer in self._peers:
+            heard = peer.hear(now + self._spin_s, now + self._timeout_s)
+            if heard is None:
+                raise self._lost(peer.index, f"has kept the others waiting for {self._timeout_s:g} s")
+            if not heard:
+                raise self._lost(peer.index, "has ended, while the others wait for it")
+            if heard != word:
+                raise self._lost(peer.index, f"does something else: {_read(heard)}; this worker: {_read(word)}")
+
+    def _word(self, number: int, part: Tensor) -> bytes:
+        return _SIGNAL.pack(self._part + number, part.nbytes)
+
+    def _finish(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._await(0, begun.vector)
+            combine(self._of_all(0, begun.vector), begun.vector, begun.op)
+            self._part += 1
+
+
+class _Begun:
+    """A sum of one part, put but not yet added up."""
+
+    def __init__(self, shared: Shared, vector: Tensor, op: Op) -> None:
+        self._shared, self.vector, self.op = shared, vector, op
+
+    def wait(self) -> None:
+        if self._shared._begun is self:
+            self._shared._finish()
+
+
+def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
+    """`out` becomes the sum, or the maximum, in this order; it may be none of the vectors."""
+    first, second, *others = vectors
+    if op == "max":
+        torch.maximum(first, second, out=out)
+        for other in others:
+            torch.maximum(out, other, out=out)
+    elif out.dtype in HALVES:
+        total = first.float().add_(second)
+        for other in others:
+            total.add_(other)
+        out.copy_(total)
+    else:
+        torch.add(first, second, out=out)
+        for other in others:
+            out.add_(other)
+
+
+class _Meeting:
+    """How workers find each other: every one listens, calls those before it, and worker 0 hands out the memory."""
+
+    def __init__(self, shard: Shard, timeout_s: float) -> None:
+        self._shard, self._timeout_s = shard, timeout_s
+        self._size = shard.count * PLACES * PART
+        self._called: list[socket.socket] = []
+        self._descriptor = -1
+        self._door: socket.socket | None = None
+        self.name = ""
+        """Where this worker is called; empty where there is nothing of the kind."""
+        if sys.platform.startswith("linux"):
+            with suppress(OSError):
+                self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                name = f"headrace-{secrets.token_hex(16)}"
+                self._door.bind(f"\0{name}")
+                self._door.listen(shard.count)
+                self.name = name
+
+    def __enter__(self) -> "_Meeting":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self._door, *self._called):
+            if one is not None:
+                one.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def call(self, names: Sequence[str]) -> bool:
+        """Calls those before this worker; whether they can be reached, which they cannot on another host."""
+        try:
+            for name in names[: self._shard.index]:
+                self._called.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                self._called[-1].settimeout(self._timeout_s)
+                self._called[-1].connect(f"\0{name}")
+                self._called[-1].send(_HELLO.pack(self._shard.index))
+        except OSError:
+            return False
+        return all(_same_user(one) for one in self._called)
+
+    def reserve(self) -> bool:
+        """Takes the memory, so that writing to it cannot fail later; whether there is enough."""
+        try:
+            self._descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.posix_fallocate(self._descriptor, 0, self._size)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        except (OSError, AttributeError):
+            return False
+        return True
+
+    def join(self) -> tuple[list[Peer], Tensor]:
+        """The others, and the memory, once all have reached those before them."""
+        before = dict(enumerate(self._called))
+        after = self._answer()
+        self._called = []
+        channels = before | after
+        if self._shard.index == 0:
+            for channel in channels.values():
+                socket.send_fds(channel, [b"memory"], [self._descriptor])
+        else:
+            _, (self._descriptor,), *_ = socket.recv_fds(channels[0], 16, 1)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        memory = torch.frombuffer(mmap.mmap(self._descriptor, self._size, flags=flags), dtype=torch.uint8)
+        return [Peer(index, channel) for index, channel in sorted(channels.items())], memory
+
+    def _answer(self) -> dict[int, socket.socket]:
+        """Takes the calls of those after this worker, which have all been made; strangers' are not taken."""
+        assert self._door is not None
+        self._door.settimeout(self._timeout_s)
+        found: dict[int, socket.socket] = {}
+        while len(found) < self._shard.count - 1 - self._shard.index:
+            channel, _ = self._door.accept()
+            if _same_user(channel):
+                channel.settimeout(self._timeout_s)
+                found[_HELLO.unpack(channel.recv(_HELLO.size))[0]] = channel
+            else:
+                channel.close()
+        return found
+
+
+def _credentials(channel: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    process, user, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return process, user
+
+
+def _same_user(channel: socket.socket) -> bool:
+    return _credentials(channel)[1] == os.geteuid()
+
+
+def _process_of(channel: socket.socket) -> int | None:
+    """A descriptor that is readable once the process has ended; `None` where there is none, as for one in another
+    container."""
+    try:
+        return os.pidfd_open(_credentials(channel)[0])
+    except (OSError, AttributeError):
+        return None
+
+
+def _read(word: bytes) -> str:
+    part, size = _SIGNAL.unpack(word)
+    return f"part {part} of {size} bytes"

@@ -1,0 +1,233 @@
+"""What the workers of one training settle among themselves. One worker alone settles everything by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..arena import Replica
+from ..batch import Batch
+from ..data.source import WHOLE, Shard, Source
+from ..evaluate import Gather
+from ..info import Info
+from ..keeper import Keeper, State
+from ..length import Length
+from ..metric import Metrics
+from ..preempt import Preemption
+from ..standing import Standing
+from ..strategy import Single, Strategy
+from ..tally import Tally
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+Report = tuple[dict[str, float], dict[str, Any]]
+"""Losses and metrics by name."""
+
+
+class Crew:
+    """A worker alone, and what is the same with several."""
+
+    scores: Shard = WHOLE
+    """The part that is this worker's of data to be scored or predicted."""
+    trains: Shard = WHOLE
+    """The part that is this worker's of every batch that is trained on."""
+    times: int = 1
+    """How many times as large as a worker's update a batch of all workers is."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy, self.comm = strategy, strategy.comm
+        self.device = torch.device("cpu")
+        self._agrees = True  # whether all workers have the same weights
+        self.rates: list[float] = []
+        """Rows a second of each worker, as of the last report."""
+
+    @property
+    def _idle(self) -> bool:
+        """Whether the strategy has nothing to do, or not yet."""
+        return type(self.strategy) is Single or not self.strategy.started
+
+    def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
+        """The training data as this worker reads them, whose updates have so many rows."""
+        return train
+
+    def keeper(self, make: Callable[[], Keeper]) -> Keeper:
+        """What keeps the training."""
+        return make()
+
+    def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+        """Before anything else: raises unless these facts about the training are the same for all."""
+
+    def handed(self, state: State) -> State:
+        """A state to go on from, with what is this worker's of it: tallies, metrics, random numbers, and `mine`."""
+        owns, here, joint = state["owns"], self.comm.shard.index, self.strategy.joint
+        alike = len(owns) == self.comm.count
+        mine = owns[here] if here < len(owns) else None
+        held = [mine] if alike else [] if here else owns
+        state = state | {"mine": mine if alike else None, "rng": mine["rng"] if mine else None}
+        if not alike and not joint:
+            state, held = _anew(state), []
+        if alike and mine is not None and "optimizers" in mine:
+            state["step"] = state["step"] | {"optimizers": mine["optimizers"]}
+        tallies = [own["tally"] for own in held]
+        if joint and not alike:  # every worker knows them all
+            tallies = [owns[0]["tally"]]
+        return state | {"tallies": tallies, "metrics": [own["metrics"] for own in held]}
+
+    def begin(self, at: Standing, state: State | None) -> None:
+        """The training begins, or goes on from a state; the model has its weights."""
+        if self._idle:
+            return
+        replica = at.replica()
+        self.strategy.begin(replica)
+        if state is None or "strategy" not in state:
+            at.mark_round()
+            return
+        mine = state["mine"]
+        if mine is not None:
+            self._put_back(replica, mine)
+        self.strategy.load_state_dict(replica, state["strategy"], None if mine is None else mine["strategy"])
+        self._agrees = mine is None or bool(state["agrees"])
+
+    def shared(self, batch: Batch) -> Batch:
+        """A batch for one update by hand, of which every worker brings its part."""
+        return batch
+
+    def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of an epoch, as many for every worker."""
+        yield from feed
+
+    def updated(self, at: Standing, batch: Batch) -> None:
+        """An update was made of this batch: perhaps the workers agree on their weights now."""
+        if self._idle:
+            return
+        info = at.info
+        self._agrees = self.strategy.after(at.replica(), info.counters, batch.rows, batch.samples, info.ends_epoch)
+        if self._agrees and not self.strategy.joint:
+            at.mark_round()
+
+    def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
+        """What a worker wants, all do: to stop, to be preempted, to save. Whether to save; it may take effect later.
+
+        `now`: all workers have come to where something is due, and decide at once.
+        """
+        return due
+
+    def scored(self, tally: Tally, metrics: Metrics) -> Report:
+        """Losses and metrics over data that were scored, each worker's part of them."""
+        return tally.read(), metrics.compute()
+
+    def trained(self, tally: Tally, metrics: Metrics) -> Report:
+        """Losses and metrics over what was trained since the last report."""
+        return tally.read(), metrics.compute()
+
+    def metrics(self, metrics: Metrics) -> Metrics:
+        """Metrics of which every worker sees a part."""
+        return metrics
+
+    def starts(self, at: Standing) -> bool:
+        """Whether the workers, who have made all updates by themselves so far, now begin to work together."""
+        return False
+
+    def state(self, at: Standing) -> State | None:
+        """The state of the training, with what is each worker's own, for the worker who saves it."""
+        if self._idle:
+            owns = self._owns(at.own_state())
+            return None if owns is None else at.state_dict({}) | {"owns": owns}
+        agreed = {} if self._agrees else at.named(self.strategy.agreed(at.replica()))
+        owns = self._owns(self._own_state(at))
+        if owns is None:
+            return None
+        of_strategy = {"strategy": self.strategy.state_dict(at.replica()), "agrees": self._agrees}
+        return at.state_dict(agreed) | of_strategy | {"owns": owns}
+
+    @contextmanager
+    def agreed(self, at: Standing) -> Iterator[None]:
+        """For a while, the model is what all workers together think that it should be."""
+        if self._agrees:
+            yield
+            return
+        replica = at.replica()
+        own = [tensor.clone() for tensor in replica.tensors]
+        replica.write(self.strategy.agreed(replica))
+        try:
+            yield
+        finally:
+            at.replica().write(own)
+
+    def finish(self, at: Standing) -> None:
+        """All is saved: the model becomes the common result, for good."""
+        if not self._agrees:
+            replica = at.replica()
+            replica.write(self.strategy.agreed(replica))
+            self._agrees = True
+
+    def restored(self, model: nn.Module) -> None:
+        """The model of the worker who keeps the training has been set back to what it was at its best."""
+
+    leads = True
+    """Whether this worker scores, calls the user's callbacks, and knows what is to be known."""
+    leased = False
+    """Whether a center lends out the data, and counts epochs and samples."""
+    alone = True
+    """Whether there is nobody to agree with about when to stop."""
+    gather: Gather | None = None
+    """Puts together what several workers predict; `None` where one does it all."""
+
+    def tell(self, error: BaseException) -> None:
+        """This worker ends because of an error."""
+
+    def _own_state(self, at: Standing) -> State:
+        own, replica = at.own_state(), at.replica()
+        own["strategy"] = self.strategy.own_state()
+        if not self._agrees:
+            own |= {"weights": at.named(replica.tensors), "counts": replica.counts}
+        return own
+
+    @staticmethod
+    def _put_back(replica: Replica, mine: State) -> None:
+        """The weights of this worker's own, if it had others than all."""
+        if "weights" in mine:
+            replica.write(replica.joined(mine["weights"]))
+            for count, saved in zip(replica.counts, mine["counts"], strict=True):
+                count.copy_(saved)
+
+    def leave(self) -> None:
+        """This worker's part in the training is over, however it has ended."""
+
+    def _owns(self, own: State) -> list[State] | None:
+        """What every worker has of its own, for the one who saves it."""
+        return [own]
+
+
+def _anew(state: State) -> State:
+    """A state that another number of workers goes on from: where all had the same weights for the last time."""
+    optimizers = [own["optimizers"] for own in state["owns"] if "optimizers" in own]
+    if optimizers:
+        state["step"] = state["step"] | {"optimizers": mean_of([state["step"]["optimizers"], *optimizers])}
+    if not state.get("agrees", True):
+        began, start = state["round"], state["strategy"]["start"]
+        state["model"] = {name: start.get(name, value) for name, value in state["model"].items()}
+        state["source"] = state["source"] | {"cursor": began["cursor"]}
+        state |= {"counters": began["counters"], "place": began["place"], "done": [], "complete": True}
+    return state
+
+
+def mean_of(values: Sequence[Any]) -> Any:
+    """Nested states as one: of numbers with fractions in tensors the mean, of all else the first."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: mean_of([value[key] for value in values if key in value]) for key in first}
+    if isinstance(first, Tensor) and first.is_floating_point():
+        return torch.stack([value.double() for value in values]).mean(dim=0).to(first.dtype)
+    return first
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Everything that a model's state is made of, by name."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}

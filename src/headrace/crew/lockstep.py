@@ -1,0 +1,218 @@
+"""Workers that make the same steps: whatever one of them decides, all decide at the same step, from the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..batch import Batch
+from ..config import differences
+from ..data.reader import Reader
+from ..data.source import WHOLE, Shard, Source
+from ..errors import CheckpointError, ConfigError, DataError
+from ..field import Ragged
+from ..info import Info
+from ..keeper import Keeper, State
+from ..length import Length
+from ..metric import Metrics
+from ..preempt import Preemption
+from ..standing import Standing
+from ..strategy import Strategy
+from ..tally import Tally
+from .alone import Crew, Report, tensors_of
+from .keeper import SharedKeeper, by_leader
+from .word import Word
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+RAGGED = "headrace.Ragged"
+
+
+class Lockstep(Crew):
+    """Several workers that make equally many updates."""
+
+    alone = False
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy)
+        self.scores = self.comm.shard
+        self._work_together(strategy.start_after is None)
+        self.times = 1 if strategy.joint else self.comm.count
+        self._word = Word(self.comm)
+        self._rows, self._since = 0, self.comm.now()
+
+    def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
+        if isinstance(train, Reader) and not self.strategy.joint:
+            train.in_lanes(self.comm.count, batch_size)
+        return train
+
+    def keeper(self, make: Callable[[], Keeper]) -> Keeper:
+        return SharedKeeper(make, self.comm)
+
+    def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+        model = {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors_of(trainer.model).items()}
+        every = self.comm.all_gather({**facts, "model": model})
+        for number, other in enumerate(every[1:], 1):
+            if found := differences(every[0], other, between=("for worker 0", f"for worker {number}")):
+                listed = "\n  ".join(found[:8])
+                raise ConfigError(
+                    f"worker {number} is to do something else than worker 0:\n  {listed}\n"
+                    "Give every worker the same model, data and settings."
+                )
+        self._model = trainer.model
+        self._spread(self._model)
+
+    def shared(self, batch: Batch) -> Batch:
+        if not self.strategy.shares_updates:
+            raise ConfigError(
+                f"step() makes one update, and {type(self.strategy).__name__} has rounds of several. "
+                "Use fit() or steps(), or strategy=hr.Synchronous()."
+            )
+        rows = torch.tensor([float(batch.rows)], dtype=torch.float64)
+        self.comm.all_reduce(rows)
+        return Batch(batch.fields, batch.rows, total=int(rows))
+
+    def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in feed:
+            self._rows += batch.rows
+            if not self.strategy.joint:
+                batch.total = batch.rows  # the update is this worker's own
+            yield batch
+
+    def begin(self, at: Standing, state: State | None) -> None:
+        self._work_together(self._is_warm(at))
+        super().begin(at, state)
+
+    def updated(self, at: Standing, batch: Batch) -> None:
+        if not self.strategy.shares_updates:  # else it has been said where the update was computed
+            self.comm.worked(batch.rows)
+        if not self.strategy.started:
+            return
+        super().updated(at, batch)
+        if self.strategy.joint and at.replica().statistics:
+            self._agrees = False  # every worker measures its own rows
+
+    def starts(self, at: Standing) -> bool:
+        if self.strategy.started or not self._is_warm(at):
+            return False
+        self._work_together(True)
+        at.restart(forget=not self.comm.leader)
+        self._spread(self._model)
+        super().begin(at, None)
+        return True
+
+    def _is_warm(self, at: Standing) -> bool:
+        """Whether the time is over in which every worker makes all updates by itself."""
+        return self.strategy.start_after is None or self.strategy.start_after.reached(at.info.counters)
+
+    def _work_together(self, started: bool) -> None:
+        self.strategy.started = started
+        self.trains = self.comm.shard if started else WHOLE
+
+    def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
+        self.comm.at(info.step, "training")
+        word = self._word(bool(info.wish), bool(asked.why), due, now)
+        if word is None:
+            return False
+        if word.stop or word.leave:
+            why = next(filter(None, self.comm.all_gather(asked.why if word.leave else info.wish)), "stopped")
+            if word.leave:
+                asked.agree(why)
+            info.stopping = info.stopping or why
+        return word.save
+
+    def metrics(self, metrics: Metrics) -> Metrics:
+        metrics.hold()
+        return metrics
+
+    def scored(self, tally: Tally, metrics: Metrics) -> Report:
+        losses, scores, _ = self._added_up(tally, metrics, range(self.comm.count))
+        return losses, scores
+
+    def trained(self, tally: Tally, metrics: Metrics) -> Report:
+        everybody = range(self.comm.count)
+        if not self.strategy.started:  # all workers have done the same
+            losses, scores, self.rates = self._added_up(tally, metrics, range(1))
+        else:  # of updates that they make together, everybody knows the losses
+            losses, scores, self.rates = self._added_up(tally, metrics, everybody, joint=self.strategy.joint)
+        return losses, scores
+
+    def _added_up(self, tally: Tally, metrics: Metrics, workers: range, joint: bool = False) -> tuple[Any, Any, Any]:
+        """Losses and metrics over what these workers have seen, and the rows a second of each of all."""
+        now = self.comm.now()
+        rate = self._rows / max(1e-9, now - self._since)
+        said = self.comm.gather([tally.totals(), metrics.state_dict() if metrics else None, rate])
+        self._rows, self._since = 0, now
+
+        def found() -> list[Any]:
+            assert said is not None
+            of = [said[k] for k in workers]
+            if metrics:
+                metrics.join([state for _, state, _ in of], self.device)
+            losses = Tally.of([totals for totals, _, _ in of[: 1 if joint else None]]).read()
+            return [losses, metrics.compute(), [rate for _, _, rate in said]]
+
+        losses, scores, rates = by_leader(self.comm, found)
+        return losses, scores, rates
+
+    def restored(self, model: nn.Module) -> None:
+        self._spread(model)
+
+    def gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:  # type: ignore[override]
+        try:
+            every = self.comm.all_gather([_sent(output) for output in outputs])
+        except CheckpointError as error:
+            raise DataError(f"what several workers predict has to be made of tensors: {error}") from None
+        left, shards = [iter(found) for found in every], [Shard(k, self.comm.count) for k in range(self.comm.count)]
+        found = []
+        for total in totals:
+            for shard, theirs in zip(shards, left, strict=True):
+                start, stop = shard.of(total)
+                if start < stop:
+                    found.append(_received(next(theirs)))
+        return found
+
+    def tell(self, error: BaseException) -> None:
+        self.comm.tell(error)
+
+    def _own_state(self, at: Standing) -> State:
+        own = super()._own_state(at)
+        if not self.strategy.joint and not self.comm.leader:
+            own["optimizers"] = at.optimizers()
+        return own
+
+    def _owns(self, own: State) -> list[State] | None:
+        return self.comm.gather(own)
+
+    def _spread(self, model: nn.Module) -> None:
+        """Worker 0's weights become everybody's."""
+        with torch.no_grad():
+            for tensor in tensors_of(model).values():
+                whole = tensor.contiguous()
+                flat = whole.view(-1)
+                self.comm.broadcast(flat)
+                if whole is not tensor:
+                    tensor.copy_(whole)
+
+
+def _sent(output: Any) -> Any:
+    """An output as it travels: sequences as what they are made of."""
+    if isinstance(output, Ragged):
+        return {RAGGED: [_sent(output.values), output.offsets]}
+    if isinstance(output, Mapping):
+        return {key: _sent(value) for key, value in output.items()}
+    return type(output)(map(_sent, output)) if type(output) in (list, tuple) else output
+
+
+def _received(sent: Any) -> Any:
+    """What `_sent` was given."""
+    if isinstance(sent, dict):
+        if sent.keys() == {RAGGED}:
+            return Ragged(*map(_received, sent[RAGGED]))
+        return {key: _received(value) for key, value in sent.items()}
+    return type(sent)(map(_received, sent)) if type(sent) in (list, tuple) else sent

@@ -1,0 +1,201 @@
+"""Workers that go at their own pace: they meet at a center, which lends them data, and worker 0 tells of all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import nn
+
+from ..config import Config
+from ..data.reader import Reader
+from ..data.source import Source
+from ..info import Info
+from ..keeper import Keeper, State
+from ..leased import Leased
+from ..length import Length
+from ..metric import Metrics
+from ..preempt import Preemption
+from ..tally import Tally
+from .alone import Crew, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..batch import Batch
+    from ..standing import Standing
+    from ..strategy.centered import Centered
+
+FOUND = "the checkpoint that worker 0 goes on from"
+
+
+class Loose(Crew):
+    """One of the workers of a strategy with a center; nobody waits for anybody."""
+
+    strategy: Centered
+
+    def __init__(self, strategy: Centered) -> None:
+        super().__init__(strategy)
+        self.leads = self.comm.leader
+        self.leased = True
+        self._agrees = False
+        self._seen: dict[str, list[float]] = {}
+        self._since = self.comm.now()
+        self._told = False
+
+    def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
+        leased = Leased(train, self.comm.center)
+        reader = cast(Reader, train)
+        rows, ends = reader.order.n, [] if reader.end is None else [reader.end]
+        ends += [int(limit.count) * (rows if limit.unit == "epochs" else 1) for limit in limits if limit.unit in JOINT]
+        block = reader.order.block if reader.order.kind.startswith("blocks") else 1
+        self.strategy.lend(rows, batch_size, block, min(ends, default=None))
+        return leased
+
+    def keeper(self, make: Callable[[], Keeper]) -> Keeper:
+        if self.leads:
+            if self.comm.desk is not None:
+                self.comm.desk.pop(FOUND, None)
+            return make()
+        return _Follower(self)
+
+    def handed(self, state: State) -> State:
+        owns, desk = state["owns"], self.comm.desk
+        alike = len(owns) == self.comm.count
+        if self.leads and alike:
+            self.comm.resume(state["world"])
+            if desk is not None:
+                desk[FOUND] = {**state, "owns": list(owns)}
+        mine = owns[self.comm.shard.index]
+        tallies, metrics = [mine["tally"]], [mine["metrics"]]
+        found = state | {"mine": mine if alike else None, "rng": mine["rng"], "tallies": tallies, "metrics": metrics}
+        if not alike:  # the leases of the others are gone, and so are this worker's
+            found["source"] = state["source"] | {"cursor": state["source"]["initial"]}
+            found["place"] = state["place"] | {"batch": 0, "ends_epoch": True}
+            return found
+        found |= {part: mine[part] for part in ("counters", "place", "done", "complete", "rates")}
+        found["source"] = state["source"] | {"cursor": mine["cursor"]}
+        found["step"] = state["step"] | {"optimizers": mine["optimizers"], "updates": mine["updates"]}
+        self._seen = mine["seen"]
+        return found
+
+    def begin(self, at: Standing, state: State | None) -> None:
+        replica = at.replica()
+        if state is not None:
+            mine = state["mine"]
+            if mine is not None:
+                self._put_back(replica, mine)
+            center = state["strategy"] if self.leads else {}
+            self.strategy.load_state_dict(replica, center, None if mine is None else mine["strategy"])
+        self.strategy.begin(replica)
+        self._hear(at.info)
+        self.comm.record(lambda: copy.deepcopy(self._own_state(at)))
+
+    def updated(self, at: Standing, batch: Batch) -> None:
+        info = at.info
+        self.comm.worked(batch.rows)
+        self.comm.at(info.step, "training")
+        terms = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
+        self.strategy.used(batch.cursor, {n: [t.coefficient, float(t.sum), float(t.weight)] for n, t in terms.items()})
+        self.strategy.after(at.replica(), info.counters, batch.rows, batch.total, info.ends_epoch)
+        self._hear(info)
+
+    def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
+        if self.leads and not self._told and (info.stopping or asked.why):
+            self._told = True
+            self.comm.center.ask_to_stop(info.stopping or asked.why)
+        return due
+
+    def trained(self, tally: Tally, metrics: Metrics) -> Report:
+        """Losses of all workers, as far as the center has heard of them; metrics of this one's rows."""
+        if not self.leads:
+            return super().trained(tally, metrics)
+        status = self.strategy.status()
+        fresh = {name: _less(numbers, self._seen.get(name)) for name, numbers in status["tally"].items()}
+        self._seen = status["tally"]
+        seconds = max(1e-9, self.comm.now() - self._since)
+        self.rates = [worker["rows"] / seconds for worker in status["workers"].values()]
+        known = {name: numbers for name, numbers in fresh.items() if numbers[2]}
+        return (Tally.of([known]) if known else tally).read(), metrics.compute()
+
+    def state(self, at: Standing) -> State | None:
+        if not self.leads:
+            return None
+        found: State = {}
+
+        def done(owns: list[Any], world: Any) -> None:
+            others = [own or {} for own in owns[1:]] if world else []  # of real workers nothing is known
+            found.update(owns=[self._own_state(at), *others], world=world)
+
+        center = self.strategy.state_dict(at.replica())
+        self.comm.cut(done)
+        return at.state_dict(center["weights"]) | {"strategy": center, "agrees": False} | found
+
+    @contextmanager
+    def agreed(self, at: Standing) -> Iterator[None]:
+        """Worker 0 alone looks at the center's weights."""
+        if not self.leads:
+            yield
+            return
+        with super().agreed(at):
+            yield
+
+    def finish(self, at: Standing) -> None:
+        self.strategy.finish(at.replica())
+        self._hear(at.info)
+        super().finish(at)
+        self._agrees = False  # another training may follow
+
+    def leave(self) -> None:
+        self.strategy.leave(ended=True)
+
+    def _own_state(self, at: Standing) -> State:
+        found = super()._own_state(at)
+        return found | {
+            "counters": asdict(at.info.counters),
+            "place": at.place(),
+            "done": sorted(at.done),
+            "complete": at.complete,
+            "rates": at.rates.state_dict(),
+            "cursor": at.cursor,
+            "optimizers": at.optimizers(),
+            "updates": at.info.step,
+            "seen": self._seen,
+        }
+
+    def _hear(self, info: Info) -> None:
+        news = self.strategy.news
+        if news is None:
+            return
+        info.counters.samples = news.samples
+        if news.stop:
+            info.stopping = info.stopping or news.stop
+            self._told = True
+
+
+class _Follower(Keeper):
+    """Keeps nothing; goes on where worker 0 does, if that knows what was this worker's own."""
+
+    def __init__(self, crew: Loose) -> None:
+        self._crew = crew
+
+    def find(self, model: nn.Module, settings: Config, limits: Config) -> State | None:
+        found, number = (self._crew.comm.desk or {}).get(FOUND), self._crew.comm.shard.index
+        if found is None or not found["owns"][number]:
+            return None
+        state: State = {**found, "owns": list(found["owns"])}
+        found["owns"][number] = {}  # whoever dies and is called again begins afresh
+        return state
+
+
+JOINT = ("epochs", "samples")
+"""What counts what all workers do, and so the center."""
+
+
+def _less(numbers: Sequence[float], before: Sequence[float] | None) -> list[float]:
+    coefficient, total, weight = numbers
+    _, known, weighed = before or (0.0, 0.0, 0.0)
+    return [coefficient, total - known, weight - weighed]

@@ -1,0 +1,289 @@
+"""The Ray cluster that workers are placed on: the one that is there, or one of our own on this machine."""
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ... import disk
+from ...errors import ConfigError, RunError
+from ..job import Job
+
+OLDEST = (2, 54)
+"""Before it, a page in the user's browser can delete jobs (CVE-2026-27482), and tokens are new in 2.52."""
+INSTALL = 'pip install "headrace[ray]"'
+START_S = 120.0
+"""How long workers may take at least to be placed and to start, however little time others give them later."""
+_ENDED_S = 5.0  # within which the processes of a cluster of our own end by themselves
+_LONG = 24  # a path of this length leaves room for Ray's, which ends with the name of a socket: 107 bytes at most
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is known of a cluster while it is in use."""
+
+    scratch: Path
+    """A private directory on the driver's machine, gone afterwards."""
+    gpus: bool
+    """Whether every worker has an accelerator."""
+    ours: bool
+    """Whether it is here for this job alone."""
+
+
+def load() -> Any:
+    """The module `ray`, if one is installed that can be used."""
+    try:
+        ray = import_module("ray")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the settings and libraries of others
+            import_module("ray.train.torch")
+    except ImportError as error:
+        raise ConfigError(f"engine='ray' needs Ray, with Ray Train ({error}). {INSTALL}") from None
+    if tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2]) < OLDEST:
+        raise ConfigError(f"Ray {ray.__version__} has known holes: {OLDEST[0]}.{OLDEST[1]} is needed. {INSTALL}")
+    return ray
+
+
+@contextmanager
+def joined(job: Job) -> Iterator[Cluster]:
+    """The cluster that this process is in, that `RAY_ADDRESS` names, or one that is started and ended here."""
+    if job.interface is not None:
+        raise ConfigError("interface= is not for engine='ray': a cluster knows its own addresses. Leave it out.")
+    with ExitStack() as stack:
+        own_handlers = stack.enter_context(_handlers_kept())
+        scratch = stack.enter_context(_scratch())
+        known, ours = sys.modules.get("ray"), False
+        address = job.address or os.environ.get("RAY_ADDRESS", "")
+        if known is not None and known.is_initialized():
+            gpus = _fits(load(), job)
+        elif address not in ("", "local"):
+            ray = load()
+            _connect(ray, address)
+            stack.callback(ray.shutdown)
+            gpus = _fits(ray, job)
+        else:
+            stack.enter_context(_own(job, scratch))
+            gpus, ours = _gpus(job) > 0, True
+        own_handlers()
+        yield Cluster(scratch, gpus, ours)
+
+
+# --- a cluster that is there ------------------------------------------------------------------------------
+
+
+def _connect(ray: Any, address: str) -> None:
+    try:
+        ray.init(address=address, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"there is no Ray cluster at {address!r} that this process may join: {first} "
+            "Start one there, or unset RAY_ADDRESS to have one on this machine."
+        ) from None
+
+
+def _fits(ray: Any, job: Job) -> bool:
+    """Whether workers have accelerators; what the cluster cannot have at all is refused."""
+    if job.devices is not None and len(job.devices):
+        raise ConfigError("devices= is not for a Ray cluster that is there already: Ray places workers. Leave it out.")
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    if nodes < job.nodes:
+        raise ConfigError(f"nodes={job.nodes} were asked for, and the Ray cluster has {nodes}. Start more of them.")
+    there = ray.cluster_resources()
+    gpus = 0 if job.devices is not None else int(there.get("GPU", 0))
+    if 0 < gpus < job.workers:
+        raise ConfigError(_too_few(job, gpus))
+    if there.get("CPU", 0) < job.workers:
+        warnings.warn(
+            f"{job.workers} workers need a CPU each, and the Ray cluster has {there.get('CPU', 0):g}. "
+            f"Waiting for more of them, {job.timeout_s:g} s at most.",
+            stacklevel=2,
+        )
+    return gpus > 0
+
+
+# --- one of our own ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _own(job: Job, scratch: Path) -> Iterator[None]:
+    """A cluster that only this machine can reach, and only with its token."""
+    if job.nodes > 1:
+        raise ConfigError(
+            f"nodes={job.nodes} need a Ray cluster that is there: set RAY_ADDRESS, or call ray.init first."
+        )
+    token = scratch / "token"
+    disk.write_file(token, secrets.token_hex(32).encode())
+    token.chmod(0o600)
+    settings = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": None,
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its sense on any system: addresses of this machine are loopback's
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.devices))
+        if job.devices
+        else os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    with environment(settings):
+        ray = load()
+        with _token_known(), _loopback(ray):
+            try:
+                _start(ray, job, scratch)
+                yield
+            finally:
+                ray.shutdown()
+                _end_those_left(str(token))
+
+
+def _start(ray: Any, job: Job, scratch: Path) -> None:
+    try:
+        ray.init(
+            address="local",
+            num_cpus=job.workers + 1,  # workers need one each, however few there are
+            num_gpus=_gpus(job),
+            include_dashboard=False,
+            logging_level=logging.WARNING,
+            _temp_dir=str(scratch / "ray"),
+        )
+    except (OSError, RuntimeError, ray.exceptions.RayError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise RunError(f"Ray could not be started on this machine: {first}") from error
+
+
+def _gpus(job: Job) -> int:
+    """How many accelerators workers have together, on this machine."""
+    count = torch.cuda.device_count() if job.devices is None else len(job.devices)
+    if 0 < count < job.workers:
+        raise ConfigError(_too_few(job, count))
+    return count
+
+
+def _too_few(job: Job, count: int) -> str:
+    return (
+        f"workers={job.workers} have {count} accelerators, and need one each. "
+        f"Give workers={count}, or devices=[] to train on the CPU."
+    )
+
+
+@contextmanager
+def _token_known() -> Iterator[None]:
+    """Ray reads how to authenticate once, when it is imported, and keeps a token that it has read."""
+    _read_again()
+    try:
+        yield
+    finally:
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # before the token goes: Ray's threads abort if it is missed
+        _read_again()
+
+
+def _read_again() -> None:
+    raylet = import_module("ray._raylet")
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _loopback(ray: Any) -> Iterator[None]:
+    """Ray looks once, when it is imported, whether it may listen to a network."""
+    constants = ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _end_those_left(mark: str) -> None:
+    """Waits for the processes that have `mark` in their environment, as all of the cluster do, and ends who stays."""
+    end = time.monotonic() + _ENDED_S
+    while (left := _marked(mark)) and time.monotonic() < end:
+        time.sleep(0.02)
+    for process in left:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes other than this one; none where the system does not tell."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if int(entry.parent.name) != os.getpid() and mark.encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+    return found
+
+
+# --- what is put back afterwards --------------------------------------------------------------------------
+
+
+@contextmanager
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables of this process, and of those that it starts meanwhile; `None` takes one away."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    within = tempfile.gettempdir()
+    path = Path(tempfile.mkdtemp(prefix="hr-", dir="/tmp" if len(within) > _LONG and os.path.isdir("/tmp") else within))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[Callable[[], None]]:
+    """Ray takes SIGTERM and SIGINT for itself, for good. What is given puts the caller's handlers back at once.
+
+    Where nobody handles SIGTERM, the program then ends by it all the same, but tidily.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    tidily = {number: _exit if handler == signal.SIG_DFL else handler for number, handler in before.items()}
+    try:
+        yield lambda: _handle(tidily)
+    finally:
+        _handle(before)
+
+
+def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)

@@ -1,0 +1,198 @@
+"""What strategies have in common whose workers meet a center, each at its own pace."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..arena import Replica
+from ..comm.center import Push, Reply, Rule, Terms, Vectors
+from ..errors import CheckpointError, ConfigError
+from ..length import Counters, Length, interval
+from .base import State, Strategy
+
+SHARES = 8
+"""Leases of an epoch for each worker, and batches of a lease, where nothing else says how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a worker has heard at the center."""
+
+    samples: int
+    """Rows that the center's weights have learnt from, over all workers."""
+    epochs: int
+    """Whole passes over the data, over all workers."""
+    stop: str
+    """Why every worker is to stop, if somebody has said so."""
+    taken: bool
+    """Whether what this worker brought last was applied."""
+
+
+class Centered(Strategy, ABC):
+    """Every worker updates its own replica, and `every` so often brings what it has learnt to the center.
+
+    Nobody waits for anybody. `every` counts this worker's own updates, rows, or passes: one ends when the center
+    leases it rows of a later epoch. It meets earlier when there is nothing left for it to read, so that nobody waits
+    for rows that it keeps. What the center leases is `lease` rows at a time.
+
+    Data are used exactly once: a meeting applies a change and records the rows that it comes from in one call. What
+    is lost with a worker is what it has learnt since its last meeting, and its rows are read by others. Optimizers
+    keep their state, and integer buffers their counts, on their worker; other buffers are treated like parameters.
+    """
+
+    centered: ClassVar[bool] = True
+
+    def __init__(self, every: str | Length, lease: int | None) -> None:
+        super().__init__()
+        if lease is not None and (not isinstance(lease, int) or isinstance(lease, bool) or lease < 1):
+            raise ConfigError(f"lease= is a number of rows, at least 1, got {lease!r}.")
+        self.every, self.lease = interval(every, "every"), lease
+        self._terms: Terms | None = None
+        self._news: News | None = None
+        self._counters = Counters()
+        self._version = self._sequence = self._rows = 0
+        self._done: list[tuple[int, int, int]] = []
+        self._tally: dict[str, list[float]] = {}
+        self._due = self._idle = False
+        self._resumed: tuple[State | None, State | None] = (None, None)
+
+    @property
+    def news(self) -> News | None:
+        """What this worker has heard at the center last."""
+        return self._news
+
+    @property
+    @abstractmethod
+    def rule(self) -> Rule:
+        """What a meeting does to the center."""
+
+    @abstractmethod
+    def fill(self, push: Push, weights: Vectors) -> None:
+        """Puts into a push what the center is to have of this worker's weights, which are the model's own."""
+
+    def take(self, reply: Reply) -> None:
+        """This worker goes on with the weights of a reply."""
+
+    def lend(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> Terms:
+        """How the center is to lease the data: epochs of `rows` rows, read in batches, up to row `end`.
+
+        Leases are whole batches, or whole blocks where rows are read in blocks, unless the epoch ends before. By
+        default they hold the rows of a round and a few batches at least, and no more than a fair share of an epoch.
+        """
+        passes = self.every.unit == "epochs"
+        fair = -(-rows // (self.comm.count * (SHARES if passes else 1)))
+        of_round = int(self.every.count) * (batch if self.every.unit == "steps" else 1)
+        unit = block if block > 1 else batch
+        wanted = fair if passes else min(fair, max(of_round, SHARES * batch))
+        self._terms = Terms(rows, min(self.lease or -(-wanted // unit) * unit, rows), end)
+        return self._terms
+
+    def begin(self, replica: Replica) -> None:
+        """Joins the center and takes its weights, or goes on where a state says."""
+        assert self._terms is not None, "lend comes before begin"
+        (state, own), self._resumed = self._resumed, (None, None)
+        self._load(own or {})
+        weights = _on_host(replica)
+        reply = self.comm.center.join(self.rule, self._terms, weights, state, keeps=own is not None)
+        self._hear(reply)
+        if own is None:
+            self._version = reply.version
+            self._write(replica, reply)
+        elif self._due:
+            self.meet(replica)
+
+    def used(self, cursor: Mapping[str, Any] | None, tally: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Rows that the update comes from, as `Leased` says in a batch's cursor."""
+        if cursor is not None and cursor.get("used") is not None:
+            lease, start, stop = cursor["used"]
+            if self._done and (self._done[-1][0], self._done[-1][2]) == (lease, start):
+                start = self._done.pop()[1]
+            self._done.append((lease, start, stop))
+            self._idle = not cursor["leases"]
+        for name, (coefficient, total, weight) in (tally or {}).items():
+            _, totals, weights = self._tally.get(name, (0.0, 0.0, 0.0))
+            self._tally[name] = [coefficient, totals + total, weights + weight]
+
+    def after(self, replica: Replica, counters: Counters, rows: int, total: int, ends_epoch: bool) -> bool:
+        own = self._counters
+        own.steps, own.samples, own.epochs = own.steps + 1, own.samples + rows, own.epochs + ends_epoch
+        self._rows += rows
+        self._due = self._idle or self.every.fires(own, rows, ends_epoch)
+        if self._due:
+            self.meet(replica)
+        return False
+
+    def finish(self, replica: Replica) -> None:
+        if self._rows:
+            self.meet(replica)
+
+    def leave(self, ended: bool = True) -> None:
+        self.comm.center.leave(ended)
+
+    def agreed(self, replica: Replica) -> list[Tensor]:
+        """The center's weights."""
+        return replica.joined(self.comm.center.pull().vectors)
+
+    def meet(self, replica: Replica) -> None:
+        """Brings what has been learnt since the last meeting, and goes on with what the center says.
+
+        Nothing changes here before the reply: whoever is saved on the way meets the center again, first of all.
+        """
+        push = Push(self._sequence + 1, self._version, {}, self._rows, list(self._done), tally=self._tally)
+        self.fill(push, _on_host(replica))
+        reply = self.comm.center.meet(push)
+        self._sequence, self._version = push.sequence, reply.version
+        self._rows, self._done, self._tally = 0, [], {}
+        self._due = self._idle = False
+        self._hear(reply)
+        self._write(replica, reply)
+
+    def status(self) -> dict[str, Any]:
+        """What has come to the center so far, and what of it was not taken."""
+        return self.comm.center.status()
+
+    def state_dict(self, replica: Replica) -> State:
+        """The center's; worker 0 keeps it for all."""
+        return self.comm.center.state_dict() if self.comm.leader else {}
+
+    def own_state(self) -> State:
+        return {
+            "counters": asdict(self._counters),
+            "version": self._version,
+            "sequence": self._sequence,
+            "rows": self._rows,
+            "done": [list(run) for run in self._done],
+            "tally": dict(self._tally),
+            "due": self._due,
+            "idle": self._idle,
+        }
+
+    def load_state_dict(self, replica: Replica, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        """Before `begin`, which then joins the center in this state."""
+        self._resumed = (dict(state) or None, None if own is None else dict(own))
+
+    def _load(self, own: Mapping[str, Any]) -> None:
+        self._counters = Counters(**own.get("counters", {}))
+        self._version, self._sequence = own.get("version", 0), own.get("sequence", 0)
+        self._rows, self._done = own.get("rows", 0), [(lease, a, b) for lease, a, b in own.get("done", [])]
+        self._tally = {name: list(numbers) for name, numbers in own.get("tally", {}).items()}
+        self._due, self._idle = own.get("due", False), own.get("idle", False)
+
+    def _hear(self, reply: Reply) -> None:
+        self._news = News(reply.samples, reply.epochs, reply.stop, reply.taken)
+
+    def _write(self, replica: Replica, reply: Reply) -> None:
+        places = replica.by_name(replica.tensors)
+        if missing := places.keys() - reply.vectors.keys():
+            raise CheckpointError(f"the center lacks {min(missing)!r}, which the model has.")
+        torch._foreach_copy_(list(places.values()), [reply.vectors[name] for name in places])
+        self.take(reply)
+
+
+def _on_host(replica: Replica) -> dict[str, Tensor]:
+    """The replica's tensors by name; the model's own where they are on the host already."""
+    return replica.by_name([tensor.detach().to("cpu") for tensor in replica.tensors])

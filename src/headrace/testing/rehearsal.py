@@ -1,0 +1,188 @@
+"""A small training on virtual workers, and what each of them has used and become, step by step."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..arena import Replica
+from ..comm import here
+from ..data.arrays import ArrayTable
+from ..engine import launch
+from ..strategy import Single, Strategy
+from ..strategy.centered import Centered
+from ..trainer import Trainer
+
+ROWS, BATCH, EPOCHS = 25, 4, 2  # the last batch of an epoch has no rows for some workers
+PARAMETER, STATISTIC, COUNTER = "parameter", "statistic", "counter"
+Weights = dict[str, Tensor]
+Make = Callable[[], Strategy]
+
+
+class Small(nn.Module):
+    """All that a model can be made of: two rates and so two vectors, a parameter in none, statistics, a counter.
+
+    Without `statistics` no row meets another.
+    """
+
+    def __init__(self, statistics: bool, life: "Life") -> None:
+        super().__init__()
+        self.inner = nn.Conv1d(2, 3, 1)
+        self.norm = nn.BatchNorm1d(3) if statistics else nn.Identity()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.outer = nn.Linear(12, 2)
+        self.used: list[int] = []
+        """Rows that it has been trained on since they were asked for."""
+        self._life = life
+
+    def forward(self, row: Tensor, x: Tensor) -> Tensor:
+        if self.training:
+            self._life.start = self._life.start or weights_of(self)
+            self.used += row.tolist()
+        out: Tensor = self.outer(torch.tanh(self.scale * self.norm(self.inner(x))).flatten(1))
+        return out
+
+
+def small_table() -> ArrayTable:
+    at = torch.arange(ROWS)
+    x = torch.sin(at[:, None] * torch.arange(1, 9) * 0.7).view(ROWS, 2, 4)
+    return ArrayTable({"row": at, "x": x, "y": x[:, :, :2].sum(2) + x[:, :, 3]})
+
+
+@dataclass
+class Moment:
+    """A worker after an update."""
+
+    step: int
+    ends_epoch: bool
+    rows: list[int]
+    """Those of the update; none on other workers than the first as long as each makes all updates by itself."""
+    agrees: bool
+    """Whether the strategy says that all workers have the same weights."""
+    weights: Weights
+
+    @property
+    def digest(self) -> tuple[Any, ...]:
+        """What makes it this one, to the bit."""
+        return self.step, self.ends_epoch, tuple(self.rows), self.agrees, bits_of(self.weights)
+
+
+@dataclass
+class Life:
+    """One worker's training, from its beginning or from where it goes on."""
+
+    start: Weights = field(default_factory=dict)
+    """The weights before the first update; nothing if there is none."""
+    samples: int = 0
+    """Of a centered training: rows that the center's weights had learnt from by then."""
+    moments: list[Moment] = field(default_factory=list)
+    end: Weights = field(default_factory=dict)
+    """The weights when all was over."""
+
+    def after(self, step: int) -> Weights:
+        """Its weights after so many updates."""
+        return self.moments[step - 1].weights if step else self.start
+
+    def since(self, step: int) -> "Life":
+        """What is left of it for a training that goes on after this step."""
+        return replace(self, moments=self.moments[step:])
+
+
+@dataclass
+class Rehearsal:
+    """How the training is to be made."""
+
+    make: Make | None
+    workers: int
+    statistics: bool = True
+    run: Path | None = None
+    """Where it is saved, and goes on from."""
+    saves: str = "1 step"
+    """How often."""
+    ask: Callable[[int, Strategy, Replica], None] | None = None
+    """Asks every worker after every update what the strategy says of itself."""
+
+    def __call__(self) -> list[Life]:
+        lives = [Life() for _ in range(self.workers)]
+
+        def main() -> None:
+            worker = here().shard.index
+            self._live(worker, lives[worker])
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            launch(main, workers=self.workers)
+        return lives
+
+    def _live(self, worker: int, life: Life) -> None:
+        torch.manual_seed(worker)
+        model, strategy = Small(self.statistics, life), Single() if self.make is None else self.make()
+        agrees = _listen(strategy, life)
+        biases = [param for name, param in model.named_parameters() if "bias" in name]
+        others = [param for name, param in model.named_parameters() if "bias" not in name]
+        groups: list[dict[str, Any]] = [{"params": others}, {"params": biases, "lr": 0.02}]
+        trainer = Trainer(
+            model,
+            nn.MSELoss(),
+            torch.optim.SGD(groups, lr=0.05, momentum=0.5),
+            batch_size=BATCH,
+            inputs=("row", "x"),
+            strategy=None if self.make is None else strategy,
+        )
+        options: dict[str, Any] = {"epochs": EPOCHS}
+        if self.run is not None:
+            options |= {"run": self.run, "checkpoint_every": self.saves, "keep": "all"}
+        for info in trainer.steps(small_table(), **options):
+            rows = [] if worker and not strategy.started else model.used[:]
+            model.used.clear()
+            now = not agrees or agrees[-1]
+            life.moments.append(Moment(info.step, info.ends_epoch, rows, now, weights_of(model)))
+            if self.ask is not None and strategy.started:
+                self.ask(worker, strategy, trainer._step.replica())
+        life.end = weights_of(model)
+
+
+def _listen(strategy: Strategy, life: Life) -> list[bool]:
+    """Writes down what the center says in the beginning; what `after` is going to say, in a list that grows."""
+    said: list[bool] = []
+    begin, after = strategy.begin, strategy.after
+
+    def on_begin(replica: Replica) -> None:
+        begin(replica)
+        if isinstance(strategy, Centered) and strategy.news is not None:
+            life.samples = strategy.news.samples
+
+    def on_after(*args: Any, **options: Any) -> bool:
+        said.append(after(*args, **options))
+        return said[-1]
+
+    strategy.begin, strategy.after = on_begin, on_after  # type: ignore[method-assign]
+    return said
+
+
+def weights_of(model: nn.Module) -> Weights:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def bits_of(weights: Weights) -> tuple[bytes, ...]:
+    return tuple(tensor.numpy().tobytes() for tensor in weights.values())
+
+
+def kind_of(name: str) -> str:
+    """What a tensor of the small model is."""
+    kinds = {"norm.running_mean": STATISTIC, "norm.running_var": STATISTIC, "norm.num_batches_tracked": COUNTER}
+    return kinds.get(name, PARAMETER)
+
+
+def loss_of(weights: Weights) -> float:
+    """Of a model with statistics, over all rows."""
+    model, table = Small(statistics=True, life=Life()), small_table()
+    model.load_state_dict(weights)
+    batch = table.take(torch.arange(ROWS))
+    with torch.no_grad():
+        return float(F.mse_loss(model(batch["row"], batch["x"]), batch["y"]))

@@ -1,0 +1,272 @@
+"""The conformance kit for strategies: small trainings on virtual workers, stopped and taken up again anywhere."""
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arena import Replica
+from ..checkpoint import Store
+from ..codec import encode
+from ..errors import CheckpointError
+from ..strategy import Strategy
+from .rehearsal import (
+    COUNTER,
+    EPOCHS,
+    PARAMETER,
+    ROWS,
+    STATISTIC,
+    Life,
+    Make,
+    Moment,
+    Rehearsal,
+    Weights,
+    bits_of,
+    kind_of,
+    loss_of,
+)
+from .trial import Report, Trial
+
+IN_MEMORY = Path("/dev/shm")  # where there is such a place, nothing waits for a disk
+CLOSE = 1e-6  # how near several workers come to one whose updates they share
+
+PROMISES = {
+    "calls": "every call does what it is for and comes back",
+    "same": "the same training gives the same bits, time after time",
+    "rows": "an epoch uses every row once, however unevenly the workers share it",
+    "agree": "where `after` says that all workers agree, and when all is over, they have the same weights",
+    "buffers": "they agree on buffers too: on statistics, and on counters where a round ends",
+    "learns": "the loss is less afterwards",
+    "alone": "one worker alone that shares every update trains as without a strategy, to the bit",
+    "joint": "workers that share every update make those that one makes of whole batches, to 1e-6",
+    "state": "its state is plain JSON values and tensors",
+    "agreed": "`agreed` gives the same tensors on all workers, like those of the replica",
+    "asking": "to be asked for its state and for what all agree on changes nothing",
+    "saving": "to be saved after every step changes nothing",
+    "restore": "stopped after any step, as many workers go on to the same bits",
+    "workers": "another number of workers goes on from where all agreed for the last time, with the rows left then",
+}
+
+
+def check_strategy(make: Make, *, workers: Sequence[int] = (1, 2, 3), limit_s: float = 60.0) -> Report:
+    """Holds the strategies that `make` makes to the contract; an AssertionError names the promise that is broken.
+
+    Every call makes a strategy anew, with rounds of a few steps: two epochs of 25 rows are trained, 4 to a batch, by
+    each of these numbers of virtual workers. `limit_s`: a training takes no longer than this.
+    """
+    trial = Trial(PROMISES, limit_s)
+
+    def work() -> None:
+        probe = trial.call("calls", "the factory", make)
+        trial.that("calls", isinstance(probe, Strategy), "the factory", "a Strategy", type(probe).__name__)
+        trial.report.subject = type(probe).__name__
+        trial.that("calls", make() is not probe, "the factory", "a new strategy at every call", "the same one")
+        memory = str(IN_MEMORY) if IN_MEMORY.is_dir() else None
+        with tempfile.TemporaryDirectory(prefix="headrace-check-", dir=memory) as room:
+            for count in sorted(set(workers)):
+                others = [other for other in sorted(set(workers)) if other != count]
+                _Workers(trial, make, probe, count, others, Path(room)).check()
+
+    return trial.run(work)
+
+
+@dataclass
+class _Workers:
+    """So many workers under trial."""
+
+    trial: Trial
+    make: Make
+    probe: Strategy
+    count: int
+    others: Sequence[int]
+    room: Path
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.count} worker{'s' * (self.count > 1)}"
+        self.training = Rehearsal(self.make, self.count)
+
+    def check(self) -> None:
+        lives = self._train(self.training, self.name)
+        self._same("same", lives, self._train(self.training, self.name), f"{self.name}, a second time")
+        self._rows(lives)
+        if self.probe.joint:
+            self._joint(lives)
+        else:
+            self.trial.skip("joint", "every worker makes updates of its own")
+            self.trial.skip("alone", "every worker makes updates of its own")
+        if self.probe.centered:
+            self.trial.skip("agreed", "workers meet the center at different times")
+        self._agree(lives)
+        before, after = loss_of(lives[0].start), loss_of(lives[0].end)
+        self.trial.that("learns", after < before, self.name, f"a loss below {before:g}", f"{after:g}")
+        self._asked(lives)
+        self._saved(lives)
+
+    def _train(self, training: Rehearsal, where: str, promise: str = "calls") -> list[Life]:
+        lives: list[Life] = self.trial.call(promise, f"{where}: training", training)
+        return lives
+
+    def _rows(self, lives: list[Life]) -> None:
+        """Every row, in every epoch that all workers end together."""
+        if self.probe.centered:
+            self._used_up("rows", [life.moments for life in lives], self.name)
+            return
+        ends = [k for k, moment in enumerate(lives[0].moments) if moment.ends_epoch]
+        self.trial.equal("rows", EPOCHS, len(ends), f"{self.name}: epochs")
+        start = 0
+        for epoch, end in enumerate(ends):
+            parts = [life.moments[start : end + 1] for life in lives]
+            self._used_up("rows", parts, f"{self.name}, epoch {epoch}", times=1)
+            start = end + 1
+
+    def _used_up(self, promise: str, parts: Sequence[Sequence[Moment]], where: str, times: int = EPOCHS) -> None:
+        used = Counter(row for part in parts for moment in part for row in moment.rows)
+        wrong = {row: used[row] for row in range(ROWS) if used[row] != times}
+        self.trial.that(promise, not wrong, where, f"{ROWS} rows, each used {times} times", f"row: times {wrong}")
+
+    def _agree(self, lives: list[Life]) -> None:
+        for moments in zip(*(life.moments for life in lives), strict=False) if not self.probe.centered else ():
+            where = f"{self.name}, after step {moments[0].step}"
+            told = {moment.agrees for moment in moments}
+            self.trial.that("agree", len(told) == 1, where, "all workers to say the same", told)
+            if moments[0].agrees:
+                kinds = (PARAMETER,) if self.probe.joint else (PARAMETER, STATISTIC, COUNTER)
+                self._alike([moment.weights for moment in moments], kinds, where)
+        self._ends_alike(lives, self.name)
+
+    def _ends_alike(self, lives: list[Life], where: str) -> None:
+        self._alike([life.end for life in lives], (PARAMETER, STATISTIC), f"{where}, at the end")
+
+    def _alike(self, weights: Sequence[Weights], kinds: Sequence[str], where: str) -> None:
+        for name in [name for name in weights[0] if kind_of(name) in kinds]:
+            one, promise = weights[0][name], "agree" if kind_of(name) == PARAMETER else "buffers"
+            for number, other in enumerate(weights[1:], 1):
+                same, at = torch.equal(one, other[name]), f"{where}, {name!r} of workers 0 and {number}"
+                self.trial.that(promise, same, at, one.flatten()[:3], other[name].flatten()[:3])
+
+    def _joint(self, lives: list[Life]) -> None:
+        if self.count == 1:
+            alone = self._train(Rehearsal(None, 1), "no strategy")
+            self._same("alone", alone, lives, f"{self.name}, beside none with a strategy")
+        one = self._train(Rehearsal(None, 1, statistics=False), "no strategy")[0]
+        several = self._train(replace(self.training, statistics=False), self.name)
+        for k, moment in enumerate(one.moments):
+            for worker, life in enumerate(several):
+                where = f"{self.name}, worker {worker} after step {moment.step}"
+                far = _apart(moment.weights, life.moments[k].weights)
+                self.trial.that("joint", far <= CLOSE, where, f"weights within {CLOSE:g} of those of one", f"{far:g}")
+
+    def _asked(self, lives: list[Life]) -> None:
+        answers: list[list[_Answer]] = [[] for _ in range(self.count)]
+
+        def ask(worker: int, strategy: Strategy, replica: Replica) -> None:
+            states = {"state_dict": strategy.state_dict(replica), "own_state": strategy.own_state()}
+            if strategy.centered:  # to ask the center takes time
+                answers[worker].append(_Answer(_refused(states), [], []))
+                return
+            agreed = [tensor.clone() for tensor in strategy.agreed(replica)]
+            answers[worker].append(_Answer(_refused(states), agreed, [tensor.shape for tensor in replica.tensors]))
+
+        asked = self._train(replace(self.training, ask=ask), f"{self.name}, asked after every step", "asking")
+        for worker, said in enumerate(answers):
+            for step, answer in enumerate(said, 1):
+                where = f"{self.name}, worker {worker} after step {step}"
+                self.trial.that("state", not answer.refused, where, "a state", answer.refused)
+                shapes = [tensor.shape for tensor in answer.agreed]
+                self.trial.equal("agreed", answer.shapes, shapes, f"{where}, shapes of agreed()")
+        self._same("asking", lives, asked, f"{self.name}, asked for state_dict, own_state and agreed after every step")
+        for step, each in enumerate(zip(*answers, strict=False), 1):
+            for worker, answer in enumerate(each):
+                same = all(map(torch.equal, each[0].agreed, answer.agreed))
+                where = f"{self.name}, after step {step}"
+                self.trial.that("agreed", same, where, "the same on all workers", f"another on worker {worker}")
+
+    def _saved(self, lives: list[Life]) -> None:
+        run = self.room / f"of-{self.count}"
+        saved = self._train(replace(self.training, run=run), f"{self.name}, saved after every step", "saving")
+        self._same("saving", lives, saved, f"{self.name}, saved after every step")
+        for k in range(len(lives[0].moments) + 1):
+            where = f"{self.name}, stopped after step {k}"
+            going = replace(self.training, run=self._stopped(run, k), saves="1000 steps")
+            rest = self._train(going, f"{where} and gone on", "restore")
+            left = [one.since(len(one.moments) - len(other.moments)) for one, other in zip(lives, rest, strict=True)]
+            self._same("restore", left if self.probe.centered else [life.since(k) for life in lives], rest, where)
+            if self.others:
+                other = self.others[k % len(self.others)]
+                again = replace(going, workers=other, run=self._stopped(run, k))
+                self._taken_over(lives, k, again, f"{where}, taken up by {other}")
+
+    def _taken_over(self, lives: list[Life], k: int, training: Rehearsal, where: str) -> None:
+        """Another number of workers goes on from where all agreed for the last time up to step k."""
+        rest = self._train(training, where, "workers")
+        self._ends_alike(rest, where)
+        if self.probe.centered:
+            self._all_learnt(rest, where)
+            return
+        start = max(step for step in range(k + 1) if not step or lives[0].moments[step - 1].agrees)
+        known, now = lives[0].after(start), rest[0].start
+        for name in [name for name in known if now and kind_of(name) == PARAMETER]:
+            same = torch.equal(known[name], now[name])
+            self.trial.that("workers", same, where, f"{name!r} as after step {start}", "another")
+        parts = [life.moments[:start] for life in lives] + [life.moments for life in rest]
+        self._used_up("workers", parts, where)
+
+    def _all_learnt(self, rest: list[Life], where: str) -> None:
+        """The rows that the center had learnt from, and those since."""
+        used = Counter(row for life in rest for moment in life.moments for row in moment.rows)
+        rows = f"{EPOCHS * ROWS} rows, {rest[0].samples} of them before, none more than {EPOCHS} times since"
+        complete = used.total() + rest[0].samples == EPOCHS * ROWS and max(used.values(), default=0) <= EPOCHS
+        self.trial.that("workers", complete, where, rows, f"row: times {dict(used)}")
+
+    def _stopped(self, run: Path, k: int) -> Path:
+        """A copy of the run as it would be if nothing had been saved after step k."""
+        place = Path(tempfile.mkdtemp(dir=self.room)) / "run"
+        late = {Store(run, None).at(step).name for step in Store(run / "checkpoints", None).steps() if step > k}
+        shutil.copytree(run, place, ignore=lambda at, names: late)
+        return place
+
+    def _same(self, promise: str, expected: Sequence[Life], got: Sequence[Life], where: str) -> None:
+        """Raises at the first update that is not the same on a worker."""
+        for worker, (one, other) in enumerate(zip(expected, got, strict=True)):
+            for before, now in zip(one.moments, other.moments, strict=False):
+                at = f"{where}, worker {worker} after step {before.step}"
+                self.trial.that(promise, before.rows == now.rows, f"{at}: rows", before.rows, now.rows)
+                self.trial.that(promise, before.digest == now.digest, at, "the same weights", _differing(before, now))
+            self.trial.equal(promise, len(one.moments), len(other.moments), f"{where}, worker {worker}: updates")
+            same = bits_of(one.end) == bits_of(other.end)
+            self.trial.that(promise, same, f"{where}, worker {worker} at the end", "the same weights", "others")
+
+
+@dataclass
+class _Answer:
+    """What a strategy has said of itself after a step."""
+
+    refused: str
+    """Why its state cannot be saved, if it cannot."""
+    agreed: list[Tensor]
+    shapes: list[torch.Size]
+    """Those of the replica's tensors."""
+
+
+def _refused(states: Mapping[str, Any]) -> str:
+    try:
+        encode(states, {}, "strategy", strict=True)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _apart(one: Weights, other: Weights) -> float:
+    """The largest difference."""
+    return max(float((tensor - other[name]).abs().max()) for name, tensor in one.items())
+
+
+def _differing(one: Moment, other: Moment) -> str:
+    names = [name for name, tensor in one.weights.items() if not torch.equal(tensor, other.weights[name])]
+    return f"others: {', '.join(names)}" if names else "another answer of `after`, or another epoch"

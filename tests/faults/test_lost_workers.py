@@ -1,0 +1,190 @@
+"""Workers that fail, are killed, stopped or hang: all others end soon, and say who it was, where, and why."""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from nursery import Child, start, tell
+from torch_workers import be_worker, free_port, over_gloo
+
+from headrace.comm import here
+from headrace.errors import WorkerError
+
+TIMEOUT_S = 2.0
+SOON_S = 5.0
+COUNT = 3
+STEPS = 30
+
+# --- what happens in worker `bad` at step 5 ----------------------------------------------------------------
+
+
+def raises() -> None:
+    raise ValueError("row 17 is not in the archive")
+
+
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hangs() -> None:
+    time.sleep(60)
+
+
+def hangs_deaf() -> None:
+    """In a call that no signal interrupts: it locks what it has locked."""
+    mutex = ctypes.create_string_buffer(64)
+    for _ in range(2):
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+
+def leaves() -> None:
+    sys.exit(0)
+
+
+WAYS = {way.__name__: way for way in (raises, is_killed, is_stopped, hangs, hangs_deaf, leaves)}
+
+
+def trains(index: int, port: int, gloo: bool, bad: int, how: str) -> None:
+    """Steps as a training makes them."""
+    be_worker(index, COUNT, port, TIMEOUT_S)
+    if gloo:
+        over_gloo()
+    comm = here()
+    try:
+        for step in range(STEPS):
+            comm.at(step, "reading data")
+            if step == 5 and index == bad:
+                comm.gather(None)
+                tell(f"acts {time.monotonic()}")
+                WAYS[how]()
+            elif step == 5:
+                comm.gather(None)
+            comm.at(step, "reducing")
+            comm.all_reduce(torch.ones(1000))
+    except WorkerError as error:
+        tell(f"lost {time.monotonic()} {error}")
+        comm.tell(error)
+        sys.exit(3)
+    except ValueError as error:
+        comm.tell(error)
+        sys.exit(4)
+
+
+class Ended:
+    """How long after the fault each of the others had ended, and what it said of it."""
+
+    def __init__(self, children: list[Child], bad: int) -> None:
+        acts_s = float(children[bad].until("acts"))
+        self.says: dict[int, str] = {}
+        self.after_s: dict[int, float] = {}
+        for index, child in enumerate(children):
+            if index != bad:
+                said_s, self.says[index] = child.until("lost").split(" ", 1)
+                assert child.code() == 3, child.output
+                self.after_s[index] = time.monotonic() - acts_s
+                assert float(said_s) - acts_s <= self.after_s[index]
+
+
+@contextmanager
+def training(at: Path, gloo: bool, bad: int, how: str) -> Iterator[list[Child]]:
+    port = free_port()
+    with ExitStack() as stack:
+        yield [stack.enter_context(start(trains, at, k, port, gloo, bad, how)) for k in range(COUNT)]
+
+
+OVER = pytest.mark.parametrize(
+    "gloo", [pytest.param(False, id="one-host"), pytest.param(True, id="several-hosts", marks=pytest.mark.slow)]
+)
+EVERY = pytest.mark.parametrize(
+    ("gloo", "bad"),
+    [
+        pytest.param(False, 0, id="one-host-0"),
+        pytest.param(True, 1, id="several-hosts-1"),
+        pytest.param(False, 1, id="one-host-1", marks=pytest.mark.slow),
+        pytest.param(True, 0, id="several-hosts-0", marks=pytest.mark.slow),
+    ],
+)
+
+
+@EVERY
+def test_an_error_ends_all_others_which_name_worker_step_and_cause(tmp_path: Path, gloo: bool, bad: int) -> None:
+    with training(tmp_path, gloo, bad, "raises") as children:
+        ended = Ended(children, bad)
+        assert children[bad].code() == 4
+    told = f"worker {bad} failed at step 5: ValueError: row 17 is not in the archive"
+    assert set(ended.says.values()) == {told}
+    assert max(ended.after_s.values()) < SOON_S
+
+
+@EVERY
+def test_a_killed_worker_ends_all_others(tmp_path: Path, gloo: bool, bad: int) -> None:
+    with training(tmp_path, gloo, bad, "is_killed") as children:
+        ended = Ended(children, bad)
+        assert children[bad].code() == -signal.SIGKILL
+    for says in ended.says.values():
+        assert re.match(rf"worker {bad} was lost at step [45].*: it was killed, or its machine is gone\.$", says), says
+    assert max(ended.after_s.values()) < SOON_S
+
+
+@EVERY
+def test_a_stopped_worker_ends_all_others_after_the_timeout(tmp_path: Path, gloo: bool, bad: int) -> None:
+    with training(tmp_path, gloo, bad, "is_stopped") as children:
+        ended = Ended(children, bad)
+        children[bad].send(signal.SIGCONT)  # and whoever was stopped ends when it goes on
+        assert children[bad].code() == 3
+    for says in ended.says.values():
+        assert re.match(
+            rf"worker {bad} keeps the others waiting since step [45].*nothing has been heard of it", says
+        ), says
+    assert TIMEOUT_S < min(ended.after_s.values()) <= max(ended.after_s.values()) < TIMEOUT_S + SOON_S
+
+
+@EVERY
+def test_a_hung_source_ends_all_after_the_timeout_and_is_named(tmp_path: Path, gloo: bool, bad: int) -> None:
+    with training(tmp_path, gloo, bad, "hangs") as children:
+        ended = Ended(children, bad)
+        own = children[bad].until("lost").split(" ", 1)[1]  # it is disturbed, and ends as the others do
+        assert children[bad].code() == 3
+    told = f"worker {bad} keeps the others waiting since step 5 (reading data), for more than {TIMEOUT_S:g} s. "
+    assert {own, *ended.says.values()} == {f"{told}If it may take longer, raise timeout_s."}
+    assert TIMEOUT_S < min(ended.after_s.values()) <= max(ended.after_s.values()) < TIMEOUT_S + SOON_S
+
+
+@OVER
+def test_a_worker_that_nothing_interrupts_is_ended(tmp_path: Path, gloo: bool) -> None:
+    with training(tmp_path, gloo, 1, "hangs_deaf") as children:
+        ended = Ended(children, 1)
+        assert children[1].code() == 1
+        ended_s = time.monotonic()
+        assert "headrace: worker 1 keeps the others waiting since step 5" in children[1].output
+        assert children[1].output.endswith("This worker ends.\n")
+    assert ended_s - float(children[1].told[0].removeprefix("acts ")) < TIMEOUT_S + 2 * SOON_S
+
+
+@OVER
+def test_a_program_that_is_over_while_others_need_it_is_named(tmp_path: Path, gloo: bool) -> None:
+    with training(tmp_path, gloo, 1, "leaves") as children:
+        ended = Ended(children, 1)
+    for index, says in ended.says.items():
+        assert re.match(rf"worker 1 ended at step 5 \(.*\), while worker {index} still|worker 1 ended at", says), says
+    assert max(ended.after_s.values()) < SOON_S
+
+
+def test_without_a_fault_nobody_says_anything(tmp_path: Path) -> None:
+    with training(tmp_path, False, -1, "") as children:
+        for child in children:
+            assert child.ending() == 0, child.output
+            assert child.told == []
+            assert child.output == ""

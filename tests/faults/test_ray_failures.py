@@ -1,0 +1,224 @@
+"""Workers on Ray that are killed, stopped or fail, a machine that goes, and a center that dies before it can answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.comm.center import Lease, Push
+from headrace.engine import launch
+from headrace.errors import WorkerError
+from headrace.strategy import Elastic
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+
+import ray_cases
+
+from headrace.engine.ray import apart, cluster  # noqa: E402
+from headrace.engine.ray.center import Kept, _received, _sent_push  # noqa: E402
+from headrace.engine.ray.parcel import Place  # noqa: E402
+
+LIMIT_S = 100.0  # of a job on a busy machine
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
+)
+
+# --- a center that begins again, in this process ----------------------------------------------------------
+
+
+class Worker:
+    """Calls a center as `RayCenter` does, and brings counts of what it has leased."""
+
+    def __init__(self, center: Kept, number: int, life: int = 0) -> None:
+        self.center, self.number, self.life, self.sequence, self.requests = center, number, life, 0, 0
+        self.leases: list[Lease] = []
+
+    def call(self, name: str, *said: Any) -> Any:
+        return self.center.call(self.number, self.life, ray_cases.Add(), name, *said)
+
+    def join(self) -> None:
+        from headrace.comm.wire import pack
+
+        said = {
+            "terms": {"rows": ray_cases.ROWS, "lease": ray_cases.LEASE, "end": ray_cases.END},
+            "weights": {"seen": torch.zeros(ray_cases.END)},
+            "state": None,
+            "keeps": False,
+        }
+        self.call("join", pack(said).numpy(), ray_cases.Add())
+
+    def lease(self) -> Lease:
+        self.requests += 1
+        found = self.call("lease", self.requests)
+        assert isinstance(found, Lease)
+        return found
+
+    def push(self, lease: Lease, base: int = 0) -> Push:
+        self.sequence += 1
+        seen = torch.zeros(ray_cases.END)
+        seen[lease.start : lease.stop] = 1
+        done = [(lease.id, lease.start, lease.stop)]
+        return Push(self.sequence, base, {"seen": seen}, lease.stop - lease.start, done)
+
+    def meet(self, push: Push) -> Any:
+        return _received(self.call("meet", _sent_push(push)))
+
+    @property
+    def seen(self) -> torch.Tensor:
+        return _received(self.call("pull")).vectors["seen"]
+
+
+def kept(at: Path) -> Kept:
+    return Kept(str(at), Place.here(), 60.0)
+
+
+def test_a_push_that_was_saved_and_not_answered_is_applied_once(tmp_path: Path) -> None:
+    worker = Worker(kept(tmp_path), 0)
+    worker.join()
+    push = worker.push(worker.lease())
+    worker.meet(push)
+    worker.center._save(at_once=True)
+    worker.center = kept(tmp_path)  # the other is dead
+    again = worker.meet(push)
+    assert (again.taken, again.version, again.samples) == (True, 1, ray_cases.LEASE)
+    assert worker.seen.sum() == ray_cases.LEASE
+
+
+def test_a_push_that_was_lost_with_the_center_is_not_taken_and_its_rows_are_leased_again(tmp_path: Path) -> None:
+    worker, other = (Worker(kept(tmp_path), number) for number in (0, 1))
+    other.center = worker.center
+    worker.join()
+    first = worker.lease()
+    push = worker.push(first)
+    assert worker.meet(push).taken
+    other.center = worker.center = kept(tmp_path)
+    other.join()
+    theirs = other.lease()
+    assert (theirs.start, theirs.stop) == (first.start, first.stop), "as if it had never been used"
+    assert theirs.id != first.id
+    late = worker.meet(push)
+    assert (late.taken, late.samples) == (False, 0)
+    assert other.meet(other.push(theirs)).taken
+    assert torch.equal(worker.seen[: ray_cases.LEASE], torch.ones(ray_cases.LEASE))
+    assert worker.seen.sum() == ray_cases.LEASE
+
+
+def test_a_center_that_has_no_save_of_a_training_has_nothing_to_say(tmp_path: Path) -> None:
+    worker = Worker(kept(tmp_path), 0)
+    with pytest.raises(WorkerError, match="nobody has joined the center yet"):
+        worker.lease()
+
+
+def test_what_everybody_has_heard_is_never_lost(tmp_path: Path) -> None:
+    """That all rows have been used, and that the training is to stop."""
+    worker = Worker(kept(tmp_path), 0)
+    worker.join()
+    while worker.call("lease", worker.requests + 1) is not None:
+        worker.meet(worker.push(worker.lease()))
+    worker.center = kept(tmp_path)
+    assert torch.equal(worker.seen, torch.ones(ray_cases.END))
+    worker.call("ask_to_stop", "enough")
+    worker.center = kept(tmp_path)
+    assert _received(worker.call("pull")).stop == "enough"
+
+
+def test_a_worker_that_was_given_up_says_nothing_any_more(tmp_path: Path) -> None:
+    worker = Worker(kept(tmp_path), 0)
+    worker.join()
+    lease = worker.lease()
+    worker.center.give_up(0, 0)
+    with pytest.raises(WorkerError, match="worker 0 was given up, and another process has taken its place"):
+        worker.meet(worker.push(lease))
+    successor = Worker(worker.center, 0, life=1)
+    successor.join()
+    assert successor.lease().start == lease.start
+    worker.center.give_up(0, 0)  # late news of the first life does not concern the second
+    assert successor.lease().start == lease.stop
+
+
+def test_a_save_of_the_center_that_is_damaged_is_not_believed(tmp_path: Path) -> None:
+    worker = Worker(kept(tmp_path), 0)
+    worker.join()
+    worker.meet(worker.push(worker.lease()))
+    worker.center._save(at_once=True)
+    newest = max((tmp_path / "states").glob("step-*"))
+    file = newest / "center.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.warns(UserWarning, match="going on from"):
+        worker.center = kept(tmp_path)
+    assert worker.seen.sum() == 0, "the one before"
+
+
+# --- on a cluster -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def there() -> Iterator[cluster.Cluster]:
+    with ray_cases.local_cluster() as found:
+        yield found
+
+
+def job(main: Any, *arguments: Any, **options: Any) -> Any:
+    return launch(main, *arguments, engine="ray", **{"workers": 2, "timeout_s": LIMIT_S, **options})
+
+
+def is_whole(found: dict[str, Any]) -> bool:
+    """Whether every position has been counted once, and is recorded so."""
+    return bool((found["seen"] == 1).all()) and found["samples"] == ray_cases.END
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("fault", "of"),
+    [("before", 1), ("after", 1), ("after", 0), ("raise", 1)],
+    ids=["before", "after", "leader", "raise"],
+)
+def test_a_worker_that_is_lost_begins_again_while_the_others_go_on(
+    there: Any, tmp_path: Path, fault: str, of: int
+) -> None:
+    with pytest.warns(UserWarning, match=f"worker {of} of 3 .* It is started again, for the 1. of 1 times"):
+        found = job(ray_cases.count, Elastic(), str(tmp_path), fault, of, workers=3, restarts=1)
+    assert (tmp_path / "fault").exists(), "the fault has happened"
+    assert is_whole(found)
+    assert found["every"][of][1] > 0, "the others had gone on meanwhile"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_lost_once_too_often_ends_the_others_soon(there: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        WorkerError, match=r"worker 1 of 2 was lost at step 2 \(training\): its process \d+ on .* has ended"
+    ):
+        job(ray_cases.count, Elastic(), str(tmp_path), "after")
+    assert (tmp_path / "fault").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_worker_that_stops_is_replaced_after_the_timeout(there: Any, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"worker 1 of 2 has stopped at step 2 \(training\): nothing .* for 15 s"):
+        found = job(ray_cases.count, Elastic(), str(tmp_path), "stop", restarts=1, timeout_s=15.0)
+    assert is_whole(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", [ray_cases.KilledAfterApplying, ray_cases.KilledAfterSaving])
+def test_a_center_that_is_killed_before_it_answers_applies_nothing_twice(
+    there: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Kept]
+) -> None:
+    ray.cloudpickle.register_pickle_by_value(ray_cases)  # its process begins before it knows where our modules are
+    monkeypatch.setattr(apart, "Kept", kind)
+    try:
+        found = job(ray_cases.count, Elastic())
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(ray_cases)
+    assert is_whole(found)
+    assert found["status"]["repeated" if kind.saves else "lost"] >= 1, (
+        "it was killed: what it had not answered came again"
+    )

@@ -1,0 +1,537 @@
+"""`launch` in this process: what it refuses, what comes back, who dies and who goes on."""
+
+import functools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import headrace as hr
+from headrace.comm import here
+from headrace.comm.center import Push, Terms, Vectors, Wait
+from headrace.comm.sim import SimComm
+from headrace.engine import Network, launch
+from headrace.errors import ConfigError, WorkerError
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    threads = threading.active_count()
+    yield
+    assert threading.active_count() == threads
+
+
+def me() -> SimComm:
+    comm = here()
+    assert isinstance(comm, SimComm)
+    return comm
+
+
+def nothing() -> None:
+    pass
+
+
+# --- what cannot be --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"workers": 0}, "workers= is a whole number, 1 or more, got 0."),
+        ({"workers": -2}, "workers= is a whole number"),
+        ({"workers": True}, "workers= is a whole number"),
+        ({"workers": 2.0}, "workers= is a whole number"),
+        ({"workers": "4"}, "workers= is a whole number"),
+        ({"engine": "process"}, "unknown engine 'process'. Did you mean 'processes'?"),
+        ({"engine": "Ray"}, "Did you mean 'ray'?"),
+        ({"engine": None}, "unknown engine None. Choose one of: local, processes, ray."),
+        ({"nodes": 0}, "nodes= is a whole number"),
+        ({"workers": 4, "nodes": 3, "engine": "processes"}, "4 workers for 3 nodes"),
+        ({"workers": 4, "nodes": 2}, "nodes= is for engine='processes' or 'ray'"),
+        ({"workers": 2, "devices": [0, 1]}, "devices= is for engine='processes' or 'ray'"),
+        ({"workers": 2, "address": "10.0.0.1:29500"}, "address= is for engine="),
+        ({"workers": 2, "interface": "eth0"}, "interface= is for engine="),
+        ({"devices": "cuda", "engine": "processes"}, "devices= lists the accelerators"),
+        ({"devices": [0, 0], "engine": "processes"}, "each accelerator once"),
+        ({"devices": [0], "workers": 2, "engine": "processes"}, "each of a node's 2 workers needs a device"),
+        ({"devices": [-1], "engine": "processes"}, "a device in devices= is a whole number"),
+        ({"restarts": -1}, "restarts= is a whole number, 0 or more"),
+        ({"timeout_s": 0}, "timeout_s= is a number of seconds greater than 0"),
+        ({"timeout_s": float("nan")}, "timeout_s="),
+        ({"timeout_s": "10 s"}, "timeout_s="),
+        ({"network": Network(), "engine": "processes"}, "network= is a virtual cluster's, for engine='local'"),
+        ({"network": "100 Mbit", "workers": 2}, "network= is a headrace.Network, got a str."),
+        ({"network": Network(failures={5: "1 s"}), "workers": 2}, "got worker 5"),
+    ],
+)
+def test_bad_arguments_are_said_before_anything_starts(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        launch(nothing, **options)
+    assert text in str(caught.value)
+
+
+def test_a_main_that_is_no_function_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="launch calls a function in every worker, got 'train'"):
+        launch("train", workers=2)  # type: ignore[arg-type]
+
+
+MODEL = nn.Linear(2, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
+
+def uses_a_global() -> None:
+    MODEL(torch.ones(2))
+
+
+def calls_what_uses_one() -> None:
+    uses_a_global()
+
+
+def by_default(model: nn.Module = MODEL) -> None:
+    model(torch.ones(2))
+
+
+def test_a_model_that_all_workers_would_share_is_refused_with_its_name() -> None:
+    model = nn.Linear(2, 1)
+    trainer = hr.Trainer(nn.Linear(2, 1), nn.MSELoss(), lambda params: torch.optim.SGD(params, lr=0.1))
+    both = {"a": model}
+    mains = {
+        "model": lambda: model(torch.ones(2)),
+        "trainer": lambda: trainer.fit((torch.ones(4, 2), torch.ones(4, 1)), epochs=1),
+        "both": lambda: both["a"](torch.ones(2)),
+        "OPTIMIZER": lambda: OPTIMIZER.step(),
+    }
+    named = [*mains.items(), ("MODEL", uses_a_global), ("MODEL", calls_what_uses_one), ("model", by_default)]
+    for name, main in named:
+        with pytest.raises(ConfigError, match=rf"'{name}' \(.*pass it as an argument"):
+            launch(main, workers=2)
+        with pytest.raises(ConfigError, match=name):
+            launch(functools.partial(main), workers=2)
+    launch(lambda model: model(torch.ones(2)), model, workers=2)
+
+
+def test_arguments_that_cannot_be_copied_are_refused() -> None:
+    with pytest.raises(ConfigError, match="every virtual worker needs the arguments for itself"):
+        launch(lambda lock: None, threading.Lock(), workers=2)
+
+
+def test_a_worker_launches_no_others() -> None:
+    with pytest.raises(ConfigError, match="cannot launch others"):
+        launch(lambda: launch(nothing, workers=2), workers=2)
+    with pytest.raises(ConfigError, match="cannot launch others"):
+        launch(lambda: launch(nothing), workers=2)
+
+
+def test_under_torchrun_a_launch_of_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigError, match="one of several workers already"):
+        launch(nothing, workers=2)
+    assert launch(lambda: 3) == 3
+
+
+# --- what comes back -------------------------------------------------------------------------------------
+
+
+def test_one_worker_is_a_plain_call() -> None:
+    given = [1]
+    assert launch(lambda numbers: numbers.append(2) or here().count, given) == 1
+    assert given == [1, 2]
+
+
+def test_the_value_is_worker_0s_and_arguments_are_every_workers_own() -> None:
+    given = [10]
+
+    def main(numbers: list[int]) -> list[int]:
+        numbers.append(me().shard.index)
+        me().all_reduce(torch.ones(1))
+        return numbers
+
+    assert launch(main, given, workers=3) == [10, 0]
+    assert given == [10]
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 1, bias=False)
+
+    def train(self, step: float) -> float:
+        with torch.no_grad():
+            self.model.weight += step * (me().shard.index + 1)
+        me().all_reduce(self.model.weight.detach())
+        return step
+
+
+def test_models_get_the_weights_of_worker_0() -> None:
+    model, owner = nn.Linear(2, 1), Owner()
+    before, kept = model.weight.detach().clone(), model.weight
+
+    def main(model: nn.Linear) -> None:
+        with torch.no_grad():
+            model.weight += me().shard.index + 1
+
+    launch(main, model, workers=3)
+    assert torch.equal(model.weight, before + 1)
+    assert model.weight is kept
+    before = owner.model.weight.detach().clone()
+    assert launch(owner.train, 2.0, workers=3) == 2.0
+    torch.testing.assert_close(owner.model.weight.detach(), 3 * before + 12)
+
+
+def test_after_an_error_the_callers_models_are_as_before() -> None:
+    model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
+
+    def main(model: nn.Linear) -> None:
+        with torch.no_grad():
+            model.weight += 1
+        raise ValueError("late")
+
+    with pytest.raises(ValueError, match="late"):
+        launch(main, model, workers=3)
+    assert torch.equal(model.weight, before)
+
+
+def test_the_same_launch_gives_the_same_bits() -> None:
+    def main(model: nn.Module) -> list[float]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        vector = torch.empty(sum(p.numel() for p in model.parameters()))
+        for _ in range(5):
+            optimizer.zero_grad()
+            x = torch.randn(8, 4) + float(np.random.rand()) + random.random()
+            model(x).square().mean().backward()
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None], out=vector)
+            me().worked(8)
+            me().all_reduce(vector)
+            nn.utils.vector_to_parameters(
+                nn.utils.parameters_to_vector(model.parameters()).detach() - 0.1 * vector, model.parameters()
+            )
+        return [me().now(), vector.sum().item()]
+
+    network = Network(speeds=[1, 2, 0.5, 3, 1], stragglers={2: (0.5, 3.0)})
+    results, weights = [], []
+    for _ in range(2):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        results.append(launch(main, model, workers=5, network=network))
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert results[0] == results[1]
+    assert all(map(torch.equal, *weights))
+
+
+# --- interrupts ------------------------------------------------------------------------------------------
+
+
+def interrupt() -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_ctrl_c_while_another_worker_computes_ends_all() -> None:
+    met: list[type] = []
+
+    def main() -> None:
+        try:
+            if me().shard.index == 2:
+                interrupt()
+            while True:
+                me().worked(1)
+                me().all_reduce(torch.ones(1))
+        except BaseException as error:
+            met.append(type(error))
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(main, workers=4)
+    assert sorted(kind.__name__ for kind in met) == ["KeyboardInterrupt", "WorkerError", "WorkerError", "WorkerError"]
+
+
+def test_ctrl_c_after_worker_0_has_returned_ends_all() -> None:
+    def main() -> None:
+        if me().shard.index == 1:
+            interrupt()
+            end = time.monotonic() + 10
+            while time.monotonic() < end:
+                me().center.status()
+        if me().shard.index == 2:
+            while True:
+                me().center.status()
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(main, workers=3)
+
+
+def test_a_second_ctrl_c_leaves_a_worker_that_hangs() -> None:
+    go = threading.Event()
+
+    def main() -> None:
+        if me().shard.index == 1:
+            interrupt()
+            while not met:
+                time.sleep(0.001)
+            interrupt()
+            go.wait(20)
+        me().all_reduce(torch.ones(1))
+
+    met: list[int] = []
+
+    def heard(number: int, frame: Any) -> None:
+        met.append(number)
+        raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGINT, heard)
+    before = set(threading.enumerate())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            launch(main, workers=3)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        go.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+
+
+# --- virtual deaths --------------------------------------------------------------------------------------
+
+SECONDS = Network(bandwidth="8 Mbit", latency="0 s", rows_per_s=1)
+
+
+def test_workers_that_wait_for_each_other_are_lost_together() -> None:
+    met: dict[int, str] = {}
+
+    def main() -> None:
+        try:
+            for _ in range(10):
+                me().worked(1)
+                me().all_reduce(torch.zeros(1))
+        except BaseException as error:
+            met[me().shard.index] = type(error).__name__
+            raise
+
+    with pytest.raises(WorkerError, match=r"worker 2 of 3 was lost at 3.5 s of virtual time") as caught:
+        launch(main, workers=3, network=Network(rows_per_s=1, failures={2: "3.5 s"}))
+    assert "restarts=" in str(caught.value)
+    assert met == {0: "WorkerError", 1: "WorkerError", 2: "Lost"}
+
+
+def test_with_restarts_all_begin_again_and_the_clock_goes_on() -> None:
+    attempts: list[list[float]] = []
+
+    def main(model: nn.Linear) -> list[float]:
+        times = [me().now(), torch.rand(()).item(), model.bias.item()]
+        if me().leader:
+            attempts.append(times)
+        with torch.no_grad():
+            model.bias.add_(1)
+        for _ in range(6):
+            me().worked(1)
+            me().all_reduce(torch.zeros(1))
+        world = me().world.report()["workers"]
+        return [me().now(), world[2]["failures"], world[0]["down_s"]]
+
+    model = nn.Linear(1, 1)
+    nn.init.zeros_(model.bias)
+    network = Network(rows_per_s=1, latency="0 s", failures=[(2, "3.5 s"), (1, "15 s"), (2, "5 s")], restart="10 s")
+    end, failures, down = launch(main, model, workers=3, restarts=2, network=network)
+    assert [begin for begin, _, _ in attempts] == [0, pytest.approx(13.5, abs=0.6), pytest.approx(25.0, abs=0.6)]
+    assert len({draw for _, draw, _ in attempts}) == 1  # the random state is that of a start
+    assert [bias for _, _, bias in attempts] == [0, 0, 0]  # and so are the arguments
+    assert model.bias.item() == 1
+    assert failures == 1  # the one at 5 s was while it was down
+    assert end == pytest.approx(attempts[2][0] + 6, abs=1e-3)
+    assert down >= 20
+    with pytest.raises(WorkerError, match="worker 1 of 3 was lost at 15 s"):
+        launch(main, model, workers=3, restarts=1, network=network)
+
+
+def test_without_a_restart_time_restarts_do_not_help() -> None:
+    def main() -> None:
+        me().worked(10)
+        me().all_reduce(torch.zeros(1))
+
+    with pytest.raises(WorkerError, match="was lost at 1 s"):
+        launch(main, workers=2, restarts=5, network=Network(rows_per_s=1, failures={1: "1 s"}, restart=None))
+
+
+def test_an_error_of_the_function_starts_nothing_again() -> None:
+    often: list[int] = []
+
+    def main() -> None:
+        often.append(me().shard.index)
+        if me().shard.index == 1:
+            raise ValueError("a bug")
+        me().all_reduce(torch.ones(1))
+
+    with pytest.raises(ValueError, match="a bug"):
+        launch(main, workers=2, restarts=3)
+    assert often == [0, 1]
+
+
+# --- the center ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Add:
+    """The center adds up what is pushed."""
+
+    def meet(self, center: Vectors, push: Push, staleness: int) -> Vectors | None:
+        for name, value in push.vectors.items():
+            center[name].add_(value)
+        return center
+
+
+EPOCH, LEASE = 60, 4
+
+
+def train_by_leases(log: list[Any] | None = None, pause: float = 0.0) -> dict[str, Any]:
+    """Leases rows, works on them, and pushes a 1 for each row, until all are used."""
+    comm, center = me(), me().center
+    reply = center.join(Add(), Terms(EPOCH, LEASE, EPOCH), {"w": torch.zeros(250)})
+    sequence = 0
+    while (lease := center.lease()) is not None:
+        if isinstance(lease, Wait):
+            center.wait()
+            continue
+        rows = lease.stop - lease.start
+        comm.worked(rows)
+        sequence += 1
+        push = Push(
+            sequence, reply.version, {"w": torch.full((250,), float(rows))}, rows, [(lease.id, lease.start, lease.stop)]
+        )
+        begun = comm.now()
+        reply = center.meet(push)
+        if log is not None:
+            log.append((comm.shard.index, round(begun, 9), round(comm.now(), 9), reply.version))
+    final = center.pull()
+    status = center.status()
+    center.leave(ended=True)
+    return {"w": final.vectors["w"][0].item(), "samples": final.samples, "now": comm.now(), **status}
+
+
+def test_a_call_of_the_center_takes_the_way_there_and_back() -> None:
+    log: list[Any] = []
+    launch(
+        train_by_leases, workers=1, network=Network(bandwidth="8 kbit", latency="100 ms", rows_per_s=1), timeout_s=50
+    )
+    launch(lambda: train_by_leases(log), workers=1, network=Network(bandwidth="8 kbit", latency="100 ms", rows_per_s=1))
+    # join: 1000 bytes there and back at 1000 bytes a second, 0.1 s latency each: 2.2 s; lease 0.2 s; 4 rows: 4 s
+    assert log[0] == (0, 6.4, 8.6, 1)
+    assert log[1] == (0, 12.8, 15.0, 2)
+
+
+def test_messages_share_the_centers_link_in_the_order_in_which_they_come() -> None:
+    log: list[Any] = []
+    launch(lambda: train_by_leases(log), workers=3, network=Network(bandwidth="8 kbit", latency="0 s", rows_per_s=1))
+    # all join at 0: served at 1, 2 and 3 s, answered at 2, 3 and 4 s; then 4 s of work, and a push each
+    assert log[:3] == [(0, 6.0, 8.0, 1), (1, 7.0, 9.0, 2), (2, 8.0, 10.0, 3)]
+
+
+def test_workers_of_all_speeds_use_every_row_once_and_always_in_the_same_order() -> None:
+    logs = []
+    for _ in range(2):
+        log: list[Any] = []
+        network = Network(
+            bandwidth="1 Mbit", latency="1 ms", rows_per_s=10, speeds=[1, 2, 0.3, 5], stragglers={1: (0.3, 4)}
+        )
+        found = launch(lambda log=log: train_by_leases(log), workers=4, network=network)
+        assert found["samples"] == found["w"] == EPOCH
+        logs.append(log)
+    assert logs[0] == logs[1]
+    pushes = [sum(who == worker for who, *_ in logs[0]) for worker in range(4)]
+    assert pushes[3] > max(pushes[:2]) >= min(pushes[:2]) > pushes[2] > 0
+
+
+def test_equal_workers_have_the_staleness_of_a_round() -> None:
+    found = launch(train_by_leases, workers=3, network=Network(latency="1 ms", rows_per_s=10))
+    assert found["staleness"] == {0: 1, 1: 1, 2: EPOCH // LEASE - 2}
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_worker_that_dies_alone_comes_back_and_every_row_is_used_once(victim: int) -> None:
+    begun: list[tuple[int, float, float]] = []
+
+    def main() -> dict[str, Any]:
+        begun.append((me().shard.index, me().now(), torch.rand(()).item()))
+        return train_by_leases()
+
+    network = Network(latency="1 ms", rows_per_s=10, failures={victim: "0.9 s"}, restart="0.5 s")
+    found = launch(main, workers=3, network=network)
+    assert found["samples"] == found["w"] == EPOCH
+    assert sorted(worker for worker, _, _ in begun) == sorted([0, 1, 2, victim])
+    assert begun[-1] == (victim, pytest.approx(1.4), begun[victim][2])
+
+
+def test_a_worker_that_never_comes_back_leaves_its_rows_to_others() -> None:
+    network = Network(latency="1 ms", rows_per_s=10, failures={1: "0.9 s", 2: "1.3 s"}, restart=None)
+    found = launch(train_by_leases, workers=3, network=network)
+    assert found["samples"] == found["w"] == EPOCH
+    with pytest.raises(WorkerError, match=r"worker 0 of 3 was lost at 0\.9 s"):
+        launch(train_by_leases, workers=3, network=Network(rows_per_s=10, failures={0: "0.9 s"}, restart=None))
+
+
+@pytest.mark.parametrize("at", [round(0.01 + 0.0437 * k, 4) for k in range(24)])
+def test_a_death_at_any_time_loses_no_row_and_uses_none_twice(at: float) -> None:
+    network = Network(
+        bandwidth="80 kbit", latency="10 ms", rows_per_s=20, failures={1: f"{at} s", 2: "0.5 s"}, restart="0.2 s"
+    )
+    found = launch(train_by_leases, workers=3, network=network)
+    assert found["samples"] == found["w"] == EPOCH
+
+
+def test_who_waits_for_a_lease_that_nobody_can_free_is_told() -> None:
+    def main() -> None:
+        center = me().center
+        center.join(Add(), Terms(8, 8, 8), {"w": torch.zeros(1)})
+        if me().shard.index == 0:
+            center.lease()
+            center.wait()  # for itself
+        while isinstance(center.lease(), Wait):
+            center.wait()
+
+    with pytest.raises(WorkerError, match=r"no worker can go on: worker 0 waits in center.wait"):
+        launch(main, workers=2, network=Network())
+
+
+def test_workers_end_without_leaving_and_their_rows_are_free() -> None:
+    def main() -> int:
+        center = me().center
+        center.join(Add(), Terms(8, 8, 8), {"w": torch.zeros(1)})
+        if me().shard.index == 1:
+            return 0 if center.lease() is None else 1
+        me().worked(1)
+        waits = 0
+        while isinstance(center.lease(), Wait):
+            center.wait()
+            waits += 1
+        return waits
+
+    network = Network(rows_per_s=1000, latency="1 ms", speeds={1: 1})
+    assert launch(main, workers=2, network=network) <= 1
+
+
+def test_what_the_center_gives_is_a_copy() -> None:
+    def main() -> list[float]:
+        center = me().center
+        reply = center.join(Add(), Terms(8, 1, 8), {"w": torch.zeros(1)})
+        reply.vectors["w"].add_(100.0)
+        lease = center.lease()
+        assert lease is not None
+        assert not isinstance(lease, Wait)
+        first = center.meet(Push(1, 0, {"w": torch.ones(1)}, 1, [(lease.id, lease.start, lease.stop)])).vectors["w"]
+        center.wait() if me().leader else None
+        return [first.item(), center.pull().vectors["w"].item()]
+
+    assert launch(main, workers=2)[0] in (1.0, 2.0)
+
+
+def test_no_process_was_started() -> None:
+    pid = launch(lambda: me().all_gather(os.getpid()), workers=3)
+    assert pid == [os.getpid()] * 3

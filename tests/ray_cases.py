@@ -1,0 +1,224 @@
+"""What workers on Ray do in tests: functions of a module that their processes can import."""
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from headrace.comm import here
+from headrace.comm.center import Push, Rule, Terms, Vectors, Wait
+from headrace.engine.job import Job
+from headrace.engine.ray import cluster
+from headrace.engine.ray.center import Kept
+from headrace.errors import ConfigError
+from headrace.strategy import Elastic
+
+ROWS, LEASE, END = 40, 6, 100  # two epochs and a half
+PUSH = 4  # rows
+
+# --- workers that go in step ------------------------------------------------------------------------------
+
+
+def talk(base: float) -> dict[str, Any]:
+    """Everything that workers can say together, and what a worker finds around it."""
+    comm = here()
+    k, count = comm.shard.index, comm.count
+    total, most = torch.full((2, 3), base + k), torch.tensor([k, -k])
+    begun = comm.start(total)
+    begun.wait()
+    comm.all_reduce(most, "max")
+    weights = torch.arange(4.0) * (k + 1)
+    comm.broadcast(weights)
+    return {
+        "total": total,
+        "most": most.tolist(),
+        "weights": weights,
+        "gathered": comm.gather({"worker": k, "tensor": torch.tensor([k])}),
+        "shared": comm.share("of worker 0" if comm.leader else None),
+        "handed": comm.hand_out([f"for {j}" for j in range(count)] if comm.leader else None),
+        "all": comm.all_gather([k, torch.rand(()).item(), random.random(), float(np.random.rand())]),
+        "joined": dist.is_initialized(),
+        "directory": os.getcwd(),
+        "processes": comm.all_gather(os.getpid()),
+        "listening": listening(os.environ["RAY_AUTH_TOKEN_PATH"]),
+    }
+
+
+def train_a_little(model: torch.nn.Linear) -> str:
+    """Changes the model; whoever is not worker 0 to something else."""
+    with torch.no_grad():
+        model.weight.fill_(1.0 + here().shard.index)
+    return "trained"
+
+
+def fail(kind: str) -> None:
+    """Worker 1 fails, while the others wait for it."""
+    comm = here()
+    comm.at(7, "training")
+    if comm.shard.index == 1:
+        if kind == "own":
+            raise ConfigError("worker 1 cannot have this.")
+        if kind == "theirs":
+            raise ZeroDivisionError("in the user's code")
+        if kind == "exit":
+            raise SystemExit(3)
+        time.sleep(1.0)  # a heart has to beat, or nobody knows its step
+        os.kill(os.getpid(), signal.SIGSTOP if kind == "stopped" else signal.SIGKILL)
+    comm.all_reduce(torch.zeros(1))
+
+
+def fail_until(attempts: int, at: str) -> list[int]:
+    """Worker 1 is killed so often; then how often each worker has begun."""
+    comm = here()
+    mine = Path(at) / f"begun-{comm.shard.index}"
+    with mine.open("a") as file:
+        file.write(".")
+    begun = len(mine.read_text())
+    comm.all_reduce(torch.zeros(1))
+    if comm.shard.index == 1 and begun <= attempts:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return comm.all_gather(begun)
+
+
+# --- workers that meet at a center ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Add(Rule):
+    """What workers bring is added: of what they have counted, the center counts everything that it applies."""
+
+    def meet(self, center: Vectors, push: Push, staleness: int) -> Vectors:
+        for name, vector in center.items():
+            vector.add_(push.vectors[name])
+        return center
+
+
+def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: int = 1) -> dict[str, Any]:
+    """Counts every position that is leased, and brings the counts; worker `of` has a fault, in its first life.
+
+    The strategy is not asked for anything: it says that there is to be a center.
+    """
+    comm = here()
+    center, me = comm.center, comm.shard.index
+    zero = {"seen": torch.zeros(END), "other": torch.zeros(3, 2, dtype=torch.float64)}
+    reply = center.join(Add(), Terms(ROWS, LEASE, END), zero)
+    first = reply.samples
+    sequence, mine = 0, 0
+    while (lease := center.lease()) is not None:
+        if isinstance(lease, Wait):
+            center.wait()
+            continue
+        for start in range(lease.start, lease.stop, PUSH):
+            stop = min(start + PUSH, lease.stop)
+            comm.at(sequence, "training")
+            sequence += 1
+            push = Push(sequence, reply.version, {k: v.clone() for k, v in zero.items()}, stop - start)
+            push.vectors["seen"][start:stop] += 1
+            push.done = [(lease.id, start, stop)]
+            if fault == "before" and me == of and sequence == 3 and only_once(at):
+                os.kill(os.getpid(), signal.SIGKILL)
+            reply = center.meet(push)
+            mine += (stop - start) * reply.taken
+            time.sleep(0.01)  # so that nobody takes all
+            if me == of and sequence == 3 and fault not in ("", "before") and only_once(at):
+                if fault == "raise":
+                    raise ZeroDivisionError("in the user's code")
+                time.sleep(1.1)  # its heart beats once more
+                os.kill(os.getpid(), signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+    found = center.pull()
+    center.leave(ended=True)
+    every = comm.all_gather([mine, first, os.getpid()])
+    return {
+        "seen": found.vectors["seen"],
+        "samples": found.samples,
+        "epochs": found.epochs,
+        "every": every,
+        "status": center.status(),
+    }
+
+
+def only_once(at: str) -> bool:
+    """Whether nobody has asked before; `at` is a directory."""
+    try:
+        os.close(os.open(Path(at) / "fault", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class KilledAfterApplying(Kept):
+    """A center that is killed once a push has been applied, before anybody hears of it."""
+
+    saves = False
+
+    def _meet(self, worker: int, message: Any) -> Any:
+        reply = super()._meet(worker, message)
+        if self._held.version == 7 and only_once(str(self._store.path.parent)):
+            if self.saves:
+                self._save(at_once=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return reply
+
+
+class KilledAfterSaving(KilledAfterApplying):
+    """As that one, when the push that nobody hears of has been saved."""
+
+    saves = True
+
+
+# --- what is around ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def local_cluster(workers: int = 3) -> Iterator[cluster.Cluster]:
+    """A cluster of our own, for several jobs; nothing of it is left."""
+    with ExitStack() as stack:
+        stack.enter_context(cluster.environment({"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}))
+        found = stack.enter_context(cluster.joined(Job(print, workers=workers)))
+        token = os.environ["RAY_AUTH_TOKEN_PATH"]
+        yield found
+    assert not found.scratch.exists()
+    assert processes(token) == []
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+
+
+def processes(mark: str) -> list[int]:
+    """All processes, this one excepted, whose environment has a text in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+def listening(mark: str) -> list[str]:
+    """Where processes with a text in their environment, and this one, listen: addresses as the kernel writes them."""
+    sockets = {}
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                sockets[fields[9]] = fields[1].partition(":")[0]
+    found = set()
+    for process in [*processes(mark), os.getpid()]:
+        for path in Path(f"/proc/{process}/fd").glob("*"):
+            try:
+                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(path))
+            except OSError:
+                continue
+            if match and match[1] in sockets:
+                found.add(sockets[match[1]])
+    return sorted(found)

@@ -1,0 +1,235 @@
+"""Block momentum: the equation, its forms, and CNTK's learner, each beside a reference written out in NumPy."""
+
+import copy
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from toy_workers import Worker, apart, together
+
+from headrace.comm import Comm
+from headrace.strategy import Strategy
+from headrace.strategy.block_momentum import BlockMomentum
+from headrace.strategy.diloco import DiLoCo
+from headrace.strategy.periodic import Periodic
+
+LR, MOMENTUM = 0.05, 0.9
+ROWS, STEPS = 48, 24
+
+
+def model() -> nn.Module:
+    layer = nn.Linear(3, 2, dtype=torch.float64)
+    with torch.no_grad():
+        for k, param in enumerate(layer.parameters()):
+            param.copy_(torch.sin(torch.arange(param.numel()) + 7.0 * k).view(param.shape))
+    return layer
+
+
+def data(rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    at = torch.arange(rows, dtype=torch.float64)[:, None]
+    return torch.sin(at * torch.tensor([0.7, 1.3, 2.1])), torch.cos(at * torch.tensor([0.4, 1.9]))
+
+
+def trace(count: int, strategy: Strategy, batch: int = 4, steps: int = STEPS, rows: int = ROWS) -> np.ndarray[Any, Any]:
+    """Worker 0's weights after every update."""
+
+    def work(comm: Comm) -> list[list[float]]:
+        inner = partial(SGD, lr=LR, momentum=MOMENTUM)
+        worker = Worker(comm, copy.deepcopy(strategy), model(), inner, data(rows), batch)
+        return [torch.cat([p.reshape(-1) for p in worker.weights.values()]).tolist() for _ in worker.run(steps)]
+
+    return np.array(together(count, work)[0])
+
+
+class Local:
+    """One worker in NumPy: a linear model, the mean squared error, SGD with momentum."""
+
+    def __init__(self) -> None:
+        self.theta = np.concatenate([p.detach().numpy().reshape(-1) for p in model().parameters()])
+        self.velocity = np.zeros_like(self.theta)
+
+    def update(self, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+        weight, bias = self.theta[:6].reshape(2, 3), self.theta[6:]
+        error = 2 * (x @ weight.T + bias - y) / y.size
+        gradient = np.concatenate([(error.T @ x).reshape(-1), error.sum(0)])
+        self.velocity = MOMENTUM * self.velocity + gradient
+        self.theta = self.theta - LR * self.velocity
+
+
+def reference(count: int, ends: Any, batch: int = 4, steps: int = STEPS, rows: int = ROWS) -> np.ndarray[Any, Any]:
+    """Worker 0's weights after every update; `ends(workers, used)` is asked after each, and may change the workers."""
+    x, y = (held.numpy() for held in data(rows))
+    workers, used, found, at = [Local() for _ in range(count)], np.zeros(count), [], 0
+    for _ in range(steps):
+        for k, worker in enumerate(workers):
+            start, stop = at, min(at + batch, rows)
+            if stop > start:
+                worker.update(x[start:stop], y[start:stop])
+            used[k] += stop - start
+            at = stop
+        at %= rows
+        ends(workers, used)
+        found.append(workers[0].theta)
+    return np.array(found)
+
+
+class Cntk:
+    """CNTK's block momentum learner, as it is: a sum, a gain of 1 − m, a look-ahead that is stored."""
+
+    def __init__(self, block: int, time_constant: float | None, nesterov: bool, rate: float, resets: bool) -> None:
+        self.block, self.time_constant, self.nesterov, self.rate = block, time_constant, nesterov, rate
+        self.resets = resets
+        self.previous = Local().theta
+        self.smoothed = np.zeros_like(self.previous)
+
+    def __call__(self, workers: list[Local], used: np.ndarray[Any, Any]) -> None:
+        count, local = len(workers), used[0]
+        if local < self.block // count:
+            return
+        constant = self.time_constant
+        if constant is None:
+            constant = -self.block / math.log(1 - 1 / count) if count > 1 else 0.0
+        m = math.exp(-local / (constant / count)) if constant else 0.0
+        gradient = sum(self.previous - worker.theta for worker in workers)
+        self.smoothed = m * self.smoothed + (1 - m) * self.rate * gradient
+        weights = self.previous - self.smoothed
+        if self.nesterov:
+            weights = weights - m * self.smoothed
+        self.previous = weights
+        for worker in workers:
+            worker.theta = weights
+            if self.resets:
+                worker.velocity = np.zeros_like(weights)
+        used[:] = 0
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize(("time_constant", "rate", "resets"), [(None, 1.0, True), (30.0, 0.7, True), (0.0, 0.5, False)])
+@pytest.mark.parametrize(("count", "block"), [(1, 16), (2, 24), (3, 36), (4, 64), (3, 40), (2, 20)])
+def test_cntk_s_learner_is_a_setting(
+    count: int, block: int, time_constant: float | None, rate: float, resets: bool, nesterov: bool
+) -> None:
+    ours = BlockMomentum(
+        f"{block} samples",
+        lr=rate,
+        nesterov=nesterov,
+        reset_inner=resets,
+        time_constant=time_constant,
+        form="cntk",
+    )
+    theirs = Cntk(block, time_constant, nesterov, rate, resets)
+    assert np.abs(trace(count, ours) - reference(count, theirs)).max() < 1e-12
+
+
+def test_cntk_s_learner_is_none_of_the_other_settings() -> None:
+    theirs = reference(3, Cntk(36, None, True, 1.0, True))
+    kinds = [
+        BlockMomentum("36 samples", nesterov=True),
+        BlockMomentum("36 samples", form="cntk"),
+        BlockMomentum("36 samples", nesterov=True, form="cntk", reset_inner=False),
+        BlockMomentum("36 samples", momentum=0.5, nesterov=True, form="cntk"),
+    ]
+    assert all(np.abs(trace(3, kind) - theirs).max() > 1e-3 for kind in kinds)
+
+
+def test_both_forms_are_one_for_full_blocks_with_the_usual_momentum_and_no_look_ahead() -> None:
+    for count, block in ((2, 24), (3, 36), (4, 64)):
+        one, other = (BlockMomentum(f"{block} samples", form=form) for form in ("mean", "cntk"))
+        assert np.abs(trace(count, one) - trace(count, other)).max() < 1e-12
+    one, other = (BlockMomentum("36 samples", momentum=0, form=form) for form in ("mean", "cntk"))
+    assert np.abs(trace(3, one) - trace(3, other)).max() > 1e-2  # the sum overshoots
+
+
+class Filtered:
+    """v ← ηv + ζΔ̄; θ₀ ← θ₀ − v, with Δ̄ by rows; one round is so many updates."""
+
+    def __init__(self, every: int, eta: Any, zeta: float) -> None:
+        self.every, self.eta, self.zeta = every, eta, zeta
+        self.start = Local().theta
+        self.velocity, self.updates = np.zeros_like(self.start), 0
+
+    def __call__(self, workers: list[Local], used: np.ndarray[Any, Any]) -> None:
+        self.updates += 1
+        if self.updates % self.every:
+            return
+        change = sum(n * (self.start - worker.theta) for n, worker in zip(used, workers, strict=True)) / used.sum()
+        self.velocity = self.eta(used.sum()) * self.velocity + self.zeta * change
+        self.start = self.start - self.velocity
+        for worker in workers:
+            worker.theta, worker.velocity = self.start, np.zeros_like(self.start)
+        used[:] = 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("rows", [48, 43])
+@pytest.mark.parametrize("zeta", [1.0, 0.6])
+def test_the_mean_change_is_filtered(count: int, rows: int, zeta: float) -> None:
+    etas: dict[str, tuple[dict[str, float], Any]] = {
+        "usual": ({}, lambda n: 1 - 1 / count),
+        "given": ({"momentum": 0.7}, lambda n: 0.7),
+        "time constant": ({"time_constant": 40.0}, lambda n: math.exp(-n / 40)),
+    }
+    for settings, eta in etas.values():
+        ours = trace(count, BlockMomentum("4 steps", lr=zeta, **settings), rows=rows)
+        assert np.abs(ours - reference(count, Filtered(4, eta, zeta), rows=rows)).max() < 1e-12
+
+
+def test_a_time_constant_makes_short_rounds_fade_the_past_less() -> None:
+    even = reference(2, Filtered(4, lambda n: math.exp(-32 / 40), 1.0), rows=43)  # as if all rounds were full
+    assert np.abs(trace(2, BlockMomentum("4 steps", time_constant=40), rows=43) - even).max() > 1e-4
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_it_is_torch_s_sgd_on_the_mean_changes_to_the_bit(nesterov: bool) -> None:
+    outer = partial(SGD, lr=0.8, momentum=0.6, nesterov=nesterov)
+    ours = trace(3, BlockMomentum("2 steps", momentum=0.6, lr=0.8, nesterov=nesterov))
+    assert (ours == trace(3, Periodic("2 steps", outer=outer, reset_inner=True))).all()
+    if nesterov:
+        assert (trace(3, DiLoCo("2 steps", lr=0.8, momentum=0.6)) == trace(3, Periodic("2 steps", outer=outer))).all()
+
+
+def test_torch_s_sgd_on_a_series_of_changes_is_the_equation_to_the_bit() -> None:
+    changes = torch.randn(50, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    point = nn.Parameter(torch.ones(40, dtype=torch.float64))
+    theta, velocity = point.detach().clone(), torch.zeros(40, dtype=torch.float64)
+    optimizer = SGD([point], lr=1.0, momentum=0.875)
+    for change in changes:
+        point.grad = change.clone()
+        optimizer.step()
+        velocity = 0.875 * velocity + change  # the first buffer is the gradient itself: v was 0
+        theta = theta - velocity
+        assert torch.equal(point, theta)
+
+
+def test_the_usual_momentum_is_that_of_the_workers_there_are_now() -> None:
+    def first(comm: Comm) -> dict[str, Any]:
+        worker = Worker(comm, BlockMomentum("2 steps"), model(), partial(SGD, lr=LR), data(), 4)
+        for _ in worker.run(4):
+            pass
+        return worker.save()
+
+    saved = together(4, first)[0]
+
+    def second(comm: Comm) -> dict[str, Tensor]:
+        worker = Worker(comm, BlockMomentum("2 steps"), model(), partial(SGD, lr=LR), data(), 4)
+        worker.replica.write(worker.replica.joined(saved["shared"]["start"]))
+        worker.strategy.load_state_dict(worker.replica, saved["shared"], None)
+        for _ in worker.run(2):
+            pass
+        return worker.weights
+
+    def by_hand(comm: Comm) -> dict[str, Tensor]:
+        worker = Worker(comm, Periodic("2 steps"), model(), partial(SGD, lr=LR), data(), 4)
+        worker.replica.write(worker.replica.joined(saved["shared"]["start"]))
+        for _ in worker.run(2):
+            pass
+        velocity = {n: state["momentum_buffer"] for n, state in saved["shared"]["outer"]["state"].items()}
+        return {n: value - 0.5 * velocity[n] for n, value in worker.weights.items()}
+
+    (one, _), (other, _) = together(2, second), together(2, by_hand)
+    assert apart(one, other) < 1e-12

@@ -1,0 +1,254 @@
+"""Workers that speak through torch.distributed: values and sums arrive as they were given, the same on all."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from nursery import Child, start, tell
+from torch import Tensor
+from torch_workers import LOOPBACK, be_worker, free_port, listening, over_gloo
+
+from headrace.comm import here
+from headrace.comm.beats import Beats
+from headrace.comm.join import join_others, timeout_of_environment
+from headrace.comm.torch import TorchComm
+from headrace.comm.wire import pack, unpack
+from headrace.errors import CheckpointError, ConfigError
+
+
+@contextmanager
+def workers(function: Callable[..., None], at: Path, count: int, *arguments: Any) -> Iterator[list[Child]]:
+    """Processes that each call `function(index, count, port, ...)`."""
+    port = free_port()
+    with ExitStack() as stack:
+        yield [stack.enter_context(start(function, at, k, count, port, *arguments)) for k in range(count)]
+
+
+def all_end_well(children: list[Child]) -> None:
+    for child in children:
+        assert child.ending() == 0, child.output
+        assert child.output == ""
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex128),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.bool),
+)
+
+
+def value_of(worker: int) -> dict[Any, Any]:
+    """Everything that values may hold, different for each worker."""
+    draw = torch.Generator().manual_seed(worker)
+    numbers = 3 * torch.rand(3 + worker, 4, generator=draw)
+    return {
+        "plain": [None, True, worker, -(2**70), 0.1 * worker, float("inf"), "γ", {}, []],
+        "of every type": {str(dtype): numbers.to(dtype) for dtype in DTYPES},
+        "in columns": numbers.t(),
+        "single": torch.tensor(1.5 + worker),
+        "empty": torch.empty(0, 7, dtype=torch.bool),
+        "array": np.arange(worker, worker + 3, dtype=np.int16),
+        "tuple": (1, (numbers, "two")),
+        worker: "a number as a key",
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    """The same types, the same bits."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        as_bytes = [value.contiguous().view(-1).view(torch.uint8) for value in (one, other)]
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(*as_bytes)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def test_a_value_comes_out_of_its_bytes_as_it_went_in() -> None:
+    assert same(unpack(pack(value_of(2))), value_of(2))
+    for value in (None, [], 0, "", torch.tensor(2.0), torch.empty(0)):
+        assert same(unpack(pack(value)), value)
+
+
+def test_what_comes_out_is_a_copy() -> None:
+    tensor = torch.ones(3)
+    one, other = unpack(pack([tensor, tensor]))
+    one.add_(1)
+    assert tensor.tolist() == other.tolist() == [1, 1, 1]
+    assert one.untyped_storage().nbytes() == 12  # and holds nothing but itself
+
+
+def test_another_type_or_another_number_would_be_noticed() -> None:
+    assert not same(value_of(1), value_of(2))
+    assert not same(torch.ones(2), torch.ones(2, dtype=torch.float64))
+    assert not same((1, 2), [1, 2])
+
+
+@pytest.mark.parametrize("bad", [object(), lambda: 0, {"x": torch.ones(2, 2).to_sparse()}], ids=type)
+def test_what_cannot_be_sent_is_refused(bad: Any) -> None:
+    with pytest.raises(CheckpointError, match="cannot be"):
+        pack(bad)
+
+
+def values_go_around(index: int, count: int, port: int) -> None:
+    be_worker(index, count, port)
+    comm = here()
+    assert isinstance(comm, TorchComm)
+    assert comm is here()
+    assert (comm.shard.index, comm.count, comm.leader) == (index, count, index == 0)
+    mine, every = value_of(index), [value_of(worker) for worker in range(count)]
+    gathered = comm.gather(mine)
+    assert same(gathered, every if index == 0 else None)
+    assert same(comm.all_gather(mine), every)
+    assert same(comm.share(mine if index == 0 else None), value_of(0))
+    assert same(comm.hand_out(every if index == 0 else None), mine)
+    assert comm.share("short" if index == 0 else None) == "short"
+    large = comm.share(torch.arange(1_000_000.0) if index == 0 else None)
+    assert torch.equal(large, torch.arange(1_000_000.0))
+    comm.close()
+    comm.close()
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_values_arrive_as_they_were_given(tmp_path: Path, count: int) -> None:
+    with workers(values_go_around, tmp_path, count) as children:
+        all_end_well(children)
+
+
+# --- vectors ---------------------------------------------------------------------------------------------
+
+
+def vector_of(worker: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    draw = torch.Generator().manual_seed(1000 * size + worker)
+    return (10 * torch.randn(size, generator=draw)).to(dtype)
+
+
+def vectors_are_summed(index: int, count: int, port: int, gloo: bool) -> None:
+    be_worker(index, count, port)
+    if gloo:
+        over_gloo()
+    comm = here()
+    assert comm.overlaps is gloo
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64):
+        for size in (0, 1, 2, 7, 1000, 300_001):
+            own = [vector_of(worker, size, dtype) for worker in range(count)]
+            exact = torch.stack(own).double()
+            comm.all_reduce(total := own[index].clone())
+            few = 1e-2 if dtype.itemsize == 2 else 1e-4
+            torch.testing.assert_close(total.double(), exact.sum(0), atol=20 * few, rtol=few)
+            comm.all_reduce(most := own[index].clone(), "max")
+            assert torch.equal(most.double(), exact.max(0).values)
+            one, two = own[index].clone(), own[index].clone()
+            started = [comm.start(one), comm.start(two, "max")]
+            for pending in started:
+                pending.wait()
+            assert torch.equal(one, total)
+            assert torch.equal(two, most)
+            for found in comm.all_gather(total):  # to the last bit
+                assert same(found, total)
+            comm.broadcast(first := own[index].clone())
+            assert same(first, own[0])
+
+
+@pytest.mark.parametrize("gloo", [False, True], ids=["one-host", "several-hosts"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_sums_are_the_same_on_all_workers_to_the_last_bit(tmp_path: Path, count: int, gloo: bool) -> None:
+    with workers(vectors_are_summed, tmp_path, count, gloo) as children:
+        all_end_well(children)
+
+
+def test_sums_in_another_order_have_other_bits() -> None:
+    own = [vector_of(worker, 1000) for worker in range(3)]
+    assert not torch.equal(own[0] + own[1] + own[2], own[2] + own[1] + own[0])
+
+
+# --- joining ---------------------------------------------------------------------------------------------
+
+
+def joins(index: int, count: int, port: int, by_itself: bool) -> None:
+    be_worker(index, count, port)
+    over_gloo()
+    if by_itself:
+        here()
+    else:
+        dist.init_process_group("gloo")
+    here().all_reduce(torch.ones(1))
+    tell("joined")
+    os.read(0, 1)
+
+
+def test_workers_on_one_machine_listen_to_nobody_else(tmp_path: Path) -> None:
+    with workers(joins, tmp_path, 2, True) as children:
+        for child in children:
+            child.until("joined")
+        found = listening([child.pid for child in children])
+        assert len(found) >= 2  # the store, and gloo's
+        assert set(found) == {LOOPBACK}
+
+
+def test_a_listener_for_everybody_would_be_seen() -> None:
+    with socket.create_server(("0.0.0.0", 0)):
+        assert listening([os.getpid()]).count("00000000") == 1
+
+
+def in_a_group_that_is_there(index: int, count: int, port: int) -> None:
+    be_worker(index, count, port)
+    del os.environ["HEADRACE_TIMEOUT_S"]
+    dist.init_process_group("gloo")
+    comm = here()
+    assert comm.all_gather(index) == list(range(count))
+    comm.all_reduce(ones := torch.ones(3))
+    assert ones.tolist() == [count] * 3
+    comm.close()
+    dist.all_reduce(ones)  # who has made the group ends it
+    assert ones.tolist() == [count**2] * 3
+    dist.destroy_process_group()
+
+
+def test_a_group_that_the_program_has_made_is_used_and_left_alone(tmp_path: Path) -> None:
+    with workers(in_a_group_that_is_there, tmp_path, 2) as children:
+        all_end_well(children)
+
+
+def test_without_an_address_one_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR in its environment\. Start it with torchrun"):
+        join_others(1.0)
+
+
+def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(ConfigError, match=rf"localhost:{port}: Address already in use\. Set MASTER_PORT to a free"):
+            join_others(1.0)
+
+
+@pytest.mark.parametrize("bad", ["", "soon", "0", "-1", "nan", "inf"])
+def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
+    monkeypatch.setenv("HEADRACE_TIMEOUT_S", bad)
+    with pytest.raises(ConfigError, match="HEADRACE_TIMEOUT_S is a number of seconds greater than 0"):
+        timeout_of_environment()
+
+
+def test_to_say_where_a_worker_stands_costs_nothing_that_could_wait() -> None:
+    assert set(TorchComm.at.__code__.co_names) <= {"_beats", "step", "doing"}  # attributes, no calls
+    assert isinstance(Beats, type)
