@@ -13,13 +13,13 @@ from worker_rivals import INPUTS, perceptron
 
 import headrace as hr
 
-WORKERS, SHARE, HIDDEN = 64, 64, 128
+WORKERS, SHARE, HIDDEN, EPOCHS = 64, 128, 128, 6
 ALONE = "one worker"
 CLASSES = 10
 
 
 def data(steps: int) -> tuple[Tensor, Tensor]:
-    """Rows for so many updates of every worker."""
+    """Rows for so many updates of every worker in an epoch."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(steps * WORKERS * SHARE, INPUTS, generator=generator)
     return x, (x[:, -16:] @ torch.randn(16, CLASSES, generator=generator)).argmax(1)
@@ -41,7 +41,7 @@ def rivals(x: Tensor, y: Tensor) -> Mapping[str, Callable[[], Job]]:
                 strategy=make_strategy(),
                 device="cpu",
             )
-            trainer.fit((x, y), epochs=1, progress=False)
+            trainer.fit((x, y), epochs=EPOCHS, progress=False)
 
         def score() -> float:
             with torch.no_grad():

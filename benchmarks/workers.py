@@ -139,10 +139,11 @@ def measure_center(quick: bool, repeats: int, report: Report) -> None:
 
 def measure_virtual(quick: bool, repeats: int, report: Report) -> None:
     """Seconds of many virtual workers, beside those of one that makes as many updates."""
-    from worker_virtual import ALONE, SHARE, WORKERS, data, rivals
+    from worker_virtual import ALONE, EPOCHS, SHARE, WORKERS, data, rivals
 
-    steps = 10 if quick else 30
-    x, y = data(steps)
+    per_epoch = 4 if quick else 15
+    x, y = data(per_epoch)
+    steps = per_epoch * EPOCHS
     samples = interleave(rivals(x, y), min(repeats, 5), (), 0)
     report.say(
         f"\nvirtual: {WORKERS} workers in one process, {steps} updates each, {SHARE} rows each; MLP 784-128-128-10"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import torch.distributed as dist
 
@@ -25,6 +26,7 @@ from headrace.strategy import Elastic
 
 ROWS, LEASE, END = 40, 6, 100  # two epochs and a half
 PUSH = 4  # rows
+LONG_S = 300.0
 
 # --- workers that go in step ------------------------------------------------------------------------------
 
@@ -130,7 +132,10 @@ def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: in
             reply = center.meet(push)
             mine += (stop - start) * reply.taken
             time.sleep(0.01)  # so that nobody takes all
-            if me == of and sequence == 3 and fault not in ("", "before") and only_once(at):
+            if sequence == 3 and fault == f"on {ray.get_runtime_context().get_node_id()}" and only_once(at):
+                (Path(at) / "on").touch()
+                time.sleep(LONG_S)  # until its machine goes
+            if me == of and sequence == 3 and fault in ("after", "stop", "raise") and only_once(at):
                 if fault == "raise":
                     raise ZeroDivisionError("in the user's code")
                 time.sleep(1.1)  # its heart beats once more
@@ -145,6 +150,13 @@ def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: in
         "every": every,
         "status": center.status(),
     }
+
+
+def wait_to_be_seen(at: str) -> None:
+    """Both workers have begun, and go on for long."""
+    here().share()
+    (Path(at) / "seen").touch()
+    time.sleep(LONG_S)
 
 
 def only_once(at: str) -> bool:
@@ -190,6 +202,24 @@ def local_cluster(workers: int = 3) -> Iterator[cluster.Cluster]:
     assert not found.scratch.exists()
     assert processes(token) == []
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+
+
+@contextmanager
+def machines(count: int) -> Iterator[tuple[Any, Any]]:
+    """A cluster of several machines, as far as Ray can tell, and the last of them; it has room for four workers."""
+    from ray.cluster_utils import Cluster
+
+    with ExitStack() as stack:
+        stack.enter_context(
+            cluster.environment({"RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})
+        )
+        stack.enter_context(cluster._loopback(ray))
+        cluster._read_again()
+        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        stack.callback(found.shutdown)
+        others = [found.add_node(num_cpus=2) for _ in range(count - 1)]
+        found.wait_for_nodes()
+        yield found, others[-1]
 
 
 def processes(mark: str) -> list[int]:

@@ -1,7 +1,6 @@
 """A trained model for other programs: plain weights, ONNX, or torch's own exchange format."""
 
 import importlib.util
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from .errors import ConfigError, ModelError, RunError, unknown
 from .feed import Feed
 from .objective import Objective
 from .plan import source_on
-from .recipe import Recipe
+from .recipe import Recipe, load_recipe
 from .weights import load_weights, saved_weights
 
 FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
@@ -65,32 +64,6 @@ def need_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"ONNX needs {' and '.join(missing)}, which is not installed: pip install headrace[onnx].")
-
-
-def load_recipe(name: str) -> Recipe:
-    """Runs the recipe of a file: the function that is named, or the only one that says it returns a Recipe."""
-    path, _, wanted = name.partition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise ConfigError(f"{path} is not a Python file with a recipe.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    found = {
-        key: value
-        for key, value in vars(module).items()
-        if callable(value) and getattr(value, "__annotations__", {}).get("return") in (Recipe, "Recipe", "hr.Recipe")
-    }
-    if wanted and wanted not in found:
-        raise ConfigError(unknown("recipe", wanted, found))
-    if not wanted and len(found) != 1:
-        raise ConfigError(
-            f"{path} has {len(found)} functions that return a Recipe: {', '.join(found)}. Say {path}:name."
-        )
-    made = found[wanted or next(iter(found))]()
-    if not isinstance(made, Recipe):
-        raise ConfigError(f"{name} returned a {type(made).__name__}, not a Recipe.")
-    return made
 
 
 def example(recipe: Recipe) -> tuple[nn.Module, tuple[Tensor, ...]]:

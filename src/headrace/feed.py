@@ -28,6 +28,7 @@ LEAVE_S = 5.0  # how long a feed that is closed waits for a read that is under w
 POLL_S = 0.1  # how long a wait may last before it looks at the stop flag
 CACHE_BYTES = 1 << 21
 AT_ONCE = 64  # batches of a source that is pulled one by one which are staged together
+MOST_PARTS = 16  # more of a macrobatch are not staged for one worker of many
 DEVICE_BYTES = 64 << 20  # one that crosses a bus should be worth the journey
 
 
@@ -147,6 +148,8 @@ class Feed:
             return macrobatch
         budget = CACHE_BYTES if self.device.type == "cpu" else DEVICE_BYTES
         amount = max(1, int(_bytes(macrobatch, budget) // max(1.0, self.source.item_bytes)))
+        if self.source.shards:  # it counts what all workers read, and each stages its part
+            amount *= min(self.shard.count, MOST_PARTS)
         one_by_one = type(self.source).next_macrobatch is Source.next_macrobatch
         return min(amount, AT_ONCE * self.sizes.first) if macrobatch == "auto" and one_by_one else amount
 

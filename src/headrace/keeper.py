@@ -70,8 +70,8 @@ class Keeper:
     def report(self, row: Mapping[str, Any]) -> None:
         """A row of the history is complete."""
 
-    def save(self, state: State, info: Info, again: bool = False) -> None:
-        """Writes a checkpoint of this state; `again`: there is one of this step, which knows less."""
+    def save(self, state: State | None, info: Info, again: bool = False) -> None:
+        """Writes a checkpoint of this state, if there is one; `again`: there is one of this step, which knows less."""
 
     def mark_best(self, model: nn.Module) -> None:
         """The model is the best so far."""
@@ -172,7 +172,8 @@ class RunKeeper(Keeper):
     def report(self, row: Mapping[str, Any]) -> None:
         self._run.report(row)
 
-    def save(self, state: State, info: Info, again: bool = False) -> None:
+    def save(self, state: State | None, info: Info, again: bool = False) -> None:
+        assert state is not None
         self._saver.wait()
         self._saved_at = time.perf_counter()
         rows = [*info.history.rows[:-1], *(dict(row) for row in info.history.rows[-1:])]

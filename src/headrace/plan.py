@@ -18,7 +18,7 @@ from .data.source import Source
 from .data.views import Moved
 from .errors import ConfigError, DataError
 from .field import Ragged
-from .length import Length
+from .length import Length, interval
 from .objective import Objective, as_objective
 
 OptimizerLike = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -39,6 +39,29 @@ class Plan:
     others: Sequence[Length] = ()
     """When a checkpoint is written, and a schedule moves on."""
 
+    @classmethod
+    def of(
+        cls,
+        train: Source,
+        val: Any,
+        test: Any,
+        device: torch.device,
+        validate_every: str | Length,
+        log_every: str | Length,
+        callbacks: Callbacks,
+        others: Sequence[Length],
+    ) -> "Plan":
+        """The plan of what a user has asked for."""
+        return cls(
+            train,
+            None if val is None else source_on(val, device, "val", like=train),
+            None if test is None else source_on(test, device, "test", like=train),
+            interval(validate_every, "validate_every"),
+            interval(log_every, "log_every"),
+            callbacks,
+            others,
+        )
+
     @property
     def within_epochs(self) -> bool:
         """Whether anything may be due between the ends of two epochs."""
@@ -49,8 +72,10 @@ class Plan:
         """The settings that a run is resumed with."""
         return {"validate_every": str(self.validate_every), "log_every": str(self.log_every)}
 
-    def check(self, objectives: Mapping[str, Objective], scorers: Mapping[str, Objective], scan: bool) -> None:
-        """Raises on whatever can be known not to work."""
+    def check(
+        self, objectives: Mapping[str, Objective], scorers: Mapping[str, Objective], scan: bool, measured: str | None
+    ) -> None:
+        """Raises on whatever can be known not to work; `measured`: the stream that metrics compare with."""
         data = {"train": self.train, "val": self.val, "test": self.test}
         given = {name: source for name, source in data.items() if source is not None}
         for name, source in given.items():
@@ -64,6 +89,8 @@ class Plan:
         columns = {name: check.columns_of(source) for name, source in given.items()}
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
             objective.prepare(self.train.streams, columns)
+        if measured is not None:
+            check.has_stream(self.train.streams, measured, "metrics")
 
 
 def source_on(

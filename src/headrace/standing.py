@@ -138,11 +138,21 @@ class Standing:
         for module, saved in zip(others, state["modules"]["others"], strict=True):
             check_model(saved, module.state_dict())
         self._trainer._step.check_state(state["step"])
+        self._check_workers(len(state["owns"]))
         source = state["source"]
         if state["forced"]:
             now = self._plan.train.state_dict()
             source |= {name: _reordered(cursor, now) for name, cursor in source.items()}
         self._load_cursor(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
+
+    def _check_workers(self, before: int) -> None:
+        """Raises on a source that other workers cannot go on reading."""
+        source, now = self._plan.train, self._trainer._crew.comm.count
+        if before != now and source.shards and not source.elastic:
+            raise CheckpointError(
+                f"the run was saved by {before} workers and is to go on with {now}, and {type(source).__name__} cannot "
+                f"be shared by another number of workers: its `elastic` is False. Use {before} workers."
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes back to a state that has been checked, and handed to this worker: see `Crew.handed`."""

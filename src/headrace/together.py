@@ -50,7 +50,7 @@ class Together:
         self._weights[term] = self._weights.get(term, 0.0) + weight
 
     def numbers(self, outcome: Outcome, buffers: Scalar) -> Tensor:
-        """What travels with the gradients: sums and weights of this worker's part, and whether its buffers are sound."""
+        """What travels with the gradients: sums and weights of this part, and whether its buffers are sound."""
         terms = outcome.terms
         other = bool(terms) and terms.keys() != set(self._names)
         sums = [terms[name].sum if name in terms else 0.0 for name in self._names]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from . import check, config, evaluate
+from . import plan as plans
 from .batch import Batch, Stream
 from .callback import Callback
 from .comm import here
@@ -20,21 +21,12 @@ from .history import History
 from .info import Info
 from .keeper import make_keeper
 from .leaving import leave_at_exit
-from .length import Counters, Length, interval, limits
+from .length import Counters, Length, limits
 from .loop import Loop
 from .metric import Metrics, Wanted
 from .objective import Inputs, Supervised, as_objective
 from .outcome import Outcome, as_outcome
-from .plan import (
-    OptimizerLike,
-    Plan,
-    all_callbacks,
-    as_batch,
-    by_key,
-    compile_in_place,
-    deterministic_mode,
-    source_on,
-)
+from .plan import OptimizerLike, Plan
 from .precision import Precision
 from .preempt import Preemption
 from .schedule import check_schedule, interval_of
@@ -60,7 +52,8 @@ class Trainer:
     torch scheduler, or a `Schedule`. `microbatch="auto"` makes them smaller when memory runs out.
     `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with.
     `nonfinite`: "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`.
-    `arena=False` leaves parameters where they are.
+    `strategy`: how several workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they
+    share or make each by itself. `arena=False` leaves parameters where they are.
     """
 
     def __init__(
@@ -95,7 +88,7 @@ class Trainer:
         self._wanted, self._crew = strategy, make_crew(strategy)
         self.device = check.device_for(device, model)
         self.model, self._crew.device = model.to(self.device), self.device
-        self.objectives, self.optimizers = by_key(loss, optimizer, model)
+        self.objectives, self.optimizers = plans.by_key(loss, optimizer, model)
         self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss, "eval_loss")}
         self._modules = [model]
         """Everything that has a train and an eval mode."""
@@ -119,7 +112,7 @@ class Trainer:
         self._preemption = Preemption()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
         if compile:
-            compile_in_place(model)
+            plans.compile_in_place(model)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -195,24 +188,16 @@ class Trainer:
         """
         self._muster()
         keeper = self._crew.keeper(lambda: make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves))
-        source = source_on(train, self.device, "train", self.order, self.seed)
+        source = plans.source_on(train, self.device, "train", self.order, self.seed)
         bounds = limits(epochs, steps, samples, minutes)
         source = self._crew.source(source, Sizes(self.batch_size or DEFAULT_BATCH).first, bounds)
         if not self._crew.leads:
             val, test, callbacks, progress = None, None, (), False
-        plan = Plan(
-            train=source,
-            val=None if val is None else source_on(val, self.device, "val", like=source),
-            test=None if test is None else source_on(test, self.device, "test", like=source),
-            validate_every=interval(validate_every, "validate_every"),
-            log_every=interval(log_every, "log_every"),
-            callbacks=all_callbacks(callbacks, progress, self._crew.comm.leader),
-            others=[every for every in (keeper.every, interval_of(self.schedule)) if every is not None],
-        )
-        check.has_an_end(plan.train, bounds, sized=self.batch_size is not None)
-        plan.check(self.objectives, self.eval_objectives, scan)
-        if self.metrics:
-            check.has_stream(plan.train.streams, self.target, "metrics")
+        called = plans.all_callbacks(callbacks, progress, self._crew.comm.leader)
+        others = [every for every in (keeper.every, interval_of(self.schedule)) if every is not None]
+        plan = Plan.of(source, val, test, self.device, validate_every, log_every, called, others)
+        check.has_an_end(source, bounds, sized=self.batch_size is not None)
+        plan.check(self.objectives, self.eval_objectives, scan, self.target if self.metrics else None)
         info = Info(self, Counters(), bounds, History(), ("train",) if val is None else ("train", "val"))
         self.history, self._known_streams = info.history, None
         self._categories = check.categories_of(source)
@@ -244,12 +229,12 @@ class Trainer:
         The model stays in its arena between calls; `release` takes it out.
         """
         self._muster()
-        batch = self._crew.shared(as_batch(batch).to(self.device))
+        batch = self._crew.shared(plans.as_batch(batch).to(self.device), self.model)
         if (streams := batch.streams) != self._known_streams:
             for objective in self.objectives.values():
                 objective.prepare(streams, {})
             self._known_streams = streams
-        with evaluate.mode(self._modules, training=True), deterministic_mode(self.deterministic):
+        with evaluate.mode(self._modules, training=True), plans.deterministic_mode(self.deterministic):
             outcome = as_outcome(self.train_step(batch), "train_step")
             self._step.guard.settle()
         return outcome.losses
@@ -278,17 +263,17 @@ class Trainer:
     def _to_read(self, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:
         self._muster()
         check.positive("batch_size", batch_size, whole=True)
-        source = source_on(data, self.device, name)
+        source = plans.source_on(data, self.device, name)
         check.can_be_read(source, name, self._categories, limit)
         return source
 
-    def _score(self, source: Source, name: str, batch_size: int | None = None, limit: int | None = None) -> Any:
+    def _score(self, source: Source, name: str, size: int | None = None, limit: int | None = None) -> dict[str, Any]:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
         objective, crew = next(iter(self.eval_objectives.values())), self._crew
         metrics = crew.metrics(self.metrics.fresh(objective.reads, objective.ignores))
         joins = type(self).evaluate_step is Trainer.evaluate_step and len(self.eval_objectives) == 1
         at_rest = evaluate.mode(self._modules, training=False)
-        with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
+        with at_rest, evaluate.rewound(source), self._feed(source, size) as feed:
             batches = evaluate.limited(feed, limit, self._preemption.check_scoring)
             outcomes = evaluate.apart(self.evaluate_step, batches)
             if joins and isinstance(objective, Supervised) and objective.joins:

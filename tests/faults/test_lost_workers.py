@@ -165,7 +165,7 @@ def test_a_hung_source_ends_all_after_the_timeout_and_is_named(tmp_path: Path, g
 @OVER
 def test_a_worker_that_nothing_interrupts_is_ended(tmp_path: Path, gloo: bool) -> None:
     with training(tmp_path, gloo, 1, "hangs_deaf") as children:
-        ended = Ended(children, 1)
+        Ended(children, 1)
         assert children[1].code() == 1
         ended_s = time.monotonic()
         assert "headrace: worker 1 keeps the others waiting since step 5" in children[1].output

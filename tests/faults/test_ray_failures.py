@@ -1,5 +1,11 @@
 """Workers on Ray that are killed, stopped or fail, a machine that goes, and a center that dies before it can answer."""
 
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,21 +15,19 @@ import torch
 
 from headrace.comm.center import Lease, Push
 from headrace.engine import launch
-from headrace.errors import WorkerError
+from headrace.errors import ConfigError, WorkerError
 from headrace.strategy import Elastic
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 
-import ray_cases
+import ray_cases  # noqa: E402
 
 from headrace.engine.ray import apart, cluster  # noqa: E402
 from headrace.engine.ray.center import Kept, _received, _sent_push  # noqa: E402
 from headrace.engine.ray.parcel import Place  # noqa: E402
 
 LIMIT_S = 100.0  # of a job on a busy machine
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 # --- a center that begins again, in this process ----------------------------------------------------------
 
@@ -222,3 +226,119 @@ def test_a_center_that_is_killed_before_it_answers_applies_nothing_twice(
     assert found["status"]["repeated" if kind.saves else "lost"] >= 1, (
         "it was killed: what it had not answered came again"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("own", ConfigError, r"^worker 1 cannot have this\.$"),
+        ("theirs", WorkerError, r"^worker 1 of 2 failed: ZeroDivisionError: in the user's code\.$"),
+        ("exit", WorkerError, r"^worker 1 of 2 failed: SystemExit: 3\.$"),
+        ("killed", WorkerError, r"worker 1 .*was lost.* at step 7 \(training\)"),
+        ("stopped", WorkerError, r"worker 1 keeps the others waiting since step 7 \(training\), for more than 12 s"),
+    ],
+)
+def test_the_first_failure_of_workers_in_step_is_told_in_a_sentence(
+    there: Any, kind: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as failed:
+        job(ray_cases.fail, kind, timeout_s=12.0 if kind == "stopped" else LIMIT_S)
+    assert type(failed.value) is error
+    assert str(failed.value).count("\n") == 0
+    notes = "".join(getattr(failed.value, "__notes__", []))
+    assert ("ray_cases.py" in notes) == (kind in ("own", "theirs", "exit")), "where it was raised, and nothing of Ray's"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_workers_in_step_are_all_started_again_as_often_as_asked(there: Any, tmp_path: Path) -> None:
+    assert job(ray_cases.fail_until, 1, str(tmp_path), restarts=1) == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_workers_in_step_are_not_started_again_more_often(there: Any, tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"worker 1 .*was lost"):
+        job(ray_cases.fail_until, 2, str(tmp_path), restarts=1)
+    assert (tmp_path / "begun-0").read_text() == ".."
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_workers_that_turn_out_to_need_a_center_get_one(there: Any) -> None:
+    assert is_whole(job(ray_cases.count)), "nothing among the arguments says so"
+
+
+# --- more than one machine --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_workers_of_a_machine_that_goes_begin_again_on_another(tmp_path: Path) -> None:
+    with ray_cases.machines(2) as (machines, second):
+        gone = threading.Thread(target=_remove, args=(machines, second, tmp_path / "on"))
+        gone.start()
+        with pytest.warns(UserWarning, match=r"worker \d of 2 was lost at step \d.* It is started again"):
+            found = launch(
+                ray_cases.count,
+                Elastic(),
+                str(tmp_path),
+                f"on {second.node_id}",
+                workers=2,
+                nodes=2,
+                engine="ray",
+                address=machines.address,
+                restarts=1,
+                timeout_s=LIMIT_S,
+            )
+        gone.join()
+    assert is_whole(found)
+
+
+def _remove(machines: Any, machine: Any, told: Path) -> None:
+    """Takes a machine away as soon as a worker has said that it is there."""
+    end = time.monotonic() + LIMIT_S
+    while not told.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    machines.remove_node(machine, allow_graceful=False)
+
+
+# --- what is left behind ----------------------------------------------------------------------------------
+
+KILLED = """
+import sys; sys.path[:0] = {path!r}
+import ray_cases
+from headrace.engine import launch
+if __name__ == "__main__":
+    launch(ray_cases.wait_to_be_seen, {at!r}, workers=2, engine="ray")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)])
+def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int, code: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(KILLED.format(path=[str(Path(ray_cases.__file__).parent)], at=str(tmp_path)))
+    mark = f"HEADRACE_TEST={tmp_path}"
+    environment = os.environ | {"HEADRACE_TEST": str(tmp_path)}
+    program = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + LIMIT_S
+        while not (tmp_path / "seen").exists() and time.monotonic() < end and program.poll() is None:
+            time.sleep(0.05)
+        assert (tmp_path / "seen").exists()
+        program.send_signal(number)
+        _, errors = program.communicate(timeout=60)
+        assert program.returncode == code, errors
+        end = time.monotonic() + 10.0
+        while ray_cases.processes(mark) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert ray_cases.processes(mark) == []
+    finally:
+        program.kill()
+        program.wait()
+        for process in ray_cases.processes(mark):
+            os.kill(process, signal.SIGKILL)

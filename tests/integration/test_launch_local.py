@@ -21,6 +21,7 @@ from headrace.comm.center import Push, Terms, Vectors, Wait
 from headrace.comm.sim import SimComm
 from headrace.engine import Network, launch
 from headrace.errors import ConfigError, WorkerError
+from headrace.strategy.synchronous import Synchronous
 
 
 @pytest.fixture(autouse=True)
@@ -104,11 +105,16 @@ def test_a_model_that_all_workers_would_share_is_refused_with_its_name() -> None
     model = nn.Linear(2, 1)
     trainer = hr.Trainer(nn.Linear(2, 1), nn.MSELoss(), lambda params: torch.optim.SGD(params, lr=0.1))
     both = {"a": model}
+    strategy, stop = Synchronous(), hr.EarlyStopping("val/loss", patience=2)
+    reader = hr.Reader(hr.ArrayTable({"x": torch.ones(4, 2)}))
     mains = {
         "model": lambda: model(torch.ones(2)),
         "trainer": lambda: trainer.fit((torch.ones(4, 2), torch.ones(4, 1)), epochs=1),
         "both": lambda: both["a"](torch.ones(2)),
         "OPTIMIZER": lambda: OPTIMIZER.step(),
+        "strategy": lambda: strategy.join(here()),
+        "stop": lambda: [stop],
+        "reader": lambda: reader.next_batch(2),
     }
     named = [*mains.items(), ("MODEL", uses_a_global), ("MODEL", calls_what_uses_one), ("model", by_default)]
     for name, main in named:

@@ -27,7 +27,7 @@ from headrace.strategy.periodic import Periodic
 TIMEOUT_S = 6.0  # how long a worker waits for the other one, where the link is cut
 PATIENCE_S = 60.0  # and where it is not: nobody is late then, however busy the machine is
 GONE_S = 10.0  # within which Python has taken itself apart, however busy the machine is
-LIMIT_S = 90.0  # of a training, start and end of Python included
+LIMIT_S = 120.0  # of a training, start and end of Python included
 EVERY = 8  # updates in a round
 PAUSE = 37  # the update after which the link is cut: 5 into a round, 7 after the last checkpoint
 SAVED = 30

@@ -147,7 +147,7 @@ def test_one_worker_trains_as_if_alone_to_the_bit(every: str, make: Callable[[An
     assert bits(trainee.weights) == bits(dict(raw.model.state_dict()))
     floats = {name: value for name, value in trainee.weights.items() if value.is_floating_point()}
     assert bits(held.weights) == bits(floats)
-    assert held.counts.staleness == {0: held.applied}
+    assert held.counts.staleness == {0: held.version}
     assert held.status(0.0)["epochs"] == 6
 
 

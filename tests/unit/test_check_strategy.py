@@ -12,8 +12,9 @@ from torch.optim import Adam
 
 from headrace.arena import Arena, Replica
 from headrace.comm import Comm
+from headrace.comm.center import Push, Vectors
 from headrace.length import Counters
-from headrace.strategy import BlockMomentum, DiLoCo, Periodic, Strategy, Synchronous
+from headrace.strategy import Asynchronous, BlockMomentum, DiLoCo, Elastic, Periodic, Strategy, Synchronous
 from headrace.strategy.mean import largest, mean
 from headrace.testing import check_strategy
 from headrace.testing.strategies import PROMISES
@@ -30,15 +31,20 @@ GOOD: dict[str, Callable[[], Strategy]] = {
     "block momentum": lambda: BlockMomentum("3 steps"),
     "cntk": lambda: BlockMomentum("24 samples", nesterov=True, form="cntk"),
     "diloco": lambda: DiLoCo("3 steps"),
+    "alone at first": lambda: Periodic("3 steps", start_after="4 steps"),
+    "alone for an epoch": lambda: Synchronous(start_after="1 epoch"),
+    "elastic": lambda: Elastic("3 steps"),
+    "dislib's merge": lambda: Elastic("2 steps", alpha=0.5, take_center=True),
+    "asynchronous": lambda: Asynchronous("2 steps"),
 }
+NOT_OF = {"synchronous": set[str](), "elastic": {"joint", "alone", "agreed"}, "mine": {"joint", "alone"}}
 
 
-@pytest.mark.parametrize("name", ["synchronous", "mine"])
+@pytest.mark.parametrize("name", NOT_OF)
 def test_good_strategies_keep_their_promises(name: str) -> None:
     report = check_strategy({**GOOD, "mine": Mean}[name], workers=(1, 2))
-    of_joint = {"joint", "alone"}
-    assert set(report.checked) == set(PROMISES) - (set() if name == "synchronous" else of_joint)
-    assert set(report.skipped) == (set() if name == "synchronous" else of_joint)
+    assert set(report.checked) == set(PROMISES) - NOT_OF[name]
+    assert set(report.skipped) == NOT_OF[name]
 
 
 @pytest.mark.slow
@@ -256,6 +262,24 @@ class Uneven(Mean):
         largest(self.comm, replica.counts)
 
 
+class Weightless(Elastic):
+    """Brings the center nothing but what it has."""
+
+    def fill(self, push: Push, weights: Vectors) -> None:
+        push.vectors = {name: value.clone() for name, value in self.comm.center.pull().vectors.items()}
+
+
+class ForgetsRowsOfLease(Elastic):
+    def own_state(self) -> dict[str, Any]:
+        return {**super().own_state(), "done": [], "rows": 0}
+
+
+class ForgetsCenter(Asynchronous):
+    def state_dict(self, replica: Replica) -> dict[str, Any]:
+        found = super().state_dict(replica)
+        return {**found, "weights": {name: value * 1.001 for name, value in found["weights"].items()}} if found else {}
+
+
 ONLY = Mean()
 
 BROKEN: list[tuple[Callable[[], Any], str, str, tuple[int, ...]]] = [
@@ -284,6 +308,9 @@ BROKEN: list[tuple[Callable[[], Any], str, str, tuple[int, ...]]] = [
     (NoStart, "workers", "KeyError: 'start'", (1, 2)),
     (LiveStart, "workers", "expected 'scale' as after step", (1, 2)),
     (OnlyAsMany, "workers", "taken up by", (1, 2)),
+    (partial(Weightless, "3 steps"), "learns", "expected a loss below", (2,)),
+    (partial(ForgetsRowsOfLease, "3 steps"), "restore", "stopped after step", (2,)),
+    (partial(ForgetsCenter, "2 steps"), "restore", "stopped after step", (2,)),
 ]
 
 

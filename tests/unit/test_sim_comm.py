@@ -402,6 +402,20 @@ def test_an_error_that_is_under_way_comes_before_what_follows_from_it() -> None:
         launch(main, workers=3)
 
 
+def test_what_was_told_and_did_not_end_anybody_is_no_cause() -> None:
+    def main() -> None:
+        if me().shard.index == 1:
+            me().tell(BoomError("caught"))
+            me().tell(GeneratorExit())
+        me().all_reduce(torch.ones(1))
+        if me().leader:
+            raise ValueError("the cause")
+        me().all_reduce(torch.ones(1))
+
+    with pytest.raises(ValueError, match="the cause"):
+        launch(main, workers=2)
+
+
 def test_who_swallows_the_error_is_told_again() -> None:
     often = []
 

@@ -44,7 +44,8 @@ class Replica:
 
     def by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Tensors like `tensors`, or like `values`, by the names of parameters and buffers, as views."""
-        left, found = iter(tensors), {}
+        left = iter(tensors)
+        found: dict[str, Tensor] = {}
         for arena in self._arenas():
             for vector in arena.vectors:
                 flat = next(left)

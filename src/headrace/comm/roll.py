@@ -99,5 +99,6 @@ class Counts:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "Counts":
+        applied, dropped, lost, repeated = state["pushes"]
         tally = {name: list(numbers) for name, numbers in state["tally"].items()}
-        return cls(*state["pushes"], staleness=dict(state["staleness"]), tally=tally)
+        return cls(applied, dropped, lost, repeated, dict(state["staleness"]), tally)

@@ -11,7 +11,7 @@ import torch
 from ..errors import WorkerError
 from .generators import Generators
 
-STACK_BYTES = 64 << 20  # of a worker's thread: room that takes no memory until it is used
+STACK_BYTES = 16 << 20  # of a worker's thread: room that takes no memory until it is used
 GLANCE_S = 0.25  # worker 0 waits so long at a time: a signal just before it begins to wait does not wake it up
 
 
@@ -58,7 +58,10 @@ class Turns:
         threads = self._start(works)
         try:
             self._generators.enter(0)
-            works[0]()
+            try:
+                works[0]()
+            except BaseException as error:  # an interrupt between two lines
+                failed(error)
             self.ended.add(0)
             while len(self.ended) < self._count and not self._left:
                 try:

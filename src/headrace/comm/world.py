@@ -109,7 +109,8 @@ class World:
 
     def tell(self, worker: int, error: BaseException) -> None:
         """An error is under way: others may be quicker to end by its consequences."""
-        self._told = self._told or (worker, error)
+        if isinstance(error, Exception):  # those that ask to end say so themselves
+            self._told = self._told or (worker, error)
 
     def stands(self, worker: int, step: int, doing: str) -> None:
         self._where[worker] = step, doing
@@ -203,6 +204,8 @@ class World:
     def meet(self, worker: int, kind: str, like: tuple[Any, ...], given: Any) -> Meeting:
         """A worker calls a collective, its next one, and does not wait for it."""
         self.check(worker)
+        if self._told is not None and self._told[0] == worker:
+            self._told = None  # it goes on after all
         call = self._calls[worker]
         self._calls[worker] += 1
         meeting = self._meetings.get(call)

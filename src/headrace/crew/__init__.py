@@ -3,8 +3,10 @@
 from ..comm import here
 from ..errors import ConfigError
 from ..strategy import Single, Strategy, Synchronous
+from ..strategy.centered import Centered
 from .alone import Crew
 from .lockstep import Lockstep
+from .loose import Loose
 
 __all__ = ["Crew", "make_crew"]
 
@@ -18,8 +20,6 @@ def make_crew(strategy: Strategy | None) -> Crew:
         what = f"the class {strategy.__name__}" if isinstance(strategy, type) else f"a {type(strategy).__name__}"
         raise ConfigError(f"strategy= takes a Strategy, as in hr.Periodic(every='1 epoch'), got {what}.")
     strategy.join(comm)
-    if strategy.centered:
-        from .loose import Loose
-
+    if isinstance(strategy, Centered):
         return Loose(strategy)
     return Crew(strategy) if comm.count == 1 else Lockstep(strategy)

@@ -35,8 +35,6 @@ class Crew:
 
     scores: Shard = WHOLE
     """The part that is this worker's of data to be scored or predicted."""
-    trains: Shard = WHOLE
-    """The part that is this worker's of every batch that is trained on."""
     times: int = 1
     """How many times as large as a worker's update a batch of all workers is."""
 
@@ -46,6 +44,11 @@ class Crew:
         self._agrees = True  # whether all workers have the same weights
         self.rates: list[float] = []
         """Rows a second of each worker, as of the last report."""
+
+    @property
+    def trains(self) -> Shard:
+        """The part that is this worker's of every batch that is trained on."""
+        return self.scores if self.strategy.started else WHOLE
 
     @property
     def _idle(self) -> bool:
@@ -67,12 +70,12 @@ class Crew:
         """A state to go on from, with what is this worker's of it: tallies, metrics, random numbers, and `mine`."""
         owns, here, joint = state["owns"], self.comm.shard.index, self.strategy.joint
         alike = len(owns) == self.comm.count
-        mine = owns[here] if here < len(owns) else None
+        mine: State = owns[here] if here < len(owns) else {}
         held = [mine] if alike else [] if here else owns
-        state = state | {"mine": mine if alike else None, "rng": mine["rng"] if mine else None}
+        state = state | {"mine": mine if alike else None, "rng": mine.get("rng")}
         if not alike and not joint:
             state, held = _anew(state), []
-        if alike and mine is not None and "optimizers" in mine:
+        if alike and "optimizers" in mine:
             state["step"] = state["step"] | {"optimizers": mine["optimizers"]}
         tallies = [own["tally"] for own in held]
         if joint and not alike:  # every worker knows them all
@@ -81,6 +84,7 @@ class Crew:
 
     def begin(self, at: Standing, state: State | None) -> None:
         """The training begins, or goes on from a state; the model has its weights."""
+        self.strategy.started = self._is_warm(at)
         if self._idle:
             return
         replica = at.replica()
@@ -94,8 +98,8 @@ class Crew:
         self.strategy.load_state_dict(replica, state["strategy"], None if mine is None else mine["strategy"])
         self._agrees = mine is None or bool(state["agrees"])
 
-    def shared(self, batch: Batch) -> Batch:
-        """A batch for one update by hand, of which every worker brings its part."""
+    def shared(self, batch: Batch, model: nn.Module) -> Batch:
+        """A batch for one update of this model by hand, of which every worker brings its part."""
         return batch
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
@@ -132,7 +136,11 @@ class Crew:
 
     def starts(self, at: Standing) -> bool:
         """Whether the workers, who have made all updates by themselves so far, now begin to work together."""
-        return False
+        if self.strategy.started or not self._is_warm(at):
+            return False
+        self._start(at)
+        self.begin(at, None)
+        return True
 
     def state(self, at: Standing) -> State | None:
         """The state of the training, with what is each worker's own, for the worker who saves it."""
@@ -181,6 +189,13 @@ class Crew:
 
     def tell(self, error: BaseException) -> None:
         """This worker ends because of an error."""
+
+    def _is_warm(self, at: Standing) -> bool:
+        """Whether the time is over in which every worker makes all updates by itself."""
+        return self.strategy.start_after is None or self.strategy.start_after.reached(at.info.counters)
+
+    def _start(self, at: Standing) -> None:
+        """The time is over: all get the same weights."""
 
     def _own_state(self, at: Standing) -> State:
         own, replica = at.own_state(), at.replica()

@@ -1,7 +1,8 @@
-"""Workers that make the same steps: whatever one of them decides, all decide at the same step, from the same numbers."""
+"""Workers that make the same steps: what one of them decides, all decide at the same step, from the same numbers."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from ..batch import Batch
 from ..config import differences
 from ..data.reader import Reader
-from ..data.source import WHOLE, Shard, Source
+from ..data.source import Shard, Source
 from ..errors import CheckpointError, ConfigError, DataError
 from ..field import Ragged
 from ..info import Info
@@ -24,6 +25,7 @@ from ..strategy import Strategy
 from ..tally import Tally
 from .alone import Crew, Report, tensors_of
 from .keeper import SharedKeeper, by_leader
+from .reading import Witness, as_long_as_any
 from .word import Word
 
 if TYPE_CHECKING:
@@ -41,14 +43,25 @@ class Lockstep(Crew):
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
         self.scores = self.comm.shard
-        self._work_together(strategy.start_after is None)
+        self._certain = True  # whether all workers have equally many batches
         self.times = 1 if strategy.joint else self.comm.count
         self._word = Word(self.comm)
         self._rows, self._since = 0, self.comm.now()
+        self._model: nn.Module | None = None
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
         if isinstance(train, Reader) and not self.strategy.joint:
             train.in_lanes(self.comm.count, batch_size)
+        if not train.shards:
+            if self.comm.leader:
+                warnings.warn(
+                    f"{train.title} does not shard: each of the {self.comm.count} workers reads all of it and keeps "
+                    "its part.",
+                    stacklevel=4,
+                )
+            if not train.thread_safe:  # else it may be read where workers cannot speak to each other
+                train.witness = Witness(self.comm, train.title)
+        self._certain = isinstance(train, Reader) or not train.shards
         return train
 
     def keeper(self, make: Callable[[], Keeper]) -> Keeper:
@@ -56,37 +69,30 @@ class Lockstep(Crew):
 
     def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
         model = {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors_of(trainer.model).items()}
-        every = self.comm.all_gather({**facts, "model": model})
-        for number, other in enumerate(every[1:], 1):
-            if found := differences(every[0], other, between=("for worker 0", f"for worker {number}")):
-                listed = "\n  ".join(found[:8])
-                raise ConfigError(
-                    f"worker {number} is to do something else than worker 0:\n  {listed}\n"
-                    "Give every worker the same model, data and settings."
-                )
+        every = self.comm.gather({**facts, "model": model})
+        by_leader(self.comm, lambda: _compare(every or []))
         self._model = trainer.model
-        self._spread(self._model)
+        self._spread(trainer.model)
 
-    def shared(self, batch: Batch) -> Batch:
+    def shared(self, batch: Batch, model: nn.Module) -> Batch:
         if not self.strategy.shares_updates:
             raise ConfigError(
                 f"step() makes one update, and {type(self.strategy).__name__} has rounds of several. "
                 "Use fit() or steps(), or strategy=hr.Synchronous()."
             )
+        if self._model is not model:
+            self._model = model
+            self._spread(model)
         rows = torch.tensor([float(batch.rows)], dtype=torch.float64)
         self.comm.all_reduce(rows)
         return Batch(batch.fields, batch.rows, total=int(rows))
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
-        for batch in feed:
+        for batch in feed if self._certain else as_long_as_any(feed, self.comm):
             self._rows += batch.rows
             if not self.strategy.joint:
                 batch.total = batch.rows  # the update is this worker's own
             yield batch
-
-    def begin(self, at: Standing, state: State | None) -> None:
-        self._work_together(self._is_warm(at))
-        super().begin(at, state)
 
     def updated(self, at: Standing, batch: Batch) -> None:
         if not self.strategy.shares_updates:  # else it has been said where the update was computed
@@ -97,22 +103,9 @@ class Lockstep(Crew):
         if self.strategy.joint and at.replica().statistics:
             self._agrees = False  # every worker measures its own rows
 
-    def starts(self, at: Standing) -> bool:
-        if self.strategy.started or not self._is_warm(at):
-            return False
-        self._work_together(True)
+    def _start(self, at: Standing) -> None:
         at.restart(forget=not self.comm.leader)
-        self._spread(self._model)
-        super().begin(at, None)
-        return True
-
-    def _is_warm(self, at: Standing) -> bool:
-        """Whether the time is over in which every worker makes all updates by itself."""
-        return self.strategy.start_after is None or self.strategy.start_after.reached(at.info.counters)
-
-    def _work_together(self, started: bool) -> None:
-        self.strategy.started = started
-        self.trains = self.comm.shard if started else WHOLE
+        self._spread(at.model)
 
     def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
         self.comm.at(info.step, "training")
@@ -163,7 +156,7 @@ class Lockstep(Crew):
     def restored(self, model: nn.Module) -> None:
         self._spread(model)
 
-    def gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:  # type: ignore[override]
+    def gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:
         try:
             every = self.comm.all_gather([_sent(output) for output in outputs])
         except CheckpointError as error:
@@ -198,6 +191,17 @@ class Lockstep(Crew):
                 self.comm.broadcast(flat)
                 if whole is not tensor:
                     tensor.copy_(whole)
+
+
+def _compare(every: Sequence[Mapping[str, Any]]) -> None:
+    """Raises unless all workers are to do the same."""
+    for number, other in enumerate(every[1:], 1):
+        if found := differences(every[0], other, between=("for worker 0", f"for worker {number}")):
+            listed = "\n  ".join(found[:8])
+            raise ConfigError(
+                f"worker {number} is to do something else than worker 0:\n  {listed}\n"
+                "Give every worker the same model, data and settings."
+            )
 
 
 def _sent(output: Any) -> Any:

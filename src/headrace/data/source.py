@@ -150,6 +150,9 @@ class Source(ABC):
     waiting: Callable[[], None] = staticmethod(lambda: None)
     """What a source that waits for others calls every now and then; what it raises is to end the wait."""
 
+    witness: Callable[[Batch], None] = staticmethod(lambda batch: None)
+    """What sees every batch that is read whole and of which a part is kept."""
+
     @property
     @abstractmethod
     def streams(self) -> Sequence[Stream]:
@@ -221,6 +224,8 @@ class Source(ABC):
         if batch is None:
             return None
         check_batch(batch, self.streams, type(self).__name__, None if self.own_size else size, self.sized_by)
+        if shard.count > 1 and not self.shards:
+            self.witness(batch)
         cursor = copy.deepcopy(self.state_dict() if batch.cursor is None else batch.cursor)
         return _part(batch, WHOLE if self.shards else shard, cursor)
 

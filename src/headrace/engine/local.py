@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch.optim import Optimizer
@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 from ..comm.here import speaking_as
 from ..comm.sim import SimComm
 from ..comm.world import World
+from ..data.source import Source
 from ..errors import ConfigError, WorkerError
+from ..strategy import Strategy
 from .job import Job, Result, models_of, own, work
 from .network import Network
 
@@ -45,7 +47,9 @@ def run(job: Job) -> Result:
 def _must_be_copied(main: Callable[..., Any]) -> None:
     """What the function finds by itself is the same object for all workers."""
     for name, value in _found_by(main, set()):
-        if isinstance(value, Optimizer) or models_of(value, [value]):
+        if isinstance(value, ModuleType | type):
+            continue
+        if isinstance(value, Optimizer | Strategy | Callback | Source) or models_of(value, [value]):
             raise ConfigError(
                 f"{name!r} ({type(value).__name__}) would be shared by all workers, and each needs its own: "
                 f"pass it as an argument, launch(main, {name}, ...), or make it in the function."

@@ -11,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..arena import Replica
+from ..batch import Batch
 from ..comm import here
 from ..data.arrays import ArrayTable
 from ..engine import launch
+from ..engine.network import Network
+from ..outcome import Outcome
 from ..strategy import Single, Strategy
 from ..strategy.centered import Centered
 from ..trainer import Trainer
@@ -30,7 +33,7 @@ class Small(nn.Module):
     Without `statistics` no row meets another.
     """
 
-    def __init__(self, statistics: bool, life: "Life") -> None:
+    def __init__(self, statistics: bool) -> None:
         super().__init__()
         self.inner = nn.Conv1d(2, 3, 1)
         self.norm = nn.BatchNorm1d(3) if statistics else nn.Identity()
@@ -38,11 +41,9 @@ class Small(nn.Module):
         self.outer = nn.Linear(12, 2)
         self.used: list[int] = []
         """Rows that it has been trained on since they were asked for."""
-        self._life = life
 
     def forward(self, row: Tensor, x: Tensor) -> Tensor:
         if self.training:
-            self._life.start = self._life.start or weights_of(self)
             self.used += row.tolist()
         out: Tensor = self.outer(torch.tanh(self.scale * self.norm(self.inner(x))).flatten(1))
         return out
@@ -116,17 +117,17 @@ class Rehearsal:
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            launch(main, workers=self.workers)
+            launch(main, workers=self.workers, network=uneven(self.workers))
         return lives
 
     def _live(self, worker: int, life: Life) -> None:
         torch.manual_seed(worker)
-        model, strategy = Small(self.statistics, life), Single() if self.make is None else self.make()
+        model, strategy = Small(self.statistics), Single() if self.make is None else self.make()
         agrees = _listen(strategy, life)
         biases = [param for name, param in model.named_parameters() if "bias" in name]
         others = [param for name, param in model.named_parameters() if "bias" not in name]
         groups: list[dict[str, Any]] = [{"params": others}, {"params": biases, "lr": 0.02}]
-        trainer = Trainer(
+        trainer = _Noting(
             model,
             nn.MSELoss(),
             torch.optim.SGD(groups, lr=0.05, momentum=0.5),
@@ -134,6 +135,7 @@ class Rehearsal:
             inputs=("row", "x"),
             strategy=None if self.make is None else strategy,
         )
+        trainer.life = life
         options: dict[str, Any] = {"epochs": EPOCHS}
         if self.run is not None:
             options |= {"run": self.run, "checkpoint_every": self.saves, "keep": "all"}
@@ -145,6 +147,23 @@ class Rehearsal:
             if self.ask is not None and strategy.started:
                 self.ask(worker, strategy, trainer._step.replica())
         life.end = weights_of(model)
+
+
+class _Noting(Trainer):
+    """Writes down the weights before the first update."""
+
+    life: Life
+
+    def train_step(self, batch: Batch) -> Outcome:
+        self.life.start = self.life.start or weights_of(self.model)
+        return super().train_step(batch)
+
+
+def uneven(workers: int) -> Network | None:
+    """A cluster whose links are slow and whose workers are of different speeds, so that nobody arrives with another."""
+    if workers == 1:
+        return None
+    return Network(bandwidth="10 Mbit", rows_per_s=1e4, speeds=[3 / (3 + worker) for worker in range(workers)])
 
 
 def _listen(strategy: Strategy, life: Life) -> list[bool]:
@@ -181,7 +200,7 @@ def kind_of(name: str) -> str:
 
 def loss_of(weights: Weights) -> float:
     """Of a model with statistics, over all rows."""
-    model, table = Small(statistics=True, life=Life()), small_table()
+    model, table = Small(statistics=True), small_table()
     model.load_state_dict(weights)
     batch = table.take(torch.arange(ROWS))
     with torch.no_grad():

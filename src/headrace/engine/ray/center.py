@@ -139,6 +139,8 @@ class RayCenter:
         self._actor, self._worker, self._life, self._timeout_s = actor, worker, life, timeout_s
         self._rule: Rule | None = None
         self._requests = 0
+        self.fails = False
+        """Whether this life of the worker is about to end by an error: it may have another one."""
         keep_freed_memory()
 
     def join(
@@ -170,7 +172,7 @@ class RayCenter:
         time.sleep(PAUSE_S)
 
     def leave(self, ended: bool = False) -> None:
-        self._call("leave", ended)
+        self._call("leave", ended and not self.fails)
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._call("status")

@@ -77,6 +77,9 @@ class Apart(Comm):
     def at(self, step: int, doing: str) -> None:
         self._step, self._doing = step, doing
 
+    def tell(self, error: BaseException) -> None:
+        self._center.fails = True
+
     def close(self) -> None:
         self._ended.set()
         self._thread.join(BEAT_S)
