@@ -137,7 +137,7 @@ RUNNERS: Mapping[str, Callable[[Digits], Callable[[Finish], None]]] = {
 def race(job: Mapping[str, Any]) -> dict[str, Any]:
     """Every runner as often as is asked, in an order drawn anew each time."""
     digits = Digits.load()
-    names = job.get("names") or list(RUNNERS)
+    names = list(RUNNERS)
     found: dict[str, Any] = {name: {"seconds": [], "epochs": [], "losses": []} for name in names}
     draw = random.Random(0)
     for _ in range(job["repeats"]):

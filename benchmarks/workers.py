@@ -2,19 +2,19 @@
 
     python benchmarks/workers.py [--quick] [--only steps,link,center,virtual]
 
-Two processes of one thread each, unless said otherwise; on two hosts joined by a slow link for `link`, which needs
-root. Every repeat times every rival, in an order drawn anew; a ratio is the median of the repeats' quotients. The
-peers come with `pip install .[bench]`, Ray with `.[ray]`; what is missing is skipped.
+Two processes of one thread each, on one host; on two hosts joined by a slow link for `link`, which needs root; actors
+of a Ray cluster on this machine for `center`; one process for `virtual`. Every repeat times every rival, in an order
+drawn anew; a ratio is the median of the repeats' quotients. `ddp-again` is the loop by hand once more: its distance
+from 1 is the noise of the run. The peers come with `pip install .[bench,ray]`; a missing one is skipped.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from checkpoint import Report, has
@@ -23,11 +23,18 @@ from timing import Sample, interleave, ratio
 from worker_team import Link, run
 
 RESULTS = Path(__file__).parent / "results" / "workers.json"
-PARTS = ("steps", "link", "center", "virtual")
 WORKS = ({"hidden": 128, "steps": 300}, {"hidden": 512, "steps": 150}, {"hidden": 2048, "steps": 40})
-DDP, SYNCHRONOUS, PERIODIC = "ddp", "headrace synchronous", "headrace periodic"
+SHARE = 32  # rows of each worker in an update
+DDP, AGAIN, ACCELERATE = "ddp", "ddp-again", "accelerate"
+SYNCHRONOUS, PERIODIC = "headrace synchronous", "headrace periodic"
+STEPS_TARGETS = (
+    Target("throughput of synchronous / DDP's", DDP, SYNCHRONOUS, ">=", 1.0),
+    Target("throughput of periodic / DDP's", DDP, PERIODIC, ">=", 3.0),
+)
 SAME = 1e-5
-MBIT = 100
+MBIT, LINK_SPEED = 100, 5.0
+LINK_REPEATS, VIRTUAL_REPEATS = 3, 5  # at most: a repeat takes half a minute, and ten seconds
+CENTER_LIMIT, VIRTUAL_LIMIT = 2.0, 1.3
 
 
 def main() -> None:
@@ -36,7 +43,7 @@ def main() -> None:
     torch.set_num_threads(1)
     report = Report()
     for part in options.only:
-        MEASURES[part](options.quick, options.repeats, report)
+        PARTS[part](options.quick, options.repeats, report)
     report.show_targets(".3g")
     report.write(options.out, options.repeats, ("accelerate", "ray"))
 
@@ -46,7 +53,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="3 repeats of fewer updates: a glance, not a measurement")
     parser.add_argument("--repeats", type=int, help="interleaved repeats (default 7)")
-    parser.add_argument("--only", type=partial(some, PARTS), default=PARTS, help=f"of {','.join(PARTS)}")
+    parser.add_argument("--only", type=partial(some, PARTS), default=list(PARTS), help=f"of {','.join(PARTS)}")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes, and the tables beside it")
     options = parser.parse_args()
     options.repeats = options.repeats or (3 if options.quick else 7)
@@ -56,112 +63,102 @@ def arguments() -> argparse.Namespace:
 def measure_steps(quick: bool, repeats: int, report: Report) -> None:
     """Milliseconds an update of perceptrons of three widths; of the smallest, local updates too."""
     for work in WORKS:
-        given = work | {"steps": work["steps"] // (3 if quick else 1)}
-        names = [DDP, "ddp-again", *(["accelerate"] if has("accelerate") else []), SYNCHRONOUS]
+        hidden, steps = work["hidden"], work["steps"] // (3 if quick else 1)
+        names = [DDP, AGAIN, *([ACCELERATE] if has("accelerate") else []), SYNCHRONOUS]
         names += [PERIODIC] if work is WORKS[0] else []
-        found = run({"part": "steps", "work": given, "rivals": names, "repeats": repeats})
+        job = {"part": "steps", "work": {"hidden": hidden, "steps": steps, "share": SHARE}}
+        found = run(job | {"rivals": names, "repeats": repeats})
         samples = {name: Sample(one["seconds"], one["loss"]) for name, one in found.items()}
-        report.say(f"\nsteps: MLP 784-{work['hidden']}-{work['hidden']}-10, SGD; 2 workers, 64 rows each, {given}")
-        rows = []
-        for name, sample in samples.items():
-            faster = ratio(samples[DDP], sample)
-            ms = [1e3 * seconds / given["steps"] for seconds in sample.seconds]
-            rows.append(
-                (
-                    name,
-                    f"{statistics.median(ms):.3f}",
-                    f"{faster.median:.2f}",
-                    f"{faster.low:.2f}-{faster.high:.2f}",
-                    f"{sample.score:.3f}",
-                    f"{found[name]['from_ddp']:.1e}",
-                )
-            )
-        report.show(("what", "ms/step", "x DDP's throughput", "min-max", "loss", "weights from DDP's"), rows)
-        report.record.setdefault("steps", []).append({"work": given, "rivals": found})
-        judge(f"width {work['hidden']}", samples, STEPS_TARGETS, report)
+        report.say(f"\nsteps: MLP 784-{hidden}-{hidden}-10, SGD; 2 workers, {SHARE} rows each, {steps} updates")
+        more = {name: (f"{samples[name].score:.3f}", f"{found[name]['from_ddp']:.0e}") for name in samples}
+        head = ("ms/update", "x DDP's throughput", "loss", "weights from DDP's")
+        show(report, samples, DDP, steps / 1e3, head, more, faster=True)
+        report.record.setdefault("steps", []).append(job["work"] | {"rivals": found})
+        for target in STEPS_TARGETS:
+            judge(report, f"width {hidden}: {target.part}", samples, target)
         apart = found[SYNCHRONOUS]["from_ddp"]
-        report.verdicts.append(Verdict(f"width {work['hidden']}: weights from DDP's", "<=", SAME, apart))
-
-
-STEPS_TARGETS = (
-    Target("throughput of synchronous / DDP", DDP, SYNCHRONOUS, ">=", 1.0),
-    Target("throughput of periodic / DDP", DDP, PERIODIC, ">=", 3.0),
-)
-
-
-def judge(part: str, samples: Mapping[str, Sample], targets: tuple[Target, ...], report: Report) -> None:
-    """The targets whose two rivals were both timed."""
-    for t in targets:
-        if t.of in samples and t.to in samples:
-            measured = ratio(samples[t.of], samples[t.to]).median
-            report.verdicts.append(Verdict(f"{part}: {t.part}", t.sign, t.limit, measured))
+        report.verdicts.append(Verdict(f"width {hidden}: weights from DDP's", "<=", SAME, apart))
 
 
 def measure_link(quick: bool, repeats: int, report: Report) -> None:
     """Seconds until digits are known well enough, by workers on two hosts."""
-    if reason := Link.missing():
+    reason = Link.missing() or (None if has("sklearn") else "scikit-learn is not installed")
+    if reason:
         report.say(f"\nlink: skipped, {reason}")
         return
-    found = run({"part": "race", "repeats": min(repeats, 3)}, link=Link(MBIT))
+    found = run({"part": "race", "repeats": 1 if quick else min(repeats, LINK_REPEATS)}, link=Link(MBIT))
     samples = {name: Sample(one["seconds"], one["losses"][-1]) for name, one in found.items()}
-    report.say(f"\nlink: digits to a validation loss of 0.15, over {MBIT} Mbit/s; 2 workers, 64 rows each")
-    rows = []
-    for name, sample in samples.items():
-        faster = ratio(samples[DDP], sample)
-        epochs = statistics.median(found[name]["epochs"])
-        span = f"{faster.low:.2f}-{faster.high:.2f}"
-        taken = f"{statistics.median(sample.seconds):.2f}"
-        rows.append((name, taken, f"{faster.median:.2f}", span, f"{epochs:g}", f"{sample.score:.3f}"))
-    report.show(("what", "seconds", "x DDP's speed", "min-max", "epochs", "loss"), rows)
+    report.say(f"\nlink: digits to a validation loss of 0.15, over {MBIT} Mbit/s; 2 workers on 2 hosts")
+    more = {
+        name: (f"{statistics.median(one['epochs']):g}", f"{samples[name].score:.3f}") for name, one in found.items()
+    }
+    show(report, samples, DDP, 1.0, ("seconds", "x DDP's speed", "epochs", "loss"), more, faster=True)
     report.record["link"] = {"mbit": MBIT, "rivals": found}
-    local = [name for name in samples if name != DDP and "synchronous" not in name]
+    local = [name for name in samples if name != DDP and not name.startswith(SYNCHRONOUS)]
     best = min(local, key=lambda name: statistics.median(samples[name].seconds))
-    judge(f"link: {best}", samples, (Target("speed / DDP's", DDP, best, ">=", 5.0),), report)
+    judge(report, f"link: speed of {best} / DDP's", samples, Target("link", DDP, best, ">=", LINK_SPEED))
 
 
 def measure_center(quick: bool, repeats: int, report: Report) -> None:
-    """A push and a pull of 4 MB by Ray's center, beside the bare call of an actor."""
+    """A push and a pull of 4 MB by the center on Ray, beside the bare call of an actor."""
     if not has("ray"):
         report.say("\ncenter: skipped, Ray is not installed")
         return
     from worker_center import CALLS, CENTER, RAW, measure
 
     samples = measure(repeats)
-    report.say(f"\ncenter: 4 MB to a Ray actor and 4 MB back, {CALLS} times")
-    rows = []
-    for name, sample in samples.items():
-        more, ms = ratio(sample, samples[RAW]), [1e3 * seconds / CALLS for seconds in sample.seconds]
-        rows.append((name, f"{statistics.median(ms):.2f}", f"{more.median:.2f}", f"{more.low:.2f}-{more.high:.2f}"))
-    report.show(("what", "ms", "x raw", "min-max"), rows)
+    report.say("\ncenter: 4 MB to an actor on Ray and 4 MB back")
+    show(report, samples, RAW, CALLS / 1e3, ("ms", "x a bare call"))
     report.record["center"] = {name: sample.seconds for name, sample in samples.items()}
-    judge("center", samples, (Target("push and pull / raw call", CENTER, RAW, "<=", 2.0),), report)
+    judge(report, "center: push and pull / bare call", samples, Target("center", CENTER, RAW, "<=", CENTER_LIMIT))
 
 
 def measure_virtual(quick: bool, repeats: int, report: Report) -> None:
     """Seconds of many virtual workers, beside those of one that makes as many updates."""
     from worker_virtual import ALONE, EPOCHS, SHARE, WORKERS, data, rivals
 
-    per_epoch = 4 if quick else 15
-    x, y = data(per_epoch)
-    steps = per_epoch * EPOCHS
-    samples = interleave(rivals(x, y), min(repeats, 5), (), 0)
+    steps = 4 if quick else 15
+    samples = interleave(rivals(*data(steps)), min(repeats, VIRTUAL_REPEATS), (), 0)
+    updates = steps * EPOCHS
     report.say(
-        f"\nvirtual: {WORKERS} workers in one process, {steps} updates each, {SHARE} rows each; MLP 784-128-128-10"
+        f"\nvirtual: {WORKERS} workers, {updates} updates of {SHARE} rows each, in one process; MLP 784-128-128-10"
     )
+    more = {name: (f"{sample.score:.3f}",) for name, sample in samples.items()}
+    show(report, samples, ALONE, updates * WORKERS / 1e6, ("µs/update", "x one worker", "loss"), more)
+    seconds = {name: sample.seconds for name, sample in samples.items()}
+    report.record["virtual"] = {"workers": WORKERS, "updates": updates, "rows": SHARE, "seconds": seconds}
+    for name in samples:
+        if name != ALONE:
+            judge(report, f"virtual: {name} / one worker", samples, Target(name, name, ALONE, "<=", VIRTUAL_LIMIT))
+
+
+def show(
+    report: Report,
+    samples: Mapping[str, Sample],
+    base: str,
+    per: float,
+    head: Sequence[str],
+    more: Mapping[str, Sequence[str]] | None = None,
+    faster: bool = False,
+) -> None:
+    """A table: the median of seconds by `per`, and the quotient with those of `base`, or its inverse."""
     rows = []
     for name, sample in samples.items():
-        more, us = ratio(sample, samples[ALONE]), [1e6 * s / (steps * WORKERS) for s in sample.seconds]
-        span = f"{more.low:.2f}-{more.high:.2f}"
-        rows.append((name, f"{statistics.median(us):.0f}", f"{more.median:.2f}", span, f"{sample.score:.3f}"))
-        if name != ALONE:
-            report.verdicts.append(Verdict(f"virtual: {name} / one worker", "<=", 1.3, more.median))
-    report.show(("what", "µs/update", "x one worker", "min-max", "loss"), rows)
-    report.record["virtual"] = {"workers": WORKERS, "updates": steps} | {
-        "seconds": {name: sample.seconds for name, sample in samples.items()}
-    }
+        quotient = ratio(samples[base], sample) if faster else ratio(sample, samples[base])
+        span = f"{quotient.low:.2f}-{quotient.high:.2f}"
+        taken = f"{statistics.median(sample.seconds) / per:.4g}"
+        rows.append((name, taken, f"{quotient.median:.2f}", span, *(more or {}).get(name, ())))
+    report.show(("what", *head[:2], "min-max", *head[2:]), rows)
 
 
-MEASURES: dict[str, Callable[[bool, int, Report], Any]] = {
+def judge(report: Report, what: str, samples: Mapping[str, Sample], target: Target) -> None:
+    """A target whose two rivals were both timed."""
+    if target.of in samples and target.to in samples:
+        measured = ratio(samples[target.of], samples[target.to]).median
+        report.verdicts.append(Verdict(what, target.sign, target.limit, measured))
+
+
+PARTS: dict[str, Callable[[bool, int, Report], None]] = {
     "steps": measure_steps,
     "link": measure_link,
     "center": measure_center,

@@ -5,7 +5,7 @@ Modules in import order; each imports only from those above it:
     errors  length  disk  codec  rng  snapshot  checkpoint  field  batch  order  data  sizes  malloc  feed
     comm  leased  arena  loss  memory  objective  outcome  metric  tally  strategy  precision  guard  together
     update  step  history  info  callback  config  schedule  evaluate  check  plan  preempt  run  weights  standing
-    keeper  crew  leaving  loop  trainer  recipe  engine  export  testing  cli  __main__
+    keeper  crew  leaving  loop  trainer  recipe  engine  rehearse  picture  export  testing  cli  __main__
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The command line: `headrace checkpoint list|verify|export RUN`, `headrace convert IN OUT`.
+"""The command line: `headrace fit|rehearse RECIPE`, `checkpoint list|verify|export RUN`, `convert IN OUT`.
 
 Exit status: 0 if all is well, 1 if something was found wrong or could not be done, 2 for a command that makes no sense.
 """
@@ -15,9 +15,13 @@ from . import disk
 from .batch import Stream
 from .checkpoint import Store
 from .checkpoint.contents import TRAINER
+from .comm import here
 from .errors import CheckpointError, ConfigError, HeadraceError, RunError, unknown
 from .export import FORMATS, export
 from .run import CHECKPOINTS, run_id
+
+_EXAMPLE = '"periodic:every=16 steps,weights=equal"'
+_COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing", "talking", "idle", "down")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     exporting.add_argument("--which", type=_which, default="best", help="best, last or a step (best, if there is one)")
     exporting.add_argument("--recipe", help="file.py or file.py:function, which makes the model (onnx and torch)")
+    _add_fit(commands)
+    _add_rehearse(commands)
     converting = commands.add_parser("convert", help="data files into a file of another kind")
     converting.set_defaults(command=_convert)
     converting.add_argument(
@@ -81,6 +87,135 @@ def _parser() -> argparse.ArgumentParser:
     converting.add_argument("--skip-bad-rows", action="store_true", help="leave out what cannot be read of a .ctf file")
     converting.add_argument("--json", action="store_true", help="print JSON, for a program to read")
     return parser
+
+
+def _add_fit(commands: Any) -> None:
+    fitting = commands.add_parser("fit", help="trains a recipe, with one worker or several")
+    fitting.set_defaults(command=_fit)
+    _add_recipe(fitting)
+    fitting.add_argument("--workers", type=int, default=1, help="how many workers train it (1)")
+    fitting.add_argument("--engine", default="local", help="where they are: local|processes|ray (local)")
+    fitting.add_argument("--strategy", help="how they make one model, as in diloco or " + _EXAMPLE)
+    fitting.add_argument("--run", type=Path, metavar="DIR", help="the directory in which the training survives")
+
+
+def _add_rehearse(commands: Any) -> None:
+    rehearsing = commands.add_parser("rehearse", help="a recipe on virtual workers, by one strategy after the other")
+    rehearsing.set_defaults(command=_rehearse)
+    _add_recipe(rehearsing)
+    rehearsing.add_argument("--workers", type=int, required=True, help="how many virtual workers there are")
+    rehearsing.add_argument(
+        "--strategy", action="append", required=True, help=f"as in diloco or {_EXAMPLE}; for each that is to be tried"
+    )
+    rehearsing.add_argument("--every", metavar="LENGTH", help='how often losses are looked at, as in "20 steps"')
+    network = rehearsing.add_argument_group("the virtual cluster")
+    network.add_argument("--bandwidth", default="10 Gbit", help="of every worker's link, a second (10 Gbit)")
+    network.add_argument("--latency", default="50 us", help="of every message (50 us)")
+    network.add_argument("--rows-per-s", type=float, default=1e5, help="that a worker of speed 1 trains on (1e5)")
+    network.add_argument("--speeds", metavar="K=SPEED,...", help="of workers that are slower or quicker: 3=0.5")
+    network.add_argument(
+        "--stragglers", metavar="K=PART:FACTOR,...", help="slow at times: 3=0.1:5 is five times as long in 10%% of them"
+    )
+    network.add_argument("--failures", metavar="K=TIME,...", help='when workers die: "3=12.5 s"')
+    network.add_argument("--restart", default="30 s", help="until one that has died is back, or never (30 s)")
+    network.add_argument("--seed", type=int, default=0, help="of who is slow when (0)")
+    rehearsing.add_argument("--out", type=Path, default=Path("rehearsal.png"), help="the picture (rehearsal.png)")
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="file.py or file.py:function, which returns a Recipe")
+    parser.add_argument("--epochs", type=int, help="passes over the data, instead of the recipe's limits")
+    parser.add_argument("--steps", type=int, help="updates of a worker, instead of the recipe's limits")
+    parser.add_argument("--json", action="store_true", help="print JSON, for a program to read")
+
+
+def _fit(options: argparse.Namespace) -> int:
+    from .engine import launch
+    from .recipe import located, run_recipe
+    from .strategy.named import named
+
+    asked = _limits(options) | ({} if options.run is None else {"run": str(options.run)})
+    strategy = None if options.strategy is None else named(options.strategy)
+    recipe = located(options.recipe)
+    last = launch(run_recipe, recipe, strategy, asked, workers=options.workers, engine=options.engine)
+    if here().leader:  # under torchrun, this is one of the workers
+        _say(options, last, "\n".join(f"{key}  {value}" for key, value in last.items()))
+    return 0
+
+
+def _rehearse(options: argparse.Namespace) -> int:
+    from . import picture
+    from .rehearse import rehearse
+
+    picture.check(options.out)
+    network, asked = _network(options), _limits(options)
+    if options.every is not None:
+        asked |= {"log_every": options.every, "validate_every": options.every}
+    for name in {name for name in options.strategy if options.strategy.count(name) > 1}:
+        raise ConfigError(f"--strategy {name!r} is given twice.")
+    width, found = max(8, *map(len, options.strategy)), []
+    heading = [f"{'strategy':{width}}", *(f"{column:>10}" for column in _COLUMNS)]
+    _tell(options, "  ".join(heading))
+    for name in options.strategy:
+        found.append(rehearse(options.recipe, name, workers=options.workers, network=network, options=asked))
+        _tell(options, "  ".join([f"{name:{width}}", *(f"{cell:>10}" for cell in _cells(found[-1]))]))
+    key, cluster = picture.key_of(found), f"{options.workers} workers, {options.bandwidth}/s, {options.latency}"
+    _tell(options, f"\n{key} at virtual seconds")
+    for one in found:
+        points = _some(one.curve(key))
+        _tell(options, "  ".join([f"{one.strategy:{width}}", *(f"{loss:.4g} at {time:.4g}" for time, loss in points)]))
+    picture.draw(found, options.out, cluster)
+    document = {"workers": options.workers, "picture": str(options.out), "strategies": [one.document for one in found]}
+    _say(options, document, f"\n{options.out}: all of it as a picture")
+    return 0
+
+
+def _cells(one: Any) -> list[str]:
+    """What a table says of a rehearsal."""
+    losses = [one.last("train/loss"), one.last("val/loss")]
+    shares = [f"{100 * one.shares[share]:.1f}%" for share in ("computing", "communicating", "idle", "down")]
+    numbers = ["-" if loss is None else f"{loss:.4g}" for loss in losses]
+    return [*numbers, f"{one.clock_s:.4g} s", f"{one.updates:.6g}", disk.size(one.sent_bytes), *shares]
+
+
+def _some(points: Sequence[Any], most: int = 6) -> list[Any]:
+    """So many points of a curve at most, the first and the last among them."""
+    last = len(points) - 1
+    return [points[k] for k in sorted({round(last * k / (most - 1)) for k in range(most)})] if points else []
+
+
+def _limits(options: argparse.Namespace) -> dict[str, Any]:
+    given = {"epochs": options.epochs, "steps": options.steps}
+    return {name: count for name, count in given.items() if count is not None}
+
+
+def _network(options: argparse.Namespace) -> Any:
+    from .engine import Network
+
+    def slow(text: str) -> tuple[float, float]:
+        probability, _, factor = text.partition(":")
+        return float(probability), float(factor)
+
+    network = Network(
+        bandwidth=options.bandwidth,
+        latency=options.latency,
+        rows_per_s=options.rows_per_s,
+        speeds=dict(_by_worker(options.speeds, "--speeds", float, "3=0.5")),
+        stragglers=dict(_by_worker(options.stragglers, "--stragglers", slow, "3=0.1:5")),
+        failures=_by_worker(options.failures, "--failures", str, "3=12.5 s"),
+        restart=None if options.restart == "never" else options.restart,
+        seed=options.seed,
+    )
+    return network
+
+
+def _by_worker(text: str | None, option: str, read: Callable[[str], Any], example: str) -> list[tuple[int, Any]]:
+    """What is said of some workers, with commas between."""
+    try:
+        pairs = [part.partition("=") for part in text.split(",")] if text else []
+        return [(int(worker), read(value.strip())) for worker, _, value in pairs]
+    except ValueError:
+        raise ConfigError(f'{option} is written as "{example}", with commas between workers, got {text!r}.') from None
 
 
 def _convert(options: argparse.Namespace) -> int:
@@ -176,6 +311,12 @@ def _facts(store: Store, step: int) -> dict[str, Any]:
 
 def _which(text: str) -> str | int:
     return int(text) if text.isdigit() else text
+
+
+def _tell(options: argparse.Namespace, line: str) -> None:
+    """A line on the way, for people."""
+    if not options.json:
+        print(line, flush=True)
 
 
 def _say(options: argparse.Namespace, document: Any, text: str, file: Any = None) -> None:

@@ -98,6 +98,7 @@ class RunKeeper(Keeper):
         self._saved_at = time.perf_counter()
         self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
         self._config: config.Config = {}
+        self._overtakes = -1  # a checkpoint that the training has gone back from; the next one replaces it
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
     def __enter__(self) -> "RunKeeper":
@@ -154,6 +155,7 @@ class RunKeeper(Keeper):
             self._store.clean()
         self._run.probe(2 * nbytes)
         _add_later(info.history.rows, self._run.cut(min(self._rows_until, info.step)))
+        self._overtakes = info.resumed if info.step < info.resumed else -1
         self._run.configure(self._config)
         if info.best is not None and not self._run.tells_best(info.best.step):
             self._tell_best(info.best)
@@ -221,7 +223,8 @@ class RunKeeper(Keeper):
         fill()
         try:
             self._run.sync()
-            self._store.save(contents, best_steps, again=again)
+            self._store.save(contents, best_steps, again=again, overtakes=contents.step < self._overtakes)
+            self._overtakes = -1
             if best is not None and best.step == contents.step:
                 self._tell_best(best)
         except RunError:

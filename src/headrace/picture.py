@@ -29,7 +29,7 @@ def draw(found: Sequence[Rehearsal], out: Path, title: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6.5 + 0.3 * len(found)), layout="constrained")
+    figure = Figure(figsize=(9, 5.5 + 0.3 * len(found)), layout="constrained")
     FigureCanvasAgg(figure)
     parts = figure.subplot_mosaic([["loss", "loss"], ["sent", "time"]], height_ratios=[3, 0.6 + 0.25 * len(found)])
     colours = _lines(parts["loss"], found, key_of(found), title)
@@ -44,7 +44,7 @@ def draw(found: Sequence[Rehearsal], out: Path, title: str) -> None:
         before = [start + width for start, width in zip(before, widths, strict=True)]
     parts["time"].set_xlabel("% of the workers' time")
     parts["time"].set_yticks([])
-    parts["time"].legend(fontsize="small", ncols=2)
+    parts["time"].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, fontsize="small", frameon=False)
     for part in (parts["sent"], parts["time"]):
         part.invert_yaxis()  # the first on top
     figure.savefig(out, dpi=120)

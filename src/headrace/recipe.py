@@ -14,6 +14,8 @@ from .history import History
 from .strategy import Strategy
 from .trainer import Trainer
 
+LIMITS = ("epochs", "steps", "samples", "minutes")
+
 
 @dataclass(slots=True)
 class Recipe:
@@ -56,12 +58,25 @@ def load_recipe(name: str) -> Recipe:
     return made
 
 
+def located(name: str) -> str:
+    """The name of a recipe, wherever the workers are at home."""
+    path, colon, wanted = name.partition(":")
+    return f"{Path(path).absolute()}{colon}{wanted}"
+
+
 def run_recipe(name: str, strategy: Strategy | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """In a worker: trains the recipe of a file, by another strategy if one is given; the last value of every key."""
     made = load_recipe(name)
     if strategy is not None:
         follow(made.trainer, strategy)
-    return made.run(**options).last
+    made.fit = merged(made.fit, options)
+    return made.run().last
+
+
+def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What to pass to `fit`: what is asked goes before a recipe's own, and one limit replaces all of them."""
+    limited = any(name in asked for name in LIMITS)
+    return {name: value for name, value in own.items() if not (limited and name in LIMITS)} | dict(asked)
 
 
 def follow(trainer: Trainer, strategy: Strategy) -> None:

@@ -1,4 +1,4 @@
-"""Rehearsals: a recipe on virtual workers, by a strategy, with what it reaches and when, and what the network carries."""
+"""Rehearsals: a recipe on virtual workers, by a strategy; what it reaches, when, and what the network carries."""
 
 import tempfile
 from collections.abc import Callable, Mapping
@@ -12,13 +12,12 @@ from .data.adapt import as_data
 from .data.source import Table
 from .engine import Network, launch
 from .errors import ConfigError, HeadraceError
-from .recipe import follow, load_recipe
+from .recipe import follow, load_recipe, merged
 from .strategy import Strategy
 from .strategy.named import named
 
 TIME = "virtual_s"
 """Of a row of the history: when it was reported, on worker 0's virtual clock."""
-LIMITS = ("epochs", "steps", "samples", "minutes")
 SHARES = ("computing", "communicating", "idle", "down")
 _OWN = ("run", "resume", "progress")
 """What a rehearsal settles itself, whatever the recipe passes to `fit`."""
@@ -121,12 +120,10 @@ def _note(rows: list[Row], comm: SimComm) -> None:
 
 def _options(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """What to pass to `steps`."""
-    left = {name: value for name, value in own.items() if name not in _OWN}
-    if any(name in asked for name in LIMITS):
-        left = {name: value for name, value in left.items() if name not in LIMITS}
-    if left.get("minutes") is not None:
+    found = merged({name: value for name, value in own.items() if name not in _OWN}, asked)
+    if found.get("minutes") is not None:
         raise ConfigError("the recipe ends after some minutes, which virtual workers know nothing of. Say --epochs.")
-    return {**left, **asked}
+    return found
 
 
 def _check_rows(train: Any, workers: int) -> None:

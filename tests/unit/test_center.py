@@ -511,5 +511,5 @@ class Anything(RuleBasedStateMachine):
         assert self.held.lease(9, self.now, 999) is None
 
 
-Anything.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Anything.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestWhateverHappens = Anything.TestCase

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from center_workers import Trainee, in_turn, regression
+from center_workers import Seat, Trainee, in_turn, regression
 from torch import Tensor, nn
 from toy_workers import apart, same
 
@@ -158,6 +158,58 @@ def workers(strategy: Any, count: int, held: Held | None = None, **options: Any)
 def test_the_default_pull_is_shared_by_all_workers() -> None:
     (first, *_) = workers(lambda: Elastic("2 steps"), 3)
     assert first.strategy.rule == Spring(0.3, take_center=False)
+
+
+@pytest.mark.parametrize(
+    ("every", "given", "lease"),
+    [
+        ("16 steps", {}, 160),  # the rows of a round
+        ("1 step", {}, 80),  # but a few batches at least
+        ("200 samples", {}, 200),
+        ("205 samples", {}, 210),  # whole batches
+        ("1 epoch", {}, 40),  # a fair share of an epoch, in a few parts: 1000 / 8 / 4 rows
+        ("100 steps", {}, 250),  # no more than a fair share
+        ("16 steps", {"block": 100}, 200),  # whole blocks
+        ("16 steps", {"rows": 60}, 20),
+        ("16 steps", {"rows": 6}, 6),
+    ],
+)
+def test_leases_suit_rounds_batches_and_blocks(every: str, given: dict[str, int], lease: int) -> None:
+    strategy = Elastic(every)
+    strategy.join(Seat(Held(), 0, 4))
+    assert strategy.lend(**{"rows": 1000, "batch": 10, **given}).lease == lease
+
+
+def test_a_lease_that_is_given_is_kept() -> None:
+    strategy = Elastic("16 steps", lease=7)
+    assert strategy.lend(rows=1000, batch=10, end=500) == Terms(1000, 7, 500)
+    assert strategy.lend(rows=5, batch=10) == Terms(5, 5, None)
+
+
+def test_a_worker_hears_at_its_next_meeting_that_all_are_to_stop() -> None:
+    held = Held()
+    trainees = workers(lambda: Elastic("2 steps", lease=20), 2, held, epochs=4)
+    in_turn(trainees, updates=1)
+    trainees[1].strategy.comm.center.ask_to_stop("it is late")
+    assert [t.strategy.news.stop for t in trainees if t.strategy.news] == ["", ""]
+    in_turn(trainees, updates=3)
+    assert [t.strategy.news.stop for t in trainees if t.strategy.news] == ["it is late", "it is late"]
+    in_turn(trainees)
+    assert held.status(0.0)["samples"] < 200, "nothing is leased any more"
+
+
+def test_what_was_not_brought_yet_is_brought_at_the_end_and_once() -> None:
+    held = Held()
+    trainees = workers(lambda: Elastic("1000 steps", lease=20), 2, held, epochs=4)
+    in_turn(trainees, updates=3)
+    assert held.status(0.0)["samples"] == 0
+    for trainee in 2 * trainees:
+        trainee.strategy.finish(trainee.replica)
+    assert held.status(0.0)["samples"] == sum(len(trainee.rows) for trainee in trainees) == 24
+    assert held.version == 2
+    for trainee in 2 * trainees:
+        trainee.strategy.leave()
+    assert trainees[0].strategy.agreed(trainees[0].replica)
 
 
 def test_workers_without_a_meeting_are_independent_and_one_meeting_changes_them() -> None:

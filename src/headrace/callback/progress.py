@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..info import Info
 
 BAR_S = 0.1  # how often the bar is drawn
+WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
 LINE_S = 10.0  # how often a line is printed within an epoch
 
 
@@ -114,11 +115,11 @@ class _Lines:
         left = clock.left(info)
         eta = "" if left is None else f"  {_span(left)} left"
         self.say(
-            f"epoch {_epoch(info)}  {_place(info)}  {_numbers(info.losses)}  {clock.rate(info):,.0f} samples/s{eta}"
+            f"epoch {_epoch(info)}  {_place(info)}  {_numbers(info.losses)}  {_rates(info, clock)}{eta}"
         )
 
     def epoch(self, info: Info, row: dict[str, Any], clock: _Clock) -> None:
-        self.say(f"epoch {info.epoch}  {_numbers(_shown(row))}  {clock.rate(info):,.0f} samples/s")
+        self.say(f"epoch {info.epoch}  {_numbers(_shown(row))}  {_rates(info, clock)}")
 
     def say(self, text: str) -> None:
         print(text, file=self._file, flush=True)
@@ -151,7 +152,7 @@ class _Bar(_Lines):
     def draw(self, info: Info, clock: _Clock) -> None:
         left = clock.left(info)
         eta = "" if left is None else f"  {_span(left)} left"
-        text = f"{_place(info)}  {_numbers(info.losses)}  {clock.rate(info):,.0f} samples/s{eta}"
+        text = f"{_place(info)}  {_numbers(info.losses)}  {_rates(info, clock)}{eta}"
         self._rich.update(
             self._task,
             completed=info.batch,
@@ -175,6 +176,16 @@ def _epoch(info: Info) -> int:
 
 def _place(info: Info) -> str:
     return f"batch {info.batch:,}/{info.batches:,}" if info.batches else f"batch {info.batch:,}"
+
+
+def _rates(info: Info, clock: _Clock) -> str:
+    """Samples a second: of all workers together, and of each of several."""
+    whole = f"{clock.rate(info):,.0f} samples/s"
+    if len(info.rates) < 2:
+        return whole
+    if len(info.rates) <= WORKERS_SHOWN:
+        return f"{whole} ({' + '.join(f'{rate:,.0f}' for rate in info.rates)})"
+    return f"{whole} ({len(info.rates)} workers, {min(info.rates):,.0f} to {max(info.rates):,.0f} each)"
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -59,10 +59,13 @@ class Store:
     def at(self, step: int) -> Path:
         return self.path / f"step-{step:012d}"
 
-    def save(self, contents: Contents, best: Sequence[int] = (), *, again: bool = False) -> Path:
+    def save(
+        self, contents: Contents, best: Sequence[int] = (), *, again: bool = False, overtakes: bool = False
+    ) -> Path:
         """Writes a checkpoint; then lets go of those that need not stay. `best` are steps that do.
 
-        `again`: one of this step may be there, which knows less; the two change places in one operation.
+        `again`: one of this step may be there, which knows less; the two change places in one operation. `overtakes`:
+        the training has begun anew from before later ones, which are let go too.
         """
         final = self.at(contents.step)
         try:
@@ -79,7 +82,7 @@ class Store:
                 self._make_way(contents.step)
                 disk.rename(beside, final)
                 disk.sync_dir(self.path)
-            self._retire(contents.step, best)
+            self._retire(contents.step, best, overtakes)
         except OSError as error:
             raise disk.failure(
                 error, f"saving step {contents.step} in {self.path}", self.path, contents.nbytes
@@ -166,17 +169,23 @@ class Store:
             disk.sync_dir(self.path)
         disk.remove_tree(beside)
 
-    def _retire(self, newest: int, best: Sequence[int]) -> None:
+    def _retire(self, newest: int, best: Sequence[int], overtakes: bool) -> None:
         """Lets go of checkpoints of this run beyond those to keep, the oldest first."""
+        for step in reversed(self.steps()) if overtakes else ():  # the last one first: it would be gone on from
+            if step > newest and self._is_own(step):
+                self._let_go(step)
         if self._keep.last is None:
             return
         own = [step for step in self.steps() if step <= newest and self._is_own(step)]
         for step in own[: -self._keep.last]:
             if step not in best:
-                trash = self.path / f".trash-{step}-{uuid.uuid4().hex}"
-                disk.rename(self.at(step), trash)
-                disk.sync_dir(self.path)
-                disk.remove_tree(trash)
+                self._let_go(step)
+
+    def _let_go(self, step: int) -> None:
+        trash = self.path / f".trash-{step}-{uuid.uuid4().hex}"
+        disk.rename(self.at(step), trash)
+        disk.sync_dir(self.path)
+        disk.remove_tree(trash)
 
     def _is_own(self, step: int) -> bool:
         """Whether a checkpoint is one of this run's."""

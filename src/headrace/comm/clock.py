@@ -1,7 +1,7 @@
 """Virtual time: how long computing and sending take, and what each worker has done with its time."""
 
 from dataclasses import dataclass
-from math import ceil, inf, log2
+from math import ceil, log2
 from typing import Any, Protocol
 
 
@@ -30,18 +30,6 @@ class Timing(Protocol):
     def failures_s(self, worker: int) -> list[float]:
         """When a worker dies, in order."""
         ...
-
-
-class Ideal:
-    """A cluster that takes no time."""
-
-    latency_s, bytes_per_s, restart_s = 0.0, inf, 0.0
-
-    def computing_s(self, worker: int, update: int, rows: int) -> float:
-        return 0.0
-
-    def failures_s(self, worker: int) -> list[float]:
-        return []
 
 
 def ring(count: int, size: int, timing: Timing) -> tuple[float, list[float]]:

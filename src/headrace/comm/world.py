@@ -104,7 +104,8 @@ class World:
     def fail(self, worker: int | None, error: BaseException) -> None:
         """The first error ends all workers, each when it speaks to the others."""
         if self._failure is None:
-            self._failure = self._told or (worker, error)
+            follows = isinstance(error, WorkerError) and not self.lost
+            self._failure = (worker, error) if self._told is None or not follows else self._told
             self.turns.wake_all()
 
     def tell(self, worker: int, error: BaseException) -> None:
@@ -204,8 +205,6 @@ class World:
     def meet(self, worker: int, kind: str, like: tuple[Any, ...], given: Any) -> Meeting:
         """A worker calls a collective, its next one, and does not wait for it."""
         self.check(worker)
-        if self._told is not None and self._told[0] == worker:
-            self._told = None  # it goes on after all
         call = self._calls[worker]
         self._calls[worker] += 1
         meeting = self._meetings.get(call)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from ..callback import Callback
 from ..comm.here import speaking_as
 from ..comm.sim import SimComm
 from ..comm.world import World

@@ -71,7 +71,5 @@ def _value(what: str, text: str, types: set[Any]) -> Any:
                 continue
     if str in types:
         return text
-    meant = ", ".join(
-        sorted({bool: "true or false", int: "a whole number", float: "a number"}.get(t, "none") for t in types)
-    )
+    meant = " or ".join(meaning for kind, meaning in _MEANT.items() if kind in types)
     raise ConfigError(f"{what} is {meant}, got {text!r}.")

@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,21 +167,21 @@ class _Workers:
 
         def ask(worker: int, strategy: Strategy, replica: Replica) -> None:
             states = {"state_dict": strategy.state_dict(replica), "own_state": strategy.own_state()}
-            if strategy.centered:  # to ask the center takes time
-                answers[worker].append(_Answer(_refused(states), [], []))
-                return
-            agreed = [tensor.clone() for tensor in strategy.agreed(replica)]
-            answers[worker].append(_Answer(_refused(states), agreed, [tensor.shape for tensor in replica.tensors]))
+            answer = _Answer(_refused(states), [tensor.shape for tensor in replica.tensors])
+            if not strategy.centered:  # to ask the center takes time
+                answer.agreed = [tensor.clone() for tensor in strategy.agreed(replica)]
+            answers[worker].append(answer)
 
         asked = self._train(replace(self.training, ask=ask), f"{self.name}, asked after every step", "asking")
         for worker, said in enumerate(answers):
             for step, answer in enumerate(said, 1):
                 where = f"{self.name}, worker {worker} after step {step}"
                 self.trial.that("state", not answer.refused, where, "a state", answer.refused)
-                shapes = [tensor.shape for tensor in answer.agreed]
-                self.trial.equal("agreed", answer.shapes, shapes, f"{where}, shapes of agreed()")
+                if not self.probe.centered:
+                    shapes = [tensor.shape for tensor in answer.agreed]
+                    self.trial.equal("agreed", answer.shapes, shapes, f"{where}, shapes of agreed()")
         self._same("asking", lives, asked, f"{self.name}, asked for state_dict, own_state and agreed after every step")
-        for step, each in enumerate(zip(*answers, strict=False), 1):
+        for step, each in enumerate(zip(*answers, strict=True), 1) if not self.probe.centered else ():
             for worker, answer in enumerate(each):
                 same = all(map(torch.equal, each[0].agreed, answer.agreed))
                 where = f"{self.name}, after step {step}"
@@ -249,9 +249,9 @@ class _Answer:
 
     refused: str
     """Why its state cannot be saved, if it cannot."""
-    agreed: list[Tensor]
     shapes: list[torch.Size]
     """Those of the replica's tensors."""
+    agreed: list[Tensor] = field(default_factory=list)
 
 
 def _refused(states: Mapping[str, Any]) -> str:
