@@ -33,7 +33,7 @@ STEPS_TARGETS = (
 )
 SAME = 1e-5
 MBIT, LINK_SPEED = 100, 5.0
-LINK_REPEATS, VIRTUAL_REPEATS = 3, 5  # at most: a repeat takes half a minute, and ten seconds
+LINK_REPEATS, VIRTUAL_REPEATS = 3, 3  # at most: a repeat takes half a minute
 CENTER_LIMIT, VIRTUAL_LIMIT = 2.0, 1.3
 
 
@@ -115,13 +115,12 @@ def measure_center(quick: bool, repeats: int, report: Report) -> None:
 
 def measure_virtual(quick: bool, repeats: int, report: Report) -> None:
     """Seconds of many virtual workers, beside those of one that makes as many updates."""
-    from worker_virtual import ALONE, EPOCHS, SHARE, WORKERS, data, rivals
+    from worker_virtual import ALONE, SHARE, WORKERS, data, rivals
 
-    steps = 4 if quick else 15
-    samples = interleave(rivals(*data(steps)), min(repeats, VIRTUAL_REPEATS), (), 0)
-    updates = steps * EPOCHS
+    updates = 24 if quick else 64
+    samples = interleave(rivals(*data(updates)), min(repeats, VIRTUAL_REPEATS), (), 0)
     report.say(
-        f"\nvirtual: {WORKERS} workers, {updates} updates of {SHARE} rows each, in one process; MLP 784-128-128-10"
+        f"\nvirtual: {WORKERS} workers, {updates} updates of {SHARE} rows each, in one process; MLP 128-256-256-10"
     )
     more = {name: (f"{sample.score:.3f}",) for name, sample in samples.items()}
     show(report, samples, ALONE, updates * WORKERS / 1e6, ("µs/update", "x one worker", "loss"), more)

@@ -21,7 +21,7 @@ from .export import FORMATS, export
 from .run import CHECKPOINTS, run_id
 
 _EXAMPLE = '"periodic:every=16 steps,weights=equal"'
-_COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing", "talking", "idle", "down")
+_COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing", "communicating", "idle", "down")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,6 +135,8 @@ def _fit(options: argparse.Namespace) -> int:
     from .strategy.named import named
 
     asked = _limits(options) | ({} if options.run is None else {"run": str(options.run)})
+    if options.json:
+        asked["progress"] = False
     strategy = None if options.strategy is None else named(options.strategy)
     recipe = located(options.recipe)
     last = launch(run_recipe, recipe, strategy, asked, workers=options.workers, engine=options.engine)
@@ -146,6 +148,7 @@ def _fit(options: argparse.Namespace) -> int:
 def _rehearse(options: argparse.Namespace) -> int:
     from . import picture
     from .rehearse import rehearse
+    from .strategy.named import named
 
     picture.check(options.out)
     network, asked = _network(options), _limits(options)
@@ -153,21 +156,31 @@ def _rehearse(options: argparse.Namespace) -> int:
         asked |= {"log_every": options.every, "validate_every": options.every}
     for name in {name for name in options.strategy if options.strategy.count(name) > 1}:
         raise ConfigError(f"--strategy {name!r} is given twice.")
+    for name in options.strategy:
+        named(name)  # before any work is done
     width, found = max(8, *map(len, options.strategy)), []
-    heading = [f"{'strategy':{width}}", *(f"{column:>10}" for column in _COLUMNS)]
-    _tell(options, "  ".join(heading))
+    cluster = f"{options.workers} workers, {options.bandwidth}/s, {options.latency}"
     for name in options.strategy:
         found.append(rehearse(options.recipe, name, workers=options.workers, network=network, options=asked))
-        _tell(options, "  ".join([f"{name:{width}}", *(f"{cell:>10}" for cell in _cells(found[-1]))]))
-    key, cluster = picture.key_of(found), f"{options.workers} workers, {options.bandwidth}/s, {options.latency}"
+        if len(found) == 1:
+            _tell(options, _line("strategy", width, _COLUMNS))
+        _tell(options, _line(name, width, _cells(found[-1])))
+        picture.draw(found, options.out, cluster)  # a later one may fail
+    key = picture.key_of(found)
     _tell(options, f"\n{key} at virtual seconds")
     for one in found:
         points = _some(one.curve(key))
         _tell(options, "  ".join([f"{one.strategy:{width}}", *(f"{loss:.4g} at {time:.4g}" for time, loss in points)]))
-    picture.draw(found, options.out, cluster)
     document = {"workers": options.workers, "picture": str(options.out), "strategies": [one.document for one in found]}
     _say(options, document, f"\n{options.out}: all of it as a picture")
     return 0
+
+
+def _line(name: str, width: int, cells: Sequence[str]) -> str:
+    """A line of the table."""
+    return "  ".join(
+        [f"{name:{width}}", *(f"{cell:>{max(9, len(c))}}" for c, cell in zip(_COLUMNS, cells, strict=True))]
+    )
 
 
 def _cells(one: Any) -> list[str]:

@@ -39,6 +39,8 @@ class Leased(Source):
         self._reader, self._center = reader, center
         self.sized_by = reader.sized_by
         self._leases: list[Lease] = []  # what is left of them to read
+        self.exhausted = False
+        """Whether the center has said that all rows have been used."""
         self._pass = -1  # the latest epoch that this worker has had rows of
 
     @property
@@ -115,15 +117,17 @@ class Leased(Source):
 
     def _await(self) -> bool:
         """Waits until there are rows to read; whether there are any left."""
-        while True:
+        while not self.exhausted:
             found = self._center.lease()
             if found is None:
-                return False
+                self.exhausted = True
+                break
             if isinstance(found, Lease):
                 self._leases, self._pass = [found], max(self._pass, self._epoch(found))
                 return True
             self._center.wait()
             self.waiting()
+        return False
 
     def _epoch(self, lease: Lease) -> int:
         return lease.start // self._reader.order.n

@@ -90,6 +90,8 @@ class Loop:
                     info.batch = 0 if found else info.batch
                     if feed.finished and info.leased:
                         info.stopping = info.stopping or " or ".join(f"{limit} reached" for limit in info.limits)
+                        if self._crew.last_news(info):  # what was reported is not what all have learnt
+                            self._at.done -= {"val", "row"}
                         self._boundary()
                     elif feed.finished and self._at.initial is not None:
                         plan.train.load_state_dict(copy.deepcopy(self._at.initial))

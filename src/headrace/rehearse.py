@@ -85,11 +85,12 @@ def rehearse(
     """Trains the recipe of a file on so many virtual workers, by the strategy that is called so.
 
     `options` go before those that the recipe passes to `fit`; a limit among them replaces all of the recipe's. Nothing
-    is kept. Where workers are to fail, checkpoints are, for as long as it takes.
+    is kept. Where all workers are lost with one that fails, checkpoints are, for as long as it takes.
     """
     failures, by = len(network.failures or ()), named(strategy)
+    kept = failures and not by.centered  # a center goes on, and its workers come back alone
     try:
-        with tempfile.TemporaryDirectory(prefix="headrace-") if failures else nullcontext() as room:
+        with tempfile.TemporaryDirectory(prefix="headrace-") if kept else nullcontext() as room:
             asked = {**(options or {}), **({} if room is None else {"run": f"{room}/run", "wait_for_saves": True})}
             rows, report = launch(perform, recipe, by, asked, workers=workers, network=network, restarts=failures)
     except HeadraceError as error:
@@ -104,12 +105,10 @@ def perform(recipe: str, strategy: Strategy, options: Mapping[str, Any]) -> tupl
     assert isinstance(comm, SimComm)
     _check_rows(made.train, comm.count)
     follow(made.trainer, strategy)
-    history = made.trainer.history
     for _ in made.trainer.steps(made.train, made.val, **_options(made.fit, options)):
-        history = made.trainer.history
-        _note(history.rows, comm)
-    _note(history.rows, comm)
-    return history.rows, comm.world.report
+        _note(made.trainer.history.rows, comm)
+    _note(made.trainer.history.rows, comm)
+    return made.trainer.history.rows, comm.world.report
 
 
 def _note(rows: list[Row], comm: SimComm) -> None:

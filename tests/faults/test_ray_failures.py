@@ -26,7 +26,7 @@ from headrace.engine.ray import apart, cluster  # noqa: E402
 from headrace.engine.ray.center import Kept, _received, _sent_push  # noqa: E402
 from headrace.engine.ray.parcel import Place  # noqa: E402
 
-LIMIT_S = 100.0  # of a job on a busy machine
+LIMIT_S = 200.0  # of a job on a busy machine
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 # --- a center that begins again, in this process ----------------------------------------------------------
@@ -176,7 +176,7 @@ def is_whole(found: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("fault", "of"),
     [("before", 1), ("after", 1), ("after", 0), ("raise", 1)],
@@ -193,7 +193,7 @@ def test_a_worker_that_is_lost_begins_again_while_the_others_go_on(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_worker_that_is_lost_once_too_often_ends_the_others_soon(there: Any, tmp_path: Path) -> None:
     with pytest.raises(
         WorkerError, match=r"worker 1 of 2 was lost at step 2 \(training\): its process \d+ on .* has ended"
@@ -203,7 +203,7 @@ def test_a_worker_that_is_lost_once_too_often_ends_the_others_soon(there: Any, t
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_worker_that_stops_is_replaced_after_the_timeout(there: Any, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"worker 1 of 2 has stopped at step 2 \(training\): nothing .* for 15 s"):
         found = job(ray_cases.count, Elastic(), str(tmp_path), "stop", restarts=1, timeout_s=15.0)
@@ -211,7 +211,7 @@ def test_a_worker_that_stops_is_replaced_after_the_timeout(there: Any, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", [ray_cases.KilledAfterApplying, ray_cases.KilledAfterSaving])
 def test_a_center_that_is_killed_before_it_answers_applies_nothing_twice(
     there: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Kept]
@@ -229,13 +229,13 @@ def test_a_center_that_is_killed_before_it_answers_applies_nothing_twice(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
-        ("own", ConfigError, r"^worker 1 cannot have this\.$"),
-        ("theirs", WorkerError, r"^worker 1 of 2 failed: ZeroDivisionError: in the user's code\.$"),
-        ("exit", WorkerError, r"^worker 1 of 2 failed: SystemExit: 3\.$"),
+        ("own", ConfigError, r"(?m)^worker 1 cannot have this\.$"),
+        ("theirs", WorkerError, r"(?m)^worker 1 of 2 failed: ZeroDivisionError: in the user's code\.$"),
+        ("exit", WorkerError, r"(?m)^worker 1 of 2 failed: SystemExit: 3\.$"),
         ("killed", WorkerError, r"worker 1 .*was lost.* at step 7 \(training\)"),
         ("stopped", WorkerError, r"worker 1 keeps the others waiting since step 7 \(training\), for more than 12 s"),
     ],
@@ -252,13 +252,13 @@ def test_the_first_failure_of_workers_in_step_is_told_in_a_sentence(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_workers_in_step_are_all_started_again_as_often_as_asked(there: Any, tmp_path: Path) -> None:
     assert job(ray_cases.fail_until, 1, str(tmp_path), restarts=1) == [2, 2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_workers_in_step_are_not_started_again_more_often(there: Any, tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"worker 1 .*was lost"):
         job(ray_cases.fail_until, 2, str(tmp_path), restarts=1)
@@ -266,7 +266,7 @@ def test_workers_in_step_are_not_started_again_more_often(there: Any, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_workers_that_turn_out_to_need_a_center_get_one(there: Any) -> None:
     assert is_whole(job(ray_cases.count)), "nothing among the arguments says so"
 
@@ -275,7 +275,7 @@ def test_workers_that_turn_out_to_need_a_center_get_one(there: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_workers_of_a_machine_that_goes_begin_again_on_another(tmp_path: Path) -> None:
     with ray_cases.machines(2) as (machines, second):
         gone = threading.Thread(target=_remove, args=(machines, second, tmp_path / "on"))
@@ -317,22 +317,23 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)])
 def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int, code: int) -> None:
     script = tmp_path / "script.py"
     script.write_text(KILLED.format(path=[str(Path(ray_cases.__file__).parent)], at=str(tmp_path)))
     mark = f"HEADRACE_TEST={tmp_path}"
     environment = os.environ | {"HEADRACE_TEST": str(tmp_path)}
-    program = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True)
+    errors = tmp_path / "errors"
+    with errors.open("w") as file:
+        program = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=file)
     try:
         end = time.monotonic() + LIMIT_S
         while not (tmp_path / "seen").exists() and time.monotonic() < end and program.poll() is None:
             time.sleep(0.05)
         assert (tmp_path / "seen").exists()
         program.send_signal(number)
-        _, errors = program.communicate(timeout=60)
-        assert program.returncode == code, errors
+        assert program.wait(timeout=LIMIT_S) == code, errors.read_text()
         end = time.monotonic() + 10.0
         while ray_cases.processes(mark) and time.monotonic() < end:
             time.sleep(0.05)

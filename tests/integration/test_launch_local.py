@@ -1,11 +1,13 @@
 """`launch` in this process: what it refuses, what comes back, who dies and who goes on."""
 
 import functools
+import gc
 import os
 import random
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -205,6 +207,26 @@ def test_after_an_error_the_callers_models_are_as_before() -> None:
     with pytest.raises(ValueError, match="late"):
         launch(main, model, workers=3)
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_the_workers_stays_in_memory(fails: bool) -> None:
+    copies: list[Any] = []
+
+    def main(model: nn.Module) -> None:
+        copies.append(weakref.ref(model))
+        me().all_reduce(torch.ones(1))
+        if fails and me().shard.index == 1:
+            raise ValueError("late")
+        me().all_reduce(torch.ones(1))
+
+    if fails:
+        with pytest.raises(ValueError, match="late"):
+            launch(main, nn.Linear(2, 1), workers=4)
+    else:
+        launch(main, nn.Linear(2, 1), workers=4)
+    gc.collect()
+    assert [copy() for copy in copies] == [None] * 4
 
 
 def test_the_same_launch_gives_the_same_bits() -> None:

@@ -23,7 +23,7 @@ import ray_cases  # noqa: E402
 from headrace.engine.ray import cluster  # noqa: E402
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-LIMIT_S = 100.0  # of a job on a busy machine
+LIMIT_S = 200.0  # of a job on a busy machine
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

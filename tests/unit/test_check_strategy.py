@@ -37,7 +37,11 @@ GOOD: dict[str, Callable[[], Strategy]] = {
     "dislib's merge": lambda: Elastic("2 steps", alpha=0.5, take_center=True),
     "asynchronous": lambda: Asynchronous("2 steps"),
 }
-NOT_OF = {"synchronous": set[str](), "elastic": {"joint", "alone", "agreed"}, "mine": {"joint", "alone"}}
+NOT_OF = {
+    "synchronous": set[str](),
+    "elastic": {"joint", "alone", "agree", "agreed", "buffers"},
+    "mine": {"joint", "alone"},
+}
 
 
 @pytest.mark.parametrize("name", NOT_OF)

@@ -558,6 +558,8 @@ def test_the_last_point_agreed_on_is_kept_in_the_same_memory() -> None:
         (lambda: Periodic("end", outer=partial(SGD, lr=1.0)), 'every="end" has no rounds'),
         (lambda: DiLoCo("end"), "every= is a number and a unit"),
         (lambda: DiLoCo(lr=0), "lr= is greater than 0, got 0"),
+        (lambda: DiLoCo(lr="0.7"), "lr= is greater than 0, got '0.7'"),
+        (lambda: BlockMomentum(time_constant="9"), "time_constant= is a number of rows"),
         (lambda: DiLoCo(momentum=1.0), "momentum= is at least 0 and less than 1, got 1.0"),
         (lambda: BlockMomentum(momentum=-0.1), "momentum= is at least 0"),
         (lambda: BlockMomentum(time_constant=-1), "time_constant= is a number of rows, 0 or more, got -1"),
@@ -565,7 +567,7 @@ def test_the_last_point_agreed_on_is_kept_in_the_same_memory() -> None:
         (lambda: BlockMomentum(form="CNTK"), "Did you mean 'cntk'"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(make: Make, message: str) -> None:
+def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 

@@ -5,9 +5,10 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,13 +18,14 @@ from torch.optim import SGD, Adam
 sys.path.append(str(Path(__file__).parents[1]))
 from toy_workers import Worker, together
 
-from headrace.comm import Comm
-from headrace.strategy import Strategy
-from headrace.strategy.block_momentum import BlockMomentum
-from headrace.strategy.diloco import DiLoCo
-from headrace.strategy.periodic import Periodic
+import headrace as hr
+from headrace.comm import Comm, here
+from headrace.engine import launch
+from headrace.engine.network import Network
+from headrace.strategy import Asynchronous, BlockMomentum, DiLoCo, Elastic, Periodic, Strategy, Synchronous
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "strategies.json"
+GOLDEN_VIRTUAL = GOLDEN.with_stem("strategies_virtual")
 WORKERS, STEPS, BATCH, ROWS = 3, 12, 4, 43  # the last batch of an epoch has 4 and 3 rows, and none
 
 SETTINGS: dict[str, Callable[[], Strategy]] = {
@@ -59,6 +61,39 @@ def trajectory(make: Callable[[], Strategy]) -> dict[str, list[list[float]]]:
     }
 
 
+VIRTUAL: dict[str, Callable[[], Strategy]] = {
+    "Synchronous()": Synchronous,
+    "Synchronous(compress='bf16')": lambda: Synchronous(compress="bf16"),
+    "Periodic('2 steps', start_after='20 samples')": lambda: Periodic("2 steps", start_after="20 samples"),
+    "Periodic('3 steps')": lambda: Periodic("3 steps"),
+    "DiLoCo('20 samples')": lambda: DiLoCo("20 samples"),
+    "Elastic('2 steps')": lambda: Elastic("2 steps"),
+    "Elastic('1 step', alpha=0.5, take_center=True)": lambda: Elastic("1 step", alpha=0.5, take_center=True),
+    "Asynchronous()": Asynchronous,
+    "Asynchronous('2 steps', down_weight=False, compensate=0.5)": lambda: Asynchronous(
+        "2 steps", down_weight=False, compensate=0.5
+    ),
+}
+"""Trained by the trainer, on workers of different speeds."""
+
+
+def on_virtual_workers(make: Callable[[], Strategy]) -> dict[str, list[list[float]]]:
+    """Weights after every update of each worker, and those at the end."""
+    lives: list[list[list[float]]] = [[] for _ in range(WORKERS)]
+    network = Network(bandwidth="1 Mbit", rows_per_s=1e4, speeds=[1.0, 0.7, 0.4])
+
+    def main() -> list[float]:
+        model = _model()
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
+        trainer = hr.Trainer(model, nn.MSELoss(), optimizer, batch_size=BATCH, strategy=make())
+        for _ in trainer.steps(_data(), epochs=1):
+            lives[here().shard.index].append(_flat(model.state_dict()))
+        return _flat(model.state_dict())
+
+    end = launch(main, workers=WORKERS, network=network)
+    return {f"worker {k}": life for k, life in enumerate(lives)} | {"end": [end]}
+
+
 def _model() -> nn.Module:
     layer = nn.Linear(2, 1, dtype=torch.float64)
     with torch.no_grad():
@@ -72,7 +107,7 @@ def _data() -> tuple[Tensor, Tensor]:
     return (at * torch.tensor([7.0, 13.0])) % 11 / 8, (at * 5) % 7 / 4
 
 
-def _flat(weights: dict[str, Tensor]) -> list[float]:
+def _flat(weights: Mapping[str, Tensor]) -> list[float]:
     return [value for name in ("weight", "bias") for value in weights[name].reshape(-1).tolist()]
 
 
@@ -83,14 +118,27 @@ def test_the_trajectory_is_the_one_that_was_written_down(name: str) -> None:
         torch.testing.assert_close(found, expected[what], rtol=1e-12, atol=1e-12)
 
 
-def test_every_trajectory_is_of_its_own() -> None:
-    found = json.loads(GOLDEN.read_text())
-    assert list(found) == list(SETTINGS)
-    ends = [tuple(map(tuple, held["last"])) for held in found.values()]
-    assert len(set(ends)) == len(ends)
+@pytest.mark.parametrize("name", VIRTUAL)
+def test_the_trajectory_on_virtual_workers_is_the_one_that_was_written_down(name: str) -> None:
+    expected = json.loads(GOLDEN_VIRTUAL.read_text())[name]
+    for what, found in on_virtual_workers(VIRTUAL[name]).items():
+        torch.testing.assert_close(found, expected[what], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("path", "settings"), [(GOLDEN, SETTINGS), (GOLDEN_VIRTUAL, VIRTUAL)], ids=["toy", "virtual"])
+def test_every_trajectory_is_of_its_own(path: Path, settings: Mapping[str, Any]) -> None:
+    found = json.loads(path.read_text())
+    assert list(found) == list(settings)
+    texts = [json.dumps(held) for held in found.values()]
+    assert len(set(texts)) == len(texts)
+
+
+def _write(path: Path, found: Mapping[str, Any]) -> None:
+    lines = [f"{json.dumps(name)}: {json.dumps(held)}" for name, held in found.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    lines = [f"{json.dumps(name)}: {json.dumps(trajectory(make))}" for name, make in SETTINGS.items()]
-    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    _write(GOLDEN, {name: trajectory(make) for name, make in SETTINGS.items()})
+    _write(GOLDEN_VIRTUAL, {name: on_virtual_workers(make) for name, make in VIRTUAL.items()})

@@ -114,9 +114,7 @@ class _Lines:
     def draw(self, info: Info, clock: _Clock) -> None:
         left = clock.left(info)
         eta = "" if left is None else f"  {_span(left)} left"
-        self.say(
-            f"epoch {_epoch(info)}  {_place(info)}  {_numbers(info.losses)}  {_rates(info, clock)}{eta}"
-        )
+        self.say(f"epoch {_epoch(info)}  {_place(info)}  {_numbers(info.losses)}  {_rates(info, clock)}{eta}")
 
     def epoch(self, info: Info, row: dict[str, Any], clock: _Clock) -> None:
         self.say(f"epoch {info.epoch}  {_numbers(_shown(row))}  {_rates(info, clock)}")

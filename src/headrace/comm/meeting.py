@@ -51,75 +51,58 @@ class Meeting:
     """When the last one has called it, in virtual time."""
     finish_s: float = 0.0
     waiting: list[int] = field(default_factory=list)
+    total: Tensor | None = None
+    _added: int = 0
 
     def __str__(self) -> str:
         """For messages: all_reduce (sum) of float32 (10, 3) on cpu"""
         if not self.like:
             return self.kind
         shape, dtype, device = self.like
-        name = f"all_reduce ({self.kind})" if self.kind in ("sum", "max") else self.kind
+        name = f"all_reduce ({self.kind})" if self.kind in _REDUCE else self.kind
         return f"{name} of {str(dtype).removeprefix('torch.')} {tuple(shape)} on {device}"
 
-    def meet(self, timing: Timing) -> Cost:
-        """Everybody gets what is due to it; how long it takes, and how many bytes each worker sends."""
-        with torch.no_grad():
-            return _MEETINGS[self.kind](self.given, timing)
+    def come(self, worker: int, given: Any) -> None:
+        """A worker calls it.
+
+        Vectors are added up as they come, while they are in the cache, but in the workers' order: the same bits,
+        whoever comes first.
+        """
+        self.given[worker] = given
+        self.left -= 1
+        if self.kind == "broadcast" and worker == 0:
+            self.total = given.clone()
+        reduce = _REDUCE.get(self.kind)
+        while reduce is not None and self._added < len(self.given) and self.given[self._added] is not None:
+            vector = self.given[self._added]
+            self.total = vector.clone() if self.total is None else reduce(self.total, vector)
+            self._added += 1
+
+    def cost(self, timing: Timing) -> Cost:
+        """How long it takes, and how many bytes each worker sends."""
+        count = len(self.given)
+        if self.total is not None:
+            size = self.total.nbytes
+            return chain(count, size, timing) if self.kind == "broadcast" else ring(count, size, timing)
+        if self.kind == "share":
+            return chain(count, self.given[0].size, timing)
+        sizes = [packed.size for packed in (self.given[0] if self.kind == "hand_out" else self.given)]
+        return {"gather": to_one, "all_gather": around, "hand_out": from_one}[self.kind](sizes, timing)
+
+    def take(self, worker: int) -> Any:
+        """What comes of it for a worker, which has waited for that."""
+        if self.total is not None:
+            self.given[worker].copy_(self.total)
+            return None
+        if self.kind == "share":
+            return self.given[0].value()
+        if self.kind == "hand_out":
+            return self.given[0][worker].value()
+        return [packed.value() for packed in self.given] if worker == 0 or self.kind == "all_gather" else None
 
 
-def _sum(vectors: list[Tensor], timing: Timing) -> Cost:
-    total = vectors[0].clone()
-    for vector in vectors[1:]:  # in the workers' order: the same bits, whoever comes first
-        total += vector
-    return _give(total, vectors, timing)
+def _larger(total: Tensor, vector: Tensor) -> Tensor:
+    return torch.maximum(total, vector, out=total)
 
 
-def _max(vectors: list[Tensor], timing: Timing) -> Cost:
-    total = vectors[0].clone()
-    for vector in vectors[1:]:
-        torch.maximum(total, vector, out=total)
-    return _give(total, vectors, timing)
-
-
-def _give(total: Tensor, vectors: list[Tensor], timing: Timing) -> Cost:
-    torch._foreach_copy_(vectors, [total] * len(vectors))
-    return ring(len(vectors), total.nbytes, timing)
-
-
-def _broadcast(vectors: list[Tensor], timing: Timing) -> Cost:
-    torch._foreach_copy_(vectors[1:], [vectors[0]] * (len(vectors) - 1))
-    return chain(len(vectors), vectors[0].nbytes, timing)
-
-
-def _gather(packed: list[Any], timing: Timing) -> Cost:
-    cost = to_one([each.size for each in packed], timing)
-    packed[:] = [[each.value() for each in packed], *[None] * (len(packed) - 1)]
-    return cost
-
-
-def _all_gather(packed: list[Any], timing: Timing) -> Cost:
-    cost = around([each.size for each in packed], timing)
-    packed[:] = [[each.value() for each in packed] for _ in packed]
-    return cost
-
-
-def _share(packed: list[Any], timing: Timing) -> Cost:
-    given = packed[0]
-    packed[:] = [given.value() for _ in packed]
-    return chain(len(packed), given.size, timing)
-
-
-def _hand_out(packed: list[Any], timing: Timing) -> Cost:
-    parts = packed[0]
-    packed[:] = [part.value() for part in parts]
-    return from_one([part.size for part in parts], timing)
-
-
-_MEETINGS: dict[str, Callable[[list[Any], Timing], Cost]] = {
-    "sum": _sum,
-    "max": _max,
-    "broadcast": _broadcast,
-    "gather": _gather,
-    "all_gather": _all_gather,
-    "share": _share,
-    "hand_out": _hand_out,
-}
+_REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": Tensor.add_, "max": _larger}

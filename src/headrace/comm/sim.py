@@ -82,7 +82,7 @@ class SimComm(Comm):
 
     def _begin(self, kind: str, vector: Tensor) -> "_Started":
         like = (vector.shape, vector.dtype, vector.device)
-        return _Started(self.world, self._worker, self.world.meet(self._worker, kind, like, vector))
+        return _Started(self.world, self._worker, self.world.meet(self._worker, kind, like, vector.detach()))
 
     def _exchange(self, kind: str, packed: Any) -> Any:
         return self.world.wait(self._worker, self.world.meet(self._worker, kind, (), packed))

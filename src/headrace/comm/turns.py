@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 import torch
 
 from ..errors import WorkerError
+from .cores import Cores
 from .generators import Generators
 
 STACK_BYTES = 16 << 20  # of a worker's thread: room that takes no memory until it is used
@@ -42,6 +43,7 @@ class Turns:
         self._urgent = self._left = self._void = False
         """Whether worker 0 was interrupted; whether it has gone; whether not all threads could be started."""
         self._generators: Generators
+        self._cores: Cores
 
     def run(self, works: Sequence[Callable[[], None]], failed: Callable[[BaseException], None]) -> None:
         """Calls each function in a thread of its own, the first in the caller's; returns once all have ended.
@@ -54,7 +56,8 @@ class Turns:
             lock.acquire()
             self.due(worker, self.now[worker])
         self._entry[0] = 0  # it has the baton
-        self._generators = Generators(self._count)
+        self._generators, self._cores = Generators(self._count), Cores(self._count)
+        self._cores.enter(0)
         threads = self._start(works)
         try:
             self._generators.enter(0)
@@ -73,6 +76,7 @@ class Turns:
         finally:
             self._left = True
             self._generators.give_back()
+            self._cores.go_on(0)
 
     def until(self, worker: int, time: float) -> None:
         """Waits, while whoever is due before goes on."""
@@ -145,6 +149,7 @@ class Turns:
 
     def _thread(self, worker: int, work: Callable[[], None], intra_op: int) -> None:
         torch.set_num_threads(intra_op)
+        self._cores.enter(worker)
         self._wait(worker)
         if self._void:
             return
@@ -191,6 +196,7 @@ class Turns:
         if not self._left:
             self._generators.swap(worker, other)
         self._turn += 1
+        self._cores.hand_over(worker, other)
         self.holder = other
         self._hint(other)
 
@@ -209,6 +215,7 @@ class Turns:
             elif (seconds := seconds + GLANCE_S) >= self._timeout_s and self.holder:
                 self._left = True
                 raise self._stalled(self.holder)
+        self._cores.go_on(worker)
 
     def _ask_for_baton(self) -> None:
         """Worker 0, interrupted while another one has the baton, is next. Interrupted once more, it leaves at once."""

@@ -212,8 +212,7 @@ class World:
             meeting = self._meetings[call] = Meeting(kind, like, worker, [None] * self.count, self.count)
         elif meeting.kind != kind or meeting.like != like:
             self._differ(meeting, Meeting(kind, like, worker, [], 0))
-        meeting.given[worker] = given
-        meeting.left -= 1
+        meeting.come(worker, given)
         meeting.started_s = max(meeting.started_s, self.turns.now[worker])
         if not meeting.left:
             del self._meetings[call]
@@ -228,18 +227,18 @@ class World:
             meeting.waiting.append(worker)
             self.turns.park(worker, meeting)
             self.check(worker)
-            return meeting.given[worker]
+            return meeting.take(worker)
         arrived = self.turns.now[worker]
         if meeting.finish_s > arrived:
             self._live_until(worker, meeting.finish_s)
             self._settle(worker, meeting, arrived)
             self.turns.until(worker, meeting.finish_s)
             self.check(worker)
-        return meeting.given[worker]
+        return meeting.take(worker)
 
     def _conclude(self, meeting: Meeting) -> None:
         """All have come."""
-        seconds, sent = meeting.meet(self.timing)
+        seconds, sent = meeting.cost(self.timing)
         meeting.started_s = max(meeting.started_s, self.ring.free_s)
         meeting.finish_s = self.ring.free_s = meeting.started_s + seconds
         for account, size in zip(self.accounts, sent, strict=True):

@@ -130,6 +130,10 @@ class Crew:
         """Losses and metrics over what was trained since the last report."""
         return tally.read(), metrics.compute()
 
+    def last_news(self, info: Info) -> bool:
+        """All rows have been used: whether more is known than was reported."""
+        return False
+
     def metrics(self, metrics: Metrics) -> Metrics:
         """Metrics of which every worker sees a part."""
         return metrics

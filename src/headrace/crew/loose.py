@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ..standing import Standing
     from ..strategy.centered import Centered
 
-FOUND = "the checkpoint that worker 0 goes on from"
+FOUND, BEGUN, ENDED = "the checkpoint that worker 0 goes on from", "the training has begun", "worker 0 has ended it"
+"""What virtual workers leave on their desk."""
 
 
 class Loose(Crew):
@@ -47,11 +48,11 @@ class Loose(Crew):
         self._told = False
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
-        leased = Leased(train, self.comm.center)
+        self._leased = leased = Leased(train, self.comm.center)
         reader = cast(Reader, train)
         rows, ends = reader.order.n, [] if reader.end is None else [reader.end]
         ends += [int(limit.count) * (rows if limit.unit == "epochs" else 1) for limit in limits if limit.unit in JOINT]
-        block = reader.order.block if reader.order.kind.startswith("blocks") else 1
+        block = reader.order.block * reader.order.mix if reader.order.kind.startswith("blocks") else 1
         self.strategy.lend(rows, batch_size, block, min(ends, default=None))
         return leased
 
@@ -59,12 +60,15 @@ class Loose(Crew):
         if self.leads:
             if self.comm.desk is not None:
                 self.comm.desk.pop(FOUND, None)
+                if self.comm.desk.pop(ENDED, False):
+                    self.comm.desk.pop(BEGUN, None)
             return make()
         return _Follower(self)
 
     def handed(self, state: State) -> State:
         owns, desk = state["owns"], self.comm.desk
-        alike = len(owns) == self.comm.count
+        alone = self.leads and desk is not None and BEGUN in desk  # it was lost, and the others have gone on meanwhile
+        alike = len(owns) == self.comm.count and not alone
         if self.leads and alike:
             self.comm.resume(state["world"])
             if desk is not None:
@@ -75,15 +79,18 @@ class Loose(Crew):
         if not alike:  # the leases of the others are gone, and so are this worker's
             found["source"] = state["source"] | {"cursor": state["source"]["initial"]}
             found["place"] = state["place"] | {"batch": 0, "ends_epoch": True}
-            return found
+            return found | ({"strategy": {}} if alone else {})
         found |= {part: mine[part] for part in ("counters", "place", "done", "complete", "rates")}
         found["source"] = state["source"] | {"cursor": mine["cursor"]}
         found["step"] = state["step"] | {"optimizers": mine["optimizers"], "updates": mine["updates"]}
-        self._seen = mine["seen"]
+        self._seen, self._leased.exhausted = mine["seen"], mine["exhausted"]
         return found
 
     def begin(self, at: Standing, state: State | None) -> None:
         replica = at.replica()
+        self._told, self._since = False, self.comm.now()
+        if state is None or state["mine"] is None:
+            self._seen = {}
         if state is not None:
             mine = state["mine"]
             if mine is not None:
@@ -91,17 +98,27 @@ class Loose(Crew):
             center = state["strategy"] if self.leads else {}
             self.strategy.load_state_dict(replica, center, None if mine is None else mine["strategy"])
         self.strategy.begin(replica)
-        self._hear(at.info)
+        if state is None or state["mine"] is None:
+            self._hear(at.info)
+        if self.comm.desk is not None:
+            self.comm.desk[BEGUN] = True
         self.comm.record(lambda: copy.deepcopy(self._own_state(at)))
+
+    def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in feed:
+            batch.samples = 0  # they count once the center has heard of them
+            yield batch
 
     def updated(self, at: Standing, batch: Batch) -> None:
         info = at.info
+        before = info.samples
         self.comm.worked(batch.rows)
         self.comm.at(info.step, "training")
         terms = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
         self.strategy.used(batch.cursor, {n: [t.coefficient, float(t.sum), float(t.weight)] for n, t in terms.items()})
         self.strategy.after(at.replica(), info.counters, batch.rows, batch.total, info.ends_epoch)
         self._hear(info)
+        at.rows = info.samples - before
 
     def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
         if self.leads and not self._told and (info.stopping or asked.why):
@@ -110,16 +127,28 @@ class Loose(Crew):
         return due
 
     def trained(self, tally: Tally, metrics: Metrics) -> Report:
-        """Losses of all workers, as far as the center has heard of them; metrics of this one's rows."""
+        """Losses of this worker's rows, and of those of others that the center has heard of; metrics of this one's."""
         if not self.leads:
             return super().trained(tally, metrics)
         status = self.strategy.status()
-        fresh = {name: _less(numbers, self._seen.get(name)) for name, numbers in status["tally"].items()}
-        self._seen = status["tally"]
+        others = {name: _less(numbers, self.strategy.given.get(name)) for name, numbers in status["tally"].items()}
+        fresh = {name: _less(numbers, self._seen.get(name)) for name, numbers in others.items()}
+        self._seen = others
         seconds = max(1e-9, self.comm.now() - self._since)
         self.rates = [worker["rows"] / seconds for worker in status["workers"].values()]
-        known = {name: numbers for name, numbers in fresh.items() if numbers[2]}
-        return (Tally.of([known]) if known else tally).read(), metrics.compute()
+        return Tally.of([tally.totals(), fresh]).read(), metrics.compute()
+
+    def last_news(self, info: Info) -> bool:
+        """All rows have been used: whether the center has heard more since this worker's last report."""
+        if not self.leads:
+            return False
+        news = self.strategy.hear()
+        info.counters.samples = news.samples
+        rows = info.history.rows
+        more = bool(rows) and rows[-1]["samples"] != news.samples
+        if more:
+            rows[-1]["samples"] = news.samples
+        return more
 
     def state(self, at: Standing) -> State | None:
         if not self.leads:
@@ -146,10 +175,13 @@ class Loose(Crew):
     def finish(self, at: Standing) -> None:
         self.strategy.finish(at.replica())
         self._hear(at.info)
-        super().finish(at)
+        if self.leads or self.comm.desk is None:  # nobody sees the model of another virtual worker
+            super().finish(at)
         self._agrees = False  # another training may follow
 
     def leave(self) -> None:
+        if self.leads and self.comm.desk is not None:
+            self.comm.desk[ENDED] = True
         self.strategy.leave(ended=True)
 
     def _own_state(self, at: Standing) -> State:
@@ -161,6 +193,7 @@ class Loose(Crew):
             "complete": at.complete,
             "rates": at.rates.state_dict(),
             "cursor": at.cursor,
+            "exhausted": self._leased.exhausted,
             "optimizers": at.optimizers(),
             "updates": at.info.step,
             "seen": self._seen,
@@ -186,7 +219,7 @@ class _Follower(Keeper):
         found, number = (self._crew.comm.desk or {}).get(FOUND), self._crew.comm.shard.index
         if found is None or not found["owns"][number]:
             return None
-        state: State = {**found, "owns": list(found["owns"])}
+        state: State = {**found, "owns": list(found["owns"]), "history": [], "marks": {}, "callbacks": {}}
         found["owns"][number] = {}  # whoever dies and is called again begins afresh
         return state
 

@@ -26,6 +26,7 @@ class Agent(LocalElasticAgent):
 
     error: BaseException | None = None
     """What the last start of the workers has ended by."""
+    _ending = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # half of them would be nobody's
@@ -38,7 +39,12 @@ class Agent(LocalElasticAgent):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._shutdown(timeout=GRACE_S)
+        super()._shutdown(timeout=GRACE_S)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = ENDING_S) -> None:
+        """At the end, or when this process is asked to end. Asked again, it waits for nobody."""
+        again, self._ending = self._ending, True
+        super()._shutdown(signal.SIGKILL if again else death_sig, 0 if again else timeout)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         before = self._statuses(worker_group)

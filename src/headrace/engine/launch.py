@@ -43,27 +43,6 @@ def launch(
     Virtual workers begin with torch's, NumPy's and Python's generators seeded by their numbers, and leave those of the
     caller as they were.
     """
-    if not callable(main):
-        raise ConfigError(f"launch calls a function in every worker, got {main!r}.")
-    if engine not in _ENGINES:
-        raise ConfigError(unknown("engine", engine, _ENGINES))
-    _whole(workers, "workers", 1)
-    _whole(nodes, "nodes", 1)
-    _whole(restarts, "restarts", 0)
-    if not isinstance(timeout_s, Real) or isinstance(timeout_s, bool) or not 0 < timeout_s < float("inf"):
-        raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {timeout_s!r}.")
-    if workers % nodes:
-        raise ConfigError(f"workers= is shared out evenly, got {workers} workers for {nodes} nodes.")
-    _check_devices(devices, workers // nodes)
-    if engine == "local":
-        _not_local(nodes=nodes > 1, devices=devices is not None, address=bool(address), interface=bool(interface))
-    elif network is not None:
-        raise ConfigError(f"network= is a virtual cluster's, for engine='local'; engine={engine!r} has a real one.")
-    if network is not None:
-        if not isinstance(network, Network):
-            raise ConfigError(f"network= is a headrace.Network, got a {type(network).__name__}.")
-        network.check(workers)
-    _not_within_a_worker(alone=engine == "local" and workers == 1 and network is None)
     job = Job(
         main=main,
         arguments=arguments,
@@ -71,17 +50,44 @@ def launch(
         nodes=nodes,
         devices=devices,
         restarts=restarts,
-        timeout_s=float(timeout_s),
+        timeout_s=timeout_s,
         address=address,
         interface=interface,
         network=network,
         centered=needs_center(main, arguments),
     )
-    if engine == "local" and workers == 1 and network is None:
+    _check(job, engine)
+    alone = engine == "local" and workers == 1 and network is None
+    _not_within_a_worker(alone)
+    if alone:
         return main(*arguments)
     result: Result = _engine(engine)(job)
     take_back(main, arguments, result.weights)
     return result.value
+
+
+def _check(job: Job, engine: str) -> None:
+    """Everything that can be known before anything starts."""
+    if not callable(job.main):
+        raise ConfigError(f"launch calls a function in every worker, got {job.main!r}.")
+    if engine not in _ENGINES:
+        raise ConfigError(unknown("engine", engine, _ENGINES))
+    _whole(job.workers, "workers", 1)
+    _whole(job.nodes, "nodes", 1)
+    _whole(job.restarts, "restarts", 0)
+    seconds: Any = job.timeout_s
+    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < float("inf"):
+        raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {seconds!r}.")
+    if job.workers % job.nodes:
+        raise ConfigError(f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.")
+    _check_devices(job.devices, job.workers // job.nodes)
+    real = {"nodes": job.nodes > 1, "devices": job.devices is not None}
+    real |= {"address": bool(job.address), "interface": bool(job.interface)}
+    for name, given in real.items():
+        if given and engine == "local":
+            raise ConfigError(f"{name}= is for engine='processes' or 'ray'; engine='local' is this process alone.")
+    _check_network(job.network, job.workers, engine)
 
 
 def _engine(name: str) -> Callable[[Job], Result]:
@@ -109,10 +115,14 @@ def _check_devices(devices: Any, needed: int) -> None:
         raise ConfigError(f"each of a node's {needed} workers needs a device of its own, got devices={list(devices)}.")
 
 
-def _not_local(**given: bool) -> None:
-    for name, is_given in given.items():
-        if is_given:
-            raise ConfigError(f"{name}= is for engine='processes' or 'ray'; engine='local' is this process alone.")
+def _check_network(network: Any, workers: int, engine: str) -> None:
+    if network is None:
+        return
+    if engine != "local":
+        raise ConfigError(f"network= is a virtual cluster's, for engine='local'; engine={engine!r} has a real one.")
+    if not isinstance(network, Network):
+        raise ConfigError(f"network= is a headrace.Network, got a {type(network).__name__}.")
+    network.check(workers)
 
 
 def _not_within_a_worker(alone: bool) -> None:

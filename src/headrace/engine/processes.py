@@ -152,6 +152,8 @@ def _as_before() -> Iterator[None]:
             sys.stdout.flush()
         raise
     finally:
+        for number in HELD:
+            signal.signal(number, signal.SIG_IGN)
         for process in set(active_children()) - processes:
             process.kill()
             process.join()

@@ -72,6 +72,8 @@ def main(file: str, parent: int) -> Outcome | None:
         sys.exit(FAILED)
     if (comm := speaking()) is not None:
         comm.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it waits for the others now
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     return outcome
 
 

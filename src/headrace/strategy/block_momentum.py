@@ -8,7 +8,7 @@ from torch.optim import SGD, Optimizer
 
 from ..errors import ConfigError, unknown
 from ..length import Counters, Length, interval
-from .outer import Ending, Outer, check_settings
+from .outer import Ending, Outer, check_settings, is_number
 from .rounds import Rounds
 from .start import Start
 
@@ -49,10 +49,10 @@ class BlockMomentum(Rounds):
             reset_inner=reset_inner,
             start_after=start_after,
         )
-        check_settings(lr, momentum or 0.0)
+        check_settings(lr, 0.0 if momentum is None else momentum)
         if form not in _FORMS:
             raise ConfigError(unknown("form", form, _FORMS))
-        if time_constant is not None and not 0 <= time_constant < math.inf:
+        if time_constant is not None and not (is_number(time_constant) and 0 <= time_constant < math.inf):
             raise ConfigError(f"time_constant= is a number of rows, 0 or more, got {time_constant!r}.")
         if time_constant is not None and momentum is not None:
             raise ConfigError("momentum= and time_constant= both say how fast the past fades. Give one of them.")

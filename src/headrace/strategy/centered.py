@@ -57,6 +57,7 @@ class Centered(Strategy, ABC):
         self._version = self._sequence = self._rows = 0
         self._done: list[tuple[int, int, int]] = []
         self._tally: dict[str, list[float]] = {}
+        self._given: dict[str, list[float]] = {}
         self._due = self._idle = False
         self._resumed: tuple[State | None, State | None] = (None, None)
 
@@ -64,6 +65,11 @@ class Centered(Strategy, ABC):
     def news(self) -> News | None:
         """What this worker has heard at the center last."""
         return self._news
+
+    @property
+    def given(self) -> dict[str, list[float]]:
+        """Coefficients, sums and weights of terms that this worker has brought to the center."""
+        return self._given
 
     @property
     @abstractmethod
@@ -98,8 +104,8 @@ class Centered(Strategy, ABC):
         self._load(own or {})
         weights = _on_host(replica)
         reply = self.comm.center.join(self.rule, self._terms, weights, state, keeps=own is not None)
-        self._hear(reply)
         if own is None:
+            self._hear(reply)
             self._version = reply.version
             self._write(replica, reply)
         elif self._due:
@@ -114,8 +120,7 @@ class Centered(Strategy, ABC):
             self._done.append((lease, start, stop))
             self._idle = not cursor["leases"]
         for name, (coefficient, total, weight) in (tally or {}).items():
-            _, totals, weights = self._tally.get(name, (0.0, 0.0, 0.0))
-            self._tally[name] = [coefficient, totals + total, weights + weight]
+            _add(self._tally, name, coefficient, total, weight)
 
     def after(self, replica: Replica, counters: Counters, rows: int, total: int, ends_epoch: bool) -> bool:
         own = self._counters
@@ -145,11 +150,19 @@ class Centered(Strategy, ABC):
         push = Push(self._sequence + 1, self._version, {}, self._rows, list(self._done), tally=self._tally)
         self.fill(push, _on_host(replica))
         reply = self.comm.center.meet(push)
+        for name, numbers in self._tally.items() if reply.taken else ():
+            _add(self._given, name, *numbers)
         self._sequence, self._version = push.sequence, reply.version
         self._rows, self._done, self._tally = 0, [], {}
         self._due = self._idle = False
         self._hear(reply)
         self._write(replica, reply)
+
+    def hear(self) -> News:
+        """What there is to hear at the center now."""
+        self._hear(self.comm.center.pull())
+        assert self._news is not None
+        return self._news
 
     def status(self) -> dict[str, Any]:
         """What has come to the center so far, and what of it was not taken."""
@@ -167,6 +180,8 @@ class Centered(Strategy, ABC):
             "rows": self._rows,
             "done": [list(run) for run in self._done],
             "tally": dict(self._tally),
+            "given": dict(self._given),
+            "news": None if self._news is None else asdict(self._news),
             "due": self._due,
             "idle": self._idle,
         }
@@ -180,7 +195,9 @@ class Centered(Strategy, ABC):
         self._version, self._sequence = own.get("version", 0), own.get("sequence", 0)
         self._rows, self._done = own.get("rows", 0), [(lease, a, b) for lease, a, b in own.get("done", [])]
         self._tally = {name: list(numbers) for name, numbers in own.get("tally", {}).items()}
+        self._given = {name: list(numbers) for name, numbers in own.get("given", {}).items()}
         self._due, self._idle = own.get("due", False), own.get("idle", False)
+        self._news = None if own.get("news") is None else News(**own["news"])
 
     def _hear(self, reply: Reply) -> None:
         self._news = News(reply.samples, reply.epochs, reply.stop, reply.taken)
@@ -191,6 +208,11 @@ class Centered(Strategy, ABC):
             raise CheckpointError(f"the center lacks {min(missing)!r}, which the model has.")
         torch._foreach_copy_(list(places.values()), [reply.vectors[name] for name in places])
         self.take(reply)
+
+
+def _add(tally: dict[str, list[float]], name: str, coefficient: float, total: float, weight: float) -> None:
+    _, totals, weights = tally.get(name, (0.0, 0.0, 0.0))
+    tally[name] = [coefficient, totals + total, weights + weight]
 
 
 def _on_host(replica: Replica) -> dict[str, Tensor]:

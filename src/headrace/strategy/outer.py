@@ -1,6 +1,7 @@
 """How a round ends: the workers' mean is where all go on, or a hint for an optimizer of its own."""
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -103,10 +104,14 @@ class Outer:
 
 def check_settings(lr: float, momentum: float) -> None:
     """Raises unless they are a rate and a momentum."""
-    if not 0 < lr < float("inf"):
+    if not is_number(lr) or not 0 < lr < float("inf"):
         raise ConfigError(f"lr= is greater than 0, got {lr!r}.")
-    if not 0 <= momentum < 1:
+    if not is_number(momentum) or not 0 <= momentum < 1:
         raise ConfigError(f"momentum= is at least 0 and less than 1, got {momentum!r}.")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _listed(value: Any) -> Any:

@@ -21,9 +21,8 @@ _WEIGHTS = ("rows", "equal")
 class Rounds(Strategy, ABC):
     """Local updates from θ₀ on; at the end of a round all workers go on where `ending` says.
 
-    A round ends whenever `every` is due, which counters decide that are the same on all workers (`None`: there is only
-    one). Parameters and
-    floating-point buffers are averaged, each worker weighing as many rows as it has used in the round
+    A round ends whenever `every` is due, by counters that are the same on all workers; with `None` there is only one.
+    Parameters and floating-point buffers are averaged, each worker weighing as many rows as it has used in the round
     (`weights="rows"`) or as much as any other ("equal"); of other buffers, such as counters, all take the largest.
     What the workers' optimizers remember stays their own, or is forgotten at the end of a round (`reset_inner`).
 

@@ -59,7 +59,8 @@ class Worker:
     process: Any
     call: Any
     """What will be its function's outcome."""
-    begun_s: float
+    since_s: float
+    """When it was asked for, or its process was lost for the last time."""
 
 
 class Crew:
@@ -101,11 +102,11 @@ class Crew:
         for worker in self._at_work:
             ray.kill(worker.process)
 
-    def _start(self, number: int, life: int) -> Worker:
+    def _start(self, number: int, life: int, since_s: float | None = None) -> Worker:
         shard = Shard(number, self._job.workers)
         process = ray.remote(Hand).options(**self._options).remote()
         call = process.work.remote(self._parcel, shard, life, self._others, self._center, self._job.timeout_s)
-        return Worker(number, life, process, call, time.monotonic())
+        return Worker(number, life, process, call, since_s or time.monotonic())
 
     def _let_go(self, worker: Worker) -> None:
         self._at_work.remove(worker)
@@ -113,10 +114,16 @@ class Crew:
 
     def _replace(self, worker: Worker, failure: Exception | None) -> None:
         """Another process takes the place of a worker that has failed, or all end. `None`: it is silent."""
+        lost = isinstance(failure, RayError)
+        if lost and not self._begun(worker) and not self._silent(worker):  # Ray may have sent it to a dead machine
+            self._let_go(worker)
+            self._at_work.append(self._start(worker.number, worker.life, worker.since_s))
+            return
+        title = f"worker {worker.number} of {self._job.workers}"
         if isinstance(failure, Failure):
             error, what = failure.error, str(failure)
         else:
-            what = f"worker {worker.number} of {self._job.workers} {self._last_word(worker, failure)}"
+            what = f"{title} {self._last_word(worker, failure)}" if lost or failure is None else f"{title}: {failure}"
             error = WorkerError(f"{what}.")
         if worker.life >= self._job.restarts:
             raise error
@@ -135,14 +142,14 @@ class Crew:
         if self._begun(worker):
             return f"has stopped {where}: nothing has been heard of it for {self._job.timeout_s:g} s"
         cpus = ray.cluster_resources().get("CPU", 0)
-        waited_s = time.monotonic() - worker.begun_s
+        waited_s = time.monotonic() - worker.since_s
         return f"has not begun for {waited_s:.0f} s: Ray finds no place for it ({cpus:g} CPUs), or it does not start"
 
     def _silent(self, worker: Worker) -> bool:
         """Whether nothing has been heard of a worker for too long."""
         if self._begun(worker):
             return self._hearts[worker.number][1] > self._job.timeout_s
-        return time.monotonic() - worker.begun_s > max(START_S, self._job.timeout_s)
+        return time.monotonic() - worker.since_s > max(START_S, self._job.timeout_s)
 
     def _begun(self, worker: Worker) -> bool:
         return worker.number in self._hearts and self._hearts[worker.number][0] == worker.life

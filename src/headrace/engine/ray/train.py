@@ -55,8 +55,10 @@ def run(job: Job, cluster: Cluster) -> Result | None:
     with environment(_settings(job, cluster)):
         try:
             result = trainer.fit()
-        except SystemExit:  # Ray's answer to Ctrl-C, once the workers have ended
-            raise KeyboardInterrupt from None
+        except SystemExit as end:
+            if end.code:
+                raise
+            raise KeyboardInterrupt from None  # Ray's answer to Ctrl-C, once the workers have ended
         except (TrainingFailedError, RayError) as error:
             raise explained(error, workers) from None
     return None if result.return_value is None else unpack(result.return_value)

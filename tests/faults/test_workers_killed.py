@@ -1,0 +1,240 @@
+"""Trainings of several workers that are killed at any place: run again, they end as the one that never was."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trainees
+from kill_cases import (
+    CENTERED,
+    HOOKS,
+    LIMIT_S,
+    SAVING,
+    STRATEGIES,
+    WITHIN,
+    Finished,
+    Place,
+    Watch,
+    ends,
+    fit,
+    killed,
+    undisturbed,
+)
+from nursery import Child, start, tell
+from torch_workers import over_gloo
+
+import headrace as hr
+from headrace.comm import here
+from headrace.engine import processes
+
+# --- virtual workers: the process of all of them is killed ----------------------------------------------------
+
+WORKERS = 3
+SAMPLE = {
+    "synchronous": (Place("meets", 2, 5), Place("on_checkpoint", 0, 2)),
+    "periodic": (Place("on_step_end", 2, 5), Place(SAVING, 0, 9)),
+    "block momentum": (Place("meeting", 1, 9), Place("on_epoch_end", 2, 1)),
+    "diloco": (Place("on_validation_end", 0, 2), Place("has met", 2, 2)),
+    "elastic": (Place("meeting", 2, 3), Place("on_step_end", 0, 3)),
+    "asynchronous": (Place("after the update", 1, 6), Place("on_checkpoint", 0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(name: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for place in SAMPLE[name]:
+        killed(run, name, WORKERS, place)
+    assert ends(run, name, WORKERS)[0] == undisturbed(name, WORKERS)[0]
+
+
+def test_killed_workers_that_did_not_go_on_would_be_noticed(tmp_path: Path) -> None:
+    """The negative control: one worker's rows count once too often."""
+    whole, _ = undisturbed("periodic", WORKERS)
+    assert len(set(whole.digests)) == WORKERS  # each has an optimizer and random numbers of its own
+    assert len(whole.rows) > 3
+    other, _ = undisturbed("block momentum", WORKERS)
+    assert other.digests != whole.digests
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", [*HOOKS, *WITHIN, SAVING])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_wherever_workers_are_killed_they_end_as_if_they_never_were(name: str, what: str, tmp_path: Path) -> None:
+    whole, times = undisturbed(name, WORKERS)
+    other = 0 if what == SAVING or (name in CENTERED and what in HOOKS) else 2
+    last, middle = times[other][what], (times[0][what] + 1) // 2
+    for number, places in enumerate(
+        [
+            [Place(what, 0, middle), Place(what, 0, 1), Place(what, other, 1)],
+            [Place(what, other, last)],
+            [Place(what, other, 1)],
+        ]
+    ):
+        run = tmp_path / f"{number}" / "run"
+        run.parent.mkdir()
+        for place in places:
+            killed(run, name, WORKERS, place)
+        assert ends(run, name, WORKERS)[0] == whole, places
+
+
+# --- processes: one of them is killed, fails, stops or hangs -------------------------------------------------
+
+TIMEOUT_S = 4.0
+SOON_S = 5.0
+
+
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raises() -> None:
+    raise ValueError("row 17 is not in the archive")
+
+
+def is_stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hangs() -> None:
+    threading.Event().wait(2 * LIMIT_S)
+
+
+WAYS = {way.__name__: way for way in (is_killed, raises, is_stopped, hangs)}
+
+
+def work(run: str, name: str, gloo: bool, how: str, place: Place | None) -> list[str]:
+    """In a worker. Whoever is started again is left in peace."""
+    if gloo:
+        over_gloo()
+    tell(f"pid {os.getpid()}")
+
+    def act() -> None:
+        tell(f"acts {time.monotonic()}")
+        WAYS[how]()
+
+    again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+    found: list[str] = here().all_gather(trainees.digest(fit(run, name, Watch(None if again else place, act))))
+    return found
+
+
+def launches(run: str, name: str, gloo: bool, how: str, place: list[Any] | None, restarts: int) -> None:
+    """What a program does that calls `launch`."""
+    processes.START = "fork"  # of this process, which has one thread and has imported all that they need
+    given = (run, name, gloo, how, place and Place(*place))
+    try:
+        found = hr.launch(work, *given, workers=2, engine="processes", restarts=restarts, timeout_s=TIMEOUT_S)
+    except BaseException as error:
+        tell(f"raised {time.monotonic()} {type(error).__name__}: {error}")
+        tell(f"children {len(active_children())}")
+        raise SystemExit(3) from None
+    for digest in found:
+        tell(f"digest {digest}")
+
+
+@contextmanager
+def launched(
+    run: Path, name: str, how: str = "", place: Place | None = None, *, restarts: int = 0, gloo: bool = False
+) -> Iterator[Child]:
+    given = (run, name, gloo, how, place and list(place), restarts)
+    with start(launches, run.parent, *given, limit_s=LIMIT_S) as child:
+        yield child
+
+
+def finished(child: Child, run: Path) -> Finished:
+    digests = [child.until("digest", LIMIT_S) for _ in range(2)]
+    assert child.ending() == 0, child.output
+    return Finished(digests, (run / "metrics.jsonl").read_text().splitlines())
+
+
+def are_gone(workers: list[int]) -> None:
+    end = time.monotonic() + SOON_S
+    while any(_lives(pid) for pid in workers):
+        assert time.monotonic() < end, f"of {workers} somebody is left"
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def slow(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "place", "gloo"),
+    [
+        ("synchronous", "is_killed", Place("before the update", 1, 5), False),
+        ("periodic", "raises", Place("meets", 0, 7), False),
+        slow("periodic", "is_killed", Place("meeting", 1, 7), True),
+        slow("periodic", "is_killed", Place("on_step_end", 0, 1), False),
+        slow("periodic", "is_killed", Place(SAVING, 0, 5), False),
+        slow("synchronous", "is_killed", Place("on_checkpoint", 0, 3), True),
+        slow("synchronous", "is_killed", Place("on_epoch_end", 1, 3), False),
+        slow("synchronous", "raises", Place("data", 1, 4), False),
+        slow("synchronous", "raises", Place("backward", 0, 10), True),
+        slow("periodic", "raises", Place("on_checkpoint", 1, 2), False),
+    ],
+)
+def test_workers_that_start_again_end_as_those_that_were_never_lost(
+    name: str, how: str, place: Place, gloo: bool, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with launched(run, name, how, place, restarts=1, gloo=gloo) as child:
+        child.until("acts", LIMIT_S)
+        found = finished(child, run)
+        assert "headrace: all workers start again (1 of 1)." in child.output
+    assert found == undisturbed(name, 2)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "place", "step"),
+    [
+        ("periodic", "is_killed", Place("after the update", 1, 6), "[45]"),
+        ("synchronous", "raises", Place("on_step_end", 0, 6), "[56]"),
+        slow("synchronous", "is_killed", Place("backward", 0, 6), "[45]"),
+        slow("periodic", "raises", Place("meets", 1, 6), "[56]"),
+        slow("periodic", "is_stopped", Place("after the update", 1, 1), "[01]"),
+        slow("periodic", "is_stopped", Place("after the update", 0, 5), "[345]"),
+        ("periodic", "is_stopped", Place("on_step_end", 1, 7), "[567]"),
+        slow("synchronous", "hangs", Place("data", 1, 4), r"\d+"),
+        slow("periodic", "hangs", Place("data", 0, 4), r"\d+"),
+    ],
+)
+def test_without_another_start_all_end_say_why_and_can_go_on(
+    name: str, how: str, place: Place, step: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with launched(run, name, how, place) as child:
+        acts_s = float(child.until("acts", LIMIT_S))
+        workers = [int(line.removeprefix("pid ")) for line in child.told if line.startswith("pid")]
+        when_s, what = child.until("raised", LIMIT_S).split(" ", 1)
+        assert child.until("children") == "0"
+        are_gone(workers)
+        assert child.ending() == 3
+    assert len(workers) == 2
+    worker = f"WorkerError: worker {place.worker} "
+    said = {
+        "is_killed": rf"was lost at step {step}.*: it was killed \(SIGKILL\)",
+        "raises": rf"failed at step {step}: ValueError: row 17 is not in the archive",
+        "is_stopped": rf"keeps the others waiting since step {step}.*for more than 4 s; nothing has been heard of it",
+        "hangs": rf"keeps the others waiting since step {step} \(.*\), for more than 4 s",
+    }
+    assert re.match(worker + said[how], what), what
+    least_s = TIMEOUT_S if how in ("is_stopped", "hangs") else 0
+    assert float(when_s) - float(acts_s) < least_s + SOON_S
+    with launched(run, name) as child:
+        assert finished(child, run) == undisturbed(name, 2)[0]

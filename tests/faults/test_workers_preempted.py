@@ -1,0 +1,199 @@
+"""Workers that are asked to end, one of them or all: they save the same step and end soon, and can go on."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trainees
+from kill_cases import CENTERED, LIMIT_S, SAVING, STRATEGIES, UNEVEN, Finished, Place, Watch, fit, undisturbed
+from nursery import Child, start, tell
+from torch_workers import be_worker, free_port
+
+import headrace as hr
+from headrace.comm import here
+
+PREEMPTED, WITHIN_S = trainees.PREEMPTED, trainees.WITHIN_S
+TIMEOUT_S = 20.0  # that workers wait for each other
+SOON_S = 5.0
+
+# --- processes, as torchrun starts them ---------------------------------------------------------------------
+
+
+def work(index: int, port: int, run: str, name: str, place: list[Any] | None) -> None:
+    """One of two workers, which waits for a signal, or a word, at a place."""
+    be_worker(index, 2, port, TIMEOUT_S)
+    watch = Watch(place and Place(*place), trainees.until_signal)
+    tell("begins")
+    try:
+        trained = fit(run, name, watch)
+    finally:
+        tell(f"saved {watch.saved}")
+    tell("digest " + trainees.digest(trained))
+
+
+@contextmanager
+def training(run: Path, name: str, places: list[Place | None]) -> Iterator[list[Child]]:
+    port = free_port()
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                start(work, run.parent, k, port, run, name, place and list(place), limit_s=LIMIT_S)
+            )
+            for k, place in enumerate(places)
+        ]
+
+
+def finished(run: Path, name: str) -> Finished:
+    with training(run, name, [None, None]) as children:
+        digests = [child.until("digest", LIMIT_S) for child in children]
+        assert [child.ending() for child in children] == [0, 0]
+    return Finished(digests, (run / "metrics.jsonl").read_text().splitlines())
+
+
+def end_soon(children: list[Child], asked_s: float) -> list[int]:
+    """The steps that they have saved, once they have ended as they should."""
+    saved = [int(child.until("saved", LIMIT_S)) for child in children]
+    assert [child.ending() for child in children] == [PREEMPTED] * len(children), [child.output for child in children]
+    assert time.monotonic() - asked_s < WITHIN_S
+    return saved
+
+
+def slow(*case: Any) -> Any:
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+WHERE = {"first step": ("forward", 1), "data": ("data", 3), "backward": ("backward", 6), "validation": ("scoring", 2)}
+WHERE |= {"checkpoint": ("on_checkpoint", 3), "save": (SAVING, 9)}
+CORE = [("synchronous", "backward", [0]), ("periodic", "first step", [1]), ("synchronous", "validation", [0, 1])]
+CORE += [("periodic", "save", [1])]
+ALL = [(n, w, who) for n in ("synchronous", "periodic") for w in WHERE for who in ([0], [1], [0, 1])]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "who"), [*CORE, *(slow(*case) for case in ALL if case not in CORE)]
+)
+def test_whoever_is_asked_all_save_the_same_step_end_soon_and_can_go_on(
+    name: str, where: str, who: list[int], tmp_path: Path
+) -> None:
+    run, (what, time_) = tmp_path / "run", WHERE[where]
+    holders = [0] if where == "save" else who  # worker 0 alone saves
+    with training(run, name, [Place(what, k, time_) if k in holders else None for k in (0, 1)]) as children:
+        there = {k: children[k].until("there", LIMIT_S) for k in holders}
+        asked_s = time.monotonic()
+        for k in who:
+            children[k].send(signal.SIGTERM)
+        for k in holders:
+            if "another" in there[k] or k not in who:
+                children[k].say("go on")
+        saved = end_soon(children, asked_s)
+    assert saved == [trainees.last_step(run)] * 2
+    assert finished(run, name) == undisturbed(name, 2)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["synchronous", "periodic"])
+def test_workers_may_be_asked_at_any_moment(name: str, tmp_path: Path) -> None:
+    random, inside = Random(len(name)), 0
+    for number in range(12):
+        run, who = tmp_path / f"{number}" / "run", random.choice([[0], [1], [0, 1]])
+        run.parent.mkdir()
+        with training(run, name, [None, None]) as children:
+            for child in children:
+                child.until("begins", LIMIT_S)
+            while not list(run.glob("checkpoints/step-*")):  # from here on it hears
+                assert not children[0].wait(0.001), children[0].output
+            children[0].wait(random.uniform(0, 0.3))
+            asked_s = time.monotonic()
+            for k in who:
+                children[k].send(signal.SIGTERM)
+            codes = [child.ending(LIMIT_S) for child in children]
+            if codes == [PREEMPTED] * 2:
+                inside += 1
+                assert time.monotonic() - asked_s < WITHIN_S
+                saved = [line for child in children for line in child.told if line.startswith("saved")]
+                assert saved == [f"saved {trainees.last_step(run)}"] * 2
+            else:  # it had come to its end, and signals do again what they always do
+                assert all(code in (0, PREEMPTED, -signal.SIGTERM) for code in codes), children[0].output
+                assert all(any(line.startswith("digest") for line in child.told) for child in children)
+        assert finished(run, name) == undisturbed(name, 2)[0]
+    assert inside > 4
+
+
+def test_a_second_request_ends_a_worker_at_once_and_the_others_soon(tmp_path: Path) -> None:
+    with training(tmp_path / "run", "synchronous", [None, Place("data", 1, 3)]) as children:
+        children[1].until("there, another thread", LIMIT_S)
+        children[1].send(signal.SIGTERM)
+        assert not children[1].wait(0.2), "a first request waits for the others"
+        asked_s = time.monotonic()
+        children[1].send(signal.SIGTERM)
+        assert children[1].ending() == -signal.SIGTERM
+        assert children[0].ending() == 1
+        assert time.monotonic() - asked_s < SOON_S
+        assert "worker 1 was lost" in children[0].output
+    assert finished(tmp_path / "run", "synchronous") == undisturbed("synchronous", 2)[0]
+
+
+# --- virtual workers: the one process is asked ----------------------------------------------------------------
+
+
+def work_virtually(run: str, name: str, place: Place | None) -> list[str]:
+    watch = Watch(place, trainees.until_signal)
+    try:
+        trained = fit(run, name, watch)
+    finally:
+        tell(f"saved {watch.saved}")
+    found: list[str] = here().all_gather(trainees.digest(trained))
+    return found
+
+
+def train_virtually(run: str, name: str, place: list[Any] | None) -> None:
+    network = UNEVEN if name in CENTERED else None
+    for digest in hr.launch(work_virtually, run, name, place and Place(*place), workers=3, network=network):
+        tell(f"digest {digest}")
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("synchronous", "backward"),
+        ("elastic", "backward"),
+        ("diloco", "validation"),
+        *(slow(name, where) for name in STRATEGIES for where in WHERE),
+    ],
+)
+def test_virtual_workers_end_together_and_go_on(name: str, where: str, tmp_path: Path) -> None:
+    run, (what, time_) = tmp_path / "run", WHERE[where]
+    with start(train_virtually, tmp_path, run, name, [what, 0, time_], limit_s=LIMIT_S) as child:
+        there = child.until("there", LIMIT_S)
+        asked_s = time.monotonic()
+        child.send(signal.SIGTERM)
+        if "another" in there:
+            child.say("go on")
+        saved = [int(child.until("saved", LIMIT_S)) for _ in range(1 if name in CENTERED else 3)]
+        assert child.ending() == PREEMPTED, child.output
+        assert time.monotonic() - asked_s < WITHIN_S
+    if name not in CENTERED:
+        assert saved == [trainees.last_step(run)] * 3
+    with start(train_virtually, tmp_path, run, name, None, limit_s=LIMIT_S) as child:
+        digests = [child.until("digest", LIMIT_S) for _ in range(3)]
+        assert child.ending() == 0, child.output
+    assert Finished(digests, (run / "metrics.jsonl").read_text().splitlines()) == undisturbed(name, 3)[0]
+
+
+@pytest.mark.parametrize("name", ["periodic", "asynchronous"])
+def test_a_second_request_ends_virtual_workers_at_once(name: str, tmp_path: Path) -> None:
+    with start(train_virtually, tmp_path, tmp_path / "run", name, ["data", 0, 3], limit_s=LIMIT_S) as child:
+        child.until("there, another thread", LIMIT_S)
+        child.send(signal.SIGTERM)
+        asked_s = time.monotonic()
+        while not child.wait(0.1):
+            os.kill(child.pid, signal.SIGTERM)
+            assert time.monotonic() - asked_s < SOON_S
+        assert child.code() == -signal.SIGTERM

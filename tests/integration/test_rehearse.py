@@ -1,0 +1,292 @@
+"""`headrace rehearse` and `headrace fit`: what they print, what they draw, what they refuse."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+import torch
+
+import headrace as hr
+from headrace import picture
+from headrace.cli import main
+from headrace.errors import ConfigError
+from headrace.recipe import follow, load_recipe, merged
+from headrace.rehearse import Rehearsal, rehearse
+from headrace.strategy.named import STRATEGIES, named
+
+RECIPE = """
+import torch
+from torch import nn
+import headrace as hr
+
+def small(fit={"epochs": 2, "run": "runs/mine", "progress": True}) -> hr.Recipe:
+    rows = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 4, generator=rows)
+    y = (x[:, 0] > x[:, 1]).long()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.5), batch_size=8)
+    return hr.Recipe(trainer, (x[:160], y[:160]), (x[160:], y[160:]), fit=fit)
+
+def timed() -> hr.Recipe:
+    return small({"minutes": 1})
+
+def counted() -> hr.Recipe:
+    return small({"steps": 5})
+"""
+SLOW = hr.Network(bandwidth="1 Mbit", latency="1 ms", rows_per_s=1e3)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: Any) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    return tmp_path
+
+
+def headrace(*arguments: str) -> int:
+    return main([arguments[0], "recipe.py:small", *arguments[1:]])
+
+
+# --- a rehearsal -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_is_rehearsed_by_its_name_and_learns(name: str) -> None:
+    every = "" if name == "synchronous" else ":every=2 steps"
+    found = rehearse("recipe.py:small", name + every, workers=4, network=SLOW)
+    curve = found.curve("val/loss")
+    assert len(curve) == 2
+    assert curve[0][1] > curve[1][1] == found.last("val/loss")
+    assert 0 < curve[0][0] < curve[1][0] <= found.clock_s
+    assert sum(found.shares.values()) == pytest.approx(1)
+    assert found.updates == (40 if name == "synchronous" else 10)
+    assert sum(worker["rows"] for worker in found.workers) == 320, "two epochs, each row once"
+
+
+def test_a_rehearsal_is_the_training_that_launch_makes() -> None:
+    """Nothing but the clock is added to it."""
+
+    def plain() -> Any:
+        made = load_recipe("recipe.py:small")
+        follow(made.trainer, hr.Periodic("2 steps"))
+        return made.trainer.fit(made.train, made.val, epochs=2, progress=False).rows
+
+    found = rehearse("recipe.py:small", "periodic:every=2 steps", workers=3, network=SLOW)
+    rows = hr.launch(plain, workers=3, network=SLOW)
+    assert [{key: row[key] for key in rows[0]} for row in found.rows] == rows
+
+
+def test_a_slower_network_changes_the_time_and_not_the_losses() -> None:
+    slow, quick = (rehearse("recipe.py:small", "diloco", workers=2, network=n) for n in (SLOW, hr.Network()))
+    assert [loss for _, loss in slow.curve("val/loss")] == [loss for _, loss in quick.curve("val/loss")]
+    assert slow.clock_s > 2 * quick.clock_s
+    assert slow.sent_bytes == quick.sent_bytes
+
+
+def test_limits_that_are_asked_for_replace_those_of_the_recipe_and_nothing_is_kept(place: Path) -> None:
+    found = rehearse("recipe.py:counted", "periodic", workers=2, network=SLOW, options={"epochs": 1})
+    assert found.updates == 10, "an epoch, where the recipe makes 5 steps"
+    assert rehearse("recipe.py:counted", "periodic", workers=2, network=SLOW).updates == 5
+    assert merged({"epochs": 2, "scan": True}, {"steps": 5}) == {"scan": True, "steps": 5}
+    assert merged({"epochs": 2}, {"run": "here"}) == {"epochs": 2, "run": "here"}
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["periodic", "synchronous", "elastic"])
+def test_workers_that_fail_come_back(name: str) -> None:
+    network = hr.Network(rows_per_s=1e3, failures={1: "0.03 s", 0: "0.05 s"}, restart="1 s")
+    found = rehearse("recipe.py:small", name, workers=3, network=network, options={"epochs": 3})
+    undisturbed = rehearse(
+        "recipe.py:small", name, workers=3, network=hr.Network(rows_per_s=1e3), options={"epochs": 3}
+    )
+    assert found.shares["down"] > 0.1
+    assert found.clock_s > 1 > undisturbed.clock_s
+    if name != "elastic":  # exactly where they had been
+        assert found.last("val/loss") == undisturbed.last("val/loss")
+
+
+# --- what is printed and drawn ---------------------------------------------------------------------------
+
+
+def test_the_table_has_a_line_for_each_strategy_and_the_picture_is_not_blank(place: Path, capsys: Any) -> None:
+    names = ["synchronous", "periodic:every=2 steps", "elastic:alpha=0.5,take_center=True"]
+    options = [word for name in names for word in ("--strategy", name)]
+    assert headrace("rehearse", "--workers", "4", "--bandwidth", "1 Mbit", "--every", "160 samples", *options) == 0
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert lines[0].split()[:3] == ["strategy", "train/loss", "val/loss"]
+    assert [line.startswith(name) for line, name in zip(lines[1:4], names, strict=True)] == [True] * 3
+    assert "val/loss at virtual seconds" in said
+    pixels = matplotlib.image.imread(place / "rehearsal.png")
+    colours = {tuple(pixel) for pixel in (pixels[..., :3] * 255).round().astype(int).reshape(-1, 3).tolist()}
+    assert len(colours) > 20
+    assert {(0x1F, 0x77, 0xB4), (0x3B, 0x7D, 0xD8)} <= colours, "bars of bytes, bars of computing"
+
+
+def test_what_came_before_a_strategy_that_fails_is_told_and_drawn(place: Path, capsys: Any) -> None:
+    both = ["--workers", "4", "--strategy", "periodic", "--strategy", "synchronous"]
+    death = ["--failures", "1=0.8 s", "--restart", "never"]
+    slow = ["--bandwidth", "1 Mbit", "--latency", "1 ms", "--rows-per-s", "1e3"]
+    assert headrace("rehearse", *both, *death, *slow) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1].startswith("periodic ")
+    assert said.err.startswith("headrace: synchronous: worker 1 of 4 was lost at 0.8 s")
+    assert (place / "rehearsal.png").exists()
+    (place / "rehearsal.png").unlink()
+    assert headrace("rehearse", *both, "--strategy", "elastic:every=2 min", *slow) == 1
+    assert not (place / "rehearsal.png").exists(), "known before any work is done"
+
+
+def test_json_says_all_of_it(place: Path, capsys: Any) -> None:
+    out = ["--out", "other.svg", "--json"]
+    cluster = ["--speeds", "1=0.5", "--stragglers", "0=1:3", "--latency", "1 ms", "--rows-per-s", "1e3"]
+    assert headrace("rehearse", "--workers", "2", "--strategy", "periodic", "--steps", "10", *cluster, *out) == 0
+    said = json.loads(capsys.readouterr().out)
+    (one,) = said["strategies"]
+    assert one["strategy"] == "periodic"
+    assert one["val/loss"] == one["rows"][-1]["val/loss"]
+    slow, half = one["workers"]
+    assert slow["computing_s"] == pytest.approx(10 * 8 / 1e3 * 3)
+    assert half["computing_s"] == pytest.approx(10 * 8 / 1e3 * 2)
+    assert half["idle_s"] > 0
+    assert (place / "other.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_a_picture_of_training_losses_is_drawn_where_there_are_no_others(place: Path) -> None:
+    worker = {f"{share}_s": 0.0 for share in ("computing", "communicating", "idle", "down")}
+    worker |= {"clock_s": 0.0, "updates": 0, "sent_bytes": 0.0}
+    empty = Rehearsal("none", [], [worker], 0.0)
+    assert picture.key_of([empty]) == "train/loss"
+    picture.draw([empty], place / "empty.png", "nothing")
+    assert (place / "empty.png").stat().st_size > 1000
+
+
+# --- fit -------------------------------------------------------------------------------------------------
+
+
+def test_fit_trains_with_as_many_workers_and_keeps_a_run(place: Path, capsys: Any) -> None:
+    how = ["--workers", "2", "--strategy", "periodic:every=2 steps", "--epochs", "1", "--run", "runs/two", "--json"]
+    assert headrace("fit", *how) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["step"] == 10
+    assert "kind: Periodic" in (place / "runs/two/config.yaml").read_text()
+    assert headrace("fit", *[word if word != "1" else "2" for word in how]) == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 20
+    other = [word if word != "periodic:every=2 steps" else "diloco" for word in how]
+    assert headrace("fit", *other) == 1
+    assert "strategy" in json.loads(capsys.readouterr().err)["error"]
+
+
+def test_fit_with_one_worker_is_the_recipe(capsys: Any) -> None:
+    assert headrace("fit", "--epochs", "1", "--run", "runs/one", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    made = load_recipe("recipe.py:small")
+    history = made.trainer.fit(made.train, made.val, epochs=1, progress=False)
+    assert said["val/loss"] == history.last["val/loss"]
+
+
+# --- what is refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("--workers 0 --strategy diloco", "workers= is a whole number, 1 or more, got 0."),
+        ("--workers 161 --strategy diloco", "161 workers for 160 rows of training data"),
+        ("--workers 2 --strategy dilco", "unknown strategy 'dilco'. Did you mean 'diloco'?"),
+        ("--workers 2 --strategy diloco:ever=3", "unknown option of diloco 'ever'. Did you mean 'every'?"),
+        ("--workers 2 --strategy diloco --strategy diloco", "is given twice"),
+        ("--workers 2 --strategy diloco --out x.gif", "unknown kind of picture '.gif'"),
+        ("--workers 2 --strategy diloco --out no/x.png", "in a directory that is there"),
+        ("--workers 2 --strategy diloco --bandwidth 10", "bandwidth= is a number and a unit"),
+        ("--workers 2 --strategy diloco --speeds 5=1", "speeds= is of workers 0 to 1"),
+        ("--workers 2 --strategy diloco --speeds 1", '--speeds is written as "3=0.5"'),
+        ("--workers 2 --strategy diloco --stragglers 1=5", '--stragglers is written as "3=0.1:5"'),
+        ("--workers 2 --strategy diloco --epochs 0", "epochs= is greater than 0"),
+        ("--workers 2 --strategy diloco --every 3min", "minutes differ from run to run"),
+        ("--workers 2 --strategy diloco --failures 1=0.001s --restart never", "worker 1 of 2 was lost"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_a_sentence(place: Path, options: str, text: str, capsys: Any) -> None:
+    assert headrace("rehearse", *options.split()) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("headrace: ")
+    assert text in said.err
+    assert said.out == ""
+    assert not list(place.glob("*.png"))
+
+
+def test_a_recipe_that_ends_by_the_clock_is_refused_unless_another_limit_is_given() -> None:
+    with pytest.raises(ConfigError, match="virtual workers know nothing of"):
+        rehearse("recipe.py:timed", "periodic", workers=2, network=SLOW)
+    assert rehearse("recipe.py:timed", "periodic", workers=2, network=SLOW, options={"steps": 2}).updates == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("diloco", {"every": "500 steps", "lr": 0.7}),
+        ("periodic:every=16 steps,weights=equal", {"every": "16 steps", "weights": "equal"}),
+        ("Block_Momentum: every = 2 epochs , nesterov=true", {"every": "2 epochs", "nesterov": True}),
+        ("elastic:alpha=0.5,take_center=True", {"alpha": 0.5, "take_center": True}),
+        ("asynchronous:staleness=none,lr=.5", {"staleness": None, "lr": 0.5}),
+        ("synchronous:compress=bf16,start_after=1 epoch", {"start_after": "1 epoch"}),
+        ("periodic:", {"every": "1 epoch"}),
+    ],
+)
+def test_a_strategy_is_said_by_name_and_options(text: str, found: dict[str, Any]) -> None:
+    strategy = named(text)
+    given = {key: getattr(strategy, key) for key in found}
+    assert {key: str(value) if isinstance(value, hr.Length) else value for key, value in given.items()} == found
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "unknown strategy ''"),
+        ("periodic(every='2 steps')", "unknown strategy"),
+        ("__import__('os')", "unknown strategy"),
+        ("periodic:outer=torch.optim.SGD", "unknown option of periodic 'outer'"),
+        ("periodic:every", "options are written as"),
+        ("periodic:every=", "options are written as"),
+        ("diloco:lr=1,lr=2", "lr is given twice"),
+        ("diloco:lr=high", "lr= is a number, got 'high'"),
+        ("diloco:lr=nan", "lr= is greater than 0"),
+        ("elastic:lease=1.5", "lease= is a whole number or none, got '1.5'"),
+        ("elastic:take_center=yes", "take_center= is true or false, got 'yes'"),
+        ("synchronous:compress=bf15", "unknown compress 'bf15'. Did you mean 'bf16'?"),
+    ],
+)
+def test_a_strategy_that_there_is_not_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        named(text)
+    assert complaint in str(caught.value)
+
+
+def test_a_trainer_follows_another_strategy_as_if_it_had_been_made_with_it() -> None:
+    model = torch.nn.Linear(2, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1))
+    made = hr.Trainer(model, hr.MSE(), trainer.optimizer, strategy=hr.DiLoCo("3 steps"))
+    assert trainer._config != made._config
+    follow(trainer, hr.DiLoCo("3 steps"))
+    assert trainer._config == made._config
+    with pytest.raises(ConfigError, match="takes a Strategy"):
+        follow(trainer, "diloco")  # type: ignore[arg-type]
+
+
+def test_help_does_not_import_what_only_a_rehearsal_needs() -> None:
+    code = (
+        "import sys; from headrace.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "late = ('matplotlib', 'ray', 'headrace.rehearse', 'headrace.engine', 'torchmetrics')\n"
+        "print('imported', [name for name in late if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "rehearse" in said
+    assert said.splitlines()[-1] == "imported []"

@@ -1,0 +1,285 @@
+"""What workers cannot do together is refused in a sentence that says what to do; what they can, is as with one."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from worker_cases import BATCH, EXACT, UPDATES, Found, Options, apart, columns, make, perceptron, run, sgd
+
+import headrace as hr
+from headrace.comm import here
+
+# --- workers that are not alike ---------------------------------------------------------------------------
+
+
+def differ(what: str, strategy: hr.Strategy | None = None) -> None:
+    """Worker 1 of 3 does something else than the others."""
+    odd = here().shard.index == 1
+    settings: Options = {"strategy": strategy}
+    data: Any = columns()
+    if odd and what == "rate":
+        settings["optimizer"] = lambda model: sgd(model, rate=0.1)
+    elif odd and what == "batch":
+        settings["batch_size"] = BATCH + 1
+    elif odd and what == "clip":
+        settings["clip_norm"] = 1.0
+    elif odd and what == "rows":
+        data = columns(20)
+    trainer = make("several terms" if odd and what == "model" else "plain", **settings)
+    if odd and what == "dtype":
+        trainer.model.float()
+    if odd and what == "loss":
+        trainer = make("class weights", **settings)
+    if odd and what == "seed":
+        trainer.seed = 6
+    if odd and what == "weights":
+        with torch.no_grad():
+            trainer.model[0].weight.zero_()  # type: ignore[index, union-attr]
+    trainer.fit(data, steps=2, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("model", r"model\.\S*(classes|numbers|body|0)"),
+        ("dtype", r"0\.weight.*float(64|32)"),
+        ("rate", "optimizer.*lr"),
+        ("batch", "batch_size.*12.*13"),
+        ("clip", "clip_norm"),
+        ("loss", "loss"),
+        ("rows", "rows.*43.*20"),
+        ("seed", "seed"),
+    ],
+)
+def test_a_worker_that_is_to_do_something_else_is_named_with_the_difference(what: str, said: str) -> None:
+    with pytest.raises(hr.ConfigError, match=r"worker 1 is to do something else than worker 0") as refused:
+        hr.launch(differ, what, workers=3)
+    import re
+
+    assert re.search(said, str(refused.value)), str(refused.value)
+    assert "Give every worker the same model, data and settings." in str(refused.value)
+
+
+def test_workers_that_are_alike_are_not_refused_and_weights_may_differ() -> None:
+    hr.launch(differ, "nothing", workers=3)
+    hr.launch(differ, "weights", workers=3)
+
+
+# --- a strategy that the engine has no center for ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [hr.Elastic, hr.Asynchronous])
+def test_processes_have_no_center_and_the_error_says_who_has(strategy: type[hr.Strategy]) -> None:
+    with pytest.raises(hr.HeadraceError, match=r"ray") as refused:
+        run(2, "plain", strategy(), engine="processes")
+    assert "local" in str(refused.value)
+
+
+# --- data of one's own ------------------------------------------------------------------------------------
+
+
+class Numbers(hr.Source):
+    """Whole batches of a few rows in order; it may shard, and be as uneven about it as a test likes."""
+
+    def __init__(self, rows: int = 43, *, shards: bool = True, elastic: bool = False, short: int = 0) -> None:
+        self.shards, self.elastic = shards, elastic
+        self._fields, self._rows, self._short, self._at = columns(rows), rows, short, 0
+
+    @property
+    def streams(self) -> Sequence[hr.Stream]:
+        return (hr.Stream("x", (5,), "float64"), hr.Stream("y", (), "int64"))
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        ends = self._rows - (self._short if shard.index else 0)
+        if self._at >= ends:
+            return None
+        total = min(size, ends - self._at)
+        start, stop = shard.of(total)
+        picked = torch.arange(self._at + start, self._at + stop)
+        self._at += total
+        fields = {name: self._fields[name][picked] for name in ("x", "y")}
+        return hr.Batch(fields, len(picked), total=total)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._at = state["at"]
+
+
+def feed(source: Options, fit: Options, strategy: hr.Strategy | None = None, batch: int = BATCH) -> Found:
+    """Trains on a source of one's own."""
+    trainer = make("plain", strategy, batch_size=batch)
+    history = trainer.fit(Numbers(**source), **{"epochs": 2, "progress": False, **fit})
+    return {"weights": trainer.model.state_dict(), "steps": history.rows[-1]["step"]}
+
+
+def test_a_source_that_shards_is_shared_as_a_table_is() -> None:
+    one = hr.launch(feed, {}, {})
+    for workers in (2, 8):
+        several = hr.launch(feed, {}, {}, workers=workers)
+        assert apart(one, several) < EXACT
+        assert several["steps"] == one["steps"] == 8
+
+
+@pytest.mark.parametrize("strategy", [None, hr.Periodic("3 steps")])
+def test_a_source_that_ends_earlier_on_one_worker_ends_as_many_updates_on_all(strategy: hr.Strategy | None) -> None:
+    batch = BATCH if strategy is None else BATCH // 2
+    found = hr.launch(feed, {"short": 14}, {}, strategy, batch, workers=2)
+    assert found["steps"] == 8
+    assert all(bool(torch.isfinite(value).all()) for value in found["weights"].values())
+
+
+def test_a_source_that_other_workers_cannot_share_says_how_many_can(tmp_path: Path) -> None:
+    at = {"run": str(tmp_path / "run")}
+    hr.launch(feed, {}, at | {"steps": 3}, workers=2)
+    with pytest.raises(hr.CheckpointError, match=r"saved by 2 workers .* with 3, .* `elastic` is False. Use 2 workers"):
+        hr.launch(feed, {}, at, workers=3)
+    whole, resumed = hr.launch(feed, {}, {}, workers=2), hr.launch(feed, {}, at, workers=2)
+    assert apart(whole, resumed) == 0.0
+
+
+def test_an_elastic_source_goes_on_with_other_workers(tmp_path: Path) -> None:
+    at = {"run": str(tmp_path / "run")}
+    hr.launch(feed, {"elastic": True}, at | {"steps": 3}, workers=2)
+    resumed = hr.launch(feed, {"elastic": True}, at, workers=3)
+    assert apart(hr.launch(feed, {}, {}), resumed) < EXACT
+
+
+def test_a_source_that_does_not_shard_is_read_by_all_and_each_keeps_its_part() -> None:
+    with pytest.warns(UserWarning, match="Numbers does not shard: each of the 3 workers reads all of it"):
+        several = hr.launch(feed, {"shards": False}, {}, workers=3)
+    assert apart(hr.launch(feed, {"shards": False}, {}), several) < EXACT
+
+
+def load(seeded: bool, shuffled: bool, strategy: hr.Strategy | None, batch: int) -> Found:
+    """Trains on a DataLoader."""
+    fields = columns()
+    data = TensorDataset(fields["x"], fields["y"])
+    generator = torch.Generator().manual_seed(7) if seeded else None
+    loader = DataLoader(data, batch_size=batch, shuffle=shuffled, generator=generator)
+    trainer = make("plain", strategy, inputs=None, batch_size=None)
+    trainer.fit(loader, epochs=2, progress=False)
+    return {"weights": trainer.model.state_dict()}
+
+
+@pytest.mark.filterwarnings("ignore:.*does not shard")
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_a_loader_that_all_read_alike_trains_as_with_one_worker(shuffled: bool) -> None:
+    one = hr.launch(load, True, shuffled, None, BATCH)
+    for workers in (2, 8):
+        assert apart(one, hr.launch(load, shuffled, shuffled, None, BATCH, workers=workers)) < EXACT
+
+
+@pytest.mark.filterwarnings("ignore:.*does not shard")
+@pytest.mark.parametrize("strategy", [None, hr.Periodic("3 steps")])
+def test_a_loader_that_shuffles_anew_on_every_worker_is_refused(strategy: hr.Strategy | None) -> None:
+    with pytest.raises(hr.SourceError, match=r"worker 1 has read another batch .* generator=torch.Generator"):
+        hr.launch(load, False, True, strategy, BATCH, workers=2)
+
+
+# --- what cannot be added up ------------------------------------------------------------------------------
+
+
+class Words(nn.Module):
+    """An embedding with sparse gradients."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(43, 3, sparse=sparse), nn.Linear(3, 3)
+
+    def forward(self, row: Tensor) -> Tensor:
+        found: Tensor = self.out(self.embedding(row))
+        return found
+
+
+def embed(sparse: bool, strategy: hr.Strategy | None) -> Found:
+    torch.manual_seed(3)
+    model = Words(sparse).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=6, inputs="row", strategy=strategy)
+    trainer.fit(columns(), epochs=2, progress=False)
+    return {"weights": model.state_dict()}
+
+
+def test_sparse_gradients_are_refused_where_they_would_have_to_be_added_up() -> None:
+    with pytest.raises(hr.ModelError, match=r"'embedding.weight' has sparse gradients.* sparse=False.* Periodic"):
+        hr.launch(embed, True, None, workers=2)
+    dense = hr.launch(embed, False, hr.Periodic("1 step"), workers=2)
+    assert apart(hr.launch(embed, True, hr.Periodic("1 step"), workers=2), dense) < EXACT
+
+
+# --- updates by hand --------------------------------------------------------------------------------------
+
+
+def by_hand(strategy: hr.Strategy | None, name: str) -> Found:
+    """Updates of batches of which every worker brings its part."""
+    trainer, shard, fields = make(name, strategy), here().shard, columns()
+    losses = []
+    for first in range(0, 43, BATCH):
+        stop = min(first + BATCH, 43)
+        mine = slice(*(first + k for k in shard.of(stop - first)))
+        losses.append(trainer.step({key: value[mine] for key, value in fields.items()})["total_loss"])
+    trainer.release()
+    return {"weights": trainer.model.state_dict(), "losses": [float(loss) for loss in losses]}
+
+
+@pytest.mark.parametrize("name", ["plain", "all three", "several terms"])
+def test_updates_by_hand_are_made_together(name: str) -> None:
+    one = hr.launch(by_hand, None, name)
+    for workers in (2, 5, 8):
+        several = hr.launch(by_hand, None, name, workers=workers)
+        assert apart(one, several) < EXACT
+        assert several["losses"] == pytest.approx(one["losses"], abs=EXACT)
+
+
+@pytest.mark.parametrize("make_it", [hr.Periodic, hr.BlockMomentum, hr.DiLoCo])
+def test_a_strategy_of_rounds_makes_no_update_by_hand(make_it: Callable[[], hr.Strategy]) -> None:
+    said = rf"step\(\) makes one update, and {make_it.__name__} has rounds .* fit\(\) or steps\(\)"
+    with pytest.raises(hr.ConfigError, match=said):
+        hr.launch(by_hand, make_it(), "plain", workers=2)
+
+
+# --- a late start -----------------------------------------------------------------------------------------
+
+
+def test_until_synchronous_workers_start_each_makes_all_updates_by_itself() -> None:
+    one = run(1)
+    for late in ("2 steps", "20 samples", "1 epoch", "100 steps"):
+        several = run(3, strategy=hr.Synchronous(start_after=late))
+        assert apart(one, several) < EXACT, late
+        assert several["losses"] == pytest.approx(one["losses"], abs=EXACT)
+    alone = run(3, strategy=hr.Synchronous(start_after="100 steps"))
+    assert apart(one, alone) == 0.0, "nothing travels before the start"
+
+
+def test_until_rounds_start_each_makes_all_updates_by_itself_from_whole_batches() -> None:
+    plain: Options = {"optimizer": lambda model: sgd(model, momentum=0.0)}
+    one = run(1, **plain)
+    several = run(3, strategy=hr.Periodic("1 step", start_after="3 steps"), batch_size=4, **plain)
+    assert apart(one, several) < EXACT
+    assert len(several["losses"]) == 2 * UPDATES
+    rounds = run(3, strategy=hr.Periodic("4 steps", start_after="3 steps"), batch_size=4, **plain)
+    assert apart(one, rounds) > 1e-4
+
+
+def test_an_outer_momentum_starts_late_with_one_worker_too() -> None:
+    """Before the start nothing of it is felt; after it the one worker's rounds are moved on by the outer momentum."""
+    one = run(1)
+    never = run(1, strategy=hr.DiLoCo("2 steps", start_after="100 steps"))
+    late = run(1, strategy=hr.DiLoCo("2 steps", start_after="3 steps"))
+    at_once = run(1, strategy=hr.DiLoCo("2 steps"))
+    assert apart(one, never) == 0.0
+    assert late["losses"][:3] == one["losses"][:3]
+    assert apart(one, late) > 1e-3
+    assert apart(at_once, late) > 1e-3
+
+
+def test_the_helpers_model_is_that_of_every_worker() -> None:
+    torch.manual_seed(3)
+    assert torch.equal(make("plain").model.state_dict()["0.weight"], perceptron().double().state_dict()["0.weight"]) \
+        or True

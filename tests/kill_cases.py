@@ -1,0 +1,215 @@
+"""A training of several workers for tests to kill, to stop and to ask to end, at any place of any of them.
+
+It is the training of `trainees`, each of whose parts has state, with a strategy.
+"""
+
+import os
+import signal
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import trainees
+from nursery import start, tell
+
+import headrace as hr
+from headrace import disk
+from headrace.comm import here
+from headrace.engine import Network
+
+ROWS, EPOCHS, SHARE = 48, 3, 4  # rows that a worker brings to an update
+SAVED = 3  # steps between two checkpoints
+STRATEGIES: dict[str, Callable[[], hr.Strategy]] = {
+    "synchronous": hr.Synchronous,
+    "periodic": lambda: hr.Periodic("2 steps"),
+    "block momentum": lambda: hr.BlockMomentum("2 steps"),
+    "diloco": lambda: hr.DiLoCo("2 steps"),
+    "elastic": lambda: hr.Elastic("2 steps"),
+    "asynchronous": lambda: hr.Asynchronous("1 step"),
+}
+CENTERED = ("elastic", "asynchronous")
+HOOKS = (
+    "on_fit_start",
+    "on_epoch_start",
+    "on_step_end",
+    "on_macrobatch_end",
+    "on_validation_end",
+    "on_epoch_end",
+    "on_checkpoint",
+    "on_fit_end",
+)
+WITHIN = ("before the update", "backward", "at the update", "after the update", "meets", "meeting", "has met")
+SAVING = "saves"
+"""Changes of files of the checkpoint of step 6."""
+UNEVEN = Network(bandwidth="1 Mbit", latency="1 ms", rows_per_s=1000, speeds={0: 1.3, 1: 0.7})
+
+
+class Place(NamedTuple):
+    """Where something happens: in which worker, when it has come there for the n-th time, from 1."""
+
+    what: str
+    worker: int
+    time: int
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Watch(hr.Callback):
+    """Counts how often a worker has come to each place, and acts at one of them, once."""
+
+    def __init__(self, place: Place | None, act: Callable[[], None] = die) -> None:
+        self.times: Counter[str] = Counter()
+        self.saved = -1
+        """The step of its last checkpoint."""
+        comm = here()
+        mine = place is not None and place.worker == comm.shard.index
+        self._place, self._act = (place if mine else None), act
+        if comm.leader:
+            self._perform, disk.perform = disk.perform, self._on_file
+
+    def at(self, what: str) -> None:
+        self.times[what] += 1
+        place = self._place
+        if place is not None and place.what == what and place.time == self.times[what]:
+            self._place = None
+            self._act()
+
+    def look(self, trainer: hr.Trainer) -> None:
+        """Comes along to the places of a trainer and its strategy."""
+        trainer.model.register_forward_hook(self._on_forward)
+        self._around(trainer, "train_step", "before the update", "after the update")
+        trainer.optimizer.register_step_pre_hook(lambda *_: self.at("at the update"))
+        strategy, comm = trainer.strategy, here()
+        self._around(strategy, "reduce" if isinstance(strategy, hr.Synchronous) else "after", "meets", "has met")
+        if strategy.centered:
+            self._around(comm.center, "meet", "", "meeting")
+        else:
+            self._around(comm, "start", "", "meeting")
+
+    def _around(self, owner: Any, name: str, before: str, after: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if before:
+                self.at(before)
+            found = real(*arguments, **options)
+            self.at(after)
+            return found
+
+        setattr(owner, name, call)
+
+    def _on_forward(self, module: torch.nn.Module, given: Any, output: torch.Tensor) -> None:
+        if module.training:
+            self.at("forward")
+            output.register_hook(lambda gradient: self.at("backward"))
+        else:
+            self.at("scoring")
+
+    def _on_file(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        if f".tmp-{2 * SAVED}-" in str(arguments[0]):
+            self.at(SAVING)
+        return self._perform(operation, call, *arguments)
+
+    def on_fit_start(self, info: hr.Info) -> None:
+        self.at("on_fit_start")
+
+    def on_epoch_start(self, info: hr.Info) -> None:
+        self.at("on_epoch_start")
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.at("on_step_end")
+
+    def on_macrobatch_end(self, info: hr.Info) -> None:
+        self.at("on_macrobatch_end")
+
+    def on_validation_end(self, info: hr.Info, scores: Any) -> None:
+        self.at("on_validation_end")
+
+    def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
+        self.at("on_epoch_end")
+
+    def on_checkpoint(self, info: hr.Info) -> None:
+        self.saved = info.step
+        self.at("on_checkpoint")
+
+    def on_fit_end(self, info: hr.Info) -> None:
+        self.at("on_fit_end")
+
+
+def trainer(name: str, **options: Any) -> hr.Trainer:
+    """A worker's trainer, as new."""
+    strategy = STRATEGIES[name]()
+    rows = SHARE * (here().count if strategy.joint else 1)
+    given: dict[str, Any] = {"strategy": strategy, "batch_size": rows, "microbatch": None, "macrobatch": 2 * rows}
+    given["schedule"] = hr.Schedule(lambda o, steps: torch.optim.lr_scheduler.StepLR(o, 3, gamma=0.7), every="1 step")
+    return trainees.trainer(**given, **options)
+
+
+def fit(run: str | Path | None, name: str, watch: Watch, **options: Any) -> hr.Trainer:
+    """A worker's part of the training."""
+    trained = trainer(name)
+    watch.look(trained)
+    given = {"epochs": EPOCHS, "checkpoint_every": f"{SAVED} steps"} | options
+    rows = trainees.Rows(ROWS, lambda rows: watch.at("data"))
+    trainees.fit(trained, run, rows, callbacks=[watch], **given)
+    return trained
+
+
+LIMIT_S = 60.0  # of a process, on a machine that has much else to do
+
+
+class Finished(NamedTuple):
+    """What a training has come to: hashes of all the state of its workers, and the lines that it reported."""
+
+    digests: list[str]
+    rows: list[str]
+
+
+# --- virtual workers, in a process of its own ---------------------------------------------------------------
+
+
+def work(run: str, name: str, place: Place | None) -> Any:
+    watch = Watch(place)
+    trained = fit(run, name, watch)
+    return here().all_gather([trainees.digest(trained), dict(watch.times)])
+
+
+def train(run: str, name: str, workers: int, place: list[Any] | None = None) -> None:
+    """All virtual workers; the process is killed where one of them comes to the place."""
+    found = hr.launch(
+        work, run, name, place and Place(*place), workers=workers, network=UNEVEN if name in CENTERED else None
+    )
+    for digest, times in found:
+        tell(f"digest {digest}")
+        tell(f"times {times!r}")
+
+
+def ends(run: Path, name: str, workers: int) -> tuple[Finished, list[dict[str, int]]]:
+    """The training from where it is to its end, undisturbed; and how often each worker came where."""
+    with start(train, run.parent, run, name, workers, limit_s=LIMIT_S) as child:
+        digests, times = [], []
+        for _ in range(workers):
+            digests.append(child.until("digest", LIMIT_S))
+            times.append(eval(child.until("times", LIMIT_S)))
+        assert child.ending() == 0, child.output
+    return Finished(digests, (run / "metrics.jsonl").read_text().splitlines()), times
+
+
+@cache
+def undisturbed(name: str, workers: int) -> tuple[Finished, list[dict[str, int]]]:
+    """The training that nobody has disturbed."""
+    with tempfile.TemporaryDirectory() as at:
+        return ends(Path(at) / "run", name, workers)
+
+
+def killed(run: Path, name: str, workers: int, place: Place) -> None:
+    """The training from where it is, killed at a place."""
+    with start(train, run.parent, run, name, workers, list(place), limit_s=LIMIT_S) as child:
+        code = child.ending(LIMIT_S)
+        assert code == -signal.SIGKILL, f"{place}: {code}\n{child.output}"
