@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import ray
 import torch
 import torch.distributed as dist
 
+from headrace import L1, Trainer
 from headrace.comm import here
 from headrace.comm.center import Push, Rule, Terms, Vectors, Wait
 from headrace.engine.job import Job
 from headrace.engine.ray import cluster
 from headrace.engine.ray.center import Kept
 from headrace.errors import ConfigError
-from headrace.strategy import Elastic
+from headrace.strategy import Elastic, Strategy
 
 ROWS, LEASE, END = 40, 6, 100  # two epochs and a half
 PUSH = 4  # rows
@@ -31,8 +33,8 @@ LONG_S = 300.0
 # --- workers that go in step ------------------------------------------------------------------------------
 
 
-def talk(base: float) -> dict[str, Any]:
-    """Everything that workers can say together, and what a worker finds around it."""
+def talk_and_train(base: float, model: "Visits", strategy: Strategy) -> dict[str, Any]:
+    """Everything that workers can say together, what a worker finds around it, and a training."""
     comm = here()
     k, count = comm.shard.index, comm.count
     total, most = torch.full((2, 3), base + k), torch.tensor([k, -k])
@@ -41,7 +43,7 @@ def talk(base: float) -> dict[str, Any]:
     comm.all_reduce(most, "max")
     weights = torch.arange(4.0) * (k + 1)
     comm.broadcast(weights)
-    return {
+    return visit(model, strategy, 2) | {
         "total": total,
         "most": most.tolist(),
         "weights": weights,
@@ -54,13 +56,6 @@ def talk(base: float) -> dict[str, Any]:
         "processes": comm.all_gather(os.getpid()),
         "listening": listening(os.environ["RAY_AUTH_TOKEN_PATH"]),
     }
-
-
-def train_a_little(model: torch.nn.Linear) -> str:
-    """Changes the model; whoever is not worker 0 to something else."""
-    with torch.no_grad():
-        model.weight.fill_(1.0 + here().shard.index)
-    return "trained"
 
 
 def fail(kind: str) -> None:
@@ -103,6 +98,11 @@ class Add(Rule):
         for name, vector in center.items():
             vector.add_(push.vectors[name])
         return center
+
+
+def count_and_train(model: "Visits", strategy: Strategy) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two trainings, one after the other, at one center."""
+    return count(), visit(model, strategy, 3)
 
 
 def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: int = 1) -> dict[str, Any]:
@@ -186,6 +186,40 @@ class KilledAfterSaving(KilledAfterApplying):
     """As that one, when the push that nobody hears of has been saved."""
 
     saves = True
+
+
+# --- trainings --------------------------------------------------------------------------------------------
+
+
+class Visits(torch.nn.Module):
+    """Its weights count how often each row has been trained with: every update adds 1 to those of its batch.
+
+    That is what SGD with the rate 1 does for the sum of absolute errors, all of which are far too small.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.seen = torch.nn.Parameter(torch.zeros(rows))
+
+    def forward(self, row: torch.Tensor) -> torch.Tensor:
+        return self.seen[row]
+
+
+def visit(
+    model: Visits, strategy: Strategy, epochs: int, run: str | None = None, killed: tuple[int, int, str] | None = None
+) -> dict[str, Any]:
+    """Trains: every row is to be visited once an epoch, whoever does it.
+
+    `killed`: SIGKILL for this worker after so many of its updates, once; and a directory to remember it.
+    """
+    rows, me = len(model.seen), here().shard.index
+    trainer = Trainer(model, L1(reduce="sum"), partial(torch.optim.SGD, lr=1.0), batch_size=8, strategy=strategy)
+    data = torch.arange(rows), torch.full((rows,), 1e6)
+    for info in trainer.steps(data, epochs=epochs, run=run, progress=False):
+        if killed is not None and (me, info.step) == killed[:2] and only_once(killed[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+    history = trainer.history
+    return {"epochs": len(history), "samples": history[-1]["samples"], "count": here().count}
 
 
 # --- what is around ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -241,7 +241,8 @@ def test_workers_start_again_after_a_failure(tmp_path: Path) -> None:
 def waits(at: str, how: str) -> None:
     here().all_reduce(torch.ones(1))
     tell(f"pid {os.getpid()}")
-    (Path(at) / "go").exists() or time.sleep(60)
+    while not (Path(at) / "go").exists():
+        time.sleep(0.01)
 
 
 def test_nobody_but_this_machine_is_listened_to(tmp_path: Path) -> None:
@@ -250,6 +251,8 @@ def test_nobody_but_this_machine_is_listened_to(tmp_path: Path) -> None:
         found = listening([child.pid, *workers])
         assert len(found) >= 3  # the store, and gloo's
         assert set(found) == {LOOPBACK}
+        (tmp_path / "go").touch()
+        assert child.ending() == 0, child.output
 
 
 # --- failures --------------------------------------------------------------------------------------------
@@ -429,15 +432,15 @@ def test_a_port_that_another_program_has_is_named() -> None:
             run(Job(nothing, workers=2, nodes=2, address=address, interface="lo", timeout_s=1.0))
 
 
-def test_a_network_that_others_can_reach_is_said_to_be_open(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_that_others_can_reach_is_said_to_be_open(capsys: pytest.CaptureFixture[str]) -> None:
     assert host_of(None) == host_of("lo") == "127.0.0.1"
     assert capsys.readouterr().err == ""
-    outside = [name for _, name in socket.if_nameindex() if name != "lo"]
-    if not outside:
+    for _, name in socket.if_nameindex():
+        with suppress(ConfigError):  # one that has no address
+            if not host_of(name).startswith("127."):
+                break
+    else:
         pytest.skip("there is no network here but that of this machine")
-    assert not host_of(outside[0]).startswith("127.")
     assert "UNAUTHENTICATED AND UNENCRYPTED: for private networks only" in capsys.readouterr().err
 
 

@@ -14,7 +14,7 @@ import torch
 
 from headrace.engine import launch
 from headrace.errors import ConfigError
-from headrace.strategy import Elastic
+from headrace.strategy import Asynchronous, Synchronous
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 
@@ -43,7 +43,10 @@ def job(main: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def test_workers_in_step_say_everything_to_each_other_and_listen_to_this_machine_alone(there: Any) -> None:
-    found = job(ray_cases.talk, 10.0)
+    model = ray_cases.Visits(37)
+    found = job(ray_cases.talk_and_train, 10.0, model, Synchronous())
+    assert torch.equal(model.seen, torch.full((37,), 2.0)), "the caller's model has what the workers have agreed on"
+    assert (found["epochs"], found["samples"], found["count"]) == (2, 74, 2)
     assert torch.equal(found["total"], torch.full((2, 3), 21.0))
     assert found["most"] == [1, 0]
     assert torch.equal(found["weights"], torch.arange(4.0))
@@ -78,7 +81,11 @@ def test_a_cluster_of_our_own_is_private(there: Any) -> None:
 
 
 def test_workers_that_meet_at_a_center_use_every_row_once(there: Any) -> None:
-    found = job(ray_cases.count, Elastic())
+    model = ray_cases.Visits(37)
+    strategy = Asynchronous(every="1 step", staleness=100, down_weight=False)
+    found, trained = job(ray_cases.count_and_train, model, strategy)
+    assert torch.equal(model.seen, torch.full((37,), 3.0)), "every row once an epoch"
+    assert (trained["samples"], trained["count"]) == (111, 2)
     assert torch.equal(found["seen"], torch.ones(ray_cases.END))
     assert (found["samples"], found["epochs"]) == (ray_cases.END, ray_cases.END // ray_cases.ROWS)
     assert sum(mine for mine, _, _ in found["every"]) == ray_cases.END

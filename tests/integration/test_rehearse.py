@@ -130,12 +130,12 @@ def test_the_table_has_a_line_for_each_strategy_and_the_picture_is_not_blank(pla
 
 def test_what_came_before_a_strategy_that_fails_is_told_and_drawn(place: Path, capsys: Any) -> None:
     both = ["--workers", "4", "--strategy", "periodic", "--strategy", "synchronous"]
-    death = ["--failures", "1=0.8 s", "--restart", "never"]
-    slow = ["--bandwidth", "1 Mbit", "--latency", "1 ms", "--rows-per-s", "1e3"]
+    death = ["--failures", "1=3 s", "--restart", "never"]
+    slow = ["--latency", "10 ms"]  # 1 s of virtual time, and 5
     assert headrace("rehearse", *both, *death, *slow) == 1
     said = capsys.readouterr()
     assert said.out.splitlines()[1].startswith("periodic ")
-    assert said.err.startswith("headrace: synchronous: worker 1 of 4 was lost at 0.8 s")
+    assert said.err.startswith("headrace: synchronous: worker 1 of 4 was lost at 3 s")
     assert (place / "rehearsal.png").exists()
     (place / "rehearsal.png").unlink()
     assert headrace("rehearse", *both, "--strategy", "elastic:every=2 min", *slow) == 1

@@ -20,6 +20,7 @@ from ..errors import WorkerError
 BEAT_S = 0.5
 STOPPED_S = 1.2  # a heart that has not beaten for so long has stopped, if somebody misses its owner
 PATIENCE_S = 1.5  # how long those that lose a connection wait to be told why
+HASTE_S = 0.3  # those that have waited for long enough
 TELLING_S = 2.0  # how long a failing worker tries to tell
 NUDGE_S, GRACE_S = 0.75, 3.0  # how long a worker may overlook that another has failed, until it is disturbed, or ended
 _WORKERS_A_SECOND = 256  # that one worker looks at: beats are slower where there are many
@@ -107,7 +108,7 @@ class Beats:
     def explain(self, failure: Exception, waited_s: float) -> WorkerError:
         """Why a call that needs the others has failed."""
         self._noticed = True
-        self._listen(PATIENCE_S)
+        self._listen(HASTE_S if self._is_late(waited_s) else PATIENCE_S)
         if self.told is None:
             found = WorkerError(self._diagnosis(failure, waited_s))
             self._say(found)
@@ -144,7 +145,7 @@ class Beats:
         silent = {k: now - self._seen_s[k] for k in others}
         if self._keeper is None and (self._is_held_up or not self._thread.is_alive()):
             return _KEEPER_IS_GONE
-        if waited_s >= 0.9 * self._timeout_s and others:
+        if self._is_late(waited_s) and others:
             late = min(others, key=lambda k: (silent[k] < STOPPED_S, self._hearts[k].waiting, self._hearts[k].calls))
             late = self._keeper if self._is_held_up and self._keeper in others else late
             return self._keeps_waiting(late, silent[late])
@@ -157,6 +158,9 @@ class Beats:
         if lost != me and silent[lost] > STOPPED_S:
             return self._was_lost(lost)
         return f"worker {me} cannot reach the others at step {self.step} ({self.doing}): {failure}"
+
+    def _is_late(self, waited_s: float) -> bool:
+        return waited_s >= 0.9 * self._timeout_s
 
     def _was_lost(self, worker: int) -> str:
         return f"worker {worker} was lost at {self._place(worker)}: it was killed, or its machine is gone."

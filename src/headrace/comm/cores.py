@@ -3,49 +3,55 @@
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+_CORES = 1024  # of a machine, at most, as the C library has it
 
 
 class Cores:
     """Linux wakes a thread on an idle core if there is one, and each turn would begin with a cold cache.
 
-    So whoever waits may only run where the one runs that wakes it up. As long as it runs it is free: threads that it
-    starts inherit nothing, and the system may move it, and then all that follow.
+    So whoever waits may only run where the one runs that wakes it up. As long as it runs it is free: threads and
+    processes that it starts inherit nothing, and the system may move it, and then all that follow.
     """
 
     def __init__(self, count: int) -> None:
-        self._here = _here()
-        self._threads = [0] * count
-        self._allowed: list[set[int]] = [set()] * count
-        self._waits_at = [-1] * count
+        self._system = _system()
+        self._threads, self._at = [0] * count, [-1] * count
+        """The threads, as the system calls them, and the core on which each waits."""
+        self._allowed = [b""] * count
+        self._only: dict[int, bytes] = {}
 
     def enter(self, worker: int) -> None:
         """This thread is the worker's."""
-        if self._here is not None:
-            self._threads[worker], self._allowed[worker] = threading.get_native_id(), os.sched_getaffinity(0)
+        if self._system is not None:
+            self._threads[worker], self._allowed[worker] = threading.get_native_id(), _mask(os.sched_getaffinity(0))
 
     def hand_over(self, worker: int, other: int) -> None:
         """This thread, the worker's, is about to wake up the other's and to wait."""
-        if self._here is None:
+        if self._system is None:
             return
-        core = self._here()
-        try:
-            os.sched_setaffinity(0, {core})
-            if self._waits_at[other] != core:
-                os.sched_setaffinity(self._threads[other], {core})
-        except OSError:  # the system allows it other cores than it did
-            self._here = None
-        self._waits_at[worker] = core
+        core: int = self._system.sched_getcpu()
+        only = self._only.get(core) or self._only.setdefault(core, _mask([core]))
+        self._system.sched_setaffinity(0, len(only), only)
+        if self._at[other] != core:
+            self._system.sched_setaffinity(self._threads[other], len(only), only)
+        self._at[worker] = core
 
     def go_on(self, worker: int) -> None:
         """This thread, the worker's, may run anywhere again."""
-        if self._allowed[worker]:
-            os.sched_setaffinity(0, self._allowed[worker])
+        if self._system is not None:
+            self._system.sched_setaffinity(0, len(self._allowed[worker]), self._allowed[worker])
 
 
-def _here() -> Callable[[], int] | None:
-    """What tells the core that a thread runs on; `None` where that does not help, or cannot be."""
-    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+def _system() -> Any:
+    """The system's calls; `None` where they are not there, or there is one core alone."""
+    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
         return None
-    found: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
-    return found if found is not None and found() in os.sched_getaffinity(0) else None
+    library = ctypes.PyDLL(None)  # keeps the interpreter's lock: these calls take a microsecond
+    return library if hasattr(library, "sched_getcpu") and hasattr(library, "sched_setaffinity") else None
+
+
+def _mask(cores: Iterable[int]) -> bytes:
+    return sum(1 << core for core in cores).to_bytes(_CORES // 8, "little")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 _numpy: Any = np.random  # all of it, whatever its type hints leave out
 _TWISTER = 4 * (624 + 1)  # bytes: the words of a Mersenne Twister, and its position
+_END = 4 * (4 + 1)  # of which the last few words are looked at
 
 
 def seed(worker: int) -> None:
@@ -106,7 +107,7 @@ def _settings() -> tuple[Any, ...]:
     return (
         torch.get_default_dtype(),
         torch.get_deterministic_debug_mode(),
-        torch.backends.cudnn.benchmark,
+        torch._C._get_cudnn_benchmark(),
         module.filters,
         module.showwarning,
         module._showwarnmsg_impl,
@@ -134,7 +135,10 @@ class _Torch:
 
 class _OfNumPy(NamedTuple):
     generator: Any
-    memory: bytes
+    address: int
+    """Where its memory is."""
+    end: bytes
+    """The last words, and the position: whatever is drawn or set changes them."""
     gauss: Any
     """The whole state where a normal number is left over: the generator object does not hold that one."""
 
@@ -144,13 +148,15 @@ class _NumPy:
 
     def read(self, before: _OfNumPy | None) -> _OfNumPy:
         generator = _numpy.get_bit_generator()
-        memory = b""
-        if type(generator) is np.random.MT19937:
-            memory = ctypes.string_at(generator.ctypes.state_address, _TWISTER)
-            if before and before.generator is generator and before.memory == memory and before.gauss is None:
+        if before is not None and before.generator is generator and before.gauss is None and before.address:
+            end = ctypes.string_at(before.address + _TWISTER - _END, _END)
+            if end == before.end:
                 return before
+        known = type(generator) is np.random.MT19937
+        address: int = generator.ctypes.state_address if known else 0
+        end = ctypes.string_at(address + _TWISTER - _END, _END) if known else b""
         state: Any = np.random.get_state(legacy=False)
-        return _OfNumPy(generator, memory, state if state["has_gauss"] else None)
+        return _OfNumPy(generator, address, end, state if state["has_gauss"] else None)
 
     def write(self, kept: _OfNumPy) -> None:
         _numpy.set_bit_generator(kept.generator)

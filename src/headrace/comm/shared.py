@@ -3,22 +3,14 @@
 Every worker copies its vector into a place of its own, part by part, says so, and adds up what lies in all places.
 The places are few and small, so that what is read has just been written and is still in the processor's cache.
 
-The memory has no name: it is a file that only its open descriptors hold, handed to the other workers over sockets
-that have no place in the file system either. Nothing is left behind, whoever dies how. The same sockets carry the
-signals: a worker that is gone is seen at once, and a signal orders the writes before it on every processor.
+Signals go over sockets: a worker that is gone is seen at once, and a signal orders the writes before it on every
+processor.
 """
 
-import fcntl
-import mmap
 import os
-import secrets
-import select
-import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -26,6 +18,7 @@ from torch import Tensor
 from ..data.source import Shard
 from ..errors import WorkerError
 from .base import Done, Op, Pending
+from .neighbours import Neighbours, Peer
 
 PART = 512 * 1024
 """Bytes of a place. Larger parts fall out of the cache, smaller ones cost more signals."""
@@ -36,7 +29,7 @@ FEW = 4
 SPIN_S = 100e-6
 """How long a worker looks again and again before it sleeps: to be woken up takes about as long."""
 HALVES = (torch.float16, torch.bfloat16)
-_HELLO, _SIGNAL = struct.Struct("<q"), struct.Struct("<qq")
+_SIGNAL = struct.Struct("<qq")
 
 Exchange = Callable[[str], Sequence[str]]
 """Gives a word to all workers and returns the words of all, in order; every worker calls it as often."""
@@ -46,51 +39,6 @@ Lost = Callable[[int, str], WorkerError]
 
 def _lost(index: int, what: str) -> WorkerError:
     return WorkerError(f"worker {index} {what}.")
-
-
-class Peer:
-    """Another worker: a socket to it, and its process."""
-
-    def __init__(self, index: int, channel: socket.socket) -> None:
-        self.index, self.channel = index, channel
-        channel.setblocking(False)
-        self._watched = select.poll()
-        self._watched.register(channel, select.POLLIN)
-        self._process = _process_of(channel)
-        if self._process is not None:  # processes that it has forked may hold its end of the socket open
-            self._watched.register(self._process, select.POLLIN)
-
-    def say(self, word: bytes) -> bool:
-        """Sends a word, for which there is always room; whether the worker is there to receive it."""
-        try:
-            self.channel.send(word)
-        except (BrokenPipeError, ConnectionResetError):
-            return False
-        return True
-
-    def hear(self, spin_until: float, until: float) -> bytes | None:
-        """Its next word, empty once it has ended; `None` if there is none in time."""
-        ended = False
-        while True:
-            try:
-                return self.channel.recv(_SIGNAL.size)
-            except BlockingIOError:
-                if ended:  # and nothing that it said before is left to hear
-                    return b""
-            except ConnectionResetError:
-                return b""
-            now = time.monotonic()
-            if now > spin_until:
-                if now > until:
-                    return None
-                ready = self._watched.poll(1000 * (until - now))
-                ended = any(descriptor == self._process for descriptor, _ in ready)
-
-    def close(self) -> None:
-        self.channel.close()
-        if self._process is not None:
-            os.close(self._process)
-            self._process = None
 
 
 class Shared:
@@ -111,7 +59,7 @@ class Shared:
     @classmethod
     def meet(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
         """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
-        with _Meeting(shard, timeout_s) as meeting:
+        with Neighbours(shard, shard.count * PLACES * PART, timeout_s) as meeting:
             names = exchange(meeting.name)
             found = "" not in names and meeting.call(names) and (shard.index > 0 or meeting.reserve())
             if "" in exchange("yes" if found else ""):
@@ -259,106 +207,6 @@ def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
         torch.add(first, second, out=out)
         for other in others:
             out.add_(other)
-
-
-class _Meeting:
-    """How workers find each other: every one listens, calls those before it, and worker 0 hands out the memory."""
-
-    def __init__(self, shard: Shard, timeout_s: float) -> None:
-        self._shard, self._timeout_s = shard, timeout_s
-        self._size = shard.count * PLACES * PART
-        self._called: list[socket.socket] = []
-        self._descriptor = -1
-        self._door: socket.socket | None = None
-        self.name = ""
-        """Where this worker is called; empty where there is nothing of the kind."""
-        if sys.platform.startswith("linux"):
-            with suppress(OSError):
-                self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                name = f"headrace-{secrets.token_hex(16)}"
-                self._door.bind(f"\0{name}")
-                self._door.listen(shard.count)
-                self.name = name
-
-    def __enter__(self) -> "_Meeting":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in (self._door, *self._called):
-            if one is not None:
-                one.close()
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-
-    def call(self, names: Sequence[str]) -> bool:
-        """Calls those before this worker; whether they can be reached, which they cannot on another host."""
-        try:
-            for name in names[: self._shard.index]:
-                self._called.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                self._called[-1].settimeout(self._timeout_s)
-                self._called[-1].connect(f"\0{name}")
-                self._called[-1].send(_HELLO.pack(self._shard.index))
-        except OSError:
-            return False
-        return all(_same_user(one) for one in self._called)
-
-    def reserve(self) -> bool:
-        """Takes the memory, so that writing to it cannot fail later; whether there is enough."""
-        try:
-            self._descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.posix_fallocate(self._descriptor, 0, self._size)
-            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        except (OSError, AttributeError):
-            return False
-        return True
-
-    def join(self) -> tuple[list[Peer], Tensor]:
-        """The others, and the memory, once all have reached those before them."""
-        before = dict(enumerate(self._called))
-        after = self._answer()
-        self._called = []
-        channels = before | after
-        if self._shard.index == 0:
-            for channel in channels.values():
-                socket.send_fds(channel, [b"memory"], [self._descriptor])
-        else:
-            _, (self._descriptor,), *_ = socket.recv_fds(channels[0], 16, 1)
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-        memory = torch.frombuffer(mmap.mmap(self._descriptor, self._size, flags=flags), dtype=torch.uint8)
-        return [Peer(index, channel) for index, channel in sorted(channels.items())], memory
-
-    def _answer(self) -> dict[int, socket.socket]:
-        """Takes the calls of those after this worker, which have all been made; strangers' are not taken."""
-        assert self._door is not None
-        self._door.settimeout(self._timeout_s)
-        found: dict[int, socket.socket] = {}
-        while len(found) < self._shard.count - 1 - self._shard.index:
-            channel, _ = self._door.accept()
-            if _same_user(channel):
-                channel.settimeout(self._timeout_s)
-                found[_HELLO.unpack(channel.recv(_HELLO.size))[0]] = channel
-            else:
-                channel.close()
-        return found
-
-
-def _credentials(channel: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end."""
-    process, user, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return process, user
-
-
-def _same_user(channel: socket.socket) -> bool:
-    return _credentials(channel)[1] == os.geteuid()
-
-
-def _process_of(channel: socket.socket) -> int | None:
-    """A descriptor that is readable once the process has ended; `None` where there is none, as for one in another
-    container."""
-    try:
-        return os.pidfd_open(_credentials(channel)[0])
-    except (OSError, AttributeError):
-        return None
 
 
 def _read(word: bytes) -> str:

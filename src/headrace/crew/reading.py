@@ -39,14 +39,15 @@ class Witness:
 def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
     """The batches of sources of one's own that shard: a worker that has none is given an empty one while others have.
 
-    Where one worker ends an epoch, all do.
+    An epoch ends for all where the last of them ends it.
     """
-    left, cursor = iter(feed), None
+    left, cursor, ended = iter(feed), None, False
     while True:
-        batch = next(left, None)
-        word = torch.tensor([0.0 if batch is None else batch.total, batch is not None and batch.ends_epoch])
+        batch = None if ended else next(left, None)
+        ended = batch is None or batch.ends_epoch
+        word = torch.tensor([0 if batch is None else batch.total, int(not ended)])
         comm.all_reduce(word, "max")
-        total, ends = int(word[0]), bool(word[1])
+        total, ends = int(word[0]), not word[1]
         if not total:
             return
         if batch is None:
