@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -249,7 +250,9 @@ def machines(count: int) -> Iterator[tuple[Any, Any]]:
         )
         stack.enter_context(cluster._loopback(ray))
         cluster._read_again()
-        found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        at = stack.enter_context(TemporaryDirectory(prefix="hr-", dir="/tmp", ignore_cleanup_errors=True))
+        head = {"num_cpus": 2, "include_dashboard": False, "temp_dir": f"{at}/ray"}
+        found = Cluster(initialize_head=True, head_node_args=head)
         stack.callback(found.shutdown)
         others = [found.add_node(num_cpus=2) for _ in range(count - 1)]
         found.wait_for_nodes()

@@ -223,7 +223,7 @@ def make(name: str, strategy: hr.Strategy | None = None, **settings: Any) -> hr.
     return hr.Trainer(model, case.loss(), optimizer, strategy=strategy, seed=5, **given)
 
 
-class Cut(Exception):
+class CutError(Exception):
     """A training ends in the middle, as by an error of anybody's."""
 
 
@@ -241,7 +241,7 @@ class Log(hr.Callback):
     def on_step_end(self, info: hr.Info) -> None:
         self.losses.append(info.losses["total_loss"])
         if info.step == self._cut:
-            raise Cut
+            raise CutError
 
 
 def train(name: str, strategy: hr.Strategy | None, fit: Options, settings: Options) -> Found:
@@ -291,3 +291,23 @@ def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """The largest difference between the weights that two trainings have come to."""
     assert a["weights"].keys() == b["weights"].keys()
     return max(float((a["weights"][k].double() - b["weights"][k].double()).abs().max()) for k in a["weights"])
+
+
+def subset(at: str) -> dict[str, Found]:
+    """In a worker of any engine: a few trainings whose results are known, one after another."""
+    scored = {"metrics": {"accuracy": "accuracy", "share": Share()}}
+    plain = {"optimizer": lambda model: sgd(model, momentum=0.0)}
+    count = here().count
+    found = {
+        "synchronous": train("all three", None, {"val": 9}, {}),
+        "scored": train("plain", None, {"val": 9, "predict": 3}, scored),
+        "every step": train("plain", hr.Periodic("1 step"), {}, plain | {"batch_size": BATCH // count}),
+        "plain": train("plain", None, {}, plain),
+    }
+    rounds = {"batch_size": BATCH // count}
+    found["whole"] = train("noisy", hr.DiLoCo("3 steps"), {"steps": 2 * UPDATES}, rounds)
+    torch.manual_seed(3)
+    train("noisy", hr.DiLoCo("3 steps"), {"steps": 4, "run": at}, rounds)
+    torch.manual_seed(9)  # what was drawn next is in the run
+    found["resumed"] = train("noisy", hr.DiLoCo("3 steps"), {"steps": 2 * UPDATES, "run": at}, rounds)
+    return found

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import config, evaluate, rng
 from .batch import Batch
+from .data.reader import Reader
 from .data.source import Source
 from .errors import CorruptError, DataError, HeadraceError
 from .info import Info
@@ -109,7 +110,6 @@ class Loop:
         """The start of a training, or the point at which it goes on."""
         trainer, info, keeper = self._trainer, self._info, self._keeper
         settings = trainer._config | self._plan.config
-        self._crew.greet(trainer, {"settings": settings, "data": self._at.initial or type(self._plan.train).__name__})
         state = keeper.find(self._trainer.model, settings, config.of_limits(info.limits))
         if state is not None:
             with _readable():
@@ -163,6 +163,7 @@ class Loop:
         at = self._at
         self._info.count(batch, macrobatch)
         at.rows, at.cursor = batch.samples, batch.cursor
+        self._common = False
         if finished and batch.ends_epoch and at.initial is not None:
             at.cursor = at.initial
         if at.done:
@@ -187,7 +188,7 @@ class Loop:
         if info.ends_epoch and self._once("epoch"):
             row = info.history.rows[-1] if info.history.keys_at(info.step) else info.row()
             call("on_epoch_end", info, row)
-        kept = bool(info.marks) and info.step in info.kept and self._once("best")
+        kept = self._crew.keeps(info, self._common) and self._once("best")
         if kept and info.best is not None and info.step == info.best.step:
             with self._crew.agreed(self._at):
                 self._keeper.mark_best(self._trainer.model)
@@ -247,11 +248,25 @@ class Loop:
             self._keeper.report({k: v for k, v in info.history.rows[-1].items() if k not in before or k in counters})
         self._keeper.end(info.stopping)
 
+    def _facts(self) -> dict[str, Any]:
+        """What has to be the same for all workers."""
+        trainer, plan, train = self._trainer, self._plan, self._plan.train
+        return {
+            "settings": trainer._config | plan.config,
+            "arena": trainer._step.settings.arena,
+            "metrics": trainer.metrics.names,
+            "limits": config.of_limits(self._info.limits),
+            "data": self._at.initial if isinstance(train, Reader) else train.title,  # these are compared while read
+            "scored": [name for name, given in (("val", plan.val), ("test", plan.test)) if given is not None],
+            "run": self._keeper.keeps and f"saved every {self._keeper.every}",
+        }
+
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info, call = self._trainer, self._info, self._plan.callbacks.call
         trainer._step.updates = 0
+        self._crew.greet(trainer, self._facts())
         self._asked.alone = info.alone = self._crew.alone
         info.leased = self._crew.leased
         self._guard.forget()

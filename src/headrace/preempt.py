@@ -70,11 +70,8 @@ class Preemption:
 
         Outside the main thread no handler can be set, and whoever has one calls `Trainer.preempt` as well.
         """
-        self.heard, self._listening, self._agreed = (
-            "",
-            True,
-            False,
-        )  # `why` stays: what was asked for before a training still holds
+        self.heard = ""  # `why` stays: what was asked for before a training still holds
+        self._listening, self._agreed = True, False
         before: dict[int, Any] = {}
         if wanted and threading.current_thread() is threading.main_thread():
             before = {s: handler for s in SIGNALS if (handler := signal.getsignal(s)) in _DEFAULT}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import config, rng
 from .arena import Replica, plain_name
@@ -84,6 +84,7 @@ class Standing:
             "rng": rng.capture(self._trainer.device),
             "tally": self.tally.state_dict(),
             "metrics": self.metrics.state_dict(),
+            "microbatch": self._trainer._step.microbatch,
         }
 
     def restart(self, forget: bool) -> None:
@@ -105,6 +106,24 @@ class Standing:
         """What this worker's optimizers remember."""
         found: dict[str, Any] = self._trainer._step.state_dict()["optimizers"]
         return found
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The model, and objectives that are modules too."""
+        return self._trainer._modules
+
+    @property
+    def made(self) -> int:
+        """How many updates this worker's step has made."""
+        return self._trainer._step.updates
+
+    def updates(self) -> dict[str, Any]:
+        """What the next update depends on beside the weights."""
+        return self._trainer._step.state_dict()
+
+    def take_over(self, updates: dict[str, Any]) -> None:
+        """The next update depends on what another worker's does."""
+        self._trainer._step.load_state_dict(updates)
 
     def mark_round(self) -> None:
         """All workers have the same weights now: others than these could go on from here."""

@@ -83,6 +83,8 @@ class Step:
     def release(self) -> None:
         """Makes model and optimizers ordinary again."""
         parts, self._parts = self._parts, []
+        if parts:
+            self.strategy.release()
         with ExitStack() as stack:  # each of them, even if one fails
             for part in parts:
                 stack.callback(part.arena.release)

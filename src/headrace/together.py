@@ -30,10 +30,10 @@ class Together:
         self._known = False
         self._coefficients: dict[str, tuple[float, bool]] = {}
         self._weights: dict[str, Scalar] = {}
+        self._told = False
 
     def divisors(self, batch: Batch, whole: Mapping[str, float | None], weigh: Callable[[], Weights]) -> Weights:
         """What to divide the terms by: `whole` is what this part tells of the whole, `weigh` weighs this part."""
-        self._weights = {}
         here = weigh() if batch.rows and not self._names and not whole else None
         if not self._names:
             self._agree(None if not batch.rows else [[name, whole.get(name) is not None] for name in (here or whole)])
@@ -44,6 +44,10 @@ class Together:
         if here is None and batch.rows:
             here = weigh()
         return self._strategy.totals({name: (here or {}).get(name, 0.0) for name in self._names})
+
+    def begin(self) -> None:
+        """A backward pass begins, perhaps once more."""
+        self._weights = {}
 
     def add(self, term: str, weight: Scalar) -> None:
         """A microbatch of this worker weighs so much."""
@@ -70,8 +74,11 @@ class Together:
             )
         count = len(self._names)
         sums, weights = found[2 : 2 + count], found[2 + count :]
-        for name, term in outcome.terms.items():
-            self._coefficients[name] = term.coefficient, term.counts
+        self._coefficients |= {name: (term.coefficient, term.counts) for name, term in outcome.terms.items()}
+        if not self._told:  # who has had no rows yet learns of them from the others
+            for other in self._strategy.comm.all_gather({name: list(c) for name, c in self._coefficients.items()}):
+                self._coefficients = {name: tuple(c) for name, c in other.items()} | self._coefficients
+            self._told = True
         outcome.terms = {
             name: Term(total, weight, *self._details(name))
             for name, total, weight in zip(self._names, sums, weights, strict=True)

@@ -41,6 +41,7 @@ class Update:
         self._device = next(iter(arena.params)).device
         self._together = Together(step.strategy, self._device) if step.strategy.shares_updates else None
         self._batch: Batch | None = None
+        self._divisors: Mapping[str, Scalar] | None = None
         self._found: Sequence[Tensor] = ()
         self._stepping = False
         self._random = step.adapts or any(map(draws_random, step.model.modules()))
@@ -52,7 +53,7 @@ class Update:
         self.gradients: Sequence[Tensor] = ()
 
     def __call__(self, batch: Batch) -> Outcome:
-        self._batch = batch
+        self._batch, self._divisors = batch, None
         self.buffers.save()
         while True:
             random = capture_torch(self._device) if self._random else None
@@ -150,7 +151,10 @@ class Update:
     def _update_together(self, together: Together, batch: Batch, parts: Sequence[Batch], outcome: Outcome) -> Outcome:
         """As one worker's, but that what all of them have found is added up between backward pass and update."""
         whole = self.objective.whole(batch) if batch.rows else {}
-        divisors = together.divisors(batch, whole, lambda: self._totals(parts))
+        if self._divisors is None:  # workers ask each other once, however often a pass is made
+            self._divisors = together.divisors(batch, whole, lambda: self._totals(parts))
+        divisors = self._divisors
+        together.begin()
         for part in parts if batch.rows else ():
             if part is parts[-1] and not self._step.adapts:  # a pass that may be made again keeps all to itself
                 self._strategy.listen(self.arena)

@@ -69,7 +69,9 @@ class Seen:
         return self  # the workers write into the test's own
 
 
-def work(seen: Seen, strategy: hr.Strategy, value: float, row: int, fit: dict[str, Any], settings: dict[str, Any]) -> None:
+def work(
+    seen: Seen, strategy: hr.Strategy, value: float, row: int, fit: dict[str, Any], settings: dict[str, Any]
+) -> None:
     comm, model = here(), Looks()
     x = X.clone()
     x[row, 1] = value
@@ -77,7 +79,9 @@ def work(seen: Seen, strategy: hr.Strategy, value: float, row: int, fit: dict[st
     kept = [k for k in range(ROWS) if k not in left_out]
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     size = BATCH if strategy.joint else SHARE
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, strategy=strategy, batch_size=size, order="none", **settings)
+    trainer = hr.Trainer(
+        model, hr.CrossEntropy(), optimizer, strategy=strategy, batch_size=size, order="none", **settings
+    )
     before, number = Before(), comm.shard.index
     try:
         history = trainer.fit((x[kept], Y[kept]), callbacks=[before], **{"epochs": 1, "progress": False} | fit)

@@ -51,7 +51,7 @@ def train(strategy: hr.Strategy | None, fit: Options, batch: int) -> Found:
     found: Found = {"weights": model.state_dict(), "samples": history.rows[-1]["samples"]}
     if strategy is None or not strategy.centered:
         updates = zip(*here().all_gather(trainer.log), strict=True)
-        found["updates"] = [sum(parts, []) for parts in updates]
+        found["updates"] = [[row for part in parts for row in part] for parts in updates]
     return found
 
 

@@ -23,6 +23,7 @@ from headrace.comm.center import Push, Terms, Vectors, Wait
 from headrace.comm.sim import SimComm
 from headrace.engine import Network, launch
 from headrace.errors import ConfigError, WorkerError
+from headrace.strategy.elastic import Elastic
 from headrace.strategy.synchronous import Synchronous
 
 
@@ -85,6 +86,11 @@ def test_bad_arguments_are_said_before_anything_starts(options: dict[str, Any], 
 def test_a_main_that_is_no_function_is_an_error() -> None:
     with pytest.raises(ConfigError, match="launch calls a function in every worker, got 'train'"):
         launch("train", workers=2)  # type: ignore[arg-type]
+
+
+def test_processes_have_no_center_which_is_said_before_they_start() -> None:
+    with pytest.raises(ConfigError, match=r"needs a center, which workers started by torch\.distributed"):
+        launch(lambda strategy: None, Elastic(every="1 step"), workers=2, engine="processes")
 
 
 MODEL = nn.Linear(2, 1)

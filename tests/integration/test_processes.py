@@ -1,5 +1,6 @@
 """Workers that are processes of this machine: started, watched, started again, and always ended."""
 
+import hashlib
 import os
 import pickle
 import random
@@ -23,6 +24,7 @@ from nursery import Child, start, tell
 from torch import nn
 from torch_workers import LOOPBACK, free_port, listening
 
+import headrace as hr
 from headrace.comm import here
 from headrace.engine import processes
 from headrace.engine.job import Job, Result
@@ -286,8 +288,14 @@ def test_an_error_of_our_own_keeps_its_class_and_is_not_tried_again(tmp_path: Pa
         ("is_killed", 0, r"worker 1 was lost at step [45].*: it was killed \(SIGKILL\), as the system does when"),
         ("leaves", 0, r"worker 1 ended with exit status 0 at step [45].*, and did not say why\."),
         ("is_stopped", TIMEOUT_S, r"worker 1 keeps the others waiting since step [45].*for more than 3 s; nothing has"),
-        ("hangs_deaf", TIMEOUT_S, r"worker 1 keeps the others waiting since step 5 \(reading data\), for more than 3"),
+        pytest.param(
+            "hangs_deaf",
+            TIMEOUT_S,
+            r"worker 1 keeps the others waiting since step 5 \(reading data\), for more than 3",
+            marks=pytest.mark.slow,
+        ),
     ],
+    ids=["killed", "leaves", "stopped", "hangs"],
 )
 def test_a_lost_or_late_worker_is_named_and_all_end(tmp_path: Path, how: str, least_s: float, said: str) -> None:
     with launched(tmp_path, how) as child:
@@ -476,7 +484,7 @@ def meets(how: str) -> list[Any]:
     return [comm.all_gather(os.environ["GROUP_RANK"]), total.item()]
 
 
-@pytest.mark.parametrize("how", ["well", "fails"])
+@pytest.mark.parametrize("how", ["well", pytest.param("fails", marks=pytest.mark.slow)])
 def test_nodes_meet_at_an_address_and_start_again_together(tmp_path: Path, how: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     with ExitStack() as stack:
@@ -486,3 +494,36 @@ def test_nodes_meet_at_an_address_and_start_again_together(tmp_path: Path, how: 
             assert node.ending() == 0, node.output
         again = "headrace: all workers start again (1 of 1)."
         assert [again in node.output for node in nodes] == [how == "fails"] * 2
+
+
+# --- trainings -------------------------------------------------------------------------------------------
+
+
+class Falls(hr.Callback):
+    """Raises in worker 1 after an update, at the first start."""
+
+    def on_step_end(self, info: hr.Info) -> None:
+        if info.step == 9 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and here().shard.index == 1:
+            raise ValueError("a bad batch")
+
+
+def trains(at: str, how: str) -> str:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2))
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters()), batch_size=8)
+    x, y = torch.randn(50, 4), torch.randint(2, (50,))
+    callbacks = [Falls()] if how == "falls" else []
+    settings: Any = {"run": Path(at) / how, "checkpoint_every": "2 steps", "progress": False}
+    trainer.fit((x, y), epochs=3, callbacks=callbacks, **settings)
+    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
+
+
+def test_a_training_that_is_started_again_goes_on_from_its_last_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+    with launched(tmp_path, "stands", workers=2, main="trains") as child:
+        whole = child.until("result")
+        assert child.ending() == 0, child.output
+    with launched(tmp_path, "falls", workers=2, restarts=1, main="trains") as child:
+        assert child.until("result") == whole
+        assert child.ending() == 0, child.output
+        assert "headrace: all workers start again (1 of 1)." in child.output
+        assert re.search(r"worker 1 failed at step \d+: ValueError: a bad batch", child.output), child.output

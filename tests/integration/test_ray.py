@@ -124,7 +124,7 @@ def _refuse(**_: Any) -> None:
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.train.torch", None)
     with pytest.raises(ConfigError, match=r'pip install "headrace\[ray\]"') as refused:
-        cluster.load()
+        cluster.load("ray.train.torch")
     assert "\n" not in str(refused.value)
 
 

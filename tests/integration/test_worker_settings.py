@@ -74,7 +74,6 @@ def test_workers_that_are_alike_are_not_refused_and_weights_may_differ() -> None
 # --- a strategy that the engine has no center for ---------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [hr.Elastic, hr.Asynchronous])
 def test_processes_have_no_center_and_the_error_says_who_has(strategy: type[hr.Strategy]) -> None:
     with pytest.raises(hr.HeadraceError, match=r"ray") as refused:
@@ -199,11 +198,12 @@ def test_a_source_that_does_not_shard_is_read_by_all_and_each_keeps_its_part() -
     assert apart(hr.launch(feed, InOrder(shards=False), {}), several) < EXACT
 
 
-def load(seeded: bool, shuffled: bool, strategy: hr.Strategy | None, batch: int) -> Found:
-    """Trains on a DataLoader."""
+def load(seeded: bool | None, shuffled: bool, strategy: hr.Strategy | None, batch: int) -> Found:
+    """Trains on a DataLoader, whose generator is seeded alike, otherwise (`None`), or not at all."""
     fields = columns()
     data = TensorDataset(fields["x"], fields["y"])
-    generator = torch.Generator().manual_seed(7) if seeded else None
+    seed = here().shard.index if seeded is None else 7
+    generator = None if seeded is False else torch.Generator().manual_seed(seed)
     loader = DataLoader(data, batch_size=batch, shuffle=shuffled, generator=generator)
     trainer = make("plain", strategy, inputs=None, batch_size=None)
     torch.manual_seed(here().shard.index)  # as launch has left it
@@ -220,10 +220,13 @@ def test_a_loader_that_all_read_alike_trains_as_with_one_worker(shuffled: bool) 
 
 
 @pytest.mark.filterwarnings("ignore:.*does not shard")
+@pytest.mark.parametrize("seeded", [False, None])
 @pytest.mark.parametrize("strategy", [None, hr.Periodic("3 steps")])
-def test_a_loader_that_shuffles_anew_on_every_worker_is_refused(strategy: hr.Strategy | None) -> None:
+def test_a_loader_that_shuffles_anew_on_every_worker_is_refused(
+    strategy: hr.Strategy | None, seeded: bool | None
+) -> None:
     with pytest.raises(hr.SourceError, match=r"worker 1 has read another batch .* generator=torch.Generator"):
-        hr.launch(load, False, True, strategy, BATCH, workers=2)
+        hr.launch(load, seeded, True, strategy, BATCH, workers=2)
 
 
 # --- what cannot be added up ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Virtual workers: the same to the bit every time, each with its own random state, on a clock that can be computed."""
 
+import os
 import random
 import threading
 import time
@@ -255,6 +256,23 @@ def test_settings_for_a_while_do_not_leak_to_others_or_out() -> None:
     assert warnings.filters is filters
     assert torch.get_default_dtype() == torch.float32
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no threads")
+def test_a_worker_that_runs_and_what_it_starts_may_use_every_core() -> None:
+    def cores(comm: SimComm) -> list[int]:
+        found: list[set[int]] = []
+        for _ in range(3):
+            comm.all_reduce(torch.ones(1))
+            thread = threading.Thread(target=lambda: found.append(os.sched_getaffinity(0)))
+            thread.start()
+            thread.join()
+            found.append(os.sched_getaffinity(0))
+        return [len(each) for each in found]
+
+    allowed = os.sched_getaffinity(0)
+    assert on_all(cores, 4) == [[len(allowed)] * 6] * 4
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_workers_have_the_callers_number_of_threads() -> None:

@@ -66,8 +66,10 @@ class Records:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Time goes on from where it was cut, for all workers."""
+        """Time goes on from where it was cut, for all workers; unless it goes on already, and this one was lost."""
         world = self._world
+        if self._inside:
+            return
         world.inward.free_s, world.outward.free_s, world.ring.free_s = state["links_s"]
         world.accounts[:] = [Account(**account) for account in state["accounts"]]
         for worker, time in enumerate(state["clocks_s"]):

@@ -146,13 +146,19 @@ class _OfNumPy(NamedTuple):
 class _NumPy:
     """Each worker has a generator object of its own, which `numpy.random` draws from."""
 
+    def __init__(self) -> None:
+        probe: Any = np.random.MT19937(0)
+        state = probe.state["state"]
+        expected = np.array([*state["key"], state["pos"]], dtype=np.uint32).tobytes()
+        self._known = ctypes.string_at(probe.ctypes.state_address, _TWISTER) == expected
+
     def read(self, before: _OfNumPy | None) -> _OfNumPy:
         generator = _numpy.get_bit_generator()
         if before is not None and before.generator is generator and before.gauss is None and before.address:
             end = ctypes.string_at(before.address + _TWISTER - _END, _END)
             if end == before.end:
                 return before
-        known = type(generator) is np.random.MT19937
+        known = self._known and type(generator) is np.random.MT19937
         address: int = generator.ctypes.state_address if known else 0
         end = ctypes.string_at(address + _TWISTER - _END, _END) if known else b""
         state: Any = np.random.get_state(legacy=False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..arena import Replica
 from ..batch import Batch
 from ..data.source import WHOLE, Shard, Source
+from ..errors import CheckpointError
 from ..evaluate import Gather
 from ..info import Info
 from ..keeper import Keeper, State
@@ -69,16 +70,23 @@ class Crew:
     def handed(self, state: State) -> State:
         """A state to go on from, with what is this worker's of it: tallies, metrics, random numbers, and `mine`."""
         owns, here, joint = state["owns"], self.comm.shard.index, self.strategy.joint
-        alike = len(owns) == self.comm.count
+        self._check_kind(state)
+        alike = len(owns) == self.comm.count and self._is_same(state)
         mine: State = owns[here] if here < len(owns) else {}
         held = [mine] if alike else [] if here else owns
+        if "strategy" not in state:  # each had done the same, and worker 0 tells of it
+            held = owns[: 0 if here else 1]
         state = state | {"mine": mine if alike else None, "rng": mine.get("rng")}
+        if not self._is_same(state):
+            state = {part: value for part, value in state.items() if part not in ("strategy", "agrees")}
+            joint = True  # it goes on with the weights that all had agreed on, from where it was
         if not alike and not joint:
             state, held = _anew(state), []
-        if alike and "optimizers" in mine:
-            state["step"] = state["step"] | {"optimizers": mine["optimizers"]}
+        for part in ("optimizers", "microbatch") if alike else ():
+            if part in mine:
+                state["step"] = state["step"] | {part: mine[part]}
         tallies = [own["tally"] for own in held]
-        if joint and not alike:  # every worker knows them all
+        if joint and not alike and "strategy" in state:  # every worker knows them all
             tallies = [owns[0]["tally"]]
         return state | {"tallies": tallies, "metrics": [own["metrics"] for own in held]}
 
@@ -155,7 +163,8 @@ class Crew:
         owns = self._owns(self._own_state(at))
         if owns is None:
             return None
-        of_strategy = {"strategy": self.strategy.state_dict(at.replica()), "agrees": self._agrees}
+        kind = type(self.strategy).__name__
+        of_strategy = {"strategy": self.strategy.state_dict(at.replica()), "kind": kind, "agrees": self._agrees}
         return at.state_dict(agreed) | of_strategy | {"owns": owns}
 
     @contextmanager
@@ -166,7 +175,7 @@ class Crew:
             return
         replica = at.replica()
         own = [tensor.clone() for tensor in replica.tensors]
-        replica.write(self.strategy.agreed(replica))
+        replica.write(self._result(at))
         try:
             yield
         finally:
@@ -176,8 +185,12 @@ class Crew:
         """All is saved: the model becomes the common result, for good."""
         if not self._agrees:
             replica = at.replica()
-            replica.write(self.strategy.agreed(replica))
+            replica.write(self._result(at))
             self._agrees = True
+
+    def _result(self, at: Standing) -> list[Tensor]:
+        """What all workers together think that the model should be."""
+        return self.strategy.agreed(at.replica())
 
     def restored(self, model: nn.Module) -> None:
         """The model of the worker who keeps the training has been set back to what it was at its best."""
@@ -191,8 +204,26 @@ class Crew:
     gather: Gather | None = None
     """Puts together what several workers predict; `None` where one does it all."""
 
+    def keeps(self, info: Info, common: bool) -> bool:
+        """Whether the weights of this step are to be kept; `common`: all workers have come to where they report."""
+        return bool(info.marks) and info.step in info.kept
+
     def tell(self, error: BaseException) -> None:
         """This worker ends because of an error."""
+
+    def _is_same(self, state: State) -> bool:
+        """Whether a state was saved under this kind of strategy, or before any began."""
+        kind = type(self.strategy).__name__
+        return bool(state.get("kind", kind) == kind)
+
+    def _check_kind(self, state: State) -> None:
+        """Raises where the rows that were used are known to a center, or would have to be."""
+        if self.leased != ("world" in state):
+            raise CheckpointError(
+                f"the run was saved under {state.get('kind', 'no strategy with a center')} and cannot be gone on with "
+                f"under {type(self.strategy).__name__}: one has a center that lends the data, the other has none. "
+                "Begin another run from its weights: hr.load_weights."
+            )
 
     def _is_warm(self, at: Standing) -> bool:
         """Whether the time is over in which every worker makes all updates by itself."""
@@ -249,4 +280,5 @@ def mean_of(values: Sequence[Any]) -> Any:
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Everything that a model's state is made of, by name."""
-    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    saved = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return {**saved, **dict(model.named_buffers())}

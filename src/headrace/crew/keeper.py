@@ -72,7 +72,11 @@ class SharedKeeper(Keeper):
         return state | {"owns": self._comm.share(owns)}
 
     def begin(self, info: Info, nbytes: int, data: str) -> None:
-        by_leader(self._comm, lambda: self._own.begin(info, nbytes, data))
+        def begun() -> list[dict[str, Any]]:
+            self._own.begin(info, nbytes, data)
+            return info.history.rows[-1:]
+
+        info.history.rows[-1:] = by_leader(self._comm, begun)  # with what was reported after the last checkpoint
 
     def due(self, info: Info, rows: int) -> bool:
         every = self.every if self.keeps else None

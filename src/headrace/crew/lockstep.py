@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..batch import Batch
 from ..config import differences
@@ -15,7 +17,7 @@ from ..data.reader import Reader
 from ..data.source import Shard, Source
 from ..errors import CheckpointError, ConfigError, DataError
 from ..field import Ragged
-from ..info import Info
+from ..info import Best, Info
 from ..keeper import Keeper, State
 from ..length import Length
 from ..metric import Metrics
@@ -48,6 +50,7 @@ class Lockstep(Crew):
         self._word = Word(self.comm)
         self._rows, self._since = 0, self.comm.now()
         self._model: nn.Module | None = None
+        self._made_before = -1
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
         if isinstance(train, Reader) and not self.strategy.joint:
@@ -68,11 +71,11 @@ class Lockstep(Crew):
         return SharedKeeper(make, self.comm)
 
     def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
-        model = {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors_of(trainer.model).items()}
-        every = self.comm.gather({**facts, "model": model})
+        tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer._modules) for n, t in tensors_of(m).items()]
+        every = self.comm.gather({**facts, "model": {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors}})
         by_leader(self.comm, lambda: _compare(every or []))
-        self._model = trainer.model
-        self._spread(trainer.model)
+        self._model, self._word = trainer.model, Word(self.comm)
+        self._spread(trainer._modules)
 
     def shared(self, batch: Batch, model: nn.Module) -> Batch:
         if not self.strategy.shares_updates:
@@ -82,7 +85,7 @@ class Lockstep(Crew):
             )
         if self._model is not model:
             self._model = model
-            self._spread(model)
+            self._spread([model])
         rows = torch.tensor([float(batch.rows)], dtype=torch.float64)
         self.comm.all_reduce(rows)
         return Batch(batch.fields, batch.rows, total=int(rows))
@@ -99,13 +102,21 @@ class Lockstep(Crew):
             self.comm.worked(batch.rows)
         if not self.strategy.started:
             return
+        made = at.made
+        if self.strategy.joint and made == self._made_before:
+            raise ConfigError(
+                "train_step made an update of its own, which the other workers know nothing of. Call "
+                "super().train_step(batch), or use a strategy of local updates, as Periodic."
+            )
+        self._made_before = made
         super().updated(at, batch)
         if self.strategy.joint and at.replica().statistics:
             self._agrees = False  # every worker measures its own rows
 
     def _start(self, at: Standing) -> None:
         at.restart(forget=not self.comm.leader)
-        self._spread(at.model)
+        self._spread(at.modules)
+        at.take_over(self.comm.share(at.updates() if self.comm.leader else None))
 
     def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
         self.comm.at(info.step, "training")
@@ -154,11 +165,21 @@ class Lockstep(Crew):
         return losses, scores, rates
 
     def restored(self, model: nn.Module) -> None:
-        self._spread(model)
+        self._spread([model])
+
+    def keeps(self, info: Info, common: bool) -> bool:
+        """Worker 0 tells good from bad for all, where all have come to report."""
+        if not common:
+            return False
+        marks = {name: asdict(mark) for name, mark in info.marks.items()}
+        marks = self.comm.share(marks if self.comm.leader else None)
+        info.marks = {name: Best(**{**mark, "keep": tuple(mark["keep"])}) for name, mark in marks.items()}
+        return super().keeps(info, common)
 
     def gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:
         try:
-            every = self.comm.all_gather([_sent(output) for output in outputs])
+            flat = [tree_flatten(output) for output in outputs]
+            every = self.comm.all_gather([[_sent(leaf) for leaf in leaves] for leaves, _ in flat])
         except CheckpointError as error:
             raise DataError(f"what several workers predict has to be made of tensors: {error}") from None
         left, shards = [iter(found) for found in every], [Shard(k, self.comm.count) for k in range(self.comm.count)]
@@ -167,7 +188,9 @@ class Lockstep(Crew):
             for shard, theirs in zip(shards, left, strict=True):
                 start, stop = shard.of(total)
                 if start < stop:
-                    found.append(_received(next(theirs)))
+                    leaves = [_received(leaf) for leaf in next(theirs)]
+                    whole = leaves[0] if len(leaves) == 1 else tuple(leaves)
+                    found.append(tree_unflatten(leaves, flat[0][1]) if flat else whole)  # else of what form, who knows
         return found
 
     def tell(self, error: BaseException) -> None:
@@ -182,10 +205,10 @@ class Lockstep(Crew):
     def _owns(self, own: State) -> list[State] | None:
         return self.comm.gather(own)
 
-    def _spread(self, model: nn.Module) -> None:
+    def _spread(self, modules: Sequence[nn.Module]) -> None:
         """Worker 0's weights become everybody's."""
         with torch.no_grad():
-            for tensor in tensors_of(model).values():
+            for tensor in [tensor for module in modules for tensor in tensors_of(module).values()]:
                 whole = tensor.contiguous()
                 flat = whole.view(-1)
                 self.comm.broadcast(flat)
@@ -204,19 +227,11 @@ def _compare(every: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def _sent(output: Any) -> Any:
-    """An output as it travels: sequences as what they are made of."""
-    if isinstance(output, Ragged):
-        return {RAGGED: [_sent(output.values), output.offsets]}
-    if isinstance(output, Mapping):
-        return {key: _sent(value) for key, value in output.items()}
-    return type(output)(map(_sent, output)) if type(output) in (list, tuple) else output
+def _sent(leaf: Any) -> Any:
+    """A part of an output as it travels: sequences as what they are made of."""
+    return {RAGGED: [_sent(leaf.values), leaf.offsets]} if isinstance(leaf, Ragged) else leaf
 
 
 def _received(sent: Any) -> Any:
     """What `_sent` was given."""
-    if isinstance(sent, dict):
-        if sent.keys() == {RAGGED}:
-            return Ragged(*map(_received, sent[RAGGED]))
-        return {key: _received(value) for key, value in sent.items()}
-    return type(sent)(map(_received, sent)) if type(sent) in (list, tuple) else sent
+    return Ragged(*map(_received, sent[RAGGED])) if isinstance(sent, dict) else sent

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..config import Config
 from ..data.reader import Reader
 from ..data.source import Source
+from ..errors import ConfigError
 from ..info import Info
 from ..keeper import Keeper, State
 from ..leased import Leased
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..batch import Batch
     from ..standing import Standing
     from ..strategy.centered import Centered
+    from ..trainer import Trainer
 
 FOUND, BEGUN, ENDED = "the checkpoint that worker 0 goes on from", "the training has begun", "worker 0 has ended it"
 """What virtual workers leave on their desk."""
@@ -46,6 +48,13 @@ class Loose(Crew):
         self._seen: dict[str, list[float]] = {}
         self._since = self.comm.now()
         self._told = False
+        self._pulled: list[Tensor] | None = None  # what was scored after the last update
+        self._asked: Preemption | None = None
+        self._looked: list[Tensor] | None = None
+        """What the center had when a look at it began that has not come to its end yet."""
+
+    def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+        self._asked = trainer._preemption
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
         self._leased = leased = Leased(train, self.comm.center)
@@ -66,6 +75,7 @@ class Loose(Crew):
         return _Follower(self)
 
     def handed(self, state: State) -> State:
+        self._check_kind(state)
         owns, desk = state["owns"], self.comm.desk
         alone = self.leads and desk is not None and BEGUN in desk  # it was lost, and the others have gone on meanwhile
         alike = len(owns) == self.comm.count and not alone
@@ -88,13 +98,16 @@ class Loose(Crew):
 
     def begin(self, at: Standing, state: State | None) -> None:
         replica = at.replica()
-        self._told, self._since = False, self.comm.now()
+        self._told, self._since, self._agrees = False, self.comm.now(), False
+        self._looked = None
         if state is None or state["mine"] is None:
             self._seen = {}
         if state is not None:
             mine = state["mine"]
             if mine is not None:
                 self._put_back(replica, mine)
+                if "looked" in mine:
+                    self._looked = replica.joined(mine["looked"])
             center = state["strategy"] if self.leads else {}
             self.strategy.load_state_dict(replica, center, None if mine is None else mine["strategy"])
         self.strategy.begin(replica)
@@ -104,6 +117,12 @@ class Loose(Crew):
             self.comm.desk[BEGUN] = True
         self.comm.record(lambda: copy.deepcopy(self._own_state(at)))
 
+    def shared(self, batch: Batch, model: nn.Module) -> Batch:
+        raise ConfigError(
+            f"step() makes one update, and {type(self.strategy).__name__} meets a center after several. "
+            "Use fit() or steps(), or strategy=hr.Synchronous()."
+        )
+
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         for batch in feed:
             batch.samples = 0  # they count once the center has heard of them
@@ -111,7 +130,7 @@ class Loose(Crew):
 
     def updated(self, at: Standing, batch: Batch) -> None:
         info = at.info
-        before = info.samples
+        before, self._pulled = info.samples, None
         self.comm.worked(batch.rows)
         self.comm.at(info.step, "training")
         terms = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
@@ -121,9 +140,9 @@ class Loose(Crew):
         at.rows = info.samples - before
 
     def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
-        if self.leads and not self._told and (info.stopping or asked.why):
+        if self.leads and not self._told and info.stopping:
             self._told = True
-            self.comm.center.ask_to_stop(info.stopping or asked.why)
+            self.comm.center.ask_to_stop(info.stopping)
         return due
 
     def trained(self, tally: Tally, metrics: Metrics) -> Report:
@@ -159,9 +178,10 @@ class Loose(Crew):
             others = [own or {} for own in owns[1:]] if world else []  # of real workers nothing is known
             found.update(owns=[self._own_state(at), *others], world=world)
 
-        center = self.strategy.state_dict(at.replica())
+        kind, center = type(self.strategy).__name__, self.strategy.state_dict(at.replica())
         self.comm.cut(done)
-        return at.state_dict(center["weights"]) | {"strategy": center, "agrees": False} | found
+        weights = center["weights"] if self._pulled is None else at.named(self._pulled)  # what was scored, if it was
+        return at.state_dict(weights) | {"strategy": center, "kind": kind, "agrees": False} | found
 
     @contextmanager
     def agreed(self, at: Standing) -> Iterator[None]:
@@ -169,23 +189,43 @@ class Loose(Crew):
         if not self.leads:
             yield
             return
-        with super().agreed(at):
+        replica = at.replica()
+        own = [tensor.clone() for tensor in replica.tensors]
+        if self._looked is None:
+            self._looked = self.strategy.agreed(replica)
+        replica.write(self._looked)
+        try:
             yield
+        finally:
+            at.replica().write(own)
+        self._looked = None
+
+    def _result(self, at: Standing) -> list[Tensor]:
+        """The center's weights, the same as long as worker 0 makes no update."""
+        if self._pulled is None:
+            self._pulled = self.strategy.agreed(at.replica())
+        return self._pulled
 
     def finish(self, at: Standing) -> None:
         self.strategy.finish(at.replica())
         self._hear(at.info)
+        self._pulled = None
         if self.leads or self.comm.desk is None:  # nobody sees the model of another virtual worker
             super().finish(at)
-        self._agrees = False  # another training may follow
+        self._agrees = True
 
     def leave(self) -> None:
+        if self.leads and self._asked is not None and self._asked.why and not self._told:
+            self._told = True  # only now: what has been saved knows nothing of it, and goes on as if nobody had asked
+            self.comm.center.ask_to_stop(self._asked.why)
         if self.leads and self.comm.desk is not None:
             self.comm.desk[ENDED] = True
         self.strategy.leave(ended=True)
 
     def _own_state(self, at: Standing) -> State:
         found = super()._own_state(at)
+        if self._looked is not None:
+            found["looked"] = at.named(self._looked)
         return found | {
             "counters": asdict(at.info.counters),
             "place": at.place(),

@@ -45,7 +45,8 @@ class Word:
         if self._left > 0:
             return None
         said = self._heard()
-        self._begin(stop, leave)
+        if said is None or not (said.stop or said.leave):  # else this was the last one
+            self._begin(stop, leave)
         return said
 
     def _begin(self, stop: bool, leave: bool) -> None:

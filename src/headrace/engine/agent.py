@@ -15,9 +15,9 @@ from ..errors import HeadraceError, OutOfMemoryError, RunError, WorkerError
 from .worker import FAILED, HELD
 
 GRACE_S = 1.5  # that the others have to end by themselves after a failure, and once more when they are asked to
-ENDING_S = 30.0  # that they have for a last checkpoint where somebody was asked to end
+ENDING_S = 30  # that they have for a last checkpoint where somebody was asked to end
 _ASKED = {128 + number for number in (signal.SIGINT, signal.SIGTERM)}  # statuses of those that were asked to end
-_READING_S = 5.0
+_READING_S = 2.0
 _MAY_WORK = (WorkerError, RunError, OutOfMemoryError)  # of our own errors: those that another start may not meet
 
 
@@ -39,9 +39,9 @@ class Agent(LocalElasticAgent):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        super()._shutdown(timeout=GRACE_S)
+        super()._shutdown(timeout=GRACE_S)  # type: ignore[arg-type]
 
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = ENDING_S) -> None:
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = ENDING_S) -> None:
         """At the end, or when this process is asked to end. Asked again, it waits for nobody."""
         again, self._ending = self._ending, True
         super()._shutdown(signal.SIGKILL if again else death_sig, 0 if again else timeout)

@@ -79,6 +79,11 @@ def _check(job: Job, engine: str) -> None:
     number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < float("inf"):
         raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {seconds!r}.")
+    if job.centered and engine == "processes" and job.workers > 1:
+        raise ConfigError(
+            "this strategy needs a center, which workers started by torch.distributed do not have. Use engine='ray', "
+            "or engine='local' to rehearse it."
+        )
     if job.workers % job.nodes:
         raise ConfigError(f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.")
     _check_devices(job.devices, job.workers // job.nodes)

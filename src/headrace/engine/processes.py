@@ -103,7 +103,8 @@ def _devices(job: Job, workers: int) -> list[str] | None:
 def _environment(job: Job, workers: int, devices: list[str] | None, host: str) -> Iterator[None]:
     """What workers find in their environment: some of it is read before any of their code runs."""
     network = loopback_interface() if is_loopback(host) else str(job.interface)
-    given = {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}"}
+    heard = [number.name for number in HELD if signal.getsignal(number) != signal.SIG_IGN]  # not those of nohup
+    given = {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}", "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(heard)}
     if devices is not None:
         given["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     for name, value in {

@@ -20,6 +20,7 @@ from .job import Job
 
 _NAME = "headrace"
 _SIOCGIFADDR = 0x8915
+_MORE_S = 30.0  # that nodes wait for each other, as one may only have ended a worker that kept all waiting
 _ASK_S = 1.0  # that a look whether the first node is there may take
 _ANSWER_S = 10.0  # within which a store answers
 
@@ -41,7 +42,7 @@ def rendezvous(job: Job, host: str) -> RendezvousHandler:
         min_nodes=job.nodes,
         max_nodes=job.nodes,
         local_addr=host,
-        timeout=RendezvousTimeout(join=timedelta(seconds=job.timeout_s)),
+        timeout=RendezvousTimeout(join=timedelta(seconds=job.timeout_s + _MORE_S)),
     )
     found.timeout_s = job.timeout_s
     return found
@@ -113,6 +114,7 @@ class ManyNodes(DynamicRendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
+        self._earlier = self._shared_tcp_store_server  # others may still read there why they are to start again
         self._bootstrap_store_info = self._shared_tcp_store_server = None
         return super().next_rendezvous()
 

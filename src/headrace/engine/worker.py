@@ -55,6 +55,7 @@ def main(file: str, parent: int) -> Outcome | None:
     """In a worker: calls the function; what came of it, from the first worker of a node, unless that left by exit()."""
     os.setpgrp()  # Ctrl-C is for the process that has started it, which passes it on once
     threading.Thread(target=_end_without, args=(parent,), name="headrace-parent", daemon=True).start()
+    _hear_as_ever()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
     try:
         function, arguments = pickle.loads(Path(file).read_bytes())
@@ -72,9 +73,14 @@ def main(file: str, parent: int) -> Outcome | None:
         sys.exit(FAILED)
     if (comm := speaking()) is not None:
         comm.close()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it waits for the others now
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _hear_as_ever()  # while it waits for the others
     return outcome
+
+
+def _hear_as_ever() -> None:
+    for number in HELD:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _pack_result(result: Result) -> Outcome:

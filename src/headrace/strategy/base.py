@@ -54,6 +54,9 @@ class Strategy:
         """
         return reached, numbers
 
+    def release(self) -> None:
+        """The model leaves its arenas, for good or for a while: what was held of them is let go."""
+
     def begin(self, replica: Replica) -> None:
         """A training begins, with the same weights on all workers."""
 

@@ -35,12 +35,18 @@ class Synchronous(Strategy):
         super().__init__(start_after=start_after)
         if compress is not None and compress not in _FORMATS:
             raise ConfigError(unknown("compress", compress, _FORMATS))
+        self.compress = compress
         self._format = None if compress is None else _FORMATS[compress]
         self._chunks: dict[int, Chunks] = {}
         self._agreed: dict[int, list[bool]] = {}
 
     def join(self, comm: Comm) -> None:
         super().join(comm)
+        self._chunks, self._agreed = {}, {}
+
+    def release(self) -> None:
+        for chunks in self._chunks.values():
+            chunks.forget()
         self._chunks, self._agreed = {}, {}
 
     def listen(self, arena: Arena) -> None:

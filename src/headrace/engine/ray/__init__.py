@@ -18,8 +18,14 @@ def run(job: Job) -> Result:
     if job.workers < 1:
         raise ConfigError(f"workers={job.workers}: at least one is needed.")
     with cluster.joined(job) as there:
-        from . import apart, train
+        found = None
+        if not job.centered or job.workers == 1:
+            cluster.load("ray.train.torch")
+            from . import train
 
-        if job.centered and job.workers > 1:
-            return apart.run(job, there)
-        return train.run(job, there) or apart.run(job, there)
+            found = train.run(job, there)
+        if found is None:  # the workers meet at a center
+            from . import apart
+
+            found = apart.run(job, there)
+        return found

@@ -46,18 +46,17 @@ class Cluster:
     """Whether it is here for this job alone."""
 
 
-def load() -> Any:
-    """The module `ray`, if one is installed that can be used."""
+def load(name: str = "ray") -> Any:
+    """A module of Ray, if one is installed that can be used."""
     try:
-        ray = import_module("ray")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the settings and libraries of others
-            import_module("ray.train.torch")
+            ray, found = import_module("ray"), import_module(name)
     except ImportError as error:
         raise ConfigError(f"engine='ray' needs Ray, with Ray Train ({error}). {INSTALL}") from None
     if tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2]) < OLDEST:
         raise ConfigError(f"Ray {ray.__version__} has known holes: {OLDEST[0]}.{OLDEST[1]} is needed. {INSTALL}")
-    return ray
+    return found
 
 
 @contextmanager
@@ -100,13 +99,13 @@ def _connect(ray: Any, address: str) -> None:
 
 def _fits(ray: Any, job: Job) -> bool:
     """Whether workers have accelerators; what the cluster cannot have at all is refused."""
-    if job.devices is not None and len(job.devices):
+    if job.devices is not None:
         raise ConfigError("devices= is not for a Ray cluster that is there already: Ray places workers. Leave it out.")
     nodes = sum(node["Alive"] for node in ray.nodes())
     if nodes < job.nodes:
         raise ConfigError(f"nodes={job.nodes} were asked for, and the Ray cluster has {nodes}. Start more of them.")
     there = ray.cluster_resources()
-    gpus = 0 if job.devices is not None else int(there.get("GPU", 0))
+    gpus = 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else int(there.get("GPU", 0))
     if 0 < gpus < job.workers:
         raise ConfigError(_too_few(job, gpus))
     if there.get("CPU", 0) < job.workers:
@@ -138,6 +137,7 @@ def _own(job: Job, scratch: Path) -> Iterator[None]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its sense on any system: addresses of this machine are loopback's
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # nobody starts it again: what is left ends soon
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.devices))
         if job.devices
         else os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -179,7 +179,7 @@ def _gpus(job: Job) -> int:
 def _too_few(job: Job, count: int) -> str:
     return (
         f"workers={job.workers} have {count} accelerators, and need one each. "
-        f"Give workers={count}, or devices=[] to train on the CPU."
+        f"Give workers={count}, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
     )
 
 
@@ -265,25 +265,28 @@ def _scratch() -> Iterator[Path]:
 
 @contextmanager
 def _handlers_kept() -> Iterator[Callable[[], None]]:
-    """Ray takes SIGTERM and SIGINT for itself, for good. What is given puts the caller's handlers back at once.
+    """Ray takes SIGTERM for itself, for good. What is given puts the caller's handler back at once.
 
-    Where nobody handles SIGTERM, the program then ends by it all the same, but tidily.
+    Where nobody handles it, the program then ends by it all the same, but tidily.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    tidily = {number: _exit if handler == signal.SIG_DFL else handler for number, handler in before.items()}
+    before, ended = signal.getsignal(signal.SIGTERM), []
+
+    def end(number: int, _: FrameType | None) -> None:
+        ended.append(number)
+        raise SystemExit(128 + number)
+
     try:
-        yield lambda: _handle(tidily)
+        yield lambda: _handle(signal.SIGTERM, end if before == signal.SIG_DFL else before)
+    except SystemExit:
+        if ended:  # within a call of Ray's the status is lost
+            raise SystemExit(128 + ended[0]) from None
+        raise
     finally:
-        _handle(before)
+        _handle(signal.SIGTERM, before)
 
 
-def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def _exit(number: int, _: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+def _handle(number: signal.Signals, handler: Any) -> None:
+    signal.signal(number, handler)

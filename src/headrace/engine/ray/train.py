@@ -5,8 +5,10 @@ https://docs.ray.io/en/latest/train/train.html
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 from ray.train import (
     FailureConfig,
@@ -27,6 +29,7 @@ from .meeting import Meeting
 from .parcel import Failure, NeedsCenter, Outcome, Parcel, carry_out, ending, first, pack, unpack
 from .voice import InStep
 
+ABORT_S = 10.0
 LOOK_S = 0.5
 """How often the controller asks the workers how they are."""
 
@@ -55,12 +58,11 @@ def run(job: Job, cluster: Cluster) -> Result | None:
     with environment(_settings(job, cluster)):
         try:
             result = trainer.fit()
-        except SystemExit as end:
-            if end.code:
-                raise
-            raise KeyboardInterrupt from None  # Ray's answer to Ctrl-C, once the workers have ended
         except (TrainingFailedError, RayError) as error:
             raise explained(error, workers) from None
+        except BaseException:  # Ctrl-C, most of all: nobody else would end the workers of a cluster that goes on
+            trainer.abort()
+            raise
     return None if result.return_value is None else unpack(result.return_value)
 
 
@@ -92,8 +94,20 @@ def explained(error: Exception, workers: int) -> Exception:
 class _Trainer(TorchTrainer):  # type: ignore[misc]
     """Ray's own, without the actor that watches its controller by what only Ray's dashboard can tell.
 
-    It would free places of a controller that dies. They are free at the latest when the driver ends.
+    It would free places of a controller that dies. They are free at the latest when the driver ends. And without Ray's
+    answer to Ctrl-C, which stays for good and ends the program with the status 0.
     """
+
+    controller: Any = None
+
+    def abort(self) -> None:
+        """Ends the workers."""
+        if self.controller is not None:
+            with suppress(RayError):
+                ray.get(self.controller.abort.remote(), timeout=ABORT_S)
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        self.controller = controller
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()

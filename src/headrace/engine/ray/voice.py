@@ -1,6 +1,7 @@
 """What a worker on Ray can say to the others."""
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,12 +23,50 @@ from .parcel import NeedsCenter
 BEAT_S = 1.0
 
 
+class Pulse:
+    """Tells the hall, from a thread of its own, that a worker lives, and where it stands."""
+
+    def __init__(self, hall: Any, worker: int, life: int) -> None:
+        self.step, self.doing = 0, "starting"
+        self._hall, self._worker, self._life = hall, worker, life
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="headrace-pulse", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(BEAT_S)
+
+    def _beat(self) -> None:
+        while not self._ended.is_set():
+            self._hall.beat.remote(self._worker, self._life, self.step, self.doing)
+            self._ended.wait(BEAT_S)
+
+
 class InStep(TorchComm):
     """A worker that Ray Train has placed."""
+
+    _pulse: Pulse
+
+    @classmethod
+    def among(cls, hall: Any) -> "InStep":
+        """This worker, which tells the hall where it stands."""
+        comm = cls.of_environment()
+        assert isinstance(comm, cls)
+        comm._pulse = Pulse(hall, comm.shard.index, time.time_ns())
+        return comm
 
     @property
     def center(self) -> Center:
         raise NeedsCenter
+
+    def at(self, step: int, doing: str) -> None:
+        super().at(step, doing)
+        self._pulse.step, self._pulse.doing = step, doing
+
+    def close(self) -> None:
+        self._pulse.end()
+        super().close()
 
 
 class Apart(Comm):
@@ -38,12 +77,9 @@ class Apart(Comm):
 
     def __init__(self, shard: Shard, life: int, hall: Any, center: Any, timeout_s: float) -> None:
         self.shard = shard
-        self._life, self._hall, self._timeout_s = life, hall, timeout_s
+        self._hall, self._timeout_s, self._rounds = hall, timeout_s, 0
         self._center = RayCenter(center, shard.index, life, timeout_s)
-        self._rounds, self._step, self._doing = 0, 0, "starting"
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="headrace-beats", daemon=True)
-        self._thread.start()
+        self._pulse = Pulse(hall, shard.index, life)
 
     @property
     def center(self) -> Center:
@@ -75,14 +111,13 @@ class Apart(Comm):
         return unpack(tensor_of(mine[0] if self.leader else array))
 
     def at(self, step: int, doing: str) -> None:
-        self._step, self._doing = step, doing
+        self._pulse.step, self._pulse.doing = step, doing
 
     def tell(self, error: BaseException) -> None:
         self._center.fails = True
 
     def close(self) -> None:
-        self._ended.set()
-        self._thread.join(BEAT_S)
+        self._pulse.end()
 
     def _meet(self, kind: str, message: Any) -> Any:
         number, self._rounds = self._rounds, self._rounds + 1
@@ -91,17 +126,12 @@ class Apart(Comm):
         except GetTimeoutError:
             raise WorkerError(
                 f"worker {self.shard.index} has waited for the others for {self._timeout_s:g} s, "
-                f"at step {self._step} ({self._doing}). If they may take longer, raise timeout_s."
+                f"at step {self._pulse.step} ({self._pulse.doing}). If they may take longer, raise timeout_s."
             ) from None
         except RayTaskError as error:
             raise WorkerError(str(error.cause)) from None
         except RayActorError:
             raise WorkerError("the process through which workers hear of each other is gone.") from None
-
-    def _beat(self) -> None:
-        while not self._ended.is_set():
-            self._hall.beat.remote(self.shard.index, self._life, self._step, self._doing)
-            self._ended.wait(BEAT_S)
 
 
 def _bytes(vector: Tensor) -> Any:
