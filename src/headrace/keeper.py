@@ -154,7 +154,7 @@ class RunKeeper(Keeper):
         with suppress(OSError):  # whatever a save that was cut short has left
             self._store.clean()
         self._run.probe(2 * nbytes)
-        _add_later(info.history.rows, self._run.cut(min(self._rows_until, info.step)))
+        _add_later(info.history.rows, self._run.cut(min(self._rows_until, info.step), info.samples))
         self._overtakes = info.resumed if info.step < info.resumed else -1
         self._run.configure(self._config)
         if info.best is not None and not self._run.tells_best(info.best.step):

@@ -102,14 +102,17 @@ class Run:
         """Makes certain that what was reported is on the disk."""
         self._rows.sync()
 
-    def cut(self, step: int) -> list[dict[str, Any]]:
-        """Drops what was reported after a step, and a line that was cut short; the rows that stay."""
+    def cut(self, step: int, samples: float = math.inf) -> list[dict[str, Any]]:
+        """Drops what was reported after a step, or after so many samples, and a line that was cut short.
+
+        Gives the rows that stay. Samples tell reports of one step apart where workers hear later of what others do.
+        """
         rows, end, at = [], 0, 0
         try:
             for line in self._lines():
                 at += len(line)
                 row = _row(line)
-                if row is not None and row["step"] <= step:
+                if row is not None and row["step"] <= step and row.get("samples", 0) <= samples:
                     rows.append(row)
                     end = at
             if end < at:

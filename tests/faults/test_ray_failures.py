@@ -237,7 +237,7 @@ def test_a_center_that_is_killed_before_it_answers_applies_nothing_twice(
         ("theirs", WorkerError, r"(?m)^worker 1 of 2 failed: ZeroDivisionError: in the user's code\.$"),
         ("exit", WorkerError, r"(?m)^worker 1 of 2 failed: SystemExit: 3\.$"),
         ("killed", WorkerError, r"worker 1 .*was lost.* at step 7 \(training\)"),
-        ("stopped", WorkerError, r"worker 1 keeps the others waiting since step 7 \(training\), for more than 12 s"),
+        ("stopped", WorkerError, r"worker 1 .*(keeps the others waiting since|has stopped at) step 7 \(training\)"),
     ],
 )
 def test_the_first_failure_of_workers_in_step_is_told_in_a_sentence(
@@ -334,7 +334,7 @@ def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int, 
         assert (tmp_path / "seen").exists()
         program.send_signal(number)
         assert program.wait(timeout=LIMIT_S) == code, errors.read_text()
-        end = time.monotonic() + 10.0
+        end = time.monotonic() + 40.0
         while ray_cases.processes(mark) and time.monotonic() < end:
             time.sleep(0.05)
         assert ray_cases.processes(mark) == []

@@ -214,7 +214,7 @@ def test_workers_that_start_again_end_as_those_that_were_never_lost(
         slow("periodic", "raises", Place("meets", 1, 6), "[56]"),
         slow("periodic", "is_stopped", Place("after the update", 1, 1), "[01]"),
         slow("periodic", "is_stopped", Place("after the update", 0, 5), "[345]"),
-        ("periodic", "is_stopped", Place("on_step_end", 1, 7), "[567]"),
+        slow("periodic", "is_stopped", Place("on_step_end", 1, 7), "[567]"),
         slow("synchronous", "hangs", Place("data", 1, 4), r"\d+"),
         slow("periodic", "hangs", Place("data", 0, 4), r"\d+"),
     ],

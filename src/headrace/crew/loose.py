@@ -50,8 +50,6 @@ class Loose(Crew):
         self._told = False
         self._pulled: list[Tensor] | None = None  # what was scored after the last update
         self._asked: Preemption | None = None
-        self._looked: list[Tensor] | None = None
-        """What the center had when a look at it began that has not come to its end yet."""
 
     def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
         self._asked = trainer._preemption
@@ -99,15 +97,15 @@ class Loose(Crew):
     def begin(self, at: Standing, state: State | None) -> None:
         replica = at.replica()
         self._told, self._since, self._agrees = False, self.comm.now(), False
-        self._looked = None
+        self._pulled = None
         if state is None or state["mine"] is None:
             self._seen = {}
         if state is not None:
             mine = state["mine"]
             if mine is not None:
+                if mine["pulled"]:  # the model has what was scored, perhaps in part
+                    self._pulled = [tensor.clone() for tensor in replica.tensors]
                 self._put_back(replica, mine)
-                if "looked" in mine:
-                    self._looked = replica.joined(mine["looked"])
             center = state["strategy"] if self.leads else {}
             self.strategy.load_state_dict(replica, center, None if mine is None else mine["strategy"])
         self.strategy.begin(replica)
@@ -167,6 +165,7 @@ class Loose(Crew):
         more = bool(rows) and rows[-1]["samples"] != news.samples
         if more:
             rows[-1]["samples"] = news.samples
+            self._pulled = None
         return more
 
     def state(self, at: Standing) -> State | None:
@@ -189,16 +188,8 @@ class Loose(Crew):
         if not self.leads:
             yield
             return
-        replica = at.replica()
-        own = [tensor.clone() for tensor in replica.tensors]
-        if self._looked is None:
-            self._looked = self.strategy.agreed(replica)
-        replica.write(self._looked)
-        try:
+        with super().agreed(at):
             yield
-        finally:
-            at.replica().write(own)
-        self._looked = None
 
     def _result(self, at: Standing) -> list[Tensor]:
         """The center's weights, the same as long as worker 0 makes no update."""
@@ -224,8 +215,6 @@ class Loose(Crew):
 
     def _own_state(self, at: Standing) -> State:
         found = super()._own_state(at)
-        if self._looked is not None:
-            found["looked"] = at.named(self._looked)
         return found | {
             "counters": asdict(at.info.counters),
             "place": at.place(),
@@ -237,6 +226,7 @@ class Loose(Crew):
             "optimizers": at.optimizers(),
             "updates": at.info.step,
             "seen": self._seen,
+            "pulled": self._pulled is not None,
         }
 
     def _hear(self, info: Info) -> None:

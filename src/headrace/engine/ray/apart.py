@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ...data.source import Shard
 from ...errors import WorkerError
 from ..job import Job, Result
-from . import hall
 from .center import Kept
 from .cluster import START_S, Cluster
 from .hall import Heart
 from .parcel import Failure, Outcome, Parcel, Place, carry_out, ending, pack, unpack
-from .voice import Apart
+from .voice import Apart, hall_for, hearts_in, on_this_machine
 
 LOOK_S = 0.5
 """How often the driver looks for workers of whom nothing is heard."""
@@ -27,16 +24,12 @@ LOOK_S = 0.5
 
 def run(job: Job, cluster: Cluster) -> Result:
     """Runs the job; what worker 0 has to give."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    helper = {"num_cpus": 0, "scheduling_strategy": here}
-    cloudpickle.register_pickle_by_value(hall)  # so that its process imports nothing of ours
     with ExitStack() as stack:
-        stack.callback(cloudpickle.unregister_pickle_by_value, hall)
         own = str(cluster.scratch / "center"), Place.here(), job.timeout_s
+        helper = {"num_cpus": 0, "scheduling_strategy": on_this_machine()}
         center = ray.remote(Kept).options(**helper, max_restarts=-1).remote(*own)
         stack.callback(ray.kill, center)
-        others = ray.remote(hall.Hall).options(**helper).remote(job.workers)
-        stack.callback(ray.kill, others)
+        others = stack.enter_context(hall_for(job.workers))
         crew = Crew(job, cluster, center, others)
         stack.callback(crew.end)
         return unpack(crew.outcome())
@@ -82,7 +75,7 @@ class Crew:
         found: Outcome = (b"", [])
         while self._at_work:
             done, _ = ray.wait([worker.call for worker in self._at_work], timeout=LOOK_S)
-            self._hearts = self._heard()
+            self._hearts = hearts_in(self._others, self._job.timeout_s)
             for worker in [worker for worker in self._at_work if worker.call in done]:
                 try:
                     outcome = ray.get(worker.call)
@@ -135,12 +128,12 @@ class Crew:
         self._at_work.append(self._start(worker.number, worker.life + 1))
 
     def _last_word(self, worker: Worker, failure: Exception | None) -> str:
-        _, _, step, doing = self._hearts.get(worker.number, (0, 0.0, 0, "starting"))
-        where = f"at step {step} ({doing})"
+        heart = self._hearts.get(worker.number)
         if failure is not None:
-            return ending(failure, where)
-        if self._begun(worker):
-            return f"has stopped {where}: nothing has been heard of it for {self._job.timeout_s:g} s"
+            return ending(failure, heart)
+        if heart is not None and self._begun(worker):
+            silence = f"nothing has been heard of it for {self._job.timeout_s:g} s"
+            return f"has stopped at step {heart[2]} ({heart[3]}): {silence}"
         cpus = ray.cluster_resources().get("CPU", 0)
         waited_s = time.monotonic() - worker.since_s
         return f"has not begun for {waited_s:.0f} s: Ray finds no place for it ({cpus:g} CPUs), or it does not start"
@@ -153,10 +146,3 @@ class Crew:
 
     def _begun(self, worker: Worker) -> bool:
         return worker.number in self._hearts and self._hearts[worker.number][0] == worker.life
-
-    def _heard(self) -> dict[int, Heart]:
-        try:
-            found: dict[int, Heart] = ray.get(self._others.hearts.remote(), timeout=self._job.timeout_s)
-            return found
-        except RayError as error:
-            raise WorkerError("the process through which workers hear of each other is gone.") from error

@@ -20,6 +20,7 @@ from ...comm import Comm, speaking_as
 from ...comm.generators import seed
 from ...errors import ConfigError, HeadraceError, WorkerError
 from ..job import Job, Result, work
+from .hall import Heart
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +115,14 @@ def first(failures: Sequence[Failure]) -> Failure | None:
     return min(failures, key=lambda failure: (not failure.trace, failure.when), default=None)
 
 
-def ending(failure: Exception, where: str = "") -> str:
-    """How a worker ended that could not tell, from what Ray says of it."""
+def ending(failure: Exception, heart: Heart | None) -> str:
+    """How a worker ended that could not tell, from what Ray says of it, and what was heard of it last."""
+    where = "" if heart is None else f" at step {heart[2]} ({heart[3]})"
+    if "Timeout" in type(failure).__name__:
+        return f"has stopped{where}: nothing has been heard of it for too long"
     found = dict(re.findall(r"^\s*(pid|ip): (\S+)", str(failure), re.MULTILINE))
     which = f" {found['pid']} on {found['ip']}" if {"pid", "ip"} <= found.keys() else ""
-    return f"was lost{where and ' '}{where}: its process{which} has ended, or its machine is gone"
+    return f"was lost{where}: its process{which} has ended, or its machine is gone"
 
 
 def _weights(state: dict[str, Tensor]) -> bytes:

@@ -25,11 +25,14 @@ from ...comm import Null
 from ...errors import WorkerError
 from ..job import Job, Result
 from .cluster import START_S, Cluster, environment
+from .hall import Heart
 from .meeting import Meeting
 from .parcel import Failure, NeedsCenter, Outcome, Parcel, carry_out, ending, first, pack, unpack
-from .voice import InStep
+from .voice import InStep, hall_for, hearts_in
 
 ABORT_S = 10.0
+LATER_S = 3.0
+"""How much later than the others the controller gives up a worker that has stopped: they can say more."""
 LOOK_S = 0.5
 """How often the controller asks the workers how they are."""
 
@@ -37,46 +40,46 @@ LOOK_S = 0.5
 def run(job: Job, cluster: Cluster) -> Result | None:
     """Runs the job; what worker 0 has to give. `None` if it needs a center, which these workers do not have."""
     parcel, workers, timeout_s = pack(job), job.workers, job.timeout_s
+    with hall_for(workers) as others, environment(_settings(job, cluster)):
 
-    def loop() -> Outcome | None:
-        return _loop(parcel, workers, timeout_s)
+        def loop() -> Outcome | None:
+            return _loop(parcel, workers, others, timeout_s)
 
-    trainer = _Trainer(
-        loop,
-        torch_config=Meeting(timeout_s=max(1, round(timeout_s))),
-        scaling_config=ScalingConfig(
-            num_workers=workers, use_gpu=cluster.gpus, placement_strategy="SPREAD" if job.nodes > 1 else "PACK"
-        ),
-        run_config=RunConfig(
-            name="run",
-            storage_path=str(cluster.scratch / "train"),
-            failure_config=FailureConfig(max_failures=job.restarts, controller_failure_limit=job.restarts),
-            callbacks=[_Teller(workers, job.restarts)],
-            logging_config=LoggingConfig("CRITICAL"),
-        ),
-    )
-    with environment(_settings(job, cluster)):
+        trainer = _Trainer(
+            loop,
+            torch_config=Meeting(timeout_s=max(1, round(timeout_s))),
+            scaling_config=ScalingConfig(
+                num_workers=workers, use_gpu=cluster.gpus, placement_strategy="SPREAD" if job.nodes > 1 else "PACK"
+            ),
+            run_config=RunConfig(
+                name="run",
+                storage_path=str(cluster.scratch / "train"),
+                failure_config=FailureConfig(max_failures=job.restarts, controller_failure_limit=job.restarts),
+                callbacks=[_Teller(workers, job.restarts)],
+                logging_config=LoggingConfig("CRITICAL"),
+            ),
+        )
         try:
             result = trainer.fit()
         except (TrainingFailedError, RayError) as error:
-            raise explained(error, workers) from None
+            raise explained(error, workers, hearts_in(others, timeout_s)) from None
         except BaseException:  # Ctrl-C, most of all: nobody else would end the workers of a cluster that goes on
             trainer.abort()
             raise
     return None if result.return_value is None else unpack(result.return_value)
 
 
-def _loop(parcel: Parcel, workers: int, timeout_s: float) -> Outcome | None:
+def _loop(parcel: Parcel, workers: int, others: Any, timeout_s: float) -> Outcome | None:
     """In a worker."""
     os.environ["HEADRACE_TIMEOUT_S"] = str(timeout_s)
     try:
         own = get_context().get_world_rank()
-        return carry_out(parcel, own, workers, InStep.of_environment if workers > 1 else Null)
+        return carry_out(parcel, own, workers, (lambda: InStep.among(others)) if workers > 1 else Null)
     except NeedsCenter:
         return None
 
 
-def explained(error: Exception, workers: int) -> Exception:
+def explained(error: Exception, workers: int, hearts: Mapping[int, Heart]) -> Exception:
     """What Ray says of workers that have failed, as an error of our own."""
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
     told = first([failure for failure in failures.values() if isinstance(failure, Failure)])
@@ -85,7 +88,7 @@ def explained(error: Exception, workers: int) -> Exception:
     for worker, failure in failures.items():
         if not isinstance(failure, Failure):
             others = f" Worker {told.worker} says: {told.sentence}." if told is not None else ""
-            return WorkerError(f"worker {worker} of {workers} {ending(failure)}.{others}")
+            return WorkerError(f"worker {worker} of {workers} {ending(failure, hearts.get(worker))}.{others}")
     if told is not None:
         return told.error
     return WorkerError(f"Ray could not run {workers} workers: {_reason(error)}")
@@ -123,7 +126,7 @@ class _Teller(UserCallback):  # type: ignore[misc]
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         self._count += 1
         if self._count <= self._restarts:
-            why = explained(_Failures(worker_exceptions), self._workers)
+            why = explained(_Failures(worker_exceptions), self._workers, {})
             print(f"headrace: {why} All are started again, for the {self._count}. of {self._restarts} times.")
 
 
@@ -137,7 +140,7 @@ def _settings(job: Job, cluster: Cluster) -> dict[str, str | None]:
     own = {
         "RAY_TRAIN_V2_ENABLED": "1",
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": str(LOOK_S),
-        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(job.timeout_s),
+        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(job.timeout_s + LATER_S),
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(max(START_S, job.timeout_s)),
         "RAY_TRAIN_METRICS_ENABLED": "0",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",

@@ -2,12 +2,15 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray import cloudpickle
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 
 from ...comm.base import Comm, Op
@@ -16,19 +19,48 @@ from ...comm.torch import TorchComm
 from ...comm.wire import pack, unpack
 from ...data.source import Shard
 from ...errors import WorkerError
+from . import hall
 from .center import RayCenter
 from .flat import tensor_of
+from .hall import Heart
 from .parcel import NeedsCenter
 
 BEAT_S = 1.0
 
 
+@contextmanager
+def hall_for(workers: int) -> Iterator[Any]:
+    """An actor of its own for a job, on the machine of this process."""
+    cloudpickle.register_pickle_by_value(hall)  # its process imports nothing of ours
+    try:
+        actor = ray.remote(hall.Hall).options(num_cpus=0, scheduling_strategy=on_this_machine()).remote(workers)
+    finally:
+        cloudpickle.unregister_pickle_by_value(hall)
+    try:
+        yield actor
+    finally:
+        ray.kill(actor)
+
+
+def on_this_machine() -> Any:
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def hearts_in(actor: Any, timeout_s: float) -> dict[int, Heart]:
+    """What the hall has heard of the workers."""
+    try:
+        found: dict[int, Heart] = ray.get(actor.hearts.remote(), timeout=timeout_s)
+        return found
+    except RayError as error:
+        raise WorkerError("the process through which workers hear of each other is gone.") from error
+
+
 class Pulse:
     """Tells the hall, from a thread of its own, that a worker lives, and where it stands."""
 
-    def __init__(self, hall: Any, worker: int, life: int) -> None:
+    def __init__(self, others: Any, worker: int, life: int) -> None:
         self.step, self.doing = 0, "starting"
-        self._hall, self._worker, self._life = hall, worker, life
+        self._hall, self._worker, self._life = others, worker, life
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="headrace-pulse", daemon=True)
         self._thread.start()
@@ -49,11 +81,11 @@ class InStep(TorchComm):
     _pulse: Pulse
 
     @classmethod
-    def among(cls, hall: Any) -> "InStep":
+    def among(cls, others: Any) -> "InStep":
         """This worker, which tells the hall where it stands."""
         comm = cls.of_environment()
         assert isinstance(comm, cls)
-        comm._pulse = Pulse(hall, comm.shard.index, time.time_ns())
+        comm._pulse = Pulse(others, comm.shard.index, time.time_ns())
         return comm
 
     @property
@@ -75,11 +107,11 @@ class Apart(Comm):
     Rounds are few where workers meet at a center: at the beginning of a training, and at its end.
     """
 
-    def __init__(self, shard: Shard, life: int, hall: Any, center: Any, timeout_s: float) -> None:
+    def __init__(self, shard: Shard, life: int, others: Any, center: Any, timeout_s: float) -> None:
         self.shard = shard
-        self._hall, self._timeout_s, self._rounds = hall, timeout_s, 0
+        self._hall, self._timeout_s, self._rounds = others, timeout_s, 0
         self._center = RayCenter(center, shard.index, life, timeout_s)
-        self._pulse = Pulse(hall, shard.index, life)
+        self._pulse = Pulse(others, shard.index, life)
 
     @property
     def center(self) -> Center:
