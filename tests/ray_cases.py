@@ -1,10 +1,13 @@
 """What workers on Ray do in tests: functions of a module that their processes can import."""
 
+import json
 import os
 import random
 import re
 import signal
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ import torch.distributed as dist
 from headrace import L1, Trainer
 from headrace.comm import here
 from headrace.comm.center import Push, Rule, Terms, Vectors, Wait
+from headrace.engine import launch
 from headrace.engine.job import Job
 from headrace.engine.ray import cluster
 from headrace.engine.ray.center import Kept
@@ -257,6 +261,33 @@ def machines(count: int) -> Iterator[tuple[Any, Any]]:
         others = [found.add_node(num_cpus=2) for _ in range(count - 1)]
         found.wait_for_nodes()
         yield found, others[-1]
+
+
+def lose_a_machine(at: str) -> None:
+    """A program of its own: of two machines one goes while a worker is there."""
+    with machines(2) as (all_of_them, second), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gone = threading.Thread(target=_remove, args=(all_of_them, second, Path(at) / "on"))
+        gone.start()
+        options = {"workers": 2, "nodes": 2, "address": all_of_them.address, "restarts": 1, "timeout_s": 100.0}
+        found = launch(count, Elastic(), at, f"on {second.node_id}", engine="ray", **options)
+        gone.join()
+    whole = bool((found["seen"] == 1).all()) and found["samples"] == END
+    said = {"whole": whole, "warned": "\n".join(str(each.message) for each in caught)}
+    (Path(at) / "found").write_text(json.dumps(said))
+
+
+def _remove(all_of_them: Any, machine: Any, told: Path) -> None:
+    """Takes a machine away as soon as a worker has said that it is there."""
+    end = time.monotonic() + LONG_S
+    while not told.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    all_of_them.remove_node(machine, allow_graceful=False)
+
+
+def launch_and_wait(at: str) -> None:
+    """A program of its own, to be ended."""
+    launch(wait_to_be_seen, at, workers=2, engine="ray")
 
 
 def processes(mark: str) -> list[int]:

@@ -1,12 +1,14 @@
 """Workers on Ray that are killed, stopped or fail, a machine that goes, and a center that dies before it can answer."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -277,63 +279,24 @@ def test_workers_that_turn_out_to_need_a_center_get_one(there: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_workers_of_a_machine_that_goes_begin_again_on_another(tmp_path: Path) -> None:
-    with ray_cases.machines(2) as (machines, second):
-        gone = threading.Thread(target=_remove, args=(machines, second, tmp_path / "on"))
-        gone.start()
-        with pytest.warns(UserWarning, match=r"worker \d of 2 was lost at step \d.* It is started again"):
-            found = launch(
-                ray_cases.count,
-                Elastic(),
-                str(tmp_path),
-                f"on {second.node_id}",
-                workers=2,
-                nodes=2,
-                engine="ray",
-                address=machines.address,
-                restarts=1,
-                timeout_s=LIMIT_S,
-            )
-        gone.join()
-    assert is_whole(found)
+    with script("ray_cases.lose_a_machine", tmp_path) as program:
+        assert program.wait(timeout=2 * LIMIT_S) == 0, (tmp_path / "printed").read_text()
+    found = json.loads((tmp_path / "found").read_text())
+    assert found["whole"]
+    assert re.search(r"worker \d of 2 was lost at step \d.* It is started again, for the 1\.", found["warned"])
 
 
-def _remove(machines: Any, machine: Any, told: Path) -> None:
-    """Takes a machine away as soon as a worker has said that it is there."""
-    end = time.monotonic() + LIMIT_S
-    while not told.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    machines.remove_node(machine, allow_graceful=False)
-
-
-# --- what is left behind ----------------------------------------------------------------------------------
-
-KILLED = """
-import sys; sys.path[:0] = {path!r}
-import ray_cases
-from headrace.engine import launch
-if __name__ == "__main__":
-    launch(ray_cases.wait_to_be_seen, {at!r}, workers=2, engine="ray")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)])
-def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int, code: int) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(KILLED.format(path=[str(Path(ray_cases.__file__).parent)], at=str(tmp_path)))
-    mark = f"HEADRACE_TEST={tmp_path}"
-    environment = os.environ | {"HEADRACE_TEST": str(tmp_path)}
-    errors = tmp_path / "errors"
-    with errors.open("w") as file:
-        program = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=file)
+@contextmanager
+def script(function: str, at: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that calls a function with a directory, where it prints; none of its processes is there afterwards."""
+    file = at / "script.py"
+    file.write_text(SCRIPT.format(path=[str(Path(ray_cases.__file__).parent)], function=function, at=str(at)))
+    mark = f"HEADRACE_TEST={at}"
+    with (at / "printed").open("w") as printed:
+        environment = os.environ | {"HEADRACE_TEST": str(at)}
+        program = subprocess.Popen([sys.executable, str(file)], env=environment, stdout=printed, stderr=printed)
     try:
-        end = time.monotonic() + LIMIT_S
-        while not (tmp_path / "seen").exists() and time.monotonic() < end and program.poll() is None:
-            time.sleep(0.05)
-        assert (tmp_path / "seen").exists()
-        program.send_signal(number)
-        assert program.wait(timeout=LIMIT_S) == code, errors.read_text()
+        yield program
         end = time.monotonic() + 40.0
         while ray_cases.processes(mark) and time.monotonic() < end:
             time.sleep(0.05)
@@ -343,3 +306,27 @@ def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int, 
         program.wait()
         for process in ray_cases.processes(mark):
             os.kill(process, signal.SIGKILL)
+
+
+SCRIPT = """
+import sys; sys.path[:0] = {path!r}
+import ray_cases
+if __name__ == "__main__":
+    {function}({at!r})
+"""
+
+
+# --- what is left behind ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, -2)])
+def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int, code: int) -> None:
+    with script("ray_cases.launch_and_wait", tmp_path) as program:
+        end = time.monotonic() + LIMIT_S
+        while not (tmp_path / "seen").exists() and time.monotonic() < end and program.poll() is None:
+            time.sleep(0.05)
+        assert (tmp_path / "seen").exists(), (tmp_path / "printed").read_text()
+        program.send_signal(number)
+        assert program.wait(timeout=LIMIT_S) == code, (tmp_path / "printed").read_text()

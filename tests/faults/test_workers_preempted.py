@@ -11,7 +11,21 @@ from typing import Any
 
 import pytest
 import trainees
-from kill_cases import CENTERED, EPOCHS, LIMIT_S, ROWS, SAVING, SHARE, STRATEGIES, UNEVEN, Finished, Place, Watch, fit, undisturbed
+from kill_cases import (
+    CENTERED,
+    EPOCHS,
+    LIMIT_S,
+    ROWS,
+    SAVING,
+    SHARE,
+    STRATEGIES,
+    UNEVEN,
+    Finished,
+    Place,
+    Watch,
+    fit,
+    undisturbed,
+)
 from nursery import Child, start, tell
 from torch_workers import be_worker, free_port
 
