@@ -73,7 +73,7 @@ class Crew:
         self._check_kind(state)
         alike = len(owns) == self.comm.count and self._is_same(state)
         mine: State = owns[here] if here < len(owns) else {}
-        held = [mine] if alike else [] if here else owns
+        held = [mine] if alike else [] if here else [own for own in owns if own]  # of some, perhaps only its own
         if "strategy" not in state:  # each had done the same, and worker 0 tells of it
             held = owns[: 0 if here else 1]
         state = state | {"mine": mine if alike else None, "rng": mine.get("rng")}
@@ -82,7 +82,7 @@ class Crew:
             joint = True  # it goes on with the weights that all had agreed on, from where it was
         if not alike and not joint:
             state, held = _anew(state), []
-        for part in ("optimizers", "microbatch") if alike else ():
+        for part in ("optimizers", "microbatch") if alike and here else ():  # worker 0's are the step's own
             if part in mine:
                 state["step"] = state["step"] | {part: mine[part]}
         tallies = [own["tally"] for own in held]
