@@ -160,6 +160,7 @@ def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: in
 def wait_to_be_seen(at: str) -> None:
     """Both workers have begun, and go on for long."""
     here().share()
+    (Path(at) / "scratch").write_text(str(Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent))
     (Path(at) / "seen").touch()
     time.sleep(LONG_S)
 
@@ -224,7 +225,8 @@ def visit(
         if killed is not None and (me, info.step) == killed[:2] and only_once(killed[2]):
             os.kill(os.getpid(), signal.SIGKILL)
     history = trainer.history
-    return {"epochs": len(history), "samples": history[-1]["samples"], "count": here().count}
+    status = here().center.status() if strategy.centered else {}
+    return {"epochs": len(history), "samples": history[-1]["samples"], "count": here().count, "status": status}
 
 
 # --- what is around ---------------------------------------------------------------------------------------

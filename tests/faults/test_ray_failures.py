@@ -18,7 +18,7 @@ import torch
 from headrace.comm.center import Lease, Push
 from headrace.engine import launch
 from headrace.errors import ConfigError, WorkerError
-from headrace.strategy import Elastic
+from headrace.strategy import Asynchronous, Elastic, Synchronous
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 
@@ -273,6 +273,49 @@ def test_workers_that_turn_out_to_need_a_center_get_one(there: Any) -> None:
     assert is_whole(job(ray_cases.count)), "nothing among the arguments says so"
 
 
+# --- trainings --------------------------------------------------------------------------------------------
+
+
+def asynchronous() -> Asynchronous:
+    return Asynchronous(every="2 steps", staleness=1000, down_weight=False, lease=16)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("of", [0, 1])
+def test_every_row_is_trained_with_once_an_epoch_though_a_worker_is_lost(there: Any, tmp_path: Path, of: int) -> None:
+    model, killed = ray_cases.Visits(211), (of, 3, str(tmp_path))
+    with pytest.warns(UserWarning, match=f"worker {of} of 2 was lost .* It is started again"):
+        found = job(ray_cases.visit, model, asynchronous(), 3, str(tmp_path / "run"), killed, restarts=1)
+    assert torch.equal(model.seen, torch.full((211,), 3.0))
+    assert found["samples"] == 633
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_row_is_trained_with_once_an_epoch_though_the_center_is_lost(
+    there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.cloudpickle.register_pickle_by_value(ray_cases)
+    monkeypatch.setattr(apart, "Kept", ray_cases.KilledAfterApplying)
+    model = ray_cases.Visits(211)
+    try:
+        found = job(ray_cases.visit, model, asynchronous(), 3)
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(ray_cases)
+    assert found["status"]["lost"] >= 1, "what was applied and not answered came again"
+    assert torch.equal(model.seen, torch.full((211,), 3.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_workers_in_step_go_on_from_the_last_checkpoint(there: Any, tmp_path: Path) -> None:
+    model, killed = ray_cases.Visits(37), (1, 8, str(tmp_path))  # in the second of three epochs
+    job(ray_cases.visit, model, Synchronous(), 3, str(tmp_path / "run"), killed, restarts=1)
+    assert (tmp_path / "fault").exists()
+    assert torch.equal(model.seen, torch.full((37,), 3.0))
+
+
 # --- more than one machine --------------------------------------------------------------------------------
 
 
@@ -297,7 +340,7 @@ def script(function: str, at: Path) -> Iterator[subprocess.Popen[bytes]]:
         program = subprocess.Popen([sys.executable, str(file)], env=environment, stdout=printed, stderr=printed)
     try:
         yield program
-        end = time.monotonic() + 40.0
+        end = time.monotonic() + 20.0
         while ray_cases.processes(mark) and time.monotonic() < end:
             time.sleep(0.05)
         assert ray_cases.processes(mark) == []
@@ -330,3 +373,4 @@ def test_nothing_is_left_when_the_program_is_ended(tmp_path: Path, number: int, 
         assert (tmp_path / "seen").exists(), (tmp_path / "printed").read_text()
         program.send_signal(number)
         assert program.wait(timeout=LIMIT_S) == code, (tmp_path / "printed").read_text()
+    assert not Path((tmp_path / "scratch").read_text()).exists()

@@ -1,5 +1,6 @@
 """The center as an actor, whose state outlives it, and as a worker sees it."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -23,6 +24,8 @@ from .parcel import Place
 
 EVERY_S = 5.0
 """How often the center's state is saved while workers push."""
+PAUSES = 10
+"""At least so much longer than a save nothing is saved after it."""
 _STATE, _TENSORS = "center.json", "center.safetensors"
 
 
@@ -105,9 +108,10 @@ class Kept:
         self._save(at_once=True)
 
     def _save_changes(self, at_once: bool) -> None:
-        changed = self._held.weights and self._held.version != self._saved
-        if changed and (at_once or time.monotonic() >= self._due_s):
+        if self._held.version != self._saved and (at_once or time.monotonic() >= self._due_s):
             self._save(at_once)
+        elif at_once:
+            self._saver.wait()
 
     def _save(self, at_once: bool) -> None:
         """Takes the state as it is now, and writes it: before anything else is heard, or meanwhile."""
@@ -119,13 +123,19 @@ class Kept:
         self._saver.wait()  # a save that has failed is told here
         self._number += 1
         contents = Contents(self._number, documents, {_TENSORS: {name: t.clone() for name, t in tensors.items()}})
+        self._due_s = math.inf  # until this one is done
         self._saver.start(lambda: self._write(contents))
         if at_once:
             self._saver.wait()
-        self._saved, self._due_s = self._held.version, time.monotonic() + EVERY_S
+        self._saved = self._held.version
 
     def _write(self, contents: Contents) -> None:
-        self._store.save(contents)
+        begun_s = time.monotonic()
+        try:
+            self._store.save(contents)
+        finally:
+            now_s = time.monotonic()
+            self._due_s = now_s + max(EVERY_S, PAUSES * (now_s - begun_s))
 
 
 class RayCenter:
@@ -193,11 +203,11 @@ class RayCenter:
                 return ray.get(call, timeout=max(0.0, end - time.monotonic()))
             except RayTaskError as error:
                 raise error.cause from None
-            except RayActorError:
-                if time.monotonic() < end:
+            except RayActorError as error:
+                if not error.actor_init_failed and time.monotonic() < end:
                     time.sleep(PAUSE_S)
                     continue
-                gone = "is gone"
+                gone = f"is gone, and does not begin again ({str(error).strip().splitlines()[-1].strip()})"
             except GetTimeoutError:
                 gone = "does not answer"
             raise WorkerError(f"the center {gone}: worker {self._worker} has tried for {self._timeout_s:g} s.")

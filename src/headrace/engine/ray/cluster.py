@@ -9,10 +9,9 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,16 +20,15 @@ from typing import Any
 
 import torch
 
-from ... import disk
 from ...errors import ConfigError, RunError
 from ..job import Job
+from .guard import guarding
 
 OLDEST = (2, 54)
 """Before it, a page in the user's browser can delete jobs (CVE-2026-27482), and tokens are new in 2.52."""
 INSTALL = 'pip install "headrace[ray]"'
 START_S = 120.0
 """How long workers may take at least to be placed and to start, however little time others give them later."""
-_ENDED_S = 5.0  # within which the processes of a cluster of our own end by themselves
 _LONG = 24  # a path of this length leaves room for Ray's, which ends with the name of a socket: 107 bytes at most
 
 
@@ -128,29 +126,28 @@ def _own(job: Job, scratch: Path) -> Iterator[None]:
             f"nodes={job.nodes} need a Ray cluster that is there: set RAY_ADDRESS, or call ray.init first."
         )
     token = scratch / "token"
-    disk.write_file(token, secrets.token_hex(32).encode())
-    token.chmod(0o600)
-    settings = {
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    settings: dict[str, str | None] = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": None,
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its sense on any system: addresses of this machine are loopback's
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # nobody starts it again: what is left ends soon
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, job.devices))
-        if job.devices
-        else os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-    with environment(settings):
+    if job.devices:
+        settings["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.devices))
+    with ExitStack() as stack:
+        stack.enter_context(guarding(str(token), scratch))
+        stack.callback(_read_again)
+        stack.enter_context(environment(settings))
         ray = load()
-        with _token_known(), _loopback(ray):
-            try:
-                _start(ray, job, scratch)
-                yield
-            finally:
-                ray.shutdown()
-                _end_those_left(str(token))
+        stack.enter_context(_token_known())
+        stack.enter_context(_loopback(ray))
+        stack.callback(ray.shutdown)
+        _start(ray, job, scratch)
+        yield
 
 
 def _start(ray: Any, job: Job, scratch: Path) -> None:
@@ -195,6 +192,8 @@ def _token_known() -> Iterator[None]:
 
 
 def _read_again() -> None:
+    if "ray" not in sys.modules:
+        return
     raylet = import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
@@ -209,26 +208,6 @@ def _loopback(ray: Any) -> Iterator[None]:
         yield
     finally:
         constants.ENABLE_RAY_CLUSTER = before
-
-
-def _end_those_left(mark: str) -> None:
-    """Waits for the processes that have `mark` in their environment, as all of the cluster do, and ends who stays."""
-    end = time.monotonic() + _ENDED_S
-    while (left := _marked(mark)) and time.monotonic() < end:
-        time.sleep(0.02)
-    for process in left:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-def _marked(mark: str) -> list[int]:
-    """Processes other than this one; none where the system does not tell."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):
-            if int(entry.parent.name) != os.getpid() and mark.encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-    return found
 
 
 # --- what is put back afterwards --------------------------------------------------------------------------

@@ -65,8 +65,9 @@ class Failure(Exception):  # noqa: N818
     @property
     def error(self) -> Exception:
         """What the caller is to get: an error of our own as it was, anything else as a `WorkerError`."""
-        error = _loads(self._pickled) if self._pickled else WorkerError(f"{self}.")
-        error.add_note(self.trace)
+        error: Exception = _loads(self._pickled) if self._pickled else WorkerError(f"{self}.")
+        if self.trace:
+            error.add_note(f"worker {self.worker} of {self.workers} says:\n{self.trace}")
         return error
 
 
@@ -94,6 +95,8 @@ def carry_out(parcel: Parcel, worker: int, workers: int, join: Callable[[], Comm
             with speaking_as(comm):
                 result = work(main, arguments)
             return (_dumps(result.value), [_weights(state) for state in result.weights]) if comm.leader else (b"", [])
+        except NeedsCenter:  # nothing has failed: the others find out by themselves
+            raise
         except BaseException as error:
             comm.tell(error)
             raise

@@ -62,7 +62,10 @@ def run(job: Job, cluster: Cluster) -> Result | None:
         try:
             result = trainer.fit()
         except (TrainingFailedError, RayError) as error:
-            raise explained(error, workers, hearts_in(others, timeout_s)) from None
+            hearts: dict[int, Heart] = {}
+            with suppress(WorkerError):
+                hearts = hearts_in(others, timeout_s)
+            raise explained(error, workers, hearts) from None
         except BaseException:  # Ctrl-C, most of all: nobody else would end the workers of a cluster that goes on
             trainer.abort()
             raise
