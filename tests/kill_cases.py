@@ -18,6 +18,7 @@ from nursery import start, tell
 
 import headrace as hr
 from headrace import disk
+from headrace.callback.base import HOOKS as ALL_HOOKS
 from headrace.comm import here
 from headrace.engine import Network
 
@@ -32,16 +33,7 @@ STRATEGIES: dict[str, Callable[[], hr.Strategy]] = {
     "asynchronous": lambda: hr.Asynchronous("1 step"),
 }
 CENTERED = ("elastic", "asynchronous")
-HOOKS = (
-    "on_fit_start",
-    "on_epoch_start",
-    "on_step_end",
-    "on_macrobatch_end",
-    "on_validation_end",
-    "on_epoch_end",
-    "on_checkpoint",
-    "on_fit_end",
-)
+HOOKS = tuple(hook for hook in ALL_HOOKS if hook != "on_error")
 WITHIN = ("before the update", "backward", "at the update", "after the update", "meets", "meeting", "has met")
 SAVING = "saves"
 """Changes of files of the checkpoint of step 6."""

@@ -1,7 +1,9 @@
 """Processes for tests that are workers of torch.distributed: they are told so by their environment."""
 
 import os
+import signal
 import socket
+import time
 from pathlib import Path
 
 from headrace.comm.shared import Shared
@@ -25,6 +27,18 @@ def be_worker(index: int, count: int, port: int, timeout_s: float = LIMIT_S) -> 
 def over_gloo() -> None:
     """As on several hosts."""
     Shared.meet = classmethod(lambda *_: None)  # type: ignore[assignment,method-assign]
+
+
+def is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def hangs() -> None:
+    time.sleep(60)
 
 
 def listening(pids: list[int]) -> list[str]:

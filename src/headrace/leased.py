@@ -68,11 +68,7 @@ class Leased(Source):
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         macrobatch = self.next_macrobatch(size, size, shard)
-        if macrobatch is None:
-            return None
-        if macrobatch.finish is not None:
-            macrobatch.fields = macrobatch.finish(macrobatch.fields)
-        return macrobatch.batches()[0]
+        return None if macrobatch is None else macrobatch.only()
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         """Batches of one lease; its last one stands alone where that can be told, so that it is asked for late."""

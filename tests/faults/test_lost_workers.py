@@ -1,7 +1,6 @@
 """Workers that fail, are killed, stopped or hang: all others end soon, and say who it was, where, and why."""
 
 import ctypes
-import os
 import re
 import signal
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from nursery import Child, start, tell
-from torch_workers import be_worker, free_port, over_gloo
+from torch_workers import be_worker, free_port, hangs, is_killed, is_stopped, over_gloo
 
 from headrace.comm import here
 from headrace.errors import WorkerError
@@ -28,18 +27,6 @@ STEPS = 30
 
 def raises() -> None:
     raise ValueError("row 17 is not in the archive")
-
-
-def is_killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def is_stopped() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def hangs() -> None:
-    time.sleep(60)
 
 
 def hangs_deaf() -> None:

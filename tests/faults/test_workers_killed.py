@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from kill_cases import (
     undisturbed,
 )
 from nursery import Child, start, tell
-from torch_workers import over_gloo
+from torch_workers import is_killed, is_stopped, over_gloo
 
 import headrace as hr
 from headrace.comm import here
@@ -94,16 +93,8 @@ TIMEOUT_S = 4.0
 SOON_S = 5.0
 
 
-def is_killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def raises() -> None:
     raise ValueError("row 17 is not in the archive")
-
-
-def is_stopped() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def hangs() -> None:

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -122,7 +122,8 @@ def test_workers_may_be_asked_at_any_moment(name: str, tmp_path: Path) -> None:
             children[0].wait(random.uniform(0, 0.3))
             asked_s = time.monotonic()
             for k in who:
-                children[k].send(signal.SIGTERM)
+                with suppress(ProcessLookupError):  # it may have ended meanwhile
+                    children[k].send(signal.SIGTERM)
             codes = [child.ending(LIMIT_S) for child in children]
             if codes == [PREEMPTED] * 2:
                 inside += 1

@@ -22,7 +22,7 @@ import pytest
 import torch
 from nursery import Child, start, tell
 from torch import nn
-from torch_workers import LOOPBACK, free_port, listening
+from torch_workers import LOOPBACK, free_port, hangs, is_killed, is_stopped, listening
 
 import headrace as hr
 from headrace.comm import here
@@ -85,18 +85,6 @@ def raises_ours() -> None:
 def raises_once() -> None:
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         raise ValueError("a bad start")
-
-
-def is_killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def is_stopped() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def hangs() -> None:
-    time.sleep(60)
 
 
 def hangs_deaf() -> None:

@@ -12,6 +12,10 @@ from ..errors import ConfigError
 from .center import Center
 
 Op = Literal["sum", "max"]
+NO_CENTER = (
+    "this strategy needs a center, which workers started by torch.distributed do not have. "
+    "Use engine='ray', or engine='local' to rehearse it."
+)
 
 
 class Pending(Protocol):
@@ -61,10 +65,7 @@ class Comm(ABC):
     @property
     def center(self) -> Center:
         """The weights at which workers meet that do not wait for each other."""
-        raise ConfigError(
-            "this strategy needs a center, which workers started by torch.distributed do not have. "
-            "Use engine='ray', or engine='local' to rehearse it."
-        )
+        raise ConfigError(NO_CENTER)
 
     @abstractmethod
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:

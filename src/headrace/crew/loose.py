@@ -191,7 +191,7 @@ class Loose(Crew):
         with super().agreed(at):
             yield
 
-    def _result(self, at: Standing) -> list[Tensor]:
+    def _result(self, at: Standing) -> Sequence[Tensor]:
         """The center's weights, the same as long as worker 0 makes no update."""
         if self._pulled is None:
             self._pulled = self.strategy.agreed(at.replica())
@@ -201,9 +201,8 @@ class Loose(Crew):
         self.strategy.finish(at.replica())
         self._hear(at.info)
         self._pulled = None
-        if self.leads or self.comm.desk is None:  # nobody sees the model of another virtual worker
+        if self.leads or self.comm.desk is None:  # nobody sees the model of another virtual worker: it stays its own
             super().finish(at)
-        self._agrees = True
 
     def leave(self) -> None:
         if self.leads and self._asked is not None and self._asked.why and not self._told:

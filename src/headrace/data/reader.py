@@ -150,11 +150,7 @@ class Reader(Source):
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         macrobatch = self.next_macrobatch(size, size, shard)
-        if macrobatch is None:
-            return None
-        if macrobatch.finish is not None:
-            macrobatch.fields = macrobatch.finish(macrobatch.fields)
-        return macrobatch.batches()[0]
+        return None if macrobatch is None else macrobatch.only()
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         if size < 1:

@@ -98,6 +98,12 @@ class Macrobatch:
             batch.whole = self.fields
         return batches
 
+    def only(self) -> Batch:
+        """The one minibatch that this holds, with nothing left to be done to it."""
+        if self.finish is not None:
+            self.fields = self.finish(self.fields)
+        return self.batches()[0]
+
     def _odd(self) -> list[str]:
         """The streams in which a batch may begin at an odd address."""
         starts = list(accumulate(self.counts, initial=0))[:-1]

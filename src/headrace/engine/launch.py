@@ -8,6 +8,7 @@ from numbers import Real
 from typing import Any
 
 from ..comm import here
+from ..comm.base import NO_CENTER
 from ..errors import ConfigError, unknown
 from .job import Job, Result, needs_center, take_back
 from .network import Network
@@ -80,10 +81,7 @@ def _check(job: Job, engine: str) -> None:
     if not number or not 0 < seconds < float("inf"):
         raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {seconds!r}.")
     if job.centered and engine == "processes" and job.workers > 1:
-        raise ConfigError(
-            "this strategy needs a center, which workers started by torch.distributed do not have. Use engine='ray', "
-            "or engine='local' to rehearse it."
-        )
+        raise ConfigError(NO_CENTER)
     if job.workers % job.nodes:
         raise ConfigError(f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.")
     _check_devices(job.devices, job.workers // job.nodes)
