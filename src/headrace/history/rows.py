@@ -1,0 +1,125 @@
+"""What stands in the rows of a history: numbers by key, and which of two numbers is the better."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from ..errors import ConfigError
+
+Row = Mapping[str, Any]
+COUNTERS = ("epoch", "step", "samples", "minutes")
+"""How far a training had come; the rest of a row has been measured."""
+FAMILIES = ("train", "val", "test")
+
+_SMALL = ("loss", "error", "mae", "mse")
+_LARGE = ("accuracy", "precision", "recall", "f1", "auroc", "r2", "top-")
+
+
+def number(value: Any) -> float | None:
+    """A plain number; `None` for what is missing, a matrix, or text."""
+    if isinstance(value, int | float):
+        return None if isinstance(value, bool) else value
+    return float(value) if isinstance(value, Real) else None  # NumPy's, of a metric of somebody's own
+
+
+def keys_of(rows: Iterable[Row]) -> list[str]:
+    """Every key that holds a number somewhere, in the order of their first appearance."""
+    found: dict[str, None] = {}
+    for row in rows:
+        for key, value in row.items():
+            if key not in found and number(value) is not None:
+                found[key] = None
+    return list(found)
+
+
+def by_step(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """One row for each step: what was reported of it later, as the scores of a test, joins what was there.
+
+    Samples tell reports of one step apart where workers hear later of what others do.
+    """
+    joined: list[dict[str, Any]] = []
+    for row in rows:
+        if joined and all(joined[-1].get(counter) == row.get(counter) for counter in ("step", "samples")):
+            joined[-1] |= {key: value for key, value in row.items() if key not in joined[-1]}
+        else:
+            joined.append(dict(row))
+    return joined
+
+
+def best_row(rows: Sequence[dict[str, Any]], key: str, mode: str) -> dict[str, Any] | None:
+    """The row with the least ("min") or largest ("max") number of this key; the first of several, NaN never."""
+    sign = 1.0 if mode == "min" else -1.0
+    found = [(sign * value, row) for row in rows if (value := number(row.get(key))) is not None]
+    known = [pair for pair in found if not math.isnan(pair[0])]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
+
+
+def best_of(rows: Sequence[dict[str, Any]], marked: int | None) -> dict[str, Any] | None:
+    """The row of the step that is marked; without one that with the least loss, of the validation if there is one."""
+    if marked is not None and (found := [row for row in rows if row.get("step") == marked]):
+        return found[-1]
+    return best_row(rows, "val/loss", "min") or best_row(rows, "train/loss", "min")
+
+
+def mode_of(key: str, mode: str = "auto", unknown: str | None = None) -> str:
+    """Whether a number should be small ("min") or large ("max"); with "auto" its name tells, or it is `unknown`."""
+    if mode in ("min", "max"):
+        return mode
+    if mode != "auto":
+        raise ConfigError(f"mode= is 'min', 'max' or 'auto', got {mode!r}.")
+    name = key.partition("/")[2] or key
+    if name.startswith(_SMALL):
+        return "min"
+    if name.startswith(_LARGE):
+        return "max"
+    if unknown is not None:
+        return unknown
+    raise ConfigError(f"whether {key!r} should be small or large is not known: say mode='min' or mode='max'.")
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl; `None` if it is not a whole one."""
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return None
+    return _decoded(row) if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _decoded(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: they stand there as text."""
+    if isinstance(value, dict):
+        return {key: _decoded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # none of ours: no counter comes that far
+        return math.inf
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+
+
+def written(value: Any) -> str:
+    """A value to be read: counts with separators, other numbers with four digits."""
+    found = number(value)
+    if found is None:
+        return "" if value is None else "…" if isinstance(value, list | tuple | dict) else str(value)
+    if isinstance(found, int) or (math.isfinite(found) and found == int(found) and abs(found) >= 1000):
+        return f"{int(found):,}"
+    return f"{found:.4g}".replace("nan", "NaN").replace("inf", "∞").replace("-", "−")
+
+
+def column(values: Sequence[Any]) -> list[str]:
+    """The values of one column, with as many decimals as its largest number leaves room for."""
+    numbers = [abs(value) for value in map(number, values) if value is not None and math.isfinite(value)]
+    if not numbers or all(isinstance(value, int) for value in numbers) or not 0.01 <= max(numbers) < 1e5:
+        return [written(value) for value in values]
+    decimals = max(0, 4 - max(0, math.floor(math.log10(max(numbers)))))
+
+    def fixed(value: Any) -> str:
+        found = number(value)
+        if found is None or not math.isfinite(found) or 0 < abs(found) < 0.5 * 10**-decimals:
+            return written(value)
+        return f"{found:,.{decimals}f}".replace("-", "−")
+
+    return [fixed(value) for value in values]

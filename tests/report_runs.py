@@ -1,0 +1,85 @@
+"""Runs for tests of reports: directories as trainings leave them, and as kills do."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+FACTS = {
+    "id": "0123456789abcdef",
+    "created": "2026-03-01T10:00:00+0000",
+    "command": ["train.py", "--lr", "0.1"],
+    "versions": {"headrace": "0.1.0", "python": "3.11.7"},
+    "environment": {"host": "somewhere", "cpus": 2, "variables": {"OMP_NUM_THREADS": "1"}},
+}
+CONFIG = (
+    "loss:\n  kind: CrossEntropy\nbatch_size: 64\nclip_norm: null\noptimizer:\n  kind: Adam\n  groups:\n  - lr: 0.1\n"
+)
+STARTED, ENDED = "2026-03-01 10:00:00 started\n", "2026-03-01 10:05:00 ended: 5 epochs reached\n"
+
+
+def rows(count: int, noise: float = 0.02) -> list[dict[str, Any]]:
+    """The reports of a training that gets better until its last quarter."""
+    draw = np.random.default_rng(0)
+    made = []
+    for k in range(1, count + 1):
+        loss = 2 * math.exp(-4 * k / count) + noise * float(draw.random())
+        worse = max(0.0, k / count - 0.75)
+        made.append(
+            {
+                "epoch": k,
+                "step": 20 * k,
+                "samples": 1000 * k,
+                "rate": 0.1 * (1 - k / (count + 1)),
+                "train/loss": loss,
+                "train/loss/ce": loss - 0.01,
+                "train/loss/l2": 0.01,
+                "train/accuracy": 1 - loss / 4,
+                "val/loss": loss + 0.05 + worse,
+                "val/loss/ce": loss + 0.05 + worse,
+                "val/accuracy": 0.95 - loss / 4,
+            }
+        )
+    return made
+
+
+def make(path: Path, reports: Sequence[dict[str, Any]] = (), log: str = STARTED + ENDED, **files: Any) -> Path:
+    """A run with these reports; `files`: texts and bytes by their names, with _ for the dot."""
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "run.json").write_text(json.dumps(FACTS))
+    (path / "config.yaml").write_text(CONFIG)
+    (path / "log.txt").write_text(log)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reports))
+    times = ({"step": row["step"], "samples": row["samples"], "minutes": row["samples"] / 30_000} for row in reports)
+    (path / "times.jsonl").write_text("".join(json.dumps(row) + "\n" for row in times))
+    for name, content in files.items():
+        place = path / name.replace("__", "/").replace("_", ".")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def answers(kind: str, target: Any, answer: Any, count: int, names: Sequence[str] = (), of: str = "test") -> bytes:
+    """What the callback `Answers` writes."""
+    facts = {"kind": kind, "of": of, "classes": list(names), "count": count, "step": 80}
+    header = {key: json.dumps(value) for key, value in facts.items()}
+    return save({"target": np.asarray(target), "answer": np.asarray(answer)}, header)
+
+
+def classified(classes: int = 3, count: int = 400, names: Sequence[str] = ()) -> bytes:
+    """Answers of a classifier that is right for most rows."""
+    draw = np.random.default_rng(1)
+    target = draw.integers(0, classes, count).astype(np.int32)
+    answer = np.where(draw.random(count) < 0.8, target, draw.integers(0, classes, count)).astype(np.int32)
+    return answers("classes", target, answer, classes, names)
+
+
+def estimated(count: int = 400, columns: int = 1) -> bytes:
+    """Answers of a model of values."""
+    draw = np.random.default_rng(2)
+    target = draw.normal(size=(count, columns)).astype(np.float32)
+    return answers("values", target, target + 0.3 * draw.normal(size=(count, columns)).astype(np.float32), columns)

@@ -1,0 +1,314 @@
+"""A history says which row is the best, and shows itself as a frame, as a figure and as a table in a notebook."""
+
+import math
+import subprocess
+import sys
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace.history.curves import axis_of, panels, thin
+from headrace.history.rows import by_step, column, mode_of, read_row, written
+from headrace.history.table import heads
+
+NAN = math.nan
+
+
+def history(*rows: dict[str, Any], marked: int | None = None) -> hr.History:
+    """A history of these rows, which get counters."""
+    made = hr.History()
+    for k, row in enumerate(rows, 1):
+        made.rows.append({"epoch": k, "step": 10 * k, "samples": 100 * k, "rate": 0.1, **row})
+    made.marked = marked
+    return made
+
+
+def losses(*values: float, marked: int | None = None) -> hr.History:
+    return history(*({"train/loss": 1.0 + k, "val/loss": value} for k, value in enumerate(values)), marked=marked)
+
+
+# --- the best row ----------------------------------------------------------------------------------------
+
+
+def test_the_best_row_is_that_with_the_least_loss_of_the_validation() -> None:
+    found = losses(3.0, 1.0, 2.0)
+    assert found.best is found.rows[1]
+
+
+def test_a_marked_step_is_the_best_whatever_the_losses_are() -> None:
+    assert losses(3.0, 1.0, 2.0, marked=30).best["step"] == 30  # type: ignore[index]
+
+
+def test_a_marked_step_without_a_row_is_no_answer() -> None:
+    assert losses(3.0, 1.0, 2.0, marked=15).best["step"] == 20  # type: ignore[index]
+
+
+def test_without_a_validation_the_loss_of_the_training_tells() -> None:
+    assert history({"train/loss": 2.0}, {"train/loss": 1.0}).best["step"] == 20  # type: ignore[index]
+
+
+def test_nan_is_never_the_best() -> None:
+    assert losses(NAN, 2.0, NAN).best["step"] == 20  # type: ignore[index]
+    assert losses(NAN, NAN).best["step"] == 10, "the loss of the training tells"  # type: ignore[index]
+    assert history({"val/loss": NAN}).best is None
+    assert history({"val/f1": NAN}, {"val/f1": -3.0}, {"val/f1": NAN}).best_by("val/f1")["step"] == 20  # type: ignore[index]
+
+
+def test_nothing_is_the_best_of_nothing() -> None:
+    assert hr.History().best is None
+    assert hr.History().best_by("val/loss") is None
+    assert history({}).best is None
+
+
+def test_best_by_infers_what_is_better_from_the_name() -> None:
+    found = history({"val/f1": 0.1, "val/error": 0.1, "mine": -1}, {"val/f1": 0.9, "val/error": 0.9, "mine": -2})
+    assert [found.best_by(key)["step"] for key in ("val/f1", "val/error")] == [20, 10]  # type: ignore[index]
+    assert [found.best_by("mine", mode)["step"] for mode in ("min", "max")] == [20, 10]  # type: ignore[index]
+    with pytest.raises(hr.ConfigError, match="small or large is not known: say mode="):
+        found.best_by("mine")
+    with pytest.raises(hr.ConfigError, match=r"unknown key 'val/f2'\. Did you mean 'val/f1'\?"):
+        found.best_by("val/f2")
+    with pytest.raises(hr.ConfigError, match="mode= is 'min', 'max' or 'auto', got 'small'"):
+        found.best_by("mine", "small")
+
+
+def test_the_first_of_equal_rows_is_the_best() -> None:
+    assert losses(1.0, 1.0).best["step"] == 10  # type: ignore[index]
+
+
+def test_the_mode_is_of_the_metric_whoever_it_was_measured_on() -> None:
+    assert [mode_of(key) for key in ("val/loss/l2", "train/mae", "loss", "test/f1:weighted", "val/top-3")] == [
+        "min",
+        "min",
+        "min",
+        "max",
+        "max",
+    ]
+
+
+# --- as a frame ------------------------------------------------------------------------------------------
+
+
+def test_a_frame_has_a_row_for_each_report_and_nan_where_nothing_was_measured() -> None:
+    frame = history({"train/loss": 2.0}, {"val/loss": 1.0, "val/confusion": [[1, 2], [3, 4]]}).to_pandas()
+    assert list(frame.columns) == ["epoch", "step", "samples", "rate", "train/loss", "val/loss", "val/confusion"]
+    assert frame["step"].tolist() == [10, 20]
+    assert frame["train/loss"].isna().tolist() == [False, True]
+    assert frame["val/confusion"][1] == [[1, 2], [3, 4]]
+    assert len(hr.History().to_pandas()) == 0
+
+
+def test_without_pandas_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(hr.ConfigError, match=r'^to_pandas needs pandas, .*: pip install "headrace\[pandas\]"$'):
+        losses(1.0).to_pandas()
+
+
+# --- as a figure -----------------------------------------------------------------------------------------
+
+
+def colours_in(figure: Any) -> set[tuple[int, int, int]]:
+    """The colours of a figure as it is drawn."""
+    figure.canvas.draw()
+    pixels = figure.canvas.buffer_rgba()
+    flat = bytes(pixels)
+    return {(flat[k], flat[k + 1], flat[k + 2]) for k in range(0, len(flat), 4)}
+
+
+def test_a_figure_has_a_panel_for_each_thing_that_was_measured() -> None:
+    rows = [
+        {"train/loss": 3.0 / k, "train/loss/l2": 0.1, "train/loss/ce": 2.9, "val/loss": 2.0 / k, "val/accuracy": k / 9}
+        for k in range(1, 9)
+    ]
+    figure = history(*rows).plot()
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.axison]
+    assert titles == ["loss", "ce", "l2", "accuracy", "learning rate"]
+    assert [line.get_label() for line in figure.axes[0].get_lines()][:2] == ["train", "val"]
+    assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colours_in(figure), "the curves can be seen"
+
+
+def test_the_best_step_is_marked_in_every_panel() -> None:
+    figure = losses(3.0, 1.0, 2.0).plot(["val/loss"])
+    (axes,) = figure.axes
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2, 3], [2, 2]]
+
+
+def test_only_the_keys_that_are_asked_for_are_drawn_and_where() -> None:
+    from matplotlib.figure import Figure
+
+    mine = Figure()
+    axes = mine.add_subplot()
+    assert losses(3.0, 1.0).plot("train/loss", ax=axes) is mine
+    assert list(axes.get_lines()[0].get_ydata()) == [1.0, 2.0]
+    with pytest.raises(hr.ConfigError, match=r"unknown key 'val/los'\. Did you mean 'val/loss'"):
+        losses(3.0).plot("val/los")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [{}],
+        [{"train/loss": NAN}, {"train/loss": NAN}],
+        [{"train/loss": 1.0}, {"train/loss": math.inf}],
+        [{"val/confusion": [[1, 2], [3, 4]]}],
+        [{"train/loss": 1.0}, {"val/f1": 0.5, "note": "text", "$x^2": 3}],
+    ],
+)
+def test_anything_that_a_row_may_hold_can_be_shown(rows: list[dict[str, Any]]) -> None:
+    found = history(*rows)
+    assert len(colours_in(found.plot())) > 1
+    assert "<table" in found._repr_html_()
+
+
+def test_a_figure_needs_no_display_and_leaves_pyplot_alone() -> None:
+    code = """
+import io, os, sys
+import headrace as hr
+os.environ.pop("DISPLAY", None)
+found = hr.History()
+found.rows = [{"epoch": k, "step": k, "train/loss": 1 / k} for k in range(1, 5)]
+found.plot().savefig(io.BytesIO())
+assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def test_a_long_history_is_drawn_with_its_extremes_and_few_points() -> None:
+    values = [float(k % 1000) for k in range(100_000)]
+    values[54_321], values[77_777] = -5.0, 5000.0
+    found = hr.History()
+    found.rows = [{"epoch": k, "step": k, "val/loss": value} for k, value in enumerate(values)]
+    line = found.plot("val/loss").axes[0].get_lines()[0]
+    assert (min(line.get_ydata()), max(line.get_ydata())) == (-5.0, 5000.0)  # type: ignore[arg-type, type-var]
+    assert len(line.get_xdata()) < 2000  # type: ignore[arg-type]
+    assert found.best["step"] == 54_321  # type: ignore[index]
+    assert found._repr_html_().count("<tr") < 20
+
+
+# --- as a table ------------------------------------------------------------------------------------------
+
+
+class Cells(HTMLParser):
+    """The cells of a table by row, and whatever tags do not fit each other."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: set[str] = set()
+        self._open: list[str] = []
+        self.feed(text)
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self._open.append(tag)
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+def test_a_table_shows_the_ends_and_the_best_of_a_long_history() -> None:
+    found = losses(*(abs(k - 50.0) for k in range(100)))
+    rows = Cells(found._repr_html_()).rows
+    assert [row[1] for row in rows] == ["epoch", *"12345", "…", "51", "…", "96", "97", "98", "99", "100"]
+    assert [row[0] for row in rows if row[0] == "best"] == ["best"]
+    assert rows[0][-2:] == ["train/loss", "val/loss"]
+
+
+def test_a_table_escapes_what_it_is_given() -> None:
+    found = history({"<script>alert(1)</script>": 1.0, "val/loss": 1.0})
+    found.stopped = "<b>done</b> & gone"
+    parsed = Cells(found._repr_html_())
+    assert parsed.tags == {"div", "table", "tr", "td", "th"}
+    assert "<script>alert(1)</script>" in parsed.rows[0]
+    assert "&lt;b&gt;done" in found._repr_html_()
+
+
+def test_a_table_brings_no_colours_that_only_suit_a_light_page() -> None:
+    text = losses(1.0, 2.0)._repr_html_()
+    assert "color:#" not in text.replace(" ", "")
+    assert "color:inherit" in text
+    assert "rgba(" in text, "what it brings lets the page shine through"
+
+
+# --- what it is made of ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(allow_nan=True, width=32), max_size=400), st.integers(1, 40))
+def test_thinning_keeps_the_extremes_both_ends_and_the_order(values: list[float], columns: int) -> None:
+    kept = thin(values, columns)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= 5 * columns
+    finite = [value for value in values if math.isfinite(value)]
+    shown = [values[k] for k in kept if math.isfinite(values[k])]
+    assert (min(shown), max(shown)) == (min(finite), max(finite)) if finite else not shown
+    assert any(math.isnan(value) or math.isinf(value) for value in values) == (len(shown) < len(kept))
+
+
+def test_rows_of_one_step_are_joined_and_the_first_word_counts() -> None:
+    rows = [{"step": 1, "a": 1}, {"step": 2, "a": 2, "rate": 0.1}, {"step": 2, "rate": 0.2, "test/a": 3}]
+    assert by_step(rows) == [{"step": 1, "a": 1}, {"step": 2, "a": 2, "rate": 0.1, "test/a": 3}]
+    assert rows[1] == {"step": 2, "a": 2, "rate": 0.1}, "what was given stays as it was"
+
+
+def test_reports_of_one_step_with_more_samples_stay_apart() -> None:
+    """Where workers hear later of what others do."""
+    rows = [{"step": 1, "samples": 8, "a": 1}, {"step": 1, "samples": 16, "a": 2}]
+    assert by_step(rows) == rows
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    found = history({"val/loss": np.float32(2.0)}, {"val/loss": np.float32(1.0)})
+    assert found.best["step"] == 20  # type: ignore[index]
+    assert list(found.plot("val/loss").axes[0].get_lines()[0].get_ydata()) == [2.0, 1.0]
+
+
+def test_several_rows_in_an_epoch_are_drawn_against_steps() -> None:
+    assert axis_of([{"epoch": 1, "step": 5}, {"epoch": 2, "step": 9}]) == "epoch"
+    assert axis_of([{"epoch": 0, "step": 5}, {"epoch": 0, "step": 9}]) == "step"
+
+
+def test_the_only_term_of_a_loss_has_no_panel_of_its_own() -> None:
+    alone = [{"epoch": 1, "train/loss": 1.0, "train/loss/ce": 1.0}]
+    assert [panel.name for panel in panels(alone)] == ["loss"]
+    assert heads(alone) == ["epoch", "train/loss"], "and no column"
+    scaled = [{"epoch": 1, "train/loss": 1.0, "train/loss/ce": 2.0}]
+    assert [panel.name for panel in panels(scaled)] == ["loss", "loss/ce"]
+
+
+def test_what_callbacks_log_has_a_panel_of_its_own_and_rates_share_one() -> None:
+    rows = [{"epoch": 1, "rate": 0.1, "rate/head": 0.2, "time/epoch_s": 1.0, "time/rows_per_s": 9000.0}]
+    found = [(panel.title, len(panel.keys)) for panel in panels(rows)]
+    assert found == [("learning rate", 2), ("time/epoch_s", 1), ("time/rows_per_s", 1)]
+
+
+def test_a_line_of_the_metrics_is_read_as_it_was_written() -> None:
+    assert read_row(b'{"step":3,"train/loss":"NaN","c":[[1,"Infinity"]],"t":"text"}\n') == {
+        "step": 3,
+        "train/loss": pytest.approx(NAN, nan_ok=True),
+        "c": [[1, math.inf]],
+        "t": "text",
+    }
+    for bad in (b'{"step":3}', b'{"step":', b"[1]\n", b'{"epoch":1}\n', b"\xff\n", b"[" * 100_000 + b"\n"):
+        assert read_row(bad) is None
+
+
+def test_numbers_of_a_column_have_their_points_below_each_other() -> None:
+    assert column([1.23456789, 0.5, 123.4, None, NAN, 1e-9]) == ["1.23", "0.50", "123.40", "", "NaN", "1e−09"]
+    assert column([1, 20, 3000]) == ["1", "20", "3,000"]
+    assert written(1234567) == "1,234,567"
+    assert written(-0.00001234) == "−1.234e−05"

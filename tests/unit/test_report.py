@@ -1,0 +1,442 @@
+"""A report says what is in a run, whole or cut short, and is one page that needs nothing else."""
+
+import html
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import report_runs as runs
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import (
+    accuracy_score,
+    confusion_matrix,
+    mean_absolute_error,
+    precision_recall_fscore_support,
+    r2_score,
+)
+
+import headrace as hr
+from headrace import disk
+from headrace.history.curves import panels
+from headrace.report import write
+from headrace.report.answers import read_answers, residuals, scores
+from headrace.report.plots import chart
+from headrace.report.read import read
+from headrace.report.sections import throughput
+
+VOID = {"meta", "link", "input", "br"}
+
+
+class Page(HTMLParser):
+    """The texts and the attributes of a page whose tags all fit each other."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.headings: list[str] = []
+        self._open: list[str] = []
+        self.feed(path.read_text())
+        assert not self._open
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value or "") for name, value in attributes]
+        if tag not in VOID and not (tag == "path" or self.get_starttag_text().endswith("/>")):  # type: ignore[union-attr]
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag != "path":
+            assert self._open.pop() == tag, f"</{tag}> closes another"
+
+    def handle_data(self, data: str) -> None:
+        inside = self._open[-1] if self._open else ""
+        if inside == "h2":
+            self.headings.append(data)
+        if inside not in ("style", "script"):
+            self.texts.append(data)
+
+
+def page(run: Path, **options: Any) -> Page:
+    return Page(write(run, **options))
+
+
+# --- what it says ----------------------------------------------------------------------------------------
+
+
+def test_a_report_has_everything_that_is_known_of_a_run(tmp_path: Path) -> None:
+    reports = [*runs.rows(5), {"epoch": 5, "step": 100, "samples": 5000, "rate": 0.1, "test/loss": 0.25}]
+    manifest = json.dumps({"files": [{"size": 1000}, {"size": 500}]})
+    run = runs.make(
+        tmp_path / "digits",
+        reports,
+        best__best_json=json.dumps({"step": 80, "val/loss": 0.125}),
+        **{f"checkpoints__step-0000000000{step}__manifest_json": manifest for step in (80, 100)},
+        **{"checkpoints__step-000000000080__COMMIT": "x"},
+        answers_safetensors=runs.classified(3, names=("cat", "dog", "owl")),
+        recipe_yaml="recipe: /home/me/train.py:digits\narguments:\n  lr: 0.1\n",
+    )
+    found = page(run)
+    assert found.headings == [
+        "Curves",
+        "Classes",
+        "History",
+        "Warnings",
+        "Checkpoints",
+        "Recipe",
+        "Configuration",
+        "Environment",
+    ]
+    said = (
+        "digits finished 5 epochs reached",
+        "best val/loss 0.125 epoch 4, step 80",
+        "test/loss 0.25",
+        "epochs 5 steps 100 samples 5,000 time 10 s samples per second 500",
+        "cat dog owl",
+        "400 rows of the test data, answered with the weights of step 80; ",
+        "80 best 1.5 kB",
+        "100 not whole 1.5 kB",
+        "optimizer.groups.lr 0.1",
+        "arguments.lr 0.1",
+        "versions.headrace 0.1.0",
+        "No warnings.",
+    )
+    for sentence in said:
+        assert sentence in found.text, sentence
+    titles = re.findall(r"<figcaption><b>([^<]*)</b>", (run / "report.html").read_text())
+    assert titles == ["loss", "ce", "l2", "accuracy", "learning rate", "samples per second"]
+
+
+@pytest.mark.parametrize(
+    ("log", "word", "why"),
+    [
+        (runs.STARTED + runs.ENDED, "finished", "5 epochs reached"),
+        (runs.STARTED, "interrupted", "without a word"),
+        (runs.STARTED + "2026-03-01 10:05:00 ended: SIGTERM received\n", "interrupted", "SIGTERM received"),
+        (runs.STARTED + "2026-03-01 10:05:00 ended: left\n", "interrupted", "left"),
+        (runs.STARTED + "2026-03-01 10:05:00 ended by ValueError: <b>\n", "failed", "ValueError: <b>"),
+        (runs.STARTED + runs.ENDED + "2026-03-02 10:00:00 going on from step 100\n", "interrupted", "without a word"),
+        ("", "unknown", "does not say"),
+    ],
+)
+def test_the_log_tells_how_a_training_stands(tmp_path: Path, log: str, word: str, why: str) -> None:
+    found = read(runs.make(tmp_path / "run", runs.rows(2), log)).status
+    assert found[0] == word
+    assert why in found[1]
+    write(tmp_path / "run")
+
+
+def test_a_run_that_a_trainer_holds_is_running(tmp_path: Path) -> None:
+    from headrace.run import Run
+
+    path = runs.make(tmp_path / "run", runs.rows(2))
+    holder = Run(path)
+    try:
+        assert read(path).status[0] == "running"
+    finally:
+        holder.close()
+    assert read(path).status[0] == "finished"
+
+
+def test_warnings_are_told_apart_from_reports_and_the_rest(tmp_path: Path) -> None:
+    lines = [
+        "epoch 1  step 20  warning/share 0.5",
+        "warning: the val data hold rows of the train data",
+        "overridden: seed was 0, is 1",
+        "the train data (Reader) resume exactly",
+    ]
+    log = runs.STARTED + "".join(f"2026-03-01 10:00:00 {line}\n" for line in lines)
+    assert [text for _, text in read(runs.make(tmp_path / "run", log=log)).warnings] == lines[1:3]
+
+
+def test_a_warning_that_comes_again_is_told_once(tmp_path: Path) -> None:
+    log = runs.STARTED + "".join(f"2026-03-01 10:00:{k:02} warning: hot\n" for k in range(12))
+    said = page(runs.make(tmp_path / "run", log=log)).text
+    assert "2026-03-01 10:00:00 warning: hot 12 times, last 2026-03-01 10:00:11" in said
+
+
+def test_how_fast_it_went_is_from_report_to_report() -> None:
+    def row(samples: int, minutes: float) -> dict[str, Any]:
+        return {"samples": samples, "minutes": minutes}
+
+    reports = [row(600, 0.1), row(1200, 0.3), row(1200, 0.4), {"samples": 5}, row(1800, 0.4), row(2400, math.nan)]
+    assert throughput(reports) == pytest.approx({0: 100.0, 1: 50.0})
+
+
+# --- how good the answers are ----------------------------------------------------------------------------
+
+
+def test_the_numbers_of_classes_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", answers_safetensors=runs.classified(4, 300))
+    answers = read_answers(run / "answers.safetensors")
+    found = scores(answers, [])
+    assert found is not None
+    wanted = precision_recall_fscore_support(answers.target, answers.answer, zero_division=0)
+    ours = [[one.precision, one.recall, one.f1, one.support] for one in found.classes]
+    np.testing.assert_allclose(np.transpose(ours), wanted)
+    for average in ("macro", "weighted"):
+        theirs = precision_recall_fscore_support(answers.target, answers.answer, average=average, zero_division=0)[:3]
+        assert [found.mean(what, average == "weighted") for what in ("precision", "recall", "f1")] == pytest.approx(
+            theirs
+        )
+    assert found.matrix == confusion_matrix(answers.target, answers.answer).tolist()
+    assert found.accuracy == pytest.approx(accuracy_score(answers.target, answers.answer))
+    wrong = {(i, j): n for i, line in enumerate(found.matrix) for j, n in enumerate(line) if i != j}
+    assert found.mistakes[0][0] == max(wrong.values())
+
+
+def test_a_class_that_never_comes_has_zeros(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", answers_safetensors=runs.answers("classes", [0, 1, 1], [0, 1, 0], 3))
+    found = scores(read_answers(run / "answers.safetensors"), [])
+    assert found is not None
+    assert [(one.support, one.f1) for one in found.classes][2] == (0, 0.0)
+
+
+def test_many_classes_are_told_by_their_mistakes(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", answers_safetensors=runs.classified(5000, 6000))
+    found = page(run)
+    assert "Confusion" not in found.text
+    assert "Most frequent mistakes" in found.text
+    assert "all 5,000 classes" in found.text
+
+
+def test_the_numbers_of_values_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", answers_safetensors=runs.estimated(200, columns=2))
+    answers = read_answers(run / "answers.safetensors")
+    for k, found in enumerate(residuals(answers, 9)):
+        target, answer = answers.target[:, k], answers.answer[:, k]
+        assert found.r2 == pytest.approx(r2_score(target, answer))
+        assert found.mae == pytest.approx(mean_absolute_error(target, answer))
+        assert found.rmse == pytest.approx(float(np.sqrt(((target - answer) ** 2).mean())))
+    assert "the test data, answered with the weights of step 80" in page(run).text
+
+
+def test_labels_are_judged_one_by_one(tmp_path: Path) -> None:
+    target, answer = np.array([[1, 0], [1, 1], [0, 1]]), np.array([[1, 0], [0, 1], [0, 1]])
+    run = runs.make(tmp_path / "run", answers_safetensors=runs.answers("labels", target, answer, 2, ("red", "round")))
+    found = scores(read_answers(run / "answers.safetensors"), [])
+    assert found is not None
+    assert [(one.name, one.recall) for one in found.classes] == [("red", 0.5), ("round", 1.0)]
+    assert found.matrix == []
+    assert "round" in page(run).text
+
+
+def test_a_confusion_matrix_among_the_metrics_does_instead_of_answers(tmp_path: Path) -> None:
+    reports = [{"epoch": k, "step": k, "samples": k, "val/confusion": [[k, 2], [3, 4]]} for k in (1, 9)]
+    found = scores(None, reports)
+    assert found is not None
+    assert (found.of, found.matrix) == ("val", [[9, 2], [3, 4]])
+    assert scores(None, [{"val/confusion": [[0.5, 0.5], [0, 1]]}]) is None, "shares are no counts"
+    assert "Confusion" in page(runs.make(tmp_path / "run", reports)).text
+
+
+def test_equal_and_infinite_values_are_no_trouble(tmp_path: Path) -> None:
+    target = np.array([[1.0, 5.0], [1.0, np.nan], [1.0, np.inf]], dtype=np.float32)
+    page(runs.make(tmp_path / "run", answers_safetensors=runs.answers("values", target, target, 2)))
+
+
+# --- what is missing -------------------------------------------------------------------------------------
+
+
+def test_an_empty_run_is_told_to_be_empty(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps(runs.FACTS))
+    said = page(run).text
+    for name in ("config.yaml", "metrics.jsonl", "log.txt"):
+        assert name in said
+    assert "unknown the log does not say whether it ended, and nothing was reported" in said
+
+
+def test_a_run_without_rows_says_so(tmp_path: Path) -> None:
+    assert "Nothing has been reported yet: metrics.jsonl has no rows." in page(runs.make(tmp_path / "run")).text
+
+
+def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", runs.rows(3), runs.STARTED, answers_safetensors=runs.classified()[:100])
+    (run / "config.yaml").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch":4,"step":80,"samp')
+    (run / "checkpoints" / "step-000000000060").mkdir(parents=True)
+    found = page(run)
+    assert "The last line of metrics.jsonl was cut short, and is left out." in found.text
+    assert "There is no config.yaml, which says with which settings." in found.text
+    assert "answers.safetensors cannot be read" in found.text
+    assert "60 not whole" in found.text
+    assert "epochs 3" in found.text
+    assert "Classes" not in found.headings
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.json", b"{"),
+        ("run.json", b"[1]"),
+        ("config.yaml", b"a: [1"),
+        ("config.yaml", b"text"),
+        ("config.yaml", b"\xff\xfe\x00"),
+        ("log.txt", b"\xff\xfe\x00 no time\n\x1b[31m"),
+        ("metrics.jsonl", b'{"step":1,"epoch":"one","samples":[],"a":1e999}\n{"step":2,"a":' + b"9" * 400 + b"}\n"),
+        ("metrics.jsonl", b"\x00" * 100 + b"\n"),
+        ("times.jsonl", b'{"step":20,"minutes":"soon"}\n{"step":40,"minutes":null}\n'),
+        ("best/best.json", b'{"step":"last"}'),
+        ("best/best.json", b"{}"),
+        ("answers.safetensors", b""),
+        ("answers.safetensors", runs.answers("classes", [0, 7], [0, 1], 2)),
+        ("answers.safetensors", runs.answers("classes", [0, 1], [0, 1, 1], 2)),
+        ("answers.safetensors", runs.answers("guesses", [0, 1], [0, 1], 2)),
+        ("answers.safetensors", runs.answers("values", [], [], 1)),
+        ("checkpoints/step-000000000020/manifest.json", b'{"files":[{}]}'),
+        ("checkpoints/step-x/manifest.json", b""),
+        ("recipe.yaml", b"!!python/object:os.system {}"),
+    ],
+)  # fmt: skip
+def test_a_file_of_any_content_stops_no_report(tmp_path: Path, name: str, content: bytes) -> None:
+    run = runs.make(tmp_path / "run", runs.rows(2))
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).write_bytes(content)
+    assert "run" in page(run).text
+
+
+def test_a_pipe_or_a_directory_in_place_of_a_file_stops_no_report(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", runs.rows(2))
+    (run / "log.txt").unlink()
+    os.mkfifo(run / "log.txt")
+    (run / "best" / "best.json").mkdir(parents=True)
+    assert "log.txt cannot be read" in page(run).text
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, r"is not a directory\. Name that of a run: what fit\(run=\.\.\.\) was given\."),
+        (lambda path: path.write_text("x"), "is not a directory"),
+        (lambda path: path.mkdir(), r"is not a run: it has no run\.json\. Name what"),
+        (lambda path: runs.make(path / "mine"), r"is not a run: .* It holds runs: name one of mine\."),
+    ],
+)
+def test_what_is_no_run_is_refused_with_what_to_do(tmp_path: Path, make: Any, message: str) -> None:
+    make(tmp_path / "runs")
+    with pytest.raises(hr.RunError, match=message):
+        write(tmp_path / "runs")
+
+
+def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run")
+    for out in (tmp_path, tmp_path / "nowhere" / "report.html"):
+        with pytest.raises(hr.RunError, match="name a file in a directory that is there"):
+            write(run, out)
+
+
+# --- how it is written -----------------------------------------------------------------------------------
+
+
+def test_everything_is_escaped(tmp_path: Path) -> None:
+    bad = "<script>alert('1')</script>\"&"
+    run = runs.make(
+        tmp_path / f"<b>{bad.replace('/', '')}",
+        [{"epoch": k, "step": k, "samples": k, f"val/{bad}": float(k), bad: 1.0 / k} for k in (1, 2)],
+        f"{runs.STARTED}2026-03-01 10:00:00 warning: {bad}\n2026-03-01 10:00:00 ended: {bad}\n",
+        config_yaml=json.dumps({bad: {bad: bad}}),
+        best__best_json=json.dumps({"step": 1, bad: 1.0}),
+        answers_safetensors=runs.classified(3, names=(bad, f"{bad}2", f"{bad}3")),
+    )
+    found = page(run)
+    assert found.text.count("alert('1')") > 10, "it is all there"
+    text = (run / "report.html").read_text()
+    assert text.count("<script>") == 1, "the page's own"
+    assert html.escape(bad) in text
+    assert len([tag for tag, *_ in found.attributes if tag == "script"]) == 0
+
+
+def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", runs.rows(9), answers_safetensors=runs.estimated())
+    found = page(run)
+    outside = [value for _, name, value in found.attributes if name in ("src", "href", "srcset", "action", "data")]
+    assert outside == ["data:,"]
+    text = (run / "report.html").read_text()
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "//" not in re.sub(r"// [A-Z][^\n]*", "", text).replace(str(run), ""), "no address"
+    policy = next(value for tag, name, value in found.attributes if tag == "meta" and "default-src" in value)
+    assert policy.startswith("default-src 'none';")
+
+
+def test_the_page_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs.make(tmp_path / "run", runs.rows(2))
+    before = write(run).read_bytes()
+
+    def full(operation: str, call: Any, *arguments: Any) -> Any:
+        if operation == "fsync":
+            raise OSError(28, "No space left on device")
+        return call(*arguments)
+
+    monkeypatch.setattr(disk, "perform", full)
+    with pytest.raises(hr.RunError, match=r"writing the report of .* failed: No space left on device"):
+        write(run)
+    assert (run / "report.html").read_bytes() == before
+
+
+def test_a_report_can_be_written_elsewhere_and_reads_only(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", runs.rows(2))
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert write(str(run), tmp_path / "mine.html") == tmp_path / "mine.html"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_report_is_written_without_torch(tmp_path: Path) -> None:
+    run = runs.make(tmp_path / "run", runs.rows(2), answers_safetensors=runs.classified())
+    code = f"import sys\nfrom headrace.report import write\nwrite({str(run)!r})\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_long_run_is_thinned_to_what_a_screen_shows(tmp_path: Path) -> None:
+    reports = runs.rows(10_000)
+    reports[5_000]["train/loss"], reports[6_000]["train/loss"] = 77.5, "NaN"
+    run = runs.make(tmp_path / "run", reports)
+    found = page(run)
+    assert (run / "report.html").stat().st_size < 1_000_000
+    views = [json.loads(value) for _, name, value in found.attributes if name == "data-view"]
+    loss = views[0]["curves"][0]
+    assert len(loss["x"]) < 2000
+    assert max(value for value in loss["y"] if value is not None) == 77.5
+    assert None in loss["y"], "the gap is there"
+    assert "every 10th of 10,000 rows" in found.text
+    assert "10,000" in found.text
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=30), st.sampled_from(["loss", "r2"]))
+def test_any_numbers_can_be_drawn(values: list[float], name: str) -> None:
+    reports = [{"epoch": k, "step": k, f"val/{name}": value} for k, value in enumerate(values)]
+    (panel,) = panels(reports)
+    drawn = chart(panel, panel.curves(reports, "epoch"), "epoch", 1.0)
+    places = [float(place) for path in re.findall(r' d="([^"]*)"', drawn) for place in re.findall(r"[^MLHVhz ]+", path)]
+    assert all(0 <= place <= 1000 for place in places)
+
+
+def test_pictures_for_a_paper_are_written_beside(tmp_path: Path) -> None:
+    from PIL import Image
+
+    run = runs.make(tmp_path / "run", runs.rows(5), answers_safetensors=runs.classified(3, names=("cat", "dog", "owl")))
+    write(run, pictures=True)
+    files = {path.stem: path for path in (run / "report").iterdir()}
+    assert set(files) == {"loss", "loss-ce", "loss-l2", "accuracy", "rate", "confusion"}
+    for path in files.values():
+        with Image.open(path) as picture:
+            assert round(picture.info["dpi"][0]) == 300
+            assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 20, "not blank"
+    values = runs.make(tmp_path / "values", answers_safetensors=runs.estimated())
+    write(values, pictures=True)
+    assert [path.name for path in (values / "report").iterdir()] == ["residuals.png"]
