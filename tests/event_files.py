@@ -1,0 +1,57 @@
+"""What a directory of TensorBoard's holds, read in two ways; and what it has to hold, by the reports of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+COUNTERS = ("epoch", "step", "samples")
+Curves = dict[str, list[tuple[int, float]]]
+"""Steps and values by tag."""
+
+
+def raw(folder: Path) -> list[Any]:
+    """Every event of every file, in order."""
+    return [event for path in sorted(folder.glob("*tfevents*")) for event in LegacyEventFileLoader(str(path)).Load()]
+
+
+def raw_curves(folder: Path) -> Curves:
+    """What the files hold, whether a reader would show it or not."""
+    curves: Curves = {}
+    for event in raw(folder):
+        for value in event.summary.value:
+            curves.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return curves
+
+
+def times(folder: Path) -> dict[tuple[str, int], float]:
+    """When each number was written."""
+    return {(value.tag, event.step): event.wall_time for event in raw(folder) for value in event.summary.value}
+
+
+def accumulator(folder: Path) -> EventAccumulator:
+    """TensorBoard's own reader, which leaves nothing out."""
+    return EventAccumulator(str(folder), size_guidance={"scalars": 0})
+
+
+def shown(reader: EventAccumulator) -> Curves:
+    """What TensorBoard shows, once it has looked again."""
+    reader.Reload()
+    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def wanted(run: Path) -> Curves:
+    """Every number that the run has reported, as 32 bits hold it."""
+    import numpy as np
+
+    curves: Curves = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for key, value in row.items():
+            if key not in COUNTERS and not isinstance(value, list):
+                points = curves.setdefault(key, [])
+                if not points or points[-1][0] < row["step"]:  # the rate stands beside the scores of the test too
+                    points.append((row["step"], float(np.float32(value))))
+    return curves

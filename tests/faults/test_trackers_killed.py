@@ -1,0 +1,213 @@
+"""Trainings that are killed while their trackers write, and go on: each number is there once, and none is lost."""
+
+import json
+import os
+import signal
+from functools import cache
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import event_files
+import pytest
+import trainees
+from fault_harness import Kill
+from nursery import start, tell
+
+import headrace as hr
+from headrace import disk
+from headrace.callback.csv import CSV
+from headrace.callback.logfile import LogFile
+from headrace.callback.mlflow import MLflow
+from headrace.callback.tensorboard import TensorBoard
+from headrace.callback.wandb import WandB, _records
+
+FILES = ("log.txt", "metrics.csv", ".metrics.csv.new", "tb")
+NEVER = -1
+KILLS, KILLS_SLOW = 6, 60
+AFTER = 17  # the step after which a training is killed; reports of 16 came after its last checkpoint, of 15
+
+
+class KillOfTrackers(Kill):
+    """Counts the operations on the files of trackers only."""
+
+    def __call__(self, operation: str, call: Any, *arguments: Any) -> Any:
+        path = Path(arguments[0])
+        mine = path.name in FILES or path.parent.name in FILES
+        return super().__call__(operation, call, *arguments) if mine else perform(operation, call, *arguments)
+
+
+perform = disk.perform
+
+
+class Dies(hr.Callback):
+    """Ends the process, as a power switch would, after a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, info: hr.Info) -> None:
+        if info.step == self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(run: str, at: int, when: str) -> None:
+    """In a process of its own: the training, which is killed at an operation on a tracker's file."""
+    global perform
+    perform, disk.perform = disk.perform, KillOfTrackers(at=at, when=when)
+    trainees.fit(trainees.trainer(), run, callbacks=[LogFile(), CSV(), TensorBoard()])
+    tell("operations " + json.dumps(disk.perform.operations))
+
+
+class Whole(NamedTuple):
+    """What a training leaves that nobody disturbs."""
+
+    operations: list[str]
+    rows: str
+    table: str
+    curves: event_files.Curves
+
+
+def left(run: Path, operations: list[str]) -> Whole:
+    rows, table = (run / "metrics.jsonl").read_text(), (run / "metrics.csv").read_text()
+    return Whole(operations, rows, table, event_files.raw_curves(run / "tb"))
+
+
+@cache
+def whole() -> Whole:
+    with TemporaryDirectory() as at:
+        run = Path(at) / "run"
+        with start(train, run.parent, run, NEVER, "") as child:
+            operations = json.loads(child.until("operations"))
+            assert child.ending() == 0
+        return left(run, operations)
+
+
+def test_a_training_that_nobody_disturbs_is_what_the_others_are_compared_with() -> None:
+    assert whole().operations.count("write") > 40
+    with TemporaryDirectory() as at:
+        (Path(at) / "metrics.jsonl").write_text(whole().rows)
+        assert whole().curves == event_files.wanted(Path(at))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_SLOW, marks=pytest.mark.slow)])
+def test_trackers_that_are_killed_while_they_write_have_every_number_once(kills: int, tmp_path: Path) -> None:
+    random, killed, run, runs = Random(kills), 0, tmp_path / "run0", 0
+    while killed < kills:
+        at = random.randrange(len(whole().operations))
+        halves = ["half"] if whole().operations[at] == "write" else []
+        with start(train, tmp_path, run, at, random.choice(["before", "after", *halves])) as child:
+            ended = child.ending() == 0
+            killed += not ended
+        if ended or killed == kills:
+            with start(train, tmp_path, run, NEVER, "") as child:
+                assert child.ending() == 0, child.output
+            found = left(run, whole().operations)
+            assert found == whole()
+            assert event_files.shown(event_files.accumulator(run / "tb")) == whole().curves
+            runs += 1
+            run = tmp_path / f"run{runs}"
+
+
+def test_the_log_of_a_killed_training_goes_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with start(train, tmp_path, run, 30, "before") as child:
+        assert child.ending() == -signal.SIGKILL
+    before = (run / "log.txt").read_text()
+    with start(train, tmp_path, run, NEVER, "") as child:
+        assert child.ending() == 0, child.output
+    after = (run / "log.txt").read_text()
+    assert after.startswith(before)
+    assert [after.count(words) for words in ("started\n", "going on from step", "ended: ")] == [1, 1, 1]
+
+
+# --- records that other programs keep ---------------------------------------------------------------------
+
+
+def train_with_mlflow(run: str, where: str, step: int) -> None:
+    """In a process of its own: the training, killed after a step, and then what MLflow has."""
+    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    trainer = trainees.trainer(metrics={"right@1": trainees.Right()})
+    trainees.fit(trainer, run, callbacks=[MLflow("digits", where), LogFile(), Dies(step)])
+    from mlflow import MlflowClient
+
+    client = MlflowClient(where)
+    (found,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
+    histories = {key: client.get_metric_history(found.info.run_id, key) for key in found.data.metrics}
+    curves = {key: [(metric.step, metric.value) for metric in history] for key, history in histories.items()}
+    tell("told " + json.dumps([found.info.run_name, found.info.status, found.data.params, curves]))
+
+
+def train_with_wandb(run: str, at: str, step: int) -> None:
+    """In a process of its own: the training, killed after a step."""
+    os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    trainees.fit(trainees.trainer(), run, callbacks=[WandB("digits", mode="offline", dir=at), Dies(step)])
+
+
+def recorded(at: Path) -> tuple[event_files.Curves, dict[str, float], dict[str, Any]]:
+    """The history, the summary and the config that W&B's files hold, which would be sent one after the other."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    curves: event_files.Curves = {}
+    summary: dict[str, float] = {}
+    config: dict[str, Any] = {}
+    for path in sorted(at.glob("wandb/offline-run-*/*.wandb")):
+        for record in map(Record.FromString, _records(path.read_bytes())):
+            for item in record.history.item:
+                key = item.key or "/".join(item.nested_key)
+                curves.setdefault(key, []).append((record.history.step.num, json.loads(item.value_json)))
+            for item in record.summary.update:
+                summary[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+            for item in record.run.config.update:
+                config[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    return curves, summary, config
+
+
+def reported(run: Path) -> event_files.Curves:
+    """Every number that the run has reported, and the epoch, as it was reported."""
+    curves: event_files.Curves = {}
+    for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        for key, value in row.items():
+            if not curves.get(key) or curves[key][-1][0] < row["step"]:
+                curves.setdefault(key, []).append((row["step"], value))
+    return {key: points for key, points in curves.items() if key not in ("step", "samples")}
+
+
+def test_what_mlflow_does_not_take_is_told_once_and_the_training_goes_on(tmp_path: Path) -> None:
+    """A store of files, which MLflow no longer looks after, cannot have both "train/loss" and its terms."""
+    with start(train_with_mlflow, tmp_path, tmp_path / "run", tmp_path / "files", NEVER, limit_s=60) as child:
+        child.until("told", limit_s=60)
+        assert child.ending() == 0
+    assert (tmp_path / "run" / "log.txt").read_text().count("warning: MLflow has not taken step 2, which is") == 1
+
+
+@pytest.mark.slow
+def test_mlflow_has_every_number_once_in_one_run(tmp_path: Path) -> None:
+    run, where = tmp_path / "run", f"sqlite:///{tmp_path}/mlflow.db"
+    for step in (4, AFTER, AFTER):
+        with start(train_with_mlflow, tmp_path, run, where, step, limit_s=60) as child:
+            assert child.ending(60) == -signal.SIGKILL
+    with start(train_with_mlflow, tmp_path, run, where, NEVER, limit_s=60) as child:
+        name, status, params, curves = json.loads(child.until("told", limit_s=60))
+        assert child.ending() == 0
+    assert (name, status) == ("run", "FINISHED")
+    assert (params["optimizer.kind"], params["batch_size"], params["limits.epochs"]) == ("Adam", "4", "3")
+    wanted = {key.replace("@", "_"): points for key, points in reported(run).items() if key != "epoch"}
+    assert {key: [tuple(point) for point in points] for key, points in curves.items()} == wanted
+
+
+@pytest.mark.parametrize("kills", [[], pytest.param([4, AFTER, AFTER], marks=pytest.mark.slow)])
+def test_wandb_has_every_number_once_in_one_run(kills: list[int], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for step in [*kills, NEVER]:
+        with start(train_with_wandb, tmp_path, run, tmp_path, step, limit_s=60) as child:
+            assert child.ending(60) == (0 if step == NEVER else -signal.SIGKILL), child.output
+    curves, summary, config = recorded(tmp_path)
+    wanted = reported(run)
+    tested = {key: wanted.pop(key)[0][1] for key in list(wanted) if key.startswith("test/")}
+    assert {key: points for key, points in curves.items() if not key.startswith("_")} == wanted
+    assert tested == {key: value for key, value in summary.items() if key.startswith("test/")}
+    assert (config["optimizer.kind"], config["limits.epochs"]) == ("Adam", 3)
+    assert len({path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}) == 1, "one id"

@@ -1,0 +1,149 @@
+"""The log of a training: a line for every report, and for every warning, which everybody else sees too."""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from tracked import DATA, At, fail, train
+
+import headrace as hr
+from headrace.callback.logfile import LogFile
+
+
+def lines(path: Path) -> list[str]:
+    """The log without its times, which are all as they should be."""
+    found = path.read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S", line) for line in found)
+    return [line[20:] for line in found]
+
+
+def test_the_log_of_a_run_has_every_report_once(tmp_path: Path) -> None:
+    history = train(LogFile(), run=tmp_path / "run")
+    found = lines(tmp_path / "run" / "log.txt")
+    reports = [line for line in found if line.startswith("epoch")]
+    assert [re.findall(r"step (\d+)", line)[0] for line in reports] == ["4", "6", "8", "12", "12"]
+    assert reports[0].startswith("epoch 0  step 4  samples 16  rate 0.1  val/loss ")
+    assert f"val/loss {history.rows[0]['val/loss']:.6g}  " in reports[0]
+    assert "train/loss" in reports[1]
+    assert "test/loss" in reports[-1]
+    assert [found.count(line) for line in ("started", "ended: 2 epochs reached")] == [1, 1]
+
+
+def test_a_log_of_its_own_needs_no_run(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "own.log")
+    train(log)
+    found = lines(tmp_path / "own.log")
+    assert found[0] == "started"
+    assert found[-1] == "ended: 2 epochs reached"
+    assert sum(line.startswith("epoch") for line in found) == 5
+
+
+def test_a_log_of_its_own_tells_of_going_on_and_of_errors(tmp_path: Path) -> None:
+    path, run = tmp_path / "own.log", tmp_path / "run"
+    with pytest.raises(InterruptedError):
+        train(LogFile(path), At(7, fail), run=run)
+    assert lines(path)[-1] == "ended by InterruptedError: on purpose"
+    train(LogFile(path), run=run)
+    assert lines(path).count("going on from step 5") == 1
+    assert lines(path)[-1] == "ended: 2 epochs reached"
+
+
+def test_many_trainings_in_one_process_write_no_line_twice(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "log")
+    for count in (1, 2, 3):
+        with pytest.warns(UserWarning, match="beware"):
+            train(log, At(2, lambda info: warnings.warn("beware", stacklevel=1)))
+        found = lines(tmp_path / "log")
+        assert [found.count(line) for line in ("started", "warning: beware")] == [count, count]
+        assert sum("step 4 " in line for line in found) == count
+
+
+def test_warnings_are_in_the_log_and_seen_by_everybody_else(tmp_path: Path) -> None:
+    before = warnings.showwarning
+    with pytest.warns(UserWarning, match="beware"):
+        train(
+            LogFile(tmp_path / "log"), At(2, lambda info: warnings.warn("beware\nof \x1b", UserWarning, stacklevel=1))
+        )
+    assert warnings.showwarning is before
+    assert lines(tmp_path / "log").count(r"warning: beware\nof \x1b") == 1
+
+
+def test_warnings_go_where_they_went_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda *args: print("seen:", args[0])
+        mine = warnings.showwarning
+        train(LogFile(tmp_path / "log"), At(2, lambda info: warnings.warn("beware", stacklevel=1)))
+        assert warnings.showwarning is mine
+    assert capsys.readouterr().out == "seen: beware\n"
+
+
+def test_warnings_that_nobody_sees_are_not_in_the_log(tmp_path: Path) -> None:
+    def hidden(info: hr.Info) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.warn("hidden", stacklevel=1)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            warnings.warn("recorded", stacklevel=1)
+
+    train(LogFile(tmp_path / "log"), At(2, hidden))
+    assert not [line for line in lines(tmp_path / "log") if "warning" in line]
+
+
+def test_two_logs_of_one_training_leave_warnings_as_they_were(tmp_path: Path) -> None:
+    before = warnings.showwarning
+    with pytest.warns(UserWarning, match="beware"):
+        train(LogFile(tmp_path / "a"), LogFile(tmp_path / "b"), At(2, lambda i: warnings.warn("beware", stacklevel=1)))
+    assert warnings.showwarning is before
+    for name in ("a", "b"):
+        assert lines(tmp_path / name).count("warning: beware") == 1
+
+
+@pytest.mark.parametrize("how", ["error", "left"])
+def test_warnings_are_as_they_were_however_a_training_ends(how: str, tmp_path: Path) -> None:
+    before = warnings.showwarning
+    if how == "error":
+        with pytest.raises(InterruptedError):
+            train(LogFile(tmp_path / "log"), At(3, fail))
+    else:
+        model = nn.Linear(4, 2)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
+        for info in trainer.steps(DATA, epochs=1, callbacks=[LogFile(tmp_path / "log")]):
+            assert warnings.showwarning is not before
+            if info.step == 3:
+                break
+        del info
+        trainer.release()
+    assert warnings.showwarning is before
+
+
+def test_somebody_who_replaces_the_way_of_warnings_in_between_keeps_it(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def replace(info: hr.Info) -> None:
+        below = warnings.showwarning
+
+        def above(*args: Any) -> None:
+            seen.append(str(args[0]))
+            below(*args)
+
+        warnings.showwarning = above
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(LogFile(tmp_path / "log"), At(2, replace))
+        warnings.warn("afterwards", stacklevel=1)
+    assert seen == ["afterwards"]
+    assert [str(warning.message) for warning in caught] == ["afterwards"]
+    assert "afterwards" not in (tmp_path / "log").read_text()
+
+
+def test_a_log_that_cannot_be_written_any_more_is_no_reason_to_stop(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "log")
+    history = train(log, At(5, lambda info: log._file.close()))  # type: ignore[union-attr]
+    assert len(history) == 4

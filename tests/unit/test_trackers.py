@@ -1,0 +1,246 @@
+"""The table of a training, records that others keep, and what all trackers share."""
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from tracked import DATA, At, fail, train
+
+import headrace as hr
+from headrace.callback.csv import CSV
+from headrace.callback.logfile import LogFile
+from headrace.callback.mlflow import MLflow
+from headrace.callback.tensorboard import TensorBoard
+from headrace.callback.tracker import Tracker, numbers
+from headrace.callback.wandb import WandB
+
+FILES = {LogFile: "log.txt", CSV: "metrics.csv", TensorBoard: "tb"}
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def as_history(rows: list[dict[str, str]]) -> list[dict[str, float]]:
+    return [{key: float(value) for key, value in row.items() if value} for row in rows]
+
+
+def plain(history: hr.History) -> list[dict[str, float]]:
+    return [{key: float(value) for key, value in row.items()} for row in history.rows]
+
+
+# --- what they share --------------------------------------------------------------------------------------
+
+
+def test_numbers_are_what_can_be_drawn() -> None:
+    row = {"epoch": 1, "step": 2, "samples": 3, "rate": 0.1, "val/loss": np.float32(2), "val/many": {"a": 1, "b": [2]}}
+    row |= {"val/confusion": [[1, 2], [3, 4]], "name": "x", "yes": True, "nothing": None}
+    assert numbers(row) == {"rate": 0.1, "val/loss": 2.0, "val/many/a": 1.0}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_tracker_without_a_path_and_a_run_says_what_to_do(kind: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=rf"this training has none.*{kind.__name__}\('{FILES[kind]}'\)"):
+        train(kind())
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("path", [7, "", b"log"])
+def test_a_path_that_is_none_is_refused(kind: Any, path: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=rf"{kind.__name__} takes the path"):
+        kind(path)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_is_in_the_way_is_found_before_the_first_step(kind: Any, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.touch() if kind is TensorBoard else wrong.mkdir()
+    (tmp_path / "file").touch()
+    for path in (wrong, tmp_path / "file" / "below"):
+        model = nn.Linear(4, 2)
+        before = model.weight.clone()
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
+        with pytest.raises(hr.ConfigError, match=f"{kind.__name__} cannot write to {path}.*or name another path"):
+            trainer.fit(DATA, callbacks=[kind(path)], progress=False, epochs=1)
+        assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_directories_on_the_way_are_made(kind: Any, tmp_path: Path) -> None:
+    train(kind(tmp_path / "a" / "b" / "c"))
+    assert (tmp_path / "a" / "b" / "c").exists()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_trackers_are_called_on_one_worker_alone(kind: Any) -> None:
+    assert not kind.everywhere
+    assert not MLflow.everywhere
+    assert not WandB.everywhere
+
+
+@pytest.mark.parametrize(("kind", "name"), [(MLflow, "mlflow"), (WandB, "wandb")])
+def test_a_package_that_is_missing_is_named_with_what_installs_it(
+    kind: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        hr.ConfigError, match=rf'needs {name}, which is not installed: pip install "headrace\[{name}\]"'
+    ):
+        kind()
+
+
+def test_a_directory_that_has_the_name_of_a_package_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.callback.tracker import require
+
+    (tmp_path / "wandb_like").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(hr.ConfigError, match="not installed"):
+        require("WandB", "wandb_like")
+
+
+# --- the table --------------------------------------------------------------------------------------------
+
+
+def test_the_table_says_what_the_history_says(tmp_path: Path) -> None:
+    history = train(CSV(), run=tmp_path / "run")
+    found = table(tmp_path / "run" / "metrics.csv")
+    assert list(found[0])[:4] == ["epoch", "step", "samples", "rate"]
+    assert as_history(found) == plain(history)
+    assert "test/accuracy" in found[-1]
+    assert [row["step"] for row in found] == ["4", "6", "8", "12"]
+
+
+def test_pandas_reads_the_table(tmp_path: Path) -> None:
+    history = train(CSV(tmp_path / "x.csv"))
+    frame = pd.read_csv(tmp_path / "x.csv")
+    assert frame["step"].tolist() == [4, 6, 8, 12]
+    assert frame["train/loss"].dropna().tolist() == pytest.approx(history["train/loss"], rel=1e-15)
+    assert frame["step"].dtype == np.int64
+
+
+def test_columns_that_turn_up_later_stand_last_and_are_empty_before(tmp_path: Path) -> None:
+    class Later(hr.Callback):
+        def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
+            if info.epoch == 2:
+                info.log({'late, "quoted"': 7.5, "nan": float("nan"), "infinity": float("inf")})
+
+    train(CSV(tmp_path / "x.csv"), Later(), epochs=3)
+    found = table(tmp_path / "x.csv")
+    assert [row['late, "quoted"'] for row in found] == ["", "", "", "7.5", "", ""]
+    frame = pd.read_csv(tmp_path / "x.csv")
+    assert frame["infinity"].tolist()[3] == float("inf")
+    assert frame["nan"].isna().all()
+
+
+def test_matrices_are_left_out_of_the_table(tmp_path: Path) -> None:
+    class Matrix:
+        def reset(self) -> None:
+            pass
+
+        def update(self, outputs: torch.Tensor, target: torch.Tensor) -> None:
+            pass
+
+        def compute(self) -> list[list[int]]:
+            return [[1, 2], [3, 4]]
+
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, metrics={"matrix": Matrix()})
+    history = trainer.fit(DATA, DATA, epochs=1, callbacks=[CSV(tmp_path / "x.csv")], progress=False)
+    assert history["val/matrix"] == [[[1, 2], [3, 4]]]
+    assert "val/matrix" not in table(tmp_path / "x.csv")[0]
+
+
+def test_a_table_that_was_lost_or_changed_is_whole_after_going_on(tmp_path: Path) -> None:
+    run, path = tmp_path / "run", tmp_path / "run" / "metrics.csv"
+    for _ in range(2):
+        with pytest.raises(InterruptedError):
+            train(CSV(), At(11, fail), run=run, epochs=3)
+        path.write_bytes(path.read_bytes()[:-5] + b"\n9,9,\n")
+    path.unlink()
+    history = train(CSV(), run=run, epochs=3)
+    assert as_history(table(path)) == plain(history)
+
+
+def test_another_training_begins_a_table_anew(tmp_path: Path) -> None:
+    path, both = tmp_path / "x.csv", CSV(tmp_path / "x.csv")
+    train(both, epochs=3)
+    history = train(both, epochs=1)
+    assert as_history(table(path)) == plain(history)
+
+
+# --- records that others keep -----------------------------------------------------------------------------
+
+
+class Far(Tracker):
+    """A record that cannot be reached at times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record: list[int] = []
+        self.ended: list[bool] = []
+        self.begun: list[str] = []
+        self.reached = True
+
+    def begin(self, info: hr.Info) -> None:
+        self.begun.append(self.id)
+        self.id = self.id or "name"
+
+    def send(self, rows: Any) -> None:
+        if not self.reached:
+            raise OSError("nobody there")
+        self.record += [row["step"] for row in rows if row["step"] not in self.record]
+
+    def end(self, well: bool) -> None:
+        self.ended.append(well)
+
+
+def test_reports_wait_until_the_record_can_be_reached(tmp_path: Path) -> None:
+    far = Far()
+    away = At(5, lambda info: setattr(far, "reached", False))
+    back = At(11, lambda info: setattr(far, "reached", True))
+    with pytest.warns(UserWarning, match="Far has not taken step 6, which is tried again: OSError: nobody") as caught:
+        train(far, away, back)
+    assert len(caught) == 1
+    assert far.record == [4, 6, 8, 12]
+    assert far.ended == [True]
+
+
+def test_a_training_ends_well_without_its_record() -> None:
+    far = Far()
+    far.reached = False
+    with pytest.warns(UserWarning, match="has not taken step 4") as caught:
+        history = train(far)
+    assert len(caught) == 1
+    assert len(history) == 4
+
+
+def test_the_record_goes_on_where_the_training_does(tmp_path: Path) -> None:
+    first, then = Far(), Far()
+    with pytest.raises(InterruptedError):
+        train(first, At(7, fail), run=tmp_path / "run")
+    assert first.ended == [False]
+    train(then, run=tmp_path / "run")
+    assert then.begun == ["name"]
+    assert then.record == [4, 6, 8, 12]
+    train(then, run=tmp_path / "another")
+    assert then.begun == ["name", ""]
+
+
+def test_a_record_that_cannot_begin_is_found_before_the_first_step() -> None:
+    far = Far()
+    far.begin = fail  # type: ignore[assignment]
+    with pytest.raises(hr.ConfigError, match="Far could not begin: InterruptedError: on purpose"):
+        train(far)
+
+
+def test_what_wandb_is_told_by_us_is_not_told_by_others() -> None:
+    with pytest.raises(hr.ConfigError, match="WandB sets id and resume by itself"):
+        WandB("project", id="x", resume="must")
