@@ -25,11 +25,18 @@ FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 
 
 def export(
-    run: Path, out: Path, *, to: str = "safetensors", which: str | int = "best", recipe: str | None = None
+    run: Path,
+    out: Path,
+    *,
+    to: str = "safetensors",
+    which: str | int = "best",
+    recipe: str | None = None,
+    arguments: Mapping[str, Any] | None = None,
 ) -> int:
     """Writes the weights of a run, or the whole model that a recipe makes, with these weights; the step they are of.
 
-    `recipe` is `file.py` or `file.py:function`; it is run, as formats that hold the model need the model.
+    `recipe` is `file.py` or `file.py:function`; it is run with these `arguments`, as formats that hold the model need
+    the model.
     """
     if to not in FORMATS:
         raise ConfigError(unknown("format", to, FORMATS))
@@ -43,7 +50,7 @@ def export(
         contents = saved_weights(run, which)
         step, write = contents.step, partial(_write_weights, contents.tensors[MODEL])
     else:
-        made = load_recipe(recipe)
+        made = load_recipe(recipe, arguments)
         step = load_weights(made.trainer.model, run, which=which)
         write = partial(_write_onnx if to == "onnx" else _write_torch, *example(made))
     beside = out.with_name(f".{out.stem}.new{out.suffix}")

@@ -90,5 +90,6 @@ class Preemption:
         elif number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
             raise KeyboardInterrupt  # in a session that a person wants to keep
         else:
+            os.write(2, b"headrace: asked a second time: ended at once, without saving\n")
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -208,10 +208,10 @@ def test_a_run_that_is_none_is_told_in_a_sentence_and_as_json(
         (["checkpont", "list", "r"], "unknown command 'checkpont'. Did you mean 'checkpoint'?"),
         (["checkpoint", "verfy", "r"], "unknown action 'verfy'. Did you mean 'verify'?"),
         (["checkpoint", "export", "r", "--to", "onx"], "unknown FORMAT 'onx'. Did you mean 'onnx'?"),
+        (["checkpoint", "export", "r", "--which", "first"], "--which: expected best, last or a step, got 'first'."),
         (["checkpoint", "list", "r", "--js"], "--js"),
         (["checkpoint", "list"], "RUN"),
         (["checkpoint"], "action"),
-        ([], "command"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_told_the_nearest_that_does(
@@ -221,9 +221,12 @@ def test_a_command_that_makes_no_sense_is_told_the_nearest_that_does(
     assert (status, text) == (2, "")
     assert told in errors
     assert "--help" in errors
+    status, text, errors = command(*arguments, "--json")
+    assert (status, text) == (2, "")
+    assert told in json.loads(errors)["error"]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["checkpoint", "--help"], ["checkpoint", "export", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], [], ["checkpoint", "--help"], ["checkpoint", "export", "--help"]])
 def test_help_is_no_error(arguments: list[str], command: Callable[..., Result]) -> None:
     status, text, errors = command(*arguments)
     assert (status, errors) == (0, "")
@@ -285,7 +288,7 @@ def test_what_is_there_is_never_written_over(run: Path, recipe: Path, command: C
     ("arguments", "told"),
     [
         (["--which", "7"], "no checkpoint of step 7. It has those of steps [10, 15, 20]"),
-        (["--which", "first"], "which= is 'best', 'last' or a step, got 'first'"),
+        (["--which", "best"], "has no best checkpoint: nothing told good from bad"),
         (["--to", "torch"], "name its recipe, --recipe file.py"),
         (["--to", "onnx"], "name its recipe, --recipe file.py"),
         (["--to", "torch", "--recipe", "nowhere.py"], "nowhere.py is not a Python file with a recipe"),

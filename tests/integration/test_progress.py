@@ -1,7 +1,6 @@
 """What a person sees: lines in a file or a pipe, a bar on a terminal, drawn by time and cleared away at the end."""
 
 import io
-import os
 import re
 import subprocess
 import sys
@@ -10,15 +9,17 @@ from typing import Any
 import pexpect
 import pytest
 import torch
-from torch import nn
+from screens import environment, screen
+from torch import Tensor, nn
 
 import headrace as hr
 from headrace.callback import progress as display
+from headrace.callback.bar import Bar
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(dim=1, keepdim=True)
 
-HIDE, SHOW, ESCAPE = "\x1b[?25l", "\x1b[?25h", "\x1b"
+HIDE, ESCAPE = "\x1b[?25l", "\x1b"
 
 ENDS = ["end", "error", "interrupt", "break"]
 SCRIPT = """
@@ -30,13 +31,20 @@ import headrace as hr
 class Slow(hr.Callback):
     def on_step_end(self, info):
         time.sleep(0.01)
+        if info.step % 25 == 0:
+            print(f"printed at {info.step}")
+            print(f"warned at {info.step}", file=sys.stderr)
         if info.step == 60 and end == "error":
             raise ZeroDivisionError
+
+def a_term_with_a_name_that_is_longer_than_narrow_terminals(outputs, batch):
+    return (outputs - batch).square().mean()
 
 data = torch.randn(400, 4), torch.randn(400, 1)
 for end in sys.argv[1:]:
     model = nn.Linear(4, 1)
-    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.01), batch_size=10)
+    loss = hr.MSE() + 0.5 * hr.RowMean(a_term_with_a_name_that_is_longer_than_narrow_terminals)
+    trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.01), batch_size=10)
     try:
         for info in trainer.steps(data, data, epochs=2, progress="auto", callbacks=[Slow()]):
             if info.step == 60 and end == "interrupt":
@@ -65,7 +73,7 @@ def test_plain_progress_is_one_line_an_epoch_on_standard_error(capsys: pytest.Ca
         assert f"train/loss {row['train/loss']:.4g}" in line
         assert f"val/loss {row['val/loss']:.4g}" in line
         assert "samples/s" in line
-    assert last.startswith("done: 60 steps, 600 samples, ")
+    assert last.startswith("ended after 60 steps, 600 samples, ")
     assert "3 epochs reached" in last
 
 
@@ -90,49 +98,187 @@ def command(*ends: str) -> list[str]:
     return [sys.executable, "-W", "error", "-c", SCRIPT, *ends]
 
 
-def environment() -> dict[str, str]:
-    """As a user has it: no setting that would force colours on or off."""
-    source = os.path.dirname(os.path.dirname(hr.__file__))
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "CI")}
-    return kept | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "120"}
-
-
 def test_auto_prints_plain_lines_into_a_pipe() -> None:
     done = subprocess.run(command("end"), env=environment(), capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "THE END\n"
+    assert done.stdout == "printed at 25\nprinted at 50\nprinted at 75\nTHE END\n"
     assert ESCAPE not in done.stderr
     assert "\r" not in done.stderr
-    lines = done.stderr.splitlines()
-    assert [line.split()[0] for line in lines] == ["epoch", "epoch", "done:"]
+    lines = [line for line in done.stderr.splitlines() if "warned" not in line]
+    assert [line.split()[0] for line in lines] == ["epoch", "epoch", "ended"]
 
 
 @pytest.fixture(scope="module")
 def terminal() -> dict[str, str]:
-    """What a real terminal is sent by trainings that end in different ways, up to and after the line behind each."""
+    """What a real terminal is sent up to and after the line behind each training; after the first it is narrower."""
     program, *arguments = command(*ENDS)
     child = pexpect.spawn(program, arguments, env=environment(), encoding="utf-8", timeout=60, dimensions=(24, 120))
+    sent = []
     try:
+        for _ in ENDS:
+            child.expect("THE END")
+            sent.append(child.before)
+            child.setwinsize(24, 50)
         child.expect(pexpect.EOF)
     finally:
         child.close(force=True)
     assert child.exitstatus == 0, child.before
-    return dict(zip([*ENDS, "after"], child.before.split("THE END"), strict=True))
+    return dict(zip([*ENDS, "after"], [*sent, child.before], strict=True))
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_terminal_shows_a_bar_and_has_its_cursor_back_afterwards(end: str, terminal: dict[str, str]) -> None:
+def test_a_terminal_shows_a_bar_and_is_left_as_it_was(end: str, terminal: dict[str, str]) -> None:
     text = terminal[end]
-    assert HIDE in text
     assert "━" in text
     assert re.search(r"batch \d+/40", text)
-    assert "epoch 1  train/loss" in text
-    assert text.rfind(SHOW) > text.rfind(HIDE)
-    assert ("done: 80 steps" in text) == (end == "end")
-    assert ("ZeroDivisionError" in text, "KeyboardInterrupt" in text) == (end == "error", end == "interrupt")
+    assert HIDE not in text, "a training that is killed could not show the cursor again"
+    shown = screen(text, 120)
+    assert not any("━" in line or "batch" in line for line in shown), "the bar is cleared away"
+    assert any(line.startswith("epoch 1  train/loss") for line in shown)
+    assert any(line.startswith("ended after 80 steps") for line in shown) == (end == "end")
+    assert ("ZeroDivisionError" in shown, "KeyboardInterrupt" in shown) == (end == "error", end == "interrupt")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_is_printed_meanwhile_stands_in_lines_of_its_own(end: str, terminal: dict[str, str]) -> None:
+    shown = screen(terminal[end], 120)
+    for step in (25, 50):
+        assert shown.count(f"printed at {step}") == 1
+        assert shown.count(f"warned at {step}") == 1
+
+
+def bars(text: str) -> list[str]:
+    """Every bar that was drawn, without colours."""
+    parts = re.split(r"\r|\n|\x1b\[[0-9]*[KA]", re.sub(r"\x1b\[[0-9;]*m", "", text))
+    return [part for part in parts if re.match(r"epoch \d", part) and "train/loss" not in part]
+
+
+def test_the_bar_follows_the_width_of_the_terminal(terminal: dict[str, str]) -> None:
+    widest = {end: max(map(len, bars(text))) for end, text in terminal.items() if end in ENDS}
+    assert 50 < widest["end"] < 120
+    assert widest["break"] < 50
 
 
 def test_nothing_is_drawn_once_the_program_goes_on(terminal: dict[str, str]) -> None:
     assert ESCAPE not in terminal["after"]
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps all that it is sent."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Ascii(Terminal):
+    encoding = "ascii"
+
+
+class Unheard(Terminal):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The environment of somebody at a terminal, where a bar is drawn after every step."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(display, "BAR_S", 0.0)
+    monkeypatch.setattr(display._Bar, "period", 0.0)
+    return monkeypatch
+
+
+def shown_on(file: Terminal, style: str = "auto") -> str:
+    def a_term_with_a_name_that_is_longer_than_narrow_terminals(outputs: Tensor, target: Tensor) -> Tensor:
+        return (outputs - target).square().mean()
+
+    loss = hr.MSE() + 0.5 * hr.RowMean(a_term_with_a_name_that_is_longer_than_narrow_terminals)
+    model = nn.Linear(4, 1)
+    trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.01), batch_size=10)
+    trainer.fit((X, Y), epochs=2, progress=False, callbacks=[display.Progress(style, file)])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("columns", [200, 80, 40, 24, 12])
+def test_the_bar_is_one_line_that_fits_the_terminal(columns: int, user: pytest.MonkeyPatch) -> None:
+    user.setenv("COLUMNS", str(columns))
+    text = shown_on(Terminal())
+    drawn = bars(text)
+    assert len(drawn) >= 40, "one a step"
+    assert all(len(part) < columns for part in drawn)
+    assert all(("━" in part) == (columns >= 20) for part in drawn)
+    assert all(("batch" in part, "total_loss" in part) == (columns >= 40, columns >= 80) for part in drawn)
+    assert all(("longer_than_narrow_terminals" in part) == (columns == 200) for part in drawn)
+    seen = screen(text, columns)
+    assert not any("━" in line or "batch" in line for line in seen), "nothing of it is left behind"
+
+
+@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {"CI": "true"}])
+def test_where_a_line_cannot_be_drawn_again_there_are_plain_ones(
+    variables: dict[str, str], user: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        user.setenv(name, value)
+    text = shown_on(Terminal())
+    assert ESCAPE not in text
+    assert "\r" not in text
+    assert [line.split()[0] for line in text.splitlines()] == ["epoch", "epoch", "ended"]
+
+
+def test_no_colour_leaves_the_bar(user: pytest.MonkeyPatch) -> None:
+    assert re.search(r"\x1b\[[0-9;]*m", shown_on(Terminal())), "else this test could not fail"
+    user.setenv("NO_COLOR", "1")
+    text = shown_on(Terminal())
+    assert "━" in text
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]", text)
+
+
+def test_a_terminal_that_knows_ascii_only_gets_no_more(user: pytest.MonkeyPatch) -> None:
+    text = shown_on(Ascii())
+    assert "-----" in text
+    assert text.isascii()
+
+
+@pytest.mark.parametrize("style", ["bar", "plain"])
+def test_a_display_that_nobody_sees_any_more_stops_no_training(style: str, user: pytest.MonkeyPatch) -> None:
+    assert shown_on(Unheard(), style) == ""
+
+
+def test_what_goes_to_a_file_is_not_sent_to_the_terminal(user: pytest.MonkeyPatch) -> None:
+    out, err = io.StringIO(), Terminal()
+    user.setattr(sys, "stdout", out)
+    user.setattr(sys, "stderr", err)
+    bar = Bar(err)
+    print("a result")
+    print("a warning", file=sys.stderr)
+    print("long" * 50, file=sys.stderr)
+    bar.close()
+    assert out.getvalue() == "a result\n"
+    assert screen(err.getvalue(), 80)[0] == "a warning"
+    assert "long" * 50 in err.getvalue(), "lines are not broken, so that they can be copied"
+
+
+def test_a_callback_that_fails_last_of_all_leaves_the_terminal_in_order(user: pytest.MonkeyPatch) -> None:
+    class Fails(hr.Callback):
+        def on_step_end(self, info: hr.Info) -> None:
+            if info.step == 5:
+                assert sys.stdout is not file, "prints go above the bar, or this test could not fail"
+                raise ZeroDivisionError
+
+        def on_error(self, info: hr.Info, error: BaseException) -> None:
+            raise RuntimeError("no")
+
+    file = Terminal()
+    user.setattr(sys, "stdout", file)
+    user.setattr(sys, "stderr", file)
+    with pytest.raises(ZeroDivisionError):
+        make().fit((X, Y), epochs=1, callbacks=[Fails()])
+    assert sys.stdout is sys.stderr is file
+    assert not any("━" in line for line in screen(file.getvalue(), 80))
 
 
 class Clock:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 import headrace as hr
 
-def small(fit={"epochs": 2, "run": "runs/mine", "progress": True}) -> hr.Recipe:
+def made(fit):
     rows = torch.Generator().manual_seed(0)
     x = torch.randn(200, 4, generator=rows)
     y = (x[:, 0] > x[:, 1]).long()
@@ -32,11 +32,14 @@ def small(fit={"epochs": 2, "run": "runs/mine", "progress": True}) -> hr.Recipe:
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.5), batch_size=8)
     return hr.Recipe(trainer, (x[:160], y[:160]), (x[160:], y[160:]), fit=fit)
 
+def small() -> hr.Recipe:
+    return made({"epochs": 2, "run": "runs/mine", "progress": True})
+
 def timed() -> hr.Recipe:
-    return small({"minutes": 1})
+    return made({"minutes": 1})
 
 def counted() -> hr.Recipe:
-    return small({"steps": 5})
+    return made({"steps": 5})
 """
 SLOW = hr.Network(bandwidth="1 Mbit", latency="1 ms", rows_per_s=1e3)
 
@@ -138,7 +141,7 @@ def test_what_came_before_a_strategy_that_fails_is_told_and_drawn(place: Path, c
     assert said.err.startswith("headrace: synchronous: worker 1 of 4 was lost at 3 s")
     assert (place / "rehearsal.png").exists()
     (place / "rehearsal.png").unlink()
-    assert headrace("rehearse", *both, "--strategy", "elastic:every=2 min", *slow) == 1
+    assert headrace("rehearse", *both, "--strategy", "elastic:every=2 min", *slow) == 2
     assert not (place / "rehearsal.png").exists(), "known before any work is done"
 
 
@@ -196,18 +199,31 @@ def test_fit_with_one_worker_is_the_recipe(capsys: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ("--workers 0 --strategy diloco", "workers= is a whole number, 1 or more, got 0."),
-        ("--workers 161 --strategy diloco", "161 workers for 160 rows of training data"),
+        ("--workers 0 --strategy diloco", "--workers: expected a whole number greater than 0, got '0'."),
+        ("--workers 2 --strategy diloco --epochs 0", "--epochs: expected a whole number greater than 0, got '0'."),
         ("--workers 2 --strategy dilco", "unknown strategy 'dilco'. Did you mean 'diloco'?"),
         ("--workers 2 --strategy diloco:ever=3", "unknown option of diloco 'ever'. Did you mean 'every'?"),
         ("--workers 2 --strategy diloco --strategy diloco", "is given twice"),
-        ("--workers 2 --strategy diloco --out x.gif", "unknown kind of picture '.gif'"),
+        ("--workers 2 --strategy diloco --out x.gif", "--out: x.gif: unknown ending '.gif'"),
+    ],
+)
+def test_an_option_that_makes_no_sense_ends_with_status_2(place: Path, options: str, text: str, capsys: Any) -> None:
+    assert headrace("rehearse", *options.split()) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("headrace rehearse: ")
+    assert text in said.err
+    assert not list(place.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("--workers 161 --strategy diloco", "161 workers for 160 rows of training data"),
         ("--workers 2 --strategy diloco --out no/x.png", "in a directory that is there"),
-        ("--workers 2 --strategy diloco --bandwidth 10", "bandwidth= is a number and a unit"),
-        ("--workers 2 --strategy diloco --speeds 5=1", "speeds= is of workers 0 to 1"),
+        ("--workers 2 --strategy diloco --bandwidth 10", "--bandwidth is a number and a unit"),
+        ("--workers 2 --strategy diloco --speeds 5=1", "--speeds is of workers 0 to 1"),
         ("--workers 2 --strategy diloco --speeds 1", '--speeds is written as "3=0.5"'),
         ("--workers 2 --strategy diloco --stragglers 1=5", '--stragglers is written as "3=0.1:5"'),
-        ("--workers 2 --strategy diloco --epochs 0", "epochs= is greater than 0"),
         ("--workers 2 --strategy diloco --every 3min", "minutes differ from run to run"),
         ("--workers 2 --strategy diloco --failures 1=0.001s --restart never", "worker 1 of 2 was lost"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .base import Callback
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 BAR_S = 0.1  # how often the bar is drawn
 WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
 LINE_S = 10.0  # how often a line is printed within an epoch
+RECENT_S = 2.0  # what a rate is taken over, at least, once there is as much
 
 
 class Progress(Callback):
-    """`"bar"`, `"plain"`, or `"auto"`: the bar if standard error is a terminal, lines if not, and in CI."""
+    """`"bar"`, `"plain"`, or `"auto"`: the bar on a standard error that is a terminal and can draw it, else lines."""
 
     everywhere = False
 
@@ -30,17 +32,21 @@ class Progress(Callback):
 
     def on_fit_start(self, info: Info) -> None:
         file = self._file or sys.stderr
-        bar = self._style == "bar" or (self._style == "auto" and file.isatty() and not os.environ.get("CI"))
+        bar = self._style == "bar" or (self._style == "auto" and _has_bars(file))
         self._display = _Bar(file) if bar else _Lines(file)
-        self._clock = _Clock(info)
-        self._next = time.perf_counter() + self._display.period
+        self._clock, self._next = _Clock(info), 0.0
         if info.resumed:
             self._display.say(f"going on from step {info.resumed:,} of epoch {info.epoch + (not info.ends_epoch)}")
 
     def on_step_end(self, info: Info) -> None:
-        if time.perf_counter() < self._next or self._display is None:
+        clock = self._clock
+        clock.now = time.perf_counter()
+        if clock.now < self._next or self._display is None:
             return
-        self._display.draw(info, self._clock)
+        if clock.begun:
+            self._display.draw(info, clock)
+        else:
+            clock.begin(info)
         self._next = time.perf_counter() + self._display.period
 
     def on_epoch_end(self, info: Info, row: dict[str, Any]) -> None:
@@ -48,6 +54,7 @@ class Progress(Callback):
             self._display.epoch(info, row, self._clock)
 
     def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
+        self._clock.pause()
         if self._display is not None and not info.ends_epoch:
             self._display.say(f"step {info.step:,}  {_numbers(scores)}")
 
@@ -59,7 +66,7 @@ class Progress(Callback):
             span = _span(self._clock.elapsed)
             if info.resumed == info.step > 0:
                 self._display.say(f"nothing left to train: {info.stopping}")
-            self._display.say(f"done: {info.step:,} steps, {info.samples:,} samples, {span} ({info.stopping})")
+            self._display.say(f"ended after {info.step:,} steps, {info.samples:,} samples, {span}: {info.stopping}")
         self._close()
 
     def _close(self) -> None:
@@ -72,24 +79,48 @@ class _Clock:
     """How fast a training goes and how long it will go on."""
 
     def __init__(self, info: Info) -> None:
-        self._start = time.perf_counter()
-        self._samples = info.samples
-        self._steps = info.step
+        self._start = self.now = time.perf_counter()
+        self._samples, self._steps = info.samples, info.step
+        self._paused = 0.0
+        self._old = self._new = (self.now, info.samples)
+        self.begun = False
+        """Whether the first update has been made, which takes as long as no other."""
 
     @property
     def elapsed(self) -> float:
         return time.perf_counter() - self._start
 
+    def begin(self, info: Info) -> None:
+        """The first update has been made now."""
+        self._first = self.now
+        self._samples, self._steps = info.samples, info.step
+        self._old = self._new = (self._worked, info.samples)
+        self.begun = True
+
+    def pause(self) -> None:
+        """What has been done since the last update was no training."""
+        last, self.now = self.now, time.perf_counter()
+        self._paused += self.now - last
+
+    @property
+    def _worked(self) -> float:
+        return self.now - self._paused
+
     def rate(self, info: Info) -> float:
-        """Samples per second."""
-        return (info.samples - self._samples) / max(self.elapsed, 1e-9)
+        """Samples per second, lately."""
+        seconds, samples = self._worked - self._old[0], info.samples - self._old[1]
+        if not samples:  # there has been one update
+            return info.samples / max(self._worked - self._start, 1e-9)
+        if self._worked - self._new[0] > RECENT_S:
+            self._old, self._new = self._new, (self._worked, info.samples)
+        return samples / max(seconds, 1e-9)
 
     def left(self, info: Info) -> float | None:
         """Seconds to the nearest limit, if it can be told."""
         done = info.step - self._steps
-        if not done:
+        if not self.begun or not done:
             return None
-        per_step = self.elapsed / done
+        per_step = (self.now - self._first) / done
         seconds = []
         for limit in info.limits:
             if limit.unit == "minutes":
@@ -112,59 +143,46 @@ class _Lines:
         self._file = file
 
     def draw(self, info: Info, clock: _Clock) -> None:
-        left = clock.left(info)
-        eta = "" if left is None else f"  {_span(left)} left"
-        self.say(f"epoch {_epoch(info)}  {_place(info)}  {_numbers(info.losses)}  {_rates(info, clock)}{eta}")
+        pieces = [_place(info), *_each(info.losses), _rates(info, clock), *_left(info, clock)]
+        self.say(f"epoch {_epoch(info)}  {'  '.join(pieces)}")
 
     def epoch(self, info: Info, row: dict[str, Any], clock: _Clock) -> None:
         self.say(f"epoch {info.epoch}  {_numbers(_shown(row))}  {_rates(info, clock)}")
 
     def say(self, text: str) -> None:
-        print(text, file=self._file, flush=True)
+        with suppress(OSError, ValueError):  # a pipe that nobody reads any more is no reason to stop
+            print(text, file=self._file, flush=True)
 
     def close(self) -> None:
         pass
 
 
 class _Bar(_Lines):
-    """A rich bar for the epoch at hand; finished epochs stay above it as lines."""
+    """A bar for the epoch at hand; finished epochs stay above it as lines."""
 
     period = BAR_S
 
     def __init__(self, file: TextIO) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as RichProgress
+        from .bar import Bar
 
-        self._rich = RichProgress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            TextColumn("{task.fields[text]}"),
-            console=Console(file=file),
-            auto_refresh=False,
-            transient=True,
-        )
-        self._task = self._rich.add_task("", total=None, epoch=1, text="")
-        self._rich.start()
+        self._bar = Bar(file)
 
     def draw(self, info: Info, clock: _Clock) -> None:
-        left = clock.left(info)
-        eta = "" if left is None else f"  {_span(left)} left"
-        text = f"{_place(info)}  {_numbers(info.losses)}  {_rates(info, clock)}{eta}"
-        self._rich.update(
-            self._task,
-            completed=info.batch,
-            total=info.batches,
-            epoch=_epoch(info),
-            text=text,
-        )
-        self._rich.refresh()
+        total, *terms = _each(info.losses) or [""]
+        pieces = [_place(info), total, *_left(info, clock), _rates(info, clock), *terms]
+        self._bar.show(f"epoch {_epoch(info)}", info.batch, info.batches, pieces)
 
     def say(self, text: str) -> None:
-        self._rich.console.print(text, highlight=False, markup=False)
+        self._bar.print(text)
 
     def close(self) -> None:
-        self._rich.stop()
+        self._bar.close()
+
+
+def _has_bars(file: TextIO) -> bool:
+    """Whether lines of a file can be drawn again: not in a pipe, not where a machine looks on, not without a cursor."""
+    watched = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return file.isatty() and not watched and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def _epoch(info: Info) -> int:
@@ -178,9 +196,9 @@ def _place(info: Info) -> str:
 
 def _rates(info: Info, clock: _Clock) -> str:
     """Samples a second: of all workers together, and of each of several."""
-    whole = f"{clock.rate(info):,.0f} samples/s"
     if len(info.rates) < 2:
-        return whole
+        return f"{clock.rate(info):,.0f} samples/s"
+    whole = f"{sum(info.rates):,.0f} samples/s"
     if len(info.rates) <= WORKERS_SHOWN:
         return f"{whole} ({' + '.join(f'{rate:,.0f}' for rate in info.rates)})"
     return f"{whole} ({len(info.rates)} workers, {min(info.rates):,.0f} to {max(info.rates):,.0f} each)"
@@ -191,8 +209,18 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if isinstance(value, float) and "/" in key and key.count("/") == 1}
 
 
+def _left(info: Info, clock: _Clock) -> list[str]:
+    """How long it will go on, if that can be told."""
+    left = clock.left(info)
+    return [] if left is None else [f"{_span(left)} left"]
+
+
+def _each(values: dict[str, Any]) -> list[str]:
+    return [f"{key} {value:.4g}" for key, value in values.items() if isinstance(value, float)]
+
+
 def _numbers(values: dict[str, Any]) -> str:
-    return "  ".join(f"{key} {value:.4g}" for key, value in values.items() if isinstance(value, float))
+    return "  ".join(_each(values))
 
 
 def _span(seconds: float) -> str:

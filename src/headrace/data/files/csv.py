@@ -43,7 +43,21 @@ def open_csv(file: File, wanted: Wanted, declared: Sequence[Stream], types: Mapp
             if "conversion error" not in str(error):
                 raise
             raise DataError(f"{file}: {_advised(str(error), reader.schema.names, types)}") from None
+        _refuse_empty(file, table)
         return HeldStore(file, table.schema, table.to_batches(), declared)
+
+
+def _refuse_empty(file: File, table: Any) -> None:
+    """Raises on a column of which nothing tells what it holds."""
+    import pyarrow.types as pt
+
+    if not table.num_rows and any(pt.is_null(field.type) for field in table.schema):
+        raise DataError(f"{file} has no rows.")
+    if empty := [name for name in table.column_names if 0 < table.num_rows == table[name].null_count]:
+        raise DataError(
+            f"column {empty[0]!r} of {file} is empty in every row. "
+            "Fill it or leave it out: columns= says which are read."
+        )
 
 
 def _strings(first: Any, name: str) -> bool:

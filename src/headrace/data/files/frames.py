@@ -42,7 +42,7 @@ def from_arrow(table: Any, *, where: str = "this table") -> ArrayTable:
 
 def from_pandas(frame: Any) -> ArrayTable:
     """The columns of a pandas DataFrame: numbers in place, strings and categoricals as codes."""
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     columns: dict[str, Any] = {}
     categories: dict[str, list[str]] = {}

@@ -1,5 +1,6 @@
 """Which columns of a file become which streams, and of which dtype."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,21 @@ def categories_in(categories: Any) -> dict[str, Sequence[str]]:
         if twice := _twice(strings):
             raise ConfigError(f"{said} has {twice[0]!r} twice: a string has one code. Leave one out.")
     return dict(categories)
+
+
+def begins_with_numbers(held: Sequence[str]) -> bool:
+    """Whether what should be names of columns are the numbers of a row; 0, 1 and so on may well be names."""
+    return are_numbers(held) and not all(name.isdigit() for name in held)
+
+
+def are_numbers(held: Sequence[str]) -> bool:
+    """Whether all names of columns are numbers."""
+    return all(re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", name) for name in held)
+
+
+def no_names(where: object) -> str:
+    """What is said of a file whose columns are called like numbers."""
+    return f"{where}: the first line holds numbers: a CSV begins with the names of its columns. Add such a line."
 
 
 def _twice(names: Sequence[str]) -> list[str]:
@@ -103,6 +119,8 @@ class Selection:
         if twice := _twice(held):
             raise DataError(f"{where} has two columns {twice[0]!r}. Give them names of their own.")
         if self.columns is None:
+            if begins_with_numbers(held):
+                raise DataError(no_names(where))
             if "" in held:
                 raise DataError(f"{where} has a column without a name. Give it one, or leave it out with columns=.")
             return [name for name in held if name not in aside]

@@ -59,6 +59,15 @@ def open_table(
     return _assemble(files, Wish(selection, dict(categories or {}), tuple(streams or ())))
 
 
+def column_names(path: Paths) -> list[str]:
+    """What the columns of a file are called, whatever they hold; of several files, those of the first."""
+    try:
+        _open(find(path)[0], Wish(_Names(), {}, ()))
+    except _ListedError as listed:
+        return listed.names
+    return []
+
+
 @dataclass(frozen=True)
 class Wish:
     """What is wanted of files, as `open_table` was told."""
@@ -89,6 +98,11 @@ class FileTable(Wrapper):
     @property
     def categories(self) -> Categories:
         return self._categories
+
+    @property
+    def columns(self) -> Mapping[str, Any] | None:
+        """Which columns become which streams, as `open_table` was told."""
+        return self._wish.selection.columns
 
     def fingerprint(self) -> str:
         """A hash of rows, streams and files, and behind a colon four digits for each file: see `changed_files`."""
@@ -183,6 +197,21 @@ def _all(stores: Sequence[Store], column: str) -> list[str]:
                 yield from store.strings(column)
 
     return strings_of(parts())
+
+
+class _ListedError(DataError):
+    """No error: what the columns of a file are called, before anything else of it is read."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = list(names)
+
+
+class _Names(Selection):
+    """Wants no more of a file than what its columns are called."""
+
+    def wanted(self, held: Sequence[str], where: object, aside: Collection[str] = ()) -> list[str]:
+        raise _ListedError([name for name in held if name not in aside])
 
 
 def _reopen(names: list[str], sizes: list[int], wish: Wish) -> Table:

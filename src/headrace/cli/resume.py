@@ -1,0 +1,50 @@
+"""`headrace resume RUN`: goes on with a run that a recipe has made."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import RunError
+
+if TYPE_CHECKING:
+    from .parser import Parser
+
+
+def add(parser: "Parser") -> None:
+    parser.takes_all = True
+
+
+def run(options: argparse.Namespace) -> int:
+    from .fit import train
+    from .flags import fail, read
+    from .using import recipe_file
+
+    words: list[str] = options.words
+    if "-h" in words or "--help" in words:
+        read("resume", ["--help"])
+    if not words or words[0].startswith("-"):
+        fail("resume", "RUN comes first: the directory of a run.")
+    recipe = _taken(words, "--recipe")
+    if any(word.partition("=")[0] in ("--run", "--resume") for word in words):
+        fail("resume", "it goes on with RUN, from its last checkpoint: leave --run and --resume out.")
+    where = words.pop(0)
+    if words and not words[0].startswith("-"):
+        fail("resume", f"{words[0]!r} is too much: RUN comes first, then options. Another recipe is --recipe file.py.")
+    file = recipe_file(Path(where), recipe)
+    known = [*([recipe] if recipe else []), *(["--config", str(file)] if file else [])]
+    if not any(Path(where, "checkpoints").glob("step-*")):
+        again = shlex.join(["headrace", "fit", *known, "--run", where])
+        raise RunError(f"{where} has no checkpoint yet. Start it: {again}")
+    return train(read("resume", [*known, *words, "--run", where, "--resume", "must"]))
+
+
+def _taken(words: list[str], flag: str) -> str | None:
+    """The value of a flag, which is taken out of the words."""
+    for k, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            taken = words[k : k + (1 if equals else 2)]
+            del words[k : k + len(taken)]
+            return value if equals else (taken[1:] or [""])[0]
+    return None

@@ -1,0 +1,56 @@
+"""What commands print: JSON for programs, lines and tables for people."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+
+def say(options: Any, document: Any, text: str) -> None:
+    """The result of a command: the document for a program, the text for people."""
+    print(json.dumps(_plain(document), allow_nan=False) if options.json else text)
+
+
+def tell(options: Any, line: str) -> None:
+    """A line on the way, for people."""
+    if not options.json:
+        print(line, flush=True)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines, columns aligned: the first to the left, numbers to the right."""
+    lines = [head, *rows]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
+    return "\n".join(
+        "  ".join(f"{cell:{'<' if k == 0 else '>'}{widths[k]}}" for k, cell in enumerate(line)).rstrip()
+        for line in lines
+    )
+
+
+def numbers(row: Mapping[str, Any]) -> list[str]:
+    """A line for every number of a report, by its key; what is no number is left out."""
+    shown = {key: value for key, value in row.items() if isinstance(value, int | float)}
+    width = max(map(len, shown), default=0)
+    return [f"{key:{width}}  {value if isinstance(value, int) else f'{value:.4g}'}" for key, value in shown.items()]
+
+
+def moment(seconds: float) -> str:
+    """A time since the epoch in ISO 8601, where this machine is, with what that is ahead of UTC."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def shown(moment: str) -> str:
+    """A moment, for people who are there: date, hour and minute."""
+    return moment[:16].replace("T", " ")
+
+
+def _plain(value: Any) -> Any:
+    """For JSON, which knows no NaN, no infinity and no tensors."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value if value is None or isinstance(value, bool | int | float | str) else _plain(value.tolist())

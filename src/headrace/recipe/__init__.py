@@ -1,0 +1,27 @@
+"""A recipe: everything that a training needs, put together by one typed function.
+
+`find` finds the function, `parameters` reads what it takes, and `recipe` runs it.
+"""
+
+from .find import find_recipe, located
+from .parameters import Parameter, check_parameters, parameters_of, parser_of, typed
+from .recipe import LIMITS, RECIPE_FILE, Recipe, Trained, Training, follow, load_recipe, merged, run_recipe
+
+__all__ = [
+    "LIMITS",
+    "RECIPE_FILE",
+    "Parameter",
+    "Recipe",
+    "Trained",
+    "Training",
+    "check_parameters",
+    "find_recipe",
+    "follow",
+    "load_recipe",
+    "located",
+    "merged",
+    "parameters_of",
+    "parser_of",
+    "run_recipe",
+    "typed",
+]

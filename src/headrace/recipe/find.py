@@ -1,0 +1,98 @@
+"""The function of a recipe, from the name of a file."""
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import ConfigError, unknown
+
+_MADE = ("Recipe", "hr.Recipe", "headrace.Recipe")
+"""What a recipe's function says it returns, where annotations are text."""
+
+
+def find_recipe(name: str) -> Callable[..., Any]:
+    """The function that `file.py:function` names, or the only one of `file.py` that says it returns a Recipe."""
+    path, _, wanted = name.partition(":")
+    module = _module(Path(path))
+    found: Mapping[str, Callable[..., Any]] = _recipes_in(module)
+    found = found if wanted else _own(found, module)
+    if wanted and wanted not in found:
+        raise ConfigError(unknown("recipe", wanted, found) if found else _without(path))
+    if not wanted and len(found) != 1:
+        if not found:
+            raise ConfigError(_without(path))
+        raise ConfigError(
+            f"{path} has {len(found)} functions that return a Recipe: {', '.join(found)}. Say {path}:name."
+        )
+    return found[wanted or next(iter(found))]
+
+
+def located(name: str) -> str:
+    """The name of a recipe, wherever the workers are at home."""
+    path, colon, wanted = name.partition(":")
+    return f"{Path(path).absolute()}{colon}{wanted}"
+
+
+def _recipes_in(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    def returns_recipe(value: Any) -> bool:
+        said = getattr(value, "__annotations__", {}).get("return")
+        return callable(value) and (said in _MADE or getattr(said, "__qualname__", "") == "Recipe")
+
+    return {key: value for key, value in vars(module).items() if returns_recipe(value)}
+
+
+def _own(found: Mapping[str, Callable[..., Any]], module: ModuleType) -> Mapping[str, Callable[..., Any]]:
+    """What a module does not import from another, if there is anything."""
+    return {key: value for key, value in found.items() if value.__module__ == module.__name__} or found
+
+
+def _without(path: str) -> str:
+    return f"{path} has no function that returns a Recipe: write def {Path(path).stem}(...) -> hr.Recipe."
+
+
+def _module(path: Path) -> ModuleType:
+    """A file as a module, which may import what lies beside it, as a script may."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"{path} is not a Python file with a recipe.{_nearest(path)}")
+    if path.stem in sys.stdlib_module_names:
+        raise ConfigError(f"{path} is called as a module of Python's own. Give the recipe another name.")
+    beside = str(path.absolute().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    _execute(spec, module, path)
+    return module
+
+
+def _execute(spec: ModuleSpec, module: ModuleType, path: Path) -> None:
+    assert spec.loader is not None
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} cannot be imported: {said}\n  {_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Where a module failed: the last line that is not of the import system."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: {(error.text or '').strip()}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
+
+
+def _nearest(path: Path) -> str:
+    """A hint at the file that may be meant."""
+    there = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    if not there:
+        return ""
+    hint = unknown("file", path.name, there).partition(". ")[2]
+    return f" {hint}"

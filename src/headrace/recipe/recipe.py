@@ -1,0 +1,127 @@
+"""A recipe is run: the function is called, and its trainer trains with what it returned."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import config, disk
+from ..callback import Callback
+from ..errors import ConfigError
+from ..history import History
+from ..strategy import Strategy
+from ..trainer import Trainer
+from .find import find_recipe
+from .parameters import required, typed
+
+if TYPE_CHECKING:
+    from ..info import Info
+
+RECIPE_FILE = "recipe.yaml"
+LIMITS = ("epochs", "steps", "samples", "minutes")
+
+
+@dataclass(slots=True)
+class Recipe:
+    """A trainer, its data, and what to pass to `fit`."""
+
+    trainer: Trainer
+    train: Any
+    val: Any = None
+    test: Any = None
+    fit: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, **options: Any) -> History:
+        """Trains; `options` go before the recipe's own."""
+        return self.trainer.fit(self.train, self.val, self.test, **{**self.fit, **options})
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A recipe that is to be trained, and how."""
+
+    recipe: str
+    """`file.py` or `file.py:function`."""
+    arguments: Mapping[str, Any]
+    """What the function is called with: plain values."""
+    options: Mapping[str, Any]
+    """What goes before the recipe's own of what it passes to `fit`."""
+    strategy: Strategy | None = None
+    """Instead of the trainer's."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """What the run keeps as `recipe.yaml`, to be trained on or used by later."""
+    needs_run: str = ""
+    """What was asked for that makes no sense without a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What has become of a recipe."""
+
+    last: dict[str, Any]
+    """The last value of every key."""
+    run: str | None
+    """Where the training survives."""
+    why: str
+    """Why it ended."""
+    limit: str = "epochs"
+    """What a longer training has to be given more of."""
+
+
+def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe:
+    """Runs the recipe of a file with these arguments, plain values as a file has them: see `find_recipe`."""
+    function = find_recipe(name)
+    if not arguments and (needed := required(function)):
+        raise ConfigError(f"{name} has to be told {' and '.join(needed)}. Give what it takes a default.")
+    made = function(**typed(function, arguments)) if arguments else function()
+    if not isinstance(made, Recipe):
+        raise ConfigError(f"{name} returned a {type(made).__name__}, not a Recipe.")
+    return made
+
+
+def run_recipe(training: Training) -> Trained:
+    """In a worker: trains a recipe."""
+    made = load_recipe(training.recipe, training.arguments)
+    if training.strategy is not None:
+        follow(made.trainer, training.strategy)
+    fit = merged(made.fit, training.options)
+    run = fit.get("run")
+    if run is not None:
+        fit["callbacks"] = [*fit.get("callbacks", ()), _Written(Path(run), training.document)]
+    elif training.needs_run:
+        raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
+    made.fit = fit
+    history = made.run()
+    given = [name for name in LIMITS if fit.get(name) is not None] or ["epochs"]
+    limit = next((name for name in given if name[:-1] in history.stopped), given[0])
+    return Trained(history.last, None if run is None else str(run), history.stopped, limit)
+
+
+def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What to pass to `fit`: what is asked goes before a recipe's own, and one limit replaces all of them."""
+    limited = any(name in asked for name in LIMITS)
+    return {name: value for name, value in own.items() if not (limited and name in LIMITS)} | dict(asked)
+
+
+def follow(trainer: Trainer, strategy: Strategy) -> None:
+    """From now on the trainer is as if it had been made with this strategy."""
+    trainer._follow(strategy)
+    trainer._config = trainer._config | {"strategy": config.plain(strategy)}
+
+
+class _Written(Callback):
+    """Writes down, in a run that has begun, which recipe it is of."""
+
+    everywhere = False
+
+    def __init__(self, run: Path, document: Mapping[str, Any]) -> None:
+        self._path, self._document = run / RECIPE_FILE, document
+
+    def on_fit_start(self, info: "Info") -> None:
+        import yaml
+
+        text = yaml.safe_dump(dict(self._document), sort_keys=False).encode()
+        try:
+            disk.write_file(self._path, text)
+        except OSError as error:
+            raise disk.failure(error, f"writing {self._path}", self._path.parent, len(text)) from error

@@ -1,0 +1,442 @@
+"""What uses a run: `validate`, `test`, `predict`, `runs`, `report`, `board`."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import urllib.request
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+from cli_parts import LIMIT_S, RECIPE, headrace, program
+
+import headrace as hr
+from headrace.recipe import load_recipe
+
+FLOWERS = '''
+import torch
+from torch import nn
+import headrace as hr
+
+def scaled(fields):
+    return {**fields, "x": (fields["x"] - 3) / 2}
+
+def jittered(fields, draws):
+    return {**fields, "x": fields["x"] + 0.01 * draws.normal(2)}
+
+def flowers(file: str = "flowers.csv", drawn: bool = True) -> hr.Recipe:
+    """Trains on a table of flowers.
+
+    Args:
+        file: where they are.
+        drawn: whether training rows are moved a little.
+    """
+    columns = {"x": ["long", "wide"], "kind": "kind"}
+    table = hr.map(hr.open_table(file, columns=columns, dtypes={"x": "float32"}), scaled)
+    train, val = hr.split(table, 0.8, 0.2)
+    train = hr.map(train, jittered) if drawn else train
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, metrics=["accuracy"], target="kind")
+    return hr.Recipe(trainer, train, val, fit={"epochs": 3, "progress": False})
+
+def sure() -> hr.Recipe:
+    """Trains a model that says yes or no."""
+    torch.manual_seed(0)
+    x = torch.randn(32, 2)
+    model = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.BinaryCrossEntropy(), optimizer, batch_size=8)
+    return hr.Recipe(trainer, (x, (x[:, 0] > 0).float()), fit={"epochs": 2, "progress": False})
+'''
+NAMES = ["iris", "rose", "tulip"]
+
+
+def flowers(count: int = 60) -> pa.Table:
+    long, wide = torch.rand(2, count, generator=torch.Generator().manual_seed(0)) * 4 + 1
+    kinds = [NAMES[code] for code in (long > 2).long() + (wide > 3).long()]
+    return pa.table({"wide": wide.numpy(), "kind": kinds, "long": long.numpy(), "noise": np.arange(count)})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with recipes, data, and a run of each recipe."""
+    place, here = tmp_path_factory.mktemp("using"), Path.cwd()
+    os.chdir(place)
+    try:
+        (place / "sines.py").write_text(RECIPE)
+        (place / "garden.py").write_text(FLOWERS)
+        pa.csv.write_csv(flowers(), "flowers.csv")
+        how = ["--progress", "off"]
+        assert headrace("fit", "sines.py:small", "--run", "runs/sines", "--width", "6", *how) == 0
+        assert headrace("fit", "garden.py:flowers", "--run", "runs/flowers", *how) == 0
+        assert headrace("fit", "garden.py:sure", "--run", "runs/more/sure", *how) == 0
+    finally:
+        os.chdir(here)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def place(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Iterator[Path]:
+    monkeypatch.chdir(trained)
+    path = sys.path.copy()
+    capsys.readouterr()
+    yield trained
+    sys.path[:] = path
+
+
+def loaded(run: str, recipe: str, arguments: dict[str, Any] | None = None) -> hr.Recipe:
+    made = load_recipe(recipe, arguments)
+    hr.load_weights(made.trainer.model, run, which="last")
+    return made
+
+
+def answer(capsys: Any, *words: object) -> Any:
+    assert headrace(*words, "--json") == 0, capsys.readouterr().err
+    said = capsys.readouterr()
+    assert said.err == ""
+    return json.loads(said.out)
+
+
+def refused(capsys: Any, *words: object, status: int = 1) -> str:
+    assert headrace(*words) == status
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return str(said.err)
+
+
+# --- scores -----------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_training(capsys: Any) -> None:
+    rows = [json.loads(line) for line in Path("runs/sines/metrics.jsonl").read_text().splitlines()]
+    last = {key: value for row in rows for key, value in row.items()}
+    for command, name in (("validate", "val"), ("test", "test")):
+        found = answer(capsys, command, "runs/sines")
+        assert found.pop("step") == 10
+        assert found == {key: value for key, value in last.items() if key.startswith(f"{name}/")}
+    assert headrace("test", "runs/sines") == 0
+    assert capsys.readouterr().out.startswith("the weights of step 10\ntest/loss")
+
+
+def test_other_weights_can_be_named(capsys: Any) -> None:
+    row = json.loads(Path("runs/sines/metrics.jsonl").read_text().splitlines()[0])
+    found = answer(capsys, "validate", "runs/sines", "--which", "5")
+    assert (found["step"], found["val/loss"]) == (5, row["val/loss"])
+    assert "no checkpoint of step 7" in refused(capsys, "validate", "runs/sines", "--which", "7")
+    said = refused(capsys, "validate", "runs/sines", "--which", "best")
+    assert "no best checkpoint: nothing told good from bad" in said
+    assert "or load --which='last'." in said, "as the command line has it"
+    assert "got 'first'" in refused(capsys, "validate", "runs/sines", "--which", "first", status=2)
+    assert "greater than 0, got '0'" in refused(capsys, "validate", "runs/sines", "--batch-size", "0", status=2)
+
+
+def test_a_file_is_scored_as_the_recipes_data_are(capsys: Any) -> None:
+    x, y = loaded("runs/sines", "sines.py:small", {"width": 6}).test
+    np.savez("sines.npz", y=y.numpy(), x=x.double().numpy())
+    assert answer(capsys, "test", "runs/sines", "sines.npz") == answer(capsys, "test", "runs/sines")
+    made = loaded("runs/flowers", "garden.py:flowers", {"drawn": False})
+    whole = hr.concat(made.train, made.val)
+    found = answer(capsys, "validate", "runs/flowers", "flowers.csv")
+    assert found["val/loss"] == pytest.approx(made.trainer.validate(whole)["val/loss"], rel=1e-5)
+    assert found["val/accuracy"] > 0.4
+
+
+def test_a_recipe_that_has_moved_can_be_named_and_keeps_its_arguments(tmp_path: Path, capsys: Any) -> None:
+    shutil.copytree("runs/sines", tmp_path / "run")
+    document = tmp_path / "run" / "recipe.yaml"
+    document.write_text(document.read_text().replace("sines.py", "moved.py"))
+    said = refused(capsys, "test", tmp_path / "run")
+    assert "is not there any more. Name it: --recipe file.py." in said
+    named = answer(capsys, "test", tmp_path / "run", "--recipe", "sines.py:small")
+    assert named == answer(capsys, "test", "runs/sines"), "of width 6, as the run says"
+    assert "is not there." in refused(capsys, "test", tmp_path / "run", "--recipe", "sine.py:small")
+    on = ["resume", tmp_path / "run", "--recipe", "sines.py:small", "--epochs", "3"]
+    assert answer(capsys, *on)["epoch"] == 3
+
+
+def test_data_that_a_recipe_has_not_are_told(capsys: Any) -> None:
+    assert "the recipe has no test data. It has val data. Name a file" in refused(capsys, "test", "runs/flowers")
+    np.save("only_x.npy", np.zeros((3, 5), dtype=np.float32))
+    assert "the test data have no stream 'y'" in refused(capsys, "test", "runs/sines", "only_x.npy")
+    assert "there.npz" in refused(capsys, "test", "runs/sines", "there.npz")
+
+
+def test_a_whole_model_is_exported_as_the_run_says_it_was_made(tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "model.pt2"
+    assert answer(capsys, "checkpoint", "export", "runs/sines", "--to", "torch", "--out", out)["step"] == 10
+    x = torch.cos(torch.arange(55.0)).reshape(11, 5)
+    expected = loaded("runs/sines", "sines.py:small", {"width": 6}).trainer.predict(x)
+    assert torch.equal(torch.export.load(out).module()(x), expected)
+
+
+# --- predictions ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["arrow", "parquet", "csv", "npy"])
+def test_every_row_of_a_file_is_answered_in_order(ending: str, capsys: Any) -> None:
+    made = loaded("runs/sines", "sines.py:small", {"width": 6})
+    x = torch.cos(torch.arange(55.0)).reshape(11, 5)
+    np.save("cosines.npy", x.numpy())
+    expected = made.trainer.predict(x)
+    said = answer(capsys, "predict", "runs/sines", "cosines.npy", "--out", f"answers.{ending}")
+    assert (said["rows"], said["step"]) == (11, 10)
+    assert said["columns"] == ["output", "class", "probability"][: 1 if ending == "npy" else 3]
+    likely, code = expected.softmax(dim=1).max(dim=1)
+    if ending == "npy":
+        assert torch.equal(torch.from_numpy(np.load("answers.npy")), expected)
+    elif ending == "csv":
+        found = pa.csv.read_csv("answers.csv")
+        assert found.column_names == ["output_0", "output_1", "class", "probability"]
+        assert np.allclose(found["output_1"], expected[:, 1], atol=1e-6)
+        assert found["class"].to_pylist() == code.tolist()
+    else:
+        table = hr.open_table(f"answers.{ending}")
+        batch = table.rows(0, 11)
+        assert torch.equal(batch["output"], expected)
+        assert torch.equal(batch["class"].long(), code)
+        assert torch.allclose(batch["probability"], likely)
+
+
+@pytest.mark.parametrize("kind", ["csv", "arrow", "parquet"])
+@pytest.mark.parametrize("lacks", [[], ["kind"], ["kind", "noise"]])
+def test_a_file_is_read_as_the_training_data_were_and_classes_have_their_names(
+    kind: str, lacks: list[str], capsys: Any
+) -> None:
+    made = loaded("runs/flowers", "garden.py:flowers", {"drawn": False})
+    table = flowers(10).drop_columns(lacks)
+    file = f"new.{kind}"
+    if kind == "csv":
+        pa.csv.write_csv(table, file)
+    elif kind == "parquet":
+        pa.parquet.write_table(table, file)
+    else:
+        with pa.OSFile(file, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    answer(capsys, "predict", "runs/flowers", file, "--out", "named.csv")
+    x = torch.stack([torch.from_numpy(flowers(10)[name].to_numpy().copy()) for name in ("long", "wide")], dim=1)
+    expected = made.trainer.predict((x - 3) / 2)
+    found = pa.csv.read_csv("named.csv")
+    assert np.allclose(found["output_0"], expected[:, 0], atol=1e-5)
+    assert found["class"].to_pylist() == [NAMES[code] for code in expected.argmax(dim=1)]
+    answer(capsys, "predict", "runs/flowers", file, "--out", "named.arrow")
+    assert list(hr.open_table("named.arrow").categories["class"]) == NAMES
+
+
+def test_columns_side_by_side_are_the_only_stream_of_a_model(capsys: Any) -> None:
+    x, y = loaded("runs/sines", "sines.py:small", {"width": 6}).test
+    columns = {f"feature {k}": x[:, k].numpy() for k in range(5)}
+    pa.csv.write_csv(pa.table({"y": y.numpy(), **columns}), "features.csv")
+    found, expected = (answer(capsys, "test", "runs/sines", *more) for more in (["features.csv"], []))
+    assert found["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-5)
+    columns["y"] = np.full(len(y), "unknown")
+    pa.csv.write_csv(pa.table(columns), "unlabelled.csv")
+    answer(capsys, "predict", "runs/sines", "unlabelled.csv", "--out", "features_out.csv")
+
+
+@pytest.mark.parametrize("kind", [["", ""], ["", "rose"], ["lily", "rose"], ["1.5", "rose"]])
+def test_what_a_target_holds_is_nothing_to_a_prediction(kind: list[str], capsys: Any) -> None:
+    table = flowers(2).set_column(1, "kind", [kind])
+    pa.csv.write_csv(table, "held.csv")
+    pa.csv.write_csv(table.drop_columns(["kind"]), "bare.csv")
+    for name in ("held", "bare"):
+        answer(capsys, "predict", "runs/flowers", f"{name}.csv", "--out", f"{name}_out.csv")
+    assert Path("held_out.csv").read_bytes() == Path("bare_out.csv").read_bytes()
+    refused(capsys, "validate", "runs/flowers", "held.csv")
+
+
+def test_a_map_that_reads_the_targets_gets_them(tmp_path: Path, capsys: Any) -> None:
+    text = FLOWERS.replace('(fields["x"] - 3) / 2}', '(fields["x"] - 3) / 2, "kind": fields["kind"] * 1}')
+    assert text != FLOWERS
+    (tmp_path / "reading.py").write_text(text)
+    named = ["--recipe", f"{tmp_path / 'reading.py'}:flowers"]
+    answer(capsys, "predict", "runs/flowers", "flowers.csv", "--out", "with_targets.csv", *named)
+    pa.csv.write_csv(flowers().drop_columns(["kind"]), "without.csv")
+    assert "scaled failed" in refused(capsys, "predict", "runs/flowers", "without.csv", "--out", "no.csv", *named)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("long,wide,kind\n", "new.csv has no rows."),
+        ("long,wide\n1.5,\n2.5,\n", "column 'wide' of new.csv is empty in every row."),
+        ("1.5,2.5,rose\n1.5,3,iris\n", "no column 'long' for the stream 'x'"),
+        ("1,2\n3,4\n", "new.csv: the first line holds numbers: a CSV begins with the names of its columns."),
+    ],
+)
+def test_a_file_without_rows_or_names_is_told(text: str, told: str, capsys: Any) -> None:
+    Path("new.csv").write_text(text)
+    said = refused(capsys, "predict", "runs/flowers", "new.csv", "--out", "none.csv")
+    assert told in said
+    assert "columns=" not in said
+
+
+def test_columns_side_by_side_have_names(capsys: Any) -> None:
+    Path("rows.csv").write_text("0.5,1,1,-2,3\n1,2,3,4,5\n")
+    told = "the first line holds numbers: a CSV begins with the names of its columns."
+    assert told in refused(capsys, "predict", "runs/sines", "rows.csv", "--out", "none.csv")
+    Path("rows.csv").write_text("0,1,2,3,4\n1,2,3,4,5\n")
+    assert answer(capsys, "predict", "runs/sines", "rows.csv", "--out", "none.csv")["rows"] == 1, (
+        "names as pandas has them"
+    )
+    with pytest.raises(hr.DataError, match="the first line holds numbers"):
+        hr.open_table(_written("numbers.csv", "0.5,1\n1,2\n"))
+
+
+def _written(name: str, text: str) -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def test_what_the_model_is_not_given_may_be_missing(tmp_path: Path, capsys: Any) -> None:
+    text = """
+import torch
+import headrace as hr
+
+class Sum(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def forward(self, b, a):
+        return self.layer((a - b)[:, None])[:, 0]
+
+def pair() -> hr.Recipe:
+    rows = torch.arange(16.0)
+    model = Sum()
+    data = {"a": rows, "unused": rows, "y": rows, "b": rows / 2}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    trainer = hr.Trainer(model, hr.MSE(), optimizer, batch_size=8, inputs=("b", "a"))
+    return hr.Recipe(trainer, data, fit={"epochs": 1, "progress": False})
+"""
+    (tmp_path / "pairs.py").write_text(text)
+    assert headrace("fit", tmp_path / "pairs.py", "--run", tmp_path / "run", "--json") == 0
+    capsys.readouterr()
+    np.savez(tmp_path / "new.npz", b=np.ones(3, dtype=np.float32), a=np.full(3, 4, dtype=np.float32))
+    answer(capsys, "predict", tmp_path / "run", tmp_path / "new.npz", "--out", tmp_path / "out.csv")
+    model = loaded(str(tmp_path / "run"), str(tmp_path / "pairs.py")).trainer.model
+    found = pa.csv.read_csv(tmp_path / "out.csv")
+    assert found.column_names == ["output"]
+    assert np.allclose(found["output"], model(torch.ones(3), torch.full((3,), 4.0)).detach())
+
+
+def test_a_model_that_says_yes_or_no_gets_a_class_and_its_probability(capsys: Any) -> None:
+    x = torch.randn(9, 2, generator=torch.Generator().manual_seed(1))
+    pa.csv.write_csv(pa.table({"a": x[:, 0].numpy(), "b": x[:, 1].numpy()}), "two.csv")
+    answer(capsys, "predict", "runs/more/sure", "two.csv", "--out", "sure.csv")
+    yes = loaded("runs/more/sure", "garden.py:sure").trainer.predict(x).sigmoid()
+    found = pa.csv.read_csv("sure.csv")
+    assert found["class"].to_pylist() == (yes > 0.5).long().tolist()
+    assert np.allclose(found["probability"], torch.maximum(yes, 1 - yes), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("out", "status", "told"),
+    [
+        ("answers.txt", 2, "unknown ending '.txt'. Choose one of: .arrow, .csv, .npy, .parquet."),
+        ("answers.cvs", 2, "unknown ending '.cvs'. Did you mean '.csv'?"),
+        ("nowhere/answers.csv", 1, "there is no directory nowhere"),
+        ("flowers.csv", 1, "is the file to be read"),
+    ],
+)
+def test_what_cannot_be_written_is_known_before_work_starts(out: str, status: int, told: str, capsys: Any) -> None:
+    before = Path("flowers.csv").read_bytes()
+    assert told in refused(capsys, "predict", "runs/that/is/none", "flowers.csv", "--out", out, status=status)
+    assert Path("flowers.csv").read_bytes() == before
+
+
+def test_a_file_of_other_columns_is_told(capsys: Any) -> None:
+    pa.csv.write_csv(flowers(5).drop_columns(["wide"]), "narrow.csv")
+    said = refused(capsys, "predict", "runs/flowers", "narrow.csv", "--out", "p.csv")
+    assert "no column 'wide' for the stream 'x'" in said
+    np.save("narrow.npy", np.zeros((3, 4), dtype=np.float32))
+    assert "must agree" in refused(capsys, "predict", "runs/sines", "narrow.npy", "--out", "p.csv")
+    assert not Path("p.csv").exists()
+
+
+# --- looking ----------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_in_whatever_state_they_are(tmp_path: Path, capsys: Any) -> None:
+    found = answer(capsys, "runs")
+    assert all(datetime.fromisoformat(each["changed"]).tzinfo is not None for each in found)
+    written = answer(capsys, "checkpoint", "list", "runs/sines")[0]["written"]
+    assert datetime.fromisoformat(written).tzinfo is not None
+    assert [each["run"] for each in found] == ["runs/flowers", "runs/more/sure", "runs/sines"]
+    assert headrace("runs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["run", "state", "epochs", "best", "last", "change"]
+    assert lines[3].split()[:5] == ["runs/sines", "finished", "2", "val/loss", f"{_best('runs/sines'):.4g}"]
+    for name, text in (("empty", "{}"), ("broken", "{")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(text)
+    (tmp_path / "broken" / "metrics.jsonl").write_text('{"step": 1, "epoch": 1, "val/lo')
+    assert [each["best"]["value"] for each in answer(capsys, "runs", tmp_path)] == [None, None]
+    (tmp_path / "none").mkdir()
+    assert answer(capsys, "runs", tmp_path / "none") == []
+    assert "there is no directory" in refused(capsys, "runs", tmp_path / "nowhere")
+
+
+def _best(run: str) -> float:
+    rows = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    return float(min(row["val/loss"] for row in rows if "val/loss" in row))
+
+
+def test_a_run_that_was_left_is_interrupted(tmp_path: Path, capsys: Any) -> None:
+    made = load_recipe("garden.py:sure")
+    for info in made.trainer.steps(made.train, epochs=2, run=tmp_path / "left"):
+        if info.step == 3:
+            assert answer(capsys, "runs", tmp_path)[0]["state"] == "running"
+            break
+    del info
+    (found,) = answer(capsys, "runs", tmp_path)
+    assert (found["state"], found["best"]["value"]) == ("interrupted", None)
+
+
+def test_a_report_is_written(capsys: Any) -> None:
+    found = answer(capsys, "report", "runs/sines")
+    assert Path(found["report"]).read_text().startswith("<!doctype html>")
+    assert headrace("report", "runs/sines", "--out", "page.html") == 0
+    assert "page.html" in capsys.readouterr().out
+    assert "unknown ending '.pdf'" in refused(capsys, "report", "runs/sines", "--out", "page.pdf", status=2)
+    assert "is not a run" in refused(capsys, "report", ".")
+
+
+def test_the_board_shows_the_curves_of_runs_until_ctrl_c() -> None:
+    with program("board", "runs/sines", "runs/more") as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        url = said.split()[0]
+        assert url.startswith("http://127.0.0.1:"), said
+        with urllib.request.urlopen(f"{url}data/plugin/scalars/tags", timeout=LIMIT_S) as reply:
+            tags = json.loads(reply.read())
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    assert sorted(tags) == ["sines", "sure"]
+    assert "val/loss" in tags["sines"]
+
+
+def test_a_board_of_nothing_is_told(tmp_path: Path, capsys: Any) -> None:
+    assert "there is no run" in refused(capsys, "board", tmp_path / "nowhere")
+    assert "no curves for TensorBoard" in refused(capsys, "board", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict", "report", "resume"])
+def test_a_run_that_is_none_is_told_in_a_sentence(command: str, tmp_path: Path, capsys: Any) -> None:
+    more = ["flowers.csv", "--out", "p.csv"] if command == "predict" else []
+    assert str(tmp_path / "nowhere") in refused(capsys, command, tmp_path / "nowhere", *more)
+    (tmp_path / "run.json").write_text("{")
+    said = refused(capsys, command, tmp_path, *more) if command != "report" else str(tmp_path)
+    assert str(tmp_path) in said

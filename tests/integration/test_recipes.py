@@ -1,0 +1,67 @@
+"""The recipes that come with headrace, and `scripts/demo` as somebody types it."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_parts import LIMIT_S, environment, headrace
+
+from headrace.recipe import check_parameters, find_recipe
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_can_be_used_from_the_command_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.path.copy()
+    try:
+        check_parameters(find_recipe(str(path)))
+        assert headrace("fit", path, "--help") == 0
+        assert headrace("fit", path, "--print_config") == 0
+    finally:
+        sys.path[:] = before
+    assert "arguments:" in capsys.readouterr().out
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the repository as far as the demo needs it, with an environment that is ready."""
+    for name in ("scripts", "recipes"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".venv" / ".extras").write_text("sklearn\n")
+    ready = 'source scripts/lib.sh && stamp "$(paste -sd, .venv/.extras)" > .venv/.stamp'
+    subprocess.run(["bash", "-c", ready], cwd=tmp_path, check=True, timeout=LIMIT_S)
+    return tmp_path
+
+
+def demo(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(tree / "scripts" / "demo"), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment(), check=False)
+
+
+def test_the_demo_trains_in_a_fresh_run_each_time_and_shows_where_the_report_is(tree: Path) -> None:
+    (tree / "runs/digits").mkdir(parents=True)
+    done = demo(tree, "--epochs", "1", "--width=4")
+    assert done.returncode == 0, done.stderr
+    assert "epoch 1  train/loss" in done.stderr
+    assert re.search(r"test/accuracy +0\.\d+", done.stdout)
+    assert "run     runs/digits-2" in done.stdout
+    assert "report  runs/digits-2/report.html" in done.stdout
+    assert (tree / "runs/digits-2/report.html").is_file()
+    assert "width: 4" in (tree / "runs/digits-2/recipe.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_the_demo_passes_a_slip_on_to_who_knows_better(tree: Path) -> None:
+    done = demo(tree, "--epoch", "1")
+    assert done.returncode == 2
+    assert "Did you mean '--epochs'?" in done.stderr
+    assert not (tree / "runs").exists()

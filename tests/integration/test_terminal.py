@@ -1,0 +1,287 @@
+"""The whole path of a new user at a real terminal: train, report, a changed flag, Ctrl-C, resume, predict."""
+
+import csv
+import json
+import re
+import shutil
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pexpect
+import pytest
+from screens import environment, screen
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = 100
+HIDE, SHOW, ESCAPE = "\x1b[?25l", "\x1b[?25h", "\x1b"
+FIT = "headrace fit digits.py --width 4 --batch-size 16 --epochs 8"
+
+QUICK = """
+import atexit, gc, os, shlex, signal, sys
+import jsonargparse, rich.live, sklearn.datasets, sklearn.model_selection, torch._dynamo, torchmetrics
+import headrace.recipe, headrace.engine
+from headrace.cli import main
+
+def end(words):
+    if "&>" in words:
+        file = os.open(words.pop(), os.O_WRONLY | os.O_CREAT)
+        words.remove("&>")
+        os.dup2(file, 1), os.dup2(file, 2)
+    try:
+        status = main(words[1:])
+    except SystemExit as error:
+        status = error.code
+    atexit._run_exitfuncs()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(status)  # to take everything apart that has been imported would take half a second
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+gc.freeze()
+while True:
+    print("$ ", end="", flush=True)
+    words = shlex.split(sys.stdin.readline())
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        end(words)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(f"[{status if status >= 0 else 128 - status}]", flush=True)
+"""
+"""A shell that has imported everything once; its commands are processes of their own, in the foreground."""
+
+WAITS = '''
+import time
+import torch
+import headrace as hr
+
+class Waits(hr.Callback):
+    """From the third update on, until somebody ends it."""
+
+    def on_step_end(self, info):
+        if info.step == 3:
+            while not list(info.run.glob("checkpoints/step-*2")):  # which is written meanwhile
+                time.sleep(0.01)
+            print("waiting")
+            while not info.trainer._preemption.why:
+                time.sleep(0.01)
+            print("heard")
+            while True:
+                time.sleep(0.01)
+
+def waits() -> hr.Recipe:
+    model = torch.nn.Linear(2, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=2)
+    data = torch.zeros(20, 2), torch.zeros(20, 1)
+    return hr.Recipe(trainer, data, fit={"epochs": 1, "checkpoint_every": "2 steps", "callbacks": [Waits()]})
+'''
+
+
+class Said(NamedTuple):
+    """What a command sent to the terminal, and its exit status."""
+
+    text: str
+    status: int
+
+    @property
+    def lines(self) -> list[str]:
+        """What a person sees in the end."""
+        return [line for line in screen(self.text, COLUMNS) if line]
+
+
+class Shell:
+    """A terminal with a prompt; after every command it says `[status]`."""
+
+    def __init__(self, home: Path, program: str, *arguments: str, start: str = "") -> None:
+        self.home = home
+        where = {"cwd": str(home), "env": environment() | {"PS1": "$ ", "PROMPT_COMMAND": 'echo "[$?]"'}}
+        self.child = pexpect.spawn(
+            program, list(arguments), **where, encoding="utf-8", timeout=100, dimensions=(24, COLUMNS)
+        )
+        self.child.expect_exact("$ ")
+        self.flags = termios.tcgetattr(self.child.child_fd)
+        if start:
+            self.run(start)
+
+    def run(self, line: str, *interrupts: str) -> Said:
+        """A command; Ctrl-C is pressed as each of these appears, one after the other."""
+        self.child.sendline(line)
+        self.child.expect_exact(f"{line}\r\n")
+        text = ""
+        for wanted in interrupts:
+            self.child.expect(wanted)
+            text += self.child.before + self.child.after
+            self.child.sendintr()
+        self.child.expect(r"\[(\d+)\]\r\n\$ ")
+        assert termios.tcgetattr(self.child.child_fd) == self.flags, "the terminal is as it was"
+        return Said(text + self.child.before, int(self.child.match[1]))
+
+
+@pytest.fixture(scope="module", params=["forked", pytest.param("bash", marks=pytest.mark.slow)])
+def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """Where the user is: beside a recipe and a file of rows."""
+    home = tmp_path_factory.mktemp("home")
+    shutil.copy(ROOT / "recipes" / "digits.py", home)
+    (home / "waits.py").write_text(WAITS)
+    np.save(home / "rows.npy", np.random.default_rng(0).random((5, 1, 8, 8), dtype=np.float32))
+    if request.param == "forked":
+        made = Shell(home, sys.executable, "-c", QUICK)
+    else:
+        start = f'headrace() {{ {sys.executable} -m headrace "$@"; }}'
+        made = Shell(home, "bash", "--norc", "--noediting", "-i", start=start)
+    try:
+        yield made
+    finally:
+        made.child.close(force=True)
+
+
+@pytest.fixture(scope="module")
+def straight(shell: Shell) -> Said:
+    """A training that nobody interrupts."""
+    return shell.run(f"{FIT} --run runs/straight")
+
+
+@pytest.fixture(scope="module")
+def interrupted(shell: Shell) -> Said:
+    """The same, until Ctrl-C in the third epoch."""
+    return shell.run(f"{FIT} --run runs/first", r"epoch 2  train/loss")
+
+
+@pytest.fixture(scope="module")
+def resumed(shell: Shell, interrupted: Said) -> Said:
+    return shell.run("headrace resume runs/first")
+
+
+def rows(shell: Shell, run: str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (shell.home / run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_first_command_lists_the_others(shell: Shell) -> None:
+    said = shell.run("headrace --help")
+    assert said.status == 0
+    for command in ("fit", "resume", "report", "predict", "doctor", "new"):
+        assert any(line.split()[:1] == [command] for line in said.lines)
+
+
+def test_a_training_shows_a_bar_and_leaves_a_line_for_each_epoch(straight: Said, shell: Shell) -> None:
+    assert straight.status == 0
+    assert "━" in straight.text
+    assert "\r" in straight.text.replace("\r\n", "")
+    assert not any("━" in line or "batch " in line for line in straight.lines), "of the bar nothing is left"
+    told = [line.split()[1] for line in straight.lines if re.match(r"epoch \d+  train/loss", line)]
+    assert told == [str(epoch) for epoch in range(1, 9)]
+    (ended,) = (line for line in straight.lines if line.startswith("ended after"))
+    assert "8 epochs reached" in ended
+    accuracy = rows(shell, "runs/straight")[-1]["test/accuracy"]
+    assert any(re.fullmatch(rf"test/accuracy +{accuracy:.4g}", line) for line in straight.lines)
+    assert accuracy > 0.7
+
+
+def test_it_says_what_comes_next_and_the_report_is_written(straight: Said, shell: Shell) -> None:
+    assert any("headrace report runs/straight" in line for line in straight.lines)
+    said = shell.run("headrace report runs/straight")
+    assert said.status == 0
+    assert "runs/straight/report.html" in said.text
+    page = (shell.home / "runs/straight/report.html").read_text()
+    assert "<html" in page
+    assert "val/accuracy" in page
+
+
+def test_a_changed_flag_is_another_run(straight: Said, shell: Shell) -> None:
+    before = rows(shell, "runs/straight")
+    said = shell.run(f"{FIT} --lr 0.01 --run runs/straight")
+    assert said.status == 1
+    assert "lr" in said.text
+    assert "0.002" in said.text
+    assert "0.01" in said.text
+    assert "override" in said.text
+    assert "Traceback" not in said.text
+    assert rows(shell, "runs/straight") == before
+
+
+def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(interrupted: Said, shell: Shell) -> None:
+    assert interrupted.status == 130
+    assert "Traceback" not in interrupted.text
+    assert interrupted.text.rfind(SHOW) >= interrupted.text.rfind(HIDE), "the cursor is there"
+    assert not any("━" in line for line in interrupted.lines), "and nothing of the bar"
+    (ended,) = (line for line in interrupted.lines if line.startswith("ended after"))
+    assert "SIGINT received" in ended
+    assert any("headrace resume runs/first" in line for line in interrupted.lines)
+    assert max(row["epoch"] for row in rows(shell, "runs/first")) < 8
+
+
+def test_a_resumed_training_ends_as_if_nobody_had_interrupted_it(straight: Said, resumed: Said, shell: Shell) -> None:
+    assert resumed.status == 0
+    assert any(line.startswith("going on from step ") for line in resumed.lines)
+    assert not any(line.startswith("epoch 1 ") for line in resumed.lines), "what was trained is not trained again"
+    runs = [shell.home / "runs" / name for name in ("straight", "first")]
+    assert rows(shell, "runs/first") == rows(shell, "runs/straight")
+    last = [max((run / "checkpoints").iterdir()).name for run in runs]
+    assert last[0] == last[1]
+    weights = [(run / "checkpoints" / last[0] / "model.safetensors").read_bytes() for run in runs]
+    assert weights[0] == weights[1]
+    scores = [[line for line in said.lines if line.startswith("test/")] for said in (straight, resumed)]
+    assert scores[0] == scores[1] != []
+
+
+def test_it_predicts_on_a_file(resumed: Said, shell: Shell) -> None:
+    said = shell.run("headrace predict runs/first rows.npy --out answers.csv")
+    assert said.status == 0
+    assert "answers.csv" in said.text
+    assert "5 rows" in said.text
+    with (shell.home / "answers.csv").open() as file:
+        answers = list(csv.DictReader(file))
+    assert len(answers) == 5
+    for answer in answers:
+        outputs = [float(answer[f"output_{k}"]) for k in range(10)]
+        assert int(answer["class"]) == int(np.argmax(outputs))
+        assert float(answer["probability"]) == pytest.approx(float(np.exp(max(outputs)) / np.exp(outputs).sum()))
+
+
+def test_checkpoints_are_listed_and_sound(resumed: Said, shell: Shell) -> None:
+    listed, verified = (shell.run(f"headrace checkpoint {action} runs/first") for action in ("list", "verify"))
+    assert (listed.status, verified.status) == (0, 0)
+    assert len(listed.lines) == len(verified.lines) >= 1
+    assert all(line.endswith("sound") for line in verified.lines)
+
+
+def test_a_file_gets_plain_lines_of_the_other_run(shell: Shell) -> None:
+    said = shell.run("headrace fit digits.py --width 4 --epochs 3 --lr 0.01 --run runs/other &> piped.txt")
+    assert said == Said("", 0)
+    text = (shell.home / "piped.txt").read_text()
+    assert ESCAPE not in text
+    assert "\r" not in text
+    epochs = [line for line in text.splitlines() if line.startswith("epoch ")]
+    assert [line.split()[1] for line in epochs if "train/loss" in line] == ["1", "2", "3"]
+
+
+def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(shell: Shell) -> None:
+    said = shell.run("headrace fit waits.py --run runs/waits", "waiting", "heard")
+    assert said.status == 130
+    assert said.text.rfind(SHOW) >= said.text.rfind(HIDE), "the cursor is there"
+    listed = shell.run("headrace checkpoint list runs/waits")
+    assert [line.split()[0] for line in listed.lines] == ["step-000000000000", "step-000000000002"]
+
+
+def test_ctrl_c_without_a_run_leaves_the_terminal_sane_as_well(shell: Shell) -> None:
+    said = shell.run("headrace fit digits.py --width 4 --epochs 100", r"epoch 2  train/loss")
+    assert said.status == 130
+    assert "Traceback" not in said.text
+    assert said.text.rfind(SHOW) >= said.text.rfind(HIDE), "the cursor is there"
+    assert not any("━" in line for line in said.lines)
+    assert said.lines[-1].startswith("headrace: ")
+
+
+def test_a_typing_error_is_told_in_a_line(shell: Shell) -> None:
+    for line, meant in [
+        ("headrace fti digits.py", "'fit'"),
+        ("headrace fit digits.py --widht 4", "'--width'"),
+        ("headrace fit digit.py", "digit.py"),
+    ]:
+        said = shell.run(line)
+        assert said.status in (1, 2)
+        assert meant in said.text
+        assert "Traceback" not in said.text

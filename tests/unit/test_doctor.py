@@ -1,0 +1,208 @@
+"""`headrace doctor`: it says what there is and what is slow, and goes on where one part cannot be told."""
+
+import importlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.cli import doctor, main, measure
+from headrace.cli.measure import Finding, Part
+
+PARTS = ["versions", "devices", "threads", "memory", "disk", "environment"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is measured, a few times only; and the machine is as if nobody else were at work on it."""
+    timed: Callable[..., float] = measure._time
+    monkeypatch.setattr(measure, "_time", lambda call, budget_s: timed(call, budget_s / 50))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    for name in doctor.DEBUGGING:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_it_tells_a_person_of_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    assert main(["doctor", "--run", str(tmp_path / "runs" / "x")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line in PARTS] == PARTS
+    for fact in (torch.__version__, "GFLOP/s", "/s, on the disk", "fsync", "cores", "glibc"):
+        assert any(fact in line for line in lines), fact
+    assert torch.get_num_threads() == threads
+    assert list(tmp_path.iterdir()) == [], "it leaves nothing behind"
+
+
+def test_a_program_reads_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--run", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document) == [*PARTS, "findings", "seconds"]
+    assert document["versions"]["torch"] == torch.__version__
+    assert document["devices"]["cores"] >= 1
+    assert all(set(finding) == {"part", "what", "do", "stops"} for finding in document["findings"])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_fails_says_so_and_the_others_go_on(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> Part:
+        raise RuntimeError("no such file:\nanywhere")
+
+    monkeypatch.setattr(
+        doctor, "checks", lambda where: {name: lambda: Part({"a": 1}, []) for name in PARTS} | {part: fails}
+    )
+    assert main(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document[part] == {"could not be told": "RuntimeError: no such file: anywhere"}
+    assert [name for name in PARTS if document[name] == {"a": 1}] == [name for name in PARTS if name != part]
+
+
+def test_what_is_not_installed_is_told_with_the_command_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("ray", "onnxscript", "rich") else found(name))
+    part = doctor.versions()
+    assert part.facts["ray"] == 'not installed: pip install "headrace[ray]"'
+    assert part.facts["onnx"] == 'not installed: pip install "headrace[onnx]"'
+    assert part.facts["sklearn"] == found("scikit-learn")
+    assert Finding("rich is not installed", "pip install rich") in part.findings
+
+
+@pytest.mark.parametrize("why", ["missing", "broken"])
+def test_it_fails_only_where_nothing_can_be_trained(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, imported = doctor._version, importlib.import_module
+
+    def broken(name: str) -> Any:
+        raise ImportError("libgomp.so.1: cannot open shared object file")
+
+    if why == "missing":
+        monkeypatch.setattr(doctor, "_version", lambda name: None if name == "torch" else found(name))
+    else:
+        monkeypatch.setattr(
+            doctor.importlib,
+            "import_module",
+            lambda name, *more: broken(name) if name == "torch" else imported(name, *more),
+        )
+    assert main(["doctor", "--run", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert ("! torch is not installed" in out, "! torch cannot be imported: ImportError: libgomp" in out) == (
+        why == "missing",
+        why == "broken",
+    )
+
+
+def test_variables_for_debugging_are_told_with_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not [finding for finding in doctor.environment().findings if "is set" in finding.what]
+    for name, value in {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF", "NCCL_DEBUG": "WARN"}.items():
+        monkeypatch.setenv(name, value)
+    told = [finding for finding in doctor.environment().findings if "is set" in finding.what]
+    assert told == [Finding("CUDA_LAUNCH_BLOCKING=1 is set: every kernel is waited for", "unset CUDA_LAUNCH_BLOCKING")]
+
+
+def test_malloc_that_is_left_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    (finding,) = (finding for finding in doctor.memory().findings if "MALLOC" in finding.what)
+    assert finding.do.startswith("unset MALLOC_ARENA_MAX")
+
+
+def test_little_shared_memory_and_little_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        total = 64 << 20
+
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage)
+    monkeypatch.setattr(doctor, "_group_limit", lambda: 1 << 30)
+    part = doctor.memory()
+    assert part.facts["limit of this container"] == "1.07 GB"
+    assert [finding.what.split(":")[0] for finding in part.findings][:2] == [
+        "only 1.07 GB of memory is available",
+        "/dev/shm has 67.1 MB",
+    ]
+
+
+def test_more_threads_than_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_cores", lambda: 2)
+    torch.set_num_threads(3)
+    part = measure.threads()
+    assert torch.get_num_threads() == 3
+    assert Finding("torch uses 3 threads on 2 cores: they wait for each other", "OMP_NUM_THREADS=2") in part.findings
+
+
+def test_figures_of_a_busy_machine_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (50.0, 50.0, 50.0))
+    assert [finding.what.split(",")[0] for finding in measure.threads().findings][-1].startswith(
+        "other programs keep 50.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "several", "denormals", "told"),
+    [
+        ((50, 1e-4), (100, 1e-4), 1, []),
+        ((5, 1e-4), (10, 1e-4), 1, ["matrix products reach 5 GFLOP/s on a core"]),
+        ((50, 1e-4), (50, 1e-4), 1, ["2 threads multiply matrices 1.0 times as fast as one"]),
+        ((50, 1e-4), (100, 3e-4), 1, ["a small model takes 3.0 times as long with 2 threads as with one"]),
+        ((50, 1e-4), (100, 1e-4), 80, ["numbers below 1e-38 take 80 times as long as others"]),
+    ],
+)
+def test_what_is_slow_is_judged_by_its_figures(one: Any, several: Any, denormals: float, told: list[str]) -> None:
+    found = measure._of_speed(measure._Speed(*one), measure._Speed(*several), 2, denormals)
+    assert [finding.what for finding in found] == told
+    assert all(finding.do and not finding.stops for finding in found)
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (finding,) = measure.disk_at(tmp_path / "file" / "runs").findings
+    assert finding.what == f"{tmp_path / 'file'} cannot be written: Not a directory"
+    assert not finding.stops
+
+
+def test_a_slow_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measure.disk_at(tmp_path).facts["directory"] == str(tmp_path)
+    monkeypatch.setattr(measure, "_written", lambda where, count: (5e6, 0.2))
+    (finding,) = measure.disk_at(tmp_path).findings
+    assert "5 MB/s and 200 ms" in finding.what
+    assert "checkpoint_every" in finding.do
+
+
+class Card:
+    """What torch says of a CUDA device."""
+
+    name = "NVIDIA H200"
+
+
+@pytest.mark.parametrize(("capability", "told"), [((9, 0), 1), ((7, 5), 0)])
+def test_cuda_devices_are_listed_with_their_memory(
+    capability: tuple[int, int], told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, answer in {
+        "is_available": True,
+        "device_count": 1,
+        "get_device_properties": Card,
+        "mem_get_info": (140 * 10**9, 150 * 10**9),
+        "get_device_capability": capability,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *device, answer=answer: answer)
+    part = measure.devices()
+    assert part.facts["cuda:0"] == "NVIDIA H200, 150 GB, 140 GB free"
+    assert len(part.findings) == told
+
+
+@pytest.mark.parametrize(("hidden", "do"), [("", "unset CUDA_VISIBLE_DEVICES"), (None, "Install the build")])
+def test_a_device_that_torch_does_not_use_is_told_with_the_reason(
+    hidden: str | None, do: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_there = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/nvidiactl" or is_there(path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None if hidden is None else "13.0")
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    (finding,) = measure.devices().findings
+    assert finding.do.startswith(do)

@@ -1,0 +1,83 @@
+"""`headrace new`: names that cannot be, places that are taken, and nothing half-written."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import disk
+from headrace.cli.new import make
+from headrace.errors import ConfigError, RunError
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "better"),
+    [
+        ("my-model", "letters, digits and _", "my_model"),
+        ("2nd", "letters, digits and _", "recipe_2nd"),
+        ("größe", "letters, digits and _", "gr_e"),
+        ("---", "letters, digits and _", "my_recipe"),
+        ("class", "a word of Python's own", "class_model"),
+        ("print", "a word of Python's own", "print_model"),
+        ("json", "of Python's own library", "json_model"),
+        ("numpy", "which numpy.py would hide", "numpy_model"),
+        ("headrace", "which headrace.py would hide", "headrace_model"),
+        ("samples", "a name that the recipe uses", "samples_model"),
+        ("nn", "a name that the recipe uses", "nn_model"),
+        ("epochs", "a name that the recipe uses", "epochs_model"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_with_one_that_can(name: str, said: str, better: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make(tmp_path / name)
+    assert repr(name) in str(refused.value)
+    assert said in str(refused.value)
+    assert f"Try {better!r}" in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+    make(tmp_path / better)
+
+
+@pytest.mark.parametrize("there", ["directory", "file", "link"])
+def test_what_is_there_is_left_as_it_is(there: str, tmp_path: Path) -> None:
+    target = tmp_path / "churn"
+    {"directory": target.mkdir, "file": target.touch, "link": lambda: target.symlink_to("nowhere")}[there]()
+    with pytest.raises(RunError, match=r"churn is there already.*choose another name"):
+        make(target)
+    assert os.listdir(tmp_path) == ["churn"]
+    assert not target.is_dir() or os.listdir(target) == []
+
+
+def test_a_place_that_is_not_there_is_made(tmp_path: Path) -> None:
+    assert all(file.is_file() for file in make(tmp_path / "models" / "churn"))
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="file"):
+        make(tmp_path / "file" / "churn")
+    with pytest.raises(ConfigError, match="NAME is empty: name the recipe, as in churn"):
+        make(Path(""))
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    perform, writes = disk.perform, []
+
+    def full(operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        writes.append(operation)
+        if operation == "write" and writes.count("write") == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return perform(operation, call, *arguments)
+
+    monkeypatch.setattr(disk, "perform", full)
+    with pytest.raises(RunError, match="No space left"):
+        make(tmp_path / "churn")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_place_in_the_files_has_the_name(tmp_path: Path) -> None:
+    files = make(tmp_path / "churn")
+    assert [file.name for file in files] == ["churn.py", "test_churn.py", "README.md"]
+    assert sorted(path.name for path in (tmp_path / "churn").iterdir()) == ["README.md", "churn.py", "test_churn.py"]
+    for file in files:
+        assert "NAME" not in file.read_text()
+        assert "churn" in file.read_text()

@@ -1,0 +1,188 @@
+"""Recipes: which function of a file it is, what it takes, and values for that as files have them."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace as hr
+from headrace.recipe import check_parameters, find_recipe, load_recipe, parameters_of, typed
+
+TYPED = '''
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+import headrace as hr
+
+@dataclass
+class Net:
+    """A network.
+
+    Args:
+        width: how wide it is.
+    """
+
+    width: int = 3
+
+def one(
+    lr: float,
+    kind: Literal["a", "b"] = "a",
+    layers: list[int] = [1, 2],
+    most: int | None = None,
+    keep: int | Literal["all"] = 3,
+    where: Path = Path("here"),
+    net: Net = Net(),
+    loud: bool = False,
+) -> hr.Recipe:
+    """Trains.
+
+    Args:
+        lr: learning rate.
+        kind: of what kind.
+        layers: widths.
+        most: at most.
+        keep: how many.
+        where: a place.
+        net: the network.
+        loud: whether it is loud.
+    """
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    path, modules = sys.path.copy(), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def written(name: str, text: str) -> str:
+    Path(name).write_text(text)
+    return name
+
+
+def refused(name: str, arguments: dict[str, Any] | None = None) -> str:
+    with pytest.raises(hr.ConfigError) as caught:
+        load_recipe(name, arguments)
+    return str(caught.value)
+
+
+# --- which function ---------------------------------------------------------------------------------------
+
+
+def test_the_only_function_that_returns_a_recipe_is_found_and_others_by_name(place: Path) -> None:
+    two = "import headrace as hr\nfrom headrace import Recipe\ndef no(): ...\ndef one() -> hr.Recipe: ...\n"
+    assert find_recipe(written("single.py", two)).__name__ == "one"
+    assert find_recipe(written("text.py", f"from __future__ import annotations\n{two}")).__name__ == "one"
+    written("both.py", two + "def other() -> Recipe: ...\n")
+    assert find_recipe("both.py:other").__name__ == "other"
+    assert "2 functions that return a Recipe: one, other. Say both.py:name." in refused("both.py")
+    assert "unknown recipe 'othr'. Did you mean 'other'?" in refused("both.py:othr")
+    assert "has no function that returns a Recipe" in refused(written("none.py", "def no(): ...\n"))
+
+
+def test_what_a_module_imports_counts_only_if_it_has_nothing_else(place: Path) -> None:
+    written("first.py", "import headrace as hr\ndef one() -> hr.Recipe: ...\n")
+    own = "import headrace as hr\nfrom first import one\ndef two() -> hr.Recipe: ...\n"
+    assert find_recipe(written("second.py", own)).__name__ == "two"
+    assert find_recipe("second.py:one").__name__ == "one"
+    assert find_recipe(written("third.py", "from first import one\n")).__name__ == "one"
+
+
+def test_a_file_that_is_not_there_is_told_with_the_nearest_that_is(place: Path) -> None:
+    written("digits.py", "")
+    assert "digit.py is not a Python file with a recipe. Did you mean 'digits.py'?" in refused("digit.py")
+    assert "is not a Python file with a recipe" in refused("nowhere/digits.py")
+    assert "is not a Python file with a recipe" in refused(written("digits.txt", ""))
+
+
+def test_a_recipe_finds_what_lies_beside_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "there").mkdir()
+    written("there/beside_it.py", "WIDTH = 5\n")
+    text = "import headrace as hr\nfrom beside_it import WIDTH\ndef one(width: int = WIDTH) -> hr.Recipe: ...\n"
+    written("there/uses_it.py", text)
+    assert parameters_of(find_recipe("there/uses_it.py"))["width"].default == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = 1\nimport nowhere_at_all\n", ["No module named 'nowhere_at_all'", "line 2: import nowhere_at_all"]),
+        ("def f(:\n", ["SyntaxError", "line 1: def f(:"]),
+        ("def g():\n    return 1 / 0\ng()\n", ["ZeroDivisionError", "line 2: return 1 / 0"]),
+    ],
+)
+def test_a_module_that_fails_to_import_is_told_with_the_line(place: Path, text: str, told: list[str]) -> None:
+    said = refused(written("broken_recipe.py", text))
+    assert all(each in said for each in ["broken_recipe.py cannot be imported", *told])
+    assert "broken_recipe" not in sys.modules
+
+
+def test_a_recipe_that_hides_a_module_of_python_is_refused(place: Path) -> None:
+    import random
+
+    assert "Give the recipe another name" in refused(written("random.py", "import headrace"))
+    assert sys.modules["random"] is random
+
+
+# --- what it takes ----------------------------------------------------------------------------------------
+
+
+def test_parameters_are_told_with_type_default_and_line(place: Path) -> None:
+    found = parameters_of(find_recipe(written("typed_recipe.py", TYPED)))
+    said = {name: each.type for name, each in found.items()}
+    assert said["lr"] == "float"
+    assert said["kind"] == "a|b"
+    assert said["most"] == "int"
+    assert said["keep"] == "int or all"
+    assert (said["net"], said["where"], said["layers"]) == ("Net", "Path", "list[int]")
+    assert [name for name, each in found.items() if each.switch] == ["loud"]
+    assert (found["lr"].default, found["layers"].default) == (None, [1, 2])
+    lines = TYPED.splitlines()
+    assert all(lines[each.line - 1].strip().startswith(f"{name}:") for name, each in found.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def one(\n    lr: float,\n    momentum=0.9,\n)", "line 5: the parameter 'momentum' of one has no type"),
+        ("def one(lr: float, momentum=0.9)", "and becomes a flag. Write momentum: float = 0.9."),
+        ("def one(lr: float, width: int = 3)", 'Write under "Args:" there "width: what it is."'),
+        ("def one(lr: float, width: int = 3)", "line 3: the parameter 'width' of one has no word in the docstring"),
+    ],
+)
+def test_a_parameter_without_type_or_word_is_told_with_its_line(place: Path, text: str, told: str) -> None:
+    doc = '    """Trains.\n\n    Args:\n        lr: learning rate.\n    """\n'
+    function = find_recipe(written("lacking.py", f"\nimport headrace as hr\n{text} -> hr.Recipe:\n{doc}"))
+    with pytest.raises(hr.ConfigError) as caught:
+        check_parameters(function)
+    assert told in str(caught.value)
+    assert str(place / "lacking.py") in str(caught.value) or "lacking.py" in str(caught.value)
+
+
+def test_what_can_be_no_flag_is_refused(place: Path) -> None:
+    text = "import headrace as hr\ndef one(**more: int) -> hr.Recipe: ...\ndef two(a: int, /) -> hr.Recipe: ...\n"
+    for name in (f"{written('loose.py', text)}:one", "loose.py:two"):
+        with pytest.raises(hr.ConfigError, match="which can be no flag"):
+            check_parameters(find_recipe(name))
+
+
+def test_plain_values_become_what_the_function_takes(place: Path) -> None:
+    function = find_recipe(written("typed_recipe.py", TYPED))
+    found = typed(function, {"lr": 1, "net": {"width": 7}, "where": "there", "most": None, "keep": "all"})
+    assert (found["lr"], found["net"].width, str(found["where"]), found["keep"]) == (1.0, 7, "there", "all")
+    assert (found["kind"], found["layers"], found["loud"]) == ("a", [1, 2], False), "the defaults"
+
+
+def test_values_that_do_not_fit_are_refused(place: Path) -> None:
+    written("typed_recipe.py", TYPED)
+    assert "has an unknown argument 'lrr'. Did you mean 'lr'?" in refused("typed_recipe.py", {"lrr": 1})
+    assert '"kind"' in refused("typed_recipe.py", {"lr": 1, "kind": "c"})
+    assert "required: lr" in refused("typed_recipe.py", {"kind": "a"})
+    assert "has to be told lr" in refused("typed_recipe.py")
