@@ -1,0 +1,250 @@
+"""The documentation: links lead somewhere, pages are found, public names are told of, nothing is out of date."""
+
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from itertools import takewhile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+import headrace
+from headrace.callback import HOOKS
+from headrace.cli import main
+from headrace.cli.options import Options
+from headrace.cli.parser import find
+from headrace.recipe import parameters_of
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("**/*.md"))
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", flags=re.MULTILINE | re.DOTALL)
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return CODE.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links."""
+    blocks = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = [title.replace("`", "").lower() for title in re.findall(r"^#+ (.+)$", blocks, flags=re.MULTILINE)]
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title)).strip("-") for title in titles}
+
+
+def links(page: Path) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", prose(page))
+
+
+def broken(page: Path) -> list[str]:
+    """The links of a page that lead nowhere."""
+    found = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if re.match(r"https?:", link):
+            continue
+        if not target.is_file() or (anchor and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.fixture(scope="module")
+def made() -> ModuleType:
+    """The script that makes pages from the source."""
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "scripts" / "pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_link_that_leads_nowhere_is_noticed(tmp_path: Path) -> None:
+    """The control."""
+    (tmp_path / "other.md").write_text("# A heading, of `code`\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](other.md#a-heading-of-code) [b](other.md#none) [c](none.md) `[d](none.md)` [e](#none)\n")
+    assert broken(page) == ["other.md#none", "none.md", "#none"]
+
+
+def test_every_page_is_in_the_navigation_and_no_other() -> None:
+    def listed(part: Any) -> list[str]:
+        if isinstance(part, str):
+            return [part]
+        inner = part.values() if isinstance(part, dict) else part
+        return [page for each in inner for page in listed(each)]
+
+    nav = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(nav) == [str(page.relative_to(DOCS)) for page in PAGES]
+
+
+def test_the_site_needs_nothing_from_elsewhere() -> None:
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert settings["theme"]["font"] is False
+    assert not re.search(r"https?://(?!github\.com)", (ROOT / "mkdocs.yml").read_text())
+
+
+def test_every_public_name_is_told_of_by_hand() -> None:
+    """The page that lists all of them is made from the source, and is not enough; of errors it is."""
+    text = "\n".join(page.read_text() for page in PAGES if page.name not in ("names.md", "errors.md"))
+    text += (ROOT / "README.md").read_text()
+    names = [name for name in headrace.__all__ if not name.endswith("Error")]
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_no_page_names_what_is_not_there() -> None:
+    """Of what is written as `hr.name`, in prose and in programs."""
+    for page in [ROOT / "README.md", *PAGES]:
+        named = set(re.findall(r"\bhr\.([A-Za-z_]\w*)", page.read_text()))
+        assert {name for name in named if not hasattr(headrace, name)} == set(), page.name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("info", headrace.Info), ("trainer", headrace.Trainer), ("history", headrace.History)]
+)
+def test_no_page_names_an_attribute_that_is_not_there(name: str, kind: type) -> None:
+    pages = [page for page in PAGES if page.name not in ("from_lightning.md", "from_keras.md", "errors.md")]
+    code = "\n".join(found for page in pages for found in CODE.findall(page.read_text()))
+    named = set(re.findall(rf"(?<![.\w/]){name}\.([a-z_]+)\b", code)) - {"json", "safetensors"}  # files
+    made = (
+        {"optimizer", "model", "history"} if kind is headrace.Trainer else {"rows", "stopped", "marked"}
+    )  # with an instance
+    assert len(named) >= 3
+    assert named - made - set(dir(kind)) == set()
+
+
+def test_every_hook_is_explained() -> None:
+    page = (DOCS / "loop.md").read_text()
+    pseudocode, table = page.partition("## Hooks")[::2]
+    for hook in HOOKS:
+        assert hook in pseudocode
+        assert f"| `{hook}(" in table
+
+
+def test_pages_that_are_made_from_the_source_are_up_to_date(made: ModuleType) -> None:
+    for path, text in made.pages().items():
+        assert path.read_text() == text, f"{path.name} is out of date: run scripts/docs"
+
+
+def test_every_kind_of_error_has_advice_and_messages(made: ModuleType) -> None:
+    kinds = {name for name in headrace.__all__ if name.endswith("Error")} - {"HeadraceError"}
+    assert set(made.ADVICE) == kinds
+    page = (DOCS / "errors.md").read_text()
+    for kind in kinds:
+        section = page.partition(f"## {kind}\n")[2].partition("\n## ")[0]
+        assert "- `" in section, kind
+
+
+def test_messages_are_read_from_any_way_of_making_them(made: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "source.py").write_text(
+        "FEWEST = 3\nADVICE = 'Give more.'\n"
+        "def f(count, name, row):\n"
+        "    said = f'got {count}'\n"
+        "    if count:\n"
+        "        raise ConfigError(f'{name}= is too low, {said}. {ADVICE}')\n"
+        "    return DataError('row ' + f'{row[0]} ' 'is bad: ' + why(row))\n"
+        "def why(row):\n"
+        "    return f'it has {row.width} numbers'\n"
+        "def g(message):\n"
+        "    raise ConfigError(message)\n"
+    )
+    assert list(made.messages(tmp_path / "source.py")) == [
+        ("ConfigError", "{name}= is too low, got {count}. Give more."),
+        ("DataError", "row {…} is bad: it has {width} numbers"),
+    ]
+
+
+def test_the_figures_of_the_strategies_are_those_that_were_measured() -> None:
+    measured = (ROOT / "benchmarks" / "results" / "workers.txt").read_text()
+    page = (DOCS / "strategies.md").read_text().partition("## Figures")[2]
+    rows = [
+        [cell.strip() for cell in row.strip("|").split("|")] for row in re.findall(r"^\| .*\|$", page, re.MULTILINE)
+    ]
+    assert len(rows) >= 7
+    link = measured.partition("link:")[2].partition("\n\n")[0]
+    for what, seconds, speed, epochs in rows[1:]:
+        assert re.search(rf"^{re.escape(what)} +{seconds} +{speed} +\S+ +{epochs} ", link, re.MULTILINE), what
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The calls of the command line that a page shows, in words."""
+    found = []
+    for block in re.findall(r"^```bash\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["headrace"]:
+                found.append([*takewhile(lambda word: word not in (">", "|", "&&"), words[1:])])
+    return found
+
+
+def test_every_command_that_is_shown_is_taken() -> None:
+    shown = [words for page in [ROOT / "README.md", *PAGES] for words in commands(page)]
+    assert len(shown) >= 15
+    for words in shown:
+        parser, _ = find(words[0])
+        taken = parser.parse_args(words[1:])  # exits on what it does not know
+        if parser.takes_all:
+            flags = {word for word in taken.words if word.startswith("--")}
+            known = {f"--{name}" for name in [*parameters_of(Options), "config", "print_config", "help"]}
+            assert flags - known <= {"--lr", "--hidden"}, words
+
+
+def test_the_commands_of_the_recipes_work_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "recipes.md"
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    Path("clouds.py").write_text(program.partition("\n\nhistory =")[0] + "\n")
+    Path("new.csv").write_text("x0,x1\n3.1,0.2\n-1.4,2.5\n")
+    for words in commands(page):
+        before = capsys.readouterr()
+        try:
+            status = main(words)
+        except SystemExit as ended:  # of --help
+            status = int(ended.code or 0)
+        said = capsys.readouterr()
+        assert status == 0, (words, before, said)
+        if "--print_config" in words:
+            Path("clouds.yaml").write_text(said.out)
+    assert Path("answers.csv").read_text().count("\n") == 3
+    assert Path("runs/clouds/report.html").is_file()
+    for shown in re.findall(r"^headrace fit: .*$", page.read_text(), flags=re.MULTILINE):
+        wrong = ["--hiden", "5"] if "hiden" in shown else ["--lr", "high"]
+        assert main(["fit", "clouds.py", *wrong]) == 2
+        assert capsys.readouterr().err.strip() == shown
+
+
+@pytest.mark.parametrize("call", [headrace.Trainer, headrace.Trainer.fit], ids=["Trainer", "fit"])
+def test_every_argument_of_the_trainer_is_explained_on_its_page(call: Any) -> None:
+    page = (DOCS / "trainer.md").read_text().partition("## What the trainer takes")[2].partition("## History")[0]
+    taken = [name for name in inspect.signature(call).parameters if name != "self"]
+    assert [name for name in taken if not re.search(rf"`{name}[`=]", page)] == []
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_asks_nobody_else_for_anything(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {page.stem for page in tmp_path.glob("*.html")} == {page.stem for page in PAGES} | {"404"}
+    for page in tmp_path.glob("*.html"):
+        fetched = re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=[\"']?(https?:[^\"' >]+)", page.read_text()
+        )
+        assert fetched == [], page.name
