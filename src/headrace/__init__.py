@@ -2,10 +2,11 @@
 
 Modules in import order; each imports only from those above it:
 
-    errors  length  disk  codec  rng  snapshot  checkpoint  field  batch  order  data  sizes  malloc  feed
-    comm  leased  arena  loss  memory  objective  outcome  metric  tally  strategy  precision  guard  together
-    update  step  history  info  callback  config  schedule  evaluate  check  plan  preempt  run  weights  standing
-    keeper  crew  leaving  loop  trainer  recipe  engine  rehearse  picture  export  testing  cli  __main__
+    errors  length  disk  codec  rng  snapshot  checkpoint  field  batch  order  data  sizes  malloc  feed  comm
+    leased  arena  frozen  loss  memory  objective  outcome  metric  tally  strategy  precision  guard  together
+    update  step  history  info  callback  config  schedule  evaluate  check  plan  preempt  run  weights
+    standing  keeper  crew  leaving  passes  loop  finders  trainer  recipe  engine  rehearse  picture  export
+    report  optuna  sklearn  testing  cli  __main__
 """
 
 from importlib import import_module
@@ -15,7 +16,24 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "batch": ["Batch", "Stream"],
-    "callback": ["BestModel", "Callback", "EarlyStopping"],
+    "callback": [
+        "BestModel",
+        "CSV",
+        "Callback",
+        "EMA",
+        "EarlyStopping",
+        "Freeze",
+        "Lambda",
+        "LearningRateMonitor",
+        "LogFile",
+        "MLflow",
+        "Profile",
+        "Progress",
+        "SWA",
+        "TensorBoard",
+        "Timer",
+        "WandB",
+    ],
     "data.arrays": ["ArrayTable"],
     "data.compose": ["concat", "filter", "map", "mix", "skip", "split", "take", "zip"],
     "data.ctf": ["open_ctf", "write_ctf"],
@@ -60,9 +78,22 @@ __all__ = sorted(_HOME_OF)
 if TYPE_CHECKING:
     from .batch import Batch as Batch
     from .batch import Stream as Stream
+    from .callback import CSV as CSV
+    from .callback import EMA as EMA
+    from .callback import SWA as SWA
     from .callback import BestModel as BestModel
     from .callback import Callback as Callback
     from .callback import EarlyStopping as EarlyStopping
+    from .callback import Freeze as Freeze
+    from .callback import Lambda as Lambda
+    from .callback import LearningRateMonitor as LearningRateMonitor
+    from .callback import LogFile as LogFile
+    from .callback import MLflow as MLflow
+    from .callback import Profile as Profile
+    from .callback import Progress as Progress
+    from .callback import TensorBoard as TensorBoard
+    from .callback import Timer as Timer
+    from .callback import WandB as WandB
     from .data.arrays import ArrayTable as ArrayTable
     from .data.compose import concat as concat
     from .data.compose import filter as filter

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from .errors import ConfigError
 from .history import History
 from .length import Counters, Length
 
 if TYPE_CHECKING:
+    from .arena import Replica
     from .batch import Batch
+    from .data.source import Source
     from .outcome import Outcome
     from .trainer import Trainer
 
@@ -42,6 +49,8 @@ class Info:
     batch: int = 0
     """The batch of this epoch just used, counted from 1."""
     batches: int | None = None
+    rows: int = 0
+    """Of the last update, over all workers."""
     macrobatch: int = 0
     macrobatches: int | None = None
     ends_epoch: bool = False
@@ -60,6 +69,24 @@ class Info:
     """The best step so far, for each who looks for one."""
     resumed: int = 0
     """The step from which this training has gone on."""
+    run: Path | None = None
+    """The directory in which the training survives."""
+    scored: Mapping[str, Source] = field(default_factory=dict)
+    """The data that are scored, by name: "val", "test"."""
+    shadow: Sequence[Tensor] | None = None
+    """The weights to judge and to keep instead of the model's own, like those of the replica."""
+    noted: dict[str, float] = field(default_factory=dict)
+    """What the next report will say beside what is measured."""
+    logged: set[str] = field(default_factory=set)
+    """What any report has said beside that."""
+    sealed: bool = False
+    """Whether the report of this step is complete."""
+    claimed: set[str] = field(default_factory=set)
+    """What those who ask have a name for, in this training: marks of the best, frozen parameters."""
+    parting: Exception | None = None
+    """What is raised once the training has ended well, for whoever asked it to end."""
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    """What callbacks have asked for and the loop has not done yet."""
     _began: float = 0.0
 
     @property
@@ -92,6 +119,11 @@ class Info:
         """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
         return self.trainer.skipped
 
+    @property
+    def replica(self) -> Replica:
+        """The model as a few long vectors, in place."""
+        return self.trainer._step.replica()
+
     def start(self, batches: int | None, macrobatches: int | None) -> None:
         """The clock starts."""
         self.batches, self.macrobatches = batches, macrobatches
@@ -105,6 +137,7 @@ class Info:
         counters.epochs += batch.ends_epoch
         counters.minutes = (time.perf_counter() - self._began) / 60
         self.batch += 1
+        self.rows = batch.samples
         self.macrobatch, self.ends_epoch = macrobatch, batch.ends_epoch
         self.look_at_limits()
 
@@ -141,9 +174,66 @@ class Info:
     ) -> None:
         """Asks the loop to keep the weights of this step, the best so far by this key, and of the steps to `keep`.
 
-        What the same `owner` has asked for with the same key before is forgotten.
+        What the same `owner` has asked for with the same key before is forgotten; what an owner with a name asked for
+        is forgotten too when a training is resumed without it.
         """
+        self.claimed.add(f"{owner} {key}")
         self.marks[f"{owner} {key}"] = Best(key, value, step, tuple(keep) or (step,), restore)
+
+    def fires(self, every: Length) -> bool:
+        """Whether the last update ended an interval of this length."""
+        return every.fires(self.counters, self.rows, self.ends_epoch)
+
+    def log(self, numbers: Mapping[str, float]) -> None:
+        """Adds numbers to the report of this step: they stand in the history, in metrics.jsonl and with trackers.
+
+        From every hook but those that come after the report: on_report, on_checkpoint, on_error and on_fit_end.
+        """
+        if self.sealed:
+            raise ConfigError(f"{', '.join(map(str, numbers))}: the report of this step is complete. Log it earlier.")
+        taken = {*self.row(), *(self.history.keys_at(self.step) - self.logged)}
+        for name, number in numbers.items():
+            if not isinstance(name, str) or not name or name in taken:
+                raise ConfigError(f"log() takes numbers by names of their own, got {name!r}, which is not one.")
+            try:
+                self.noted[name] = float(number)
+            except (TypeError, ValueError):
+                raise ConfigError(f"log() takes numbers, got {number!r} for {name!r}.") from None
+        self.logged |= numbers.keys()
+
+    def set_rate(self, rate: float) -> None:
+        """Asks for this learning rate from the next update on; groups with other rates keep their ratio to it."""
+        if not math.isfinite(rate) or rate < 0:
+            raise ConfigError(f"a learning rate is a number of 0 or more, got {rate!r}.")
+        self.asked.append(("rate", rate))
+
+    def freeze(self, *patterns: str, owner: str = "") -> None:
+        """Asks to leave parameters as they are, from the next update on; names or patterns, as in "features.*".
+
+        A parameter is trained again when all owners who have frozen it thaw it. What an owner with a name wants ends
+        when a training is resumed without it.
+        """
+        self.claimed.add(owner)
+        self.asked.append(("freeze", (patterns, owner)))
+
+    def thaw(self, *patterns: str, owner: str = "") -> None:
+        """Asks to train parameters again that this owner has frozen; all of them, unless some are named."""
+        self.claimed.add(owner)
+        self.asked.append(("thaw", (patterns or ("*",), owner)))
+
+    def evaluate_with(self, tensors: Sequence[Tensor] | None) -> None:
+        """Asks to judge and to keep these weights instead of the model's own, which goes on being trained.
+
+        They are like `replica.tensors`, or like `replica.values` where statistics are to be the model's own. They
+        may change in place. Validation and test use them, checkpoints and the best model have them, and with them the
+        model ends.
+        """
+        self.shadow = tensors
+
+    def forget_unclaimed(self) -> None:
+        """A training has gone on: whoever had marked a best step and is not there now, has no say any more."""
+        self.marks = {name: m for name, m in self.marks.items() if name in self.claimed or name.startswith(" ")}
+        self.history.marked = None if self.best is None else self.best.step
 
     def row(self) -> dict[str, Any]:
         """The counters, as a report begins with them."""

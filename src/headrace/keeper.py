@@ -28,7 +28,7 @@ _FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_
 """The files of the parts of the state, plain values and tensors, that are not the trainer's own. "worker 1" and so on
 are in files of their own."""
 _PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best", "marks"}
-_PARTS |= {"complete", "config", "limits", "worker", "source", "history"}
+_PARTS |= {"complete", "config", "limits", "worker", "source", "history", "frozen", "noted", "shares", "shadowed"}
 """The parts that every checkpoint has; "strategy" and "round" are those of several workers."""
 _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
@@ -41,6 +41,8 @@ class Keeper:
     """Whether a training can go on from here."""
     every: Length | None = None
     """How often a checkpoint is written."""
+    path: Path | None = None
+    """The directory of the run."""
 
     def __enter__(self) -> "Keeper":
         self._best: dict[str, Tensor] = {}
@@ -67,8 +69,8 @@ class Keeper:
     def settle(self) -> None:
         """Returns once everything that was saved is on the disk; raises if it could not be."""
 
-    def report(self, row: Mapping[str, Any]) -> None:
-        """A row of the history is complete."""
+    def report(self, row: Mapping[str, Any], minutes: float) -> None:
+        """A row of the history is complete, after so many minutes of training."""
 
     def save(self, state: State | None, info: Info, again: bool = False) -> None:
         """Writes a checkpoint of this state, if there is one; `again`: there is one of this step, which knows less."""
@@ -90,9 +92,10 @@ class RunKeeper(Keeper):
     """Keeps everything in a run directory."""
 
     keeps = True
+    path: Path
 
     def __init__(self, path: Path, resume: str, every: Length, keep: Keep, override: bool, wait: bool) -> None:
-        self._path, self._resume, self._override, self._wait = path.absolute(), resume, override, wait
+        self.path, self._resume, self._override, self._wait = path.absolute(), resume, override, wait
         self.every, self._keep = every, keep
         self._saver, self._copier = Saver(), Copier()
         self._saved_at = time.perf_counter()
@@ -102,9 +105,9 @@ class RunKeeper(Keeper):
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
     def __enter__(self) -> "RunKeeper":
-        if self._resume == "must" and not (self._path / RUN).is_file():
-            raise RunError(f"resume='must', and {self._path} is no run. Use resume='auto' to start one.")
-        self._run = Run(self._path)
+        if self._resume == "must" and not (self.path / RUN).is_file():
+            raise RunError(f"resume='must', and {self.path} is no run. Use resume='auto' to start one.")
+        self._run = Run(self.path)
         self._store = Store(self._run.checkpoints, self._run.id, self._keep)
         return self
 
@@ -126,7 +129,7 @@ class RunKeeper(Keeper):
         steps = self._store.steps()
         if self._resume == "never" and steps:
             raise RunError(
-                f"resume='never', and {self._path} has {len(steps)} checkpoints, the last of step {steps[-1]}. "
+                f"resume='never', and {self.path} has {len(steps)} checkpoints, the last of step {steps[-1]}. "
                 "Name another run, or resume this one."
             )
         with warnings.catch_warnings(record=True) as caught:
@@ -138,7 +141,7 @@ class RunKeeper(Keeper):
         self._config = {**settings, "limits": limits}
         if contents is None:
             if self._resume == "must":
-                raise RunError(f"resume='must', and {self._path} has no checkpoint. Use resume='auto' to start it.")
+                raise RunError(f"resume='must', and {self.path} has no checkpoint. Use resume='auto' to start it.")
             self._run.refuse_without_checkpoints()
             return None
         check_model(contents.tensors.get(MODEL, {}), model.state_dict())
@@ -171,8 +174,8 @@ class RunKeeper(Keeper):
     def settle(self) -> None:
         self._saver.wait()
 
-    def report(self, row: Mapping[str, Any]) -> None:
-        self._run.report(row)
+    def report(self, row: Mapping[str, Any], minutes: float) -> None:
+        self._run.report(row, minutes)
 
     def save(self, state: State | None, info: Info, again: bool = False) -> None:
         assert state is not None
@@ -230,7 +233,7 @@ class RunKeeper(Keeper):
         except RunError:
             raise
         except OSError as error:
-            raise failure(error, f"saving step {contents.step}", self._path, contents.nbytes) from error
+            raise failure(error, f"saving step {contents.step}", self.path, contents.nbytes) from error
 
     def _tell_best(self, best: Best) -> None:
         """The best weights go where a person looks for them, if they are there still."""
@@ -255,8 +258,8 @@ class RunKeeper(Keeper):
         if found and not self._override:
             listed = "\n  ".join(found)
             raise CheckpointError(
-                f"{self._path} was trained with other settings:\n  {listed}\n"
-                "Set them as they were, name another run, or pass override=True to go on with the new ones."
+                f"{self.path} was trained with other settings:\n  {listed}\n"
+                "Set them as they were, name another run, or go on with the new ones: override=True, --override."
             )
         for difference in found:
             self._run.log(f"overridden: {difference}")

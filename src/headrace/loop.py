@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import config, evaluate, rng
+from . import config, evaluate, passes, rng
 from .batch import Batch
 from .data.reader import Reader
 from .data.source import Source
-from .errors import CorruptError, DataError, HeadraceError
+from .errors import ConfigError, CorruptError, DataError, HeadraceError
 from .info import Info
 from .keeper import Keeper
 from .leaving import mind_if_unheard
@@ -26,6 +26,9 @@ from .standing import Standing
 if TYPE_CHECKING:
     from .trainer import Trainer
 
+AFTER_THE_REPORT = ("on_report", "on_checkpoint", "on_fit_end")
+"""Hooks from which a number would come too late for the report of its step."""
+
 
 class Loop:
     """One training of a trainer, by a plan; `run` gives its `info` after every update."""
@@ -37,14 +40,15 @@ class Loop:
         self._guard = trainer._step.guard
         self._asked = trainer._preemption
         self._crew = trainer._crew
+        info.run, info.scored = keeper.path, plan.scored
         self._saved = -1  # the step of the last checkpoint
         self._due = False  # whether another is due
         self._common = False  # whether something was due after the last update for all workers
 
     def run(self) -> Generator[Info]:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
-        trainer, plan, info, call = self._trainer, self._plan, self._info, self._plan.callbacks.call
-        with self._at_work(), trainer._feed(plan.train, None, info) as feed:
+        trainer, plan, info, call = self._trainer, self._plan, self._info, self._call
+        with self._at_work(), passes.to_train(trainer, plan.train, info) as feed:
             empty = False
             try:
                 self._begin(feed.batches, feed.macrobatches)
@@ -62,14 +66,20 @@ class Loop:
                         self._crew.updated(self._at, batch)
                         for hook in plan.callbacks.on_step_end:
                             hook(info)
+                        if info.asked:
+                            self._grant()
                         if feed.ends_macrobatch:
                             self._guard.settle()
                             call("on_macrobatch_end", info)
-                        if plan.within_epochs or info.ends_epoch or info.stopping:
+                        if plan.within_epochs or info.ends_epoch or info.stopping or info.noted:
                             self._boundary()
                         yield info
+                        if info.asked:
+                            self._grant()
+                        if info.noted:
+                            self._tell(info.history.keys_at(info.step), info.row())
                         self._due |= self._crew.decide(info, self._asked, self._keeper.overdue(), self._common)
-                        if info.stopping:
+                        if info.stopping and not self._asked.why:  # else it goes on from here, and nothing is over
                             self._boundary()
                         if self._due:
                             self._keep()
@@ -105,6 +115,8 @@ class Loop:
             call("on_fit_end", info)
         if self._asked.heard:
             raise self._asked.error()
+        if info.parting is not None:
+            raise info.parting
 
     def _begin(self, batches: int | None, macrobatches: int | None) -> None:
         """The start of a training, or the point at which it goes on."""
@@ -128,8 +140,11 @@ class Loop:
         info.start(batches, macrobatches)
         train = self._plan.train
         keeper.begin(info, trainer._step.nbytes, f"the train data ({type(train).__name__}) resume {train.level}")
-        self._plan.callbacks.call("on_fit_start", info)
+        self._call("on_fit_start", info)
         if state is not None:
+            self._at.forget_absent()
+            if not info.alone:
+                self._due |= self._crew.decide(info, self._asked, False, True)
             if state["rng"] is not None:
                 rng.restore(state["rng"], trainer.device)
             info.look_at_limits()
@@ -171,14 +186,16 @@ class Loop:
 
     def _boundary(self) -> None:
         """What is due after an update and has not been done yet: validate, decide, report."""
-        plan, info, call = self._plan, self._info, self._plan.callbacks.call
+        plan, info, call = self._plan, self._info, self._call
         self._at.complete = False
+        told = info.history.keys_at(info.step) if "row" in self._at.done else set()
+        counters = info.row()  # before the rates of the next update
         self._common = info.ends_epoch
         now = (info.counters, self._at.rows, info.ends_epoch)
         if (plan.log_every.fires(*now) or info.stopping) and self._once("log"):
             self._guard.settle()
             self._common = True
-            info.history.at(info.row()).update(self._report())
+            info.history.at(counters).update(self._report())
         if plan.val is not None and (plan.validate_every.fires(*now) or info.stopping) and "val" not in self._at.done:
             self._common = True
             self._score(plan.val, "val")
@@ -186,14 +203,14 @@ class Loop:
         if self._once("rates"):
             self._at.rates.after(*now, info.history)
         if info.ends_epoch and self._once("epoch"):
-            row = info.history.rows[-1] if info.history.keys_at(info.step) else info.row()
+            row = info.history.rows[-1] if info.history.keys_at(info.step) else counters
             call("on_epoch_end", info, row)
+        self._tell(told, counters)
         kept = self._crew.keeps(info, self._common) and self._once("best")
         if kept and info.best is not None and info.step == info.best.step:
+            info.history.marked = info.step
             with self._crew.agreed(self._at):
                 self._keeper.mark_best(self._trainer.model)
-        if info.history.keys_at(info.step) and self._once("row"):
-            self._keeper.report(info.history.rows[-1])
         self._at.complete = True
         self._due = self._due or kept or (self._once("save") and self._keeper.due(info, self._at.rows))
 
@@ -214,12 +231,49 @@ class Loop:
         before = rng.capture(self._trainer.device)
         try:
             with self._asked.scoring(), self._crew.agreed(self._at):
-                scores = self._trainer._score(source, name)
+                scores = passes.score(self._trainer, source, name)
         except Interrupted:
             rng.restore(before, self._trainer.device)
             raise
         self._info.history.at(self._info.row()).update(scores)
-        self._plan.callbacks.call("on_validation_end", self._info, scores)
+        self._call("on_validation_end", self._info, scores)
+
+    def _tell(self, told: Set[str], counters: dict[str, Any]) -> None:
+        """The report of this step is complete, with what was logged: what has not been `told` of it goes out."""
+        info = self._info
+        if info.noted:
+            info.history.at(counters).update(info.noted)
+            info.noted = {}
+        if not info.history.keys_at(info.step) - told:
+            return
+        row = {key: value for key, value in info.history.rows[-1].items() if key in counters or key not in told}
+        self._call("on_report", info, row)
+        self._keeper.report(row, info.counters.minutes)
+        self._at.done.add("row")
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        """Calls a hook, and does what is asked for there."""
+        self._info.sealed = hook in AFTER_THE_REPORT
+        self._plan.callbacks.call(hook, *arguments)
+        self._info.sealed = False
+        if self._info.asked:
+            self._grant()
+
+    def _grant(self) -> None:
+        """What callbacks have asked for is done, in the order in which they have."""
+        asked, self._info.asked = self._info.asked, []
+        if self._info.leased:
+            raise ConfigError(
+                f"a callback asks to change {', '.join(what for what, _ in asked)}, which workers at a center cannot "
+                "agree on: each goes at its own pace. Use a strategy without a center."
+            )
+        for what, value in asked:
+            if what == "rate":
+                self._at.set_rate(value)
+            elif what == "freeze":
+                self._at.frozen.freeze(*value)
+            else:
+                self._at.frozen.thaw(*value)
 
     def _keep(self) -> None:
         """Saves what is due: last of all, when whoever drives the loop has done its part of this step."""
@@ -230,7 +284,7 @@ class Loop:
         """A checkpoint of this step, unless there is one."""
         if self._keeper.keeps and self._saved != self._info.step:
             self._guard.settle()
-            self._plan.callbacks.call("on_checkpoint", self._info)
+            self._call("on_checkpoint", self._info)
             self._keeper.save(self._crew.state(self._at), self._info, again=self._info.step <= self._info.resumed)
             self._saved = self._info.step
 
@@ -243,9 +297,9 @@ class Loop:
             self._keeper.restore(info.best, self._trainer.model)
             self._crew.restored(self._trainer.model)
         if plan.test is not None and "test/loss" not in info.history.keys_at(info.step):
-            before, counters = info.history.keys_at(info.step), info.row()
+            told = info.history.keys_at(info.step)
             self._score(plan.test, "test")
-            self._keeper.report({k: v for k, v in info.history.rows[-1].items() if k not in before or k in counters})
+            self._tell(told, info.row())
         self._keeper.end(info.stopping)
 
     def _facts(self) -> dict[str, Any]:
@@ -264,7 +318,7 @@ class Loop:
     @contextmanager
     def _at_work(self) -> Iterator[None]:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
-        trainer, info, call = self._trainer, self._info, self._plan.callbacks.call
+        trainer, info, callbacks = self._trainer, self._info, self._plan.callbacks
         trainer._step.updates = 0
         self._crew.greet(trainer, self._facts())
         self._asked.alone = info.alone = self._crew.alone
@@ -284,19 +338,18 @@ class Loop:
                     self._save()
                     self._keeper.end("left")
                 except BaseException as error:
+                    callbacks.tell(info, error)
                     mind_if_unheard(error)
                     raise
-                call("on_fit_end", info)
+                callbacks.call("on_fit_end", info)
                 raise
             except BaseException as error:
                 self._crew.tell(error)
-                try:
-                    call("on_error", info, error)
-                except Exception as other:
-                    error.add_note(f"And on_error failed: {type(other).__name__}: {other}")
+                callbacks.tell(info, error)
                 raise
             finally:
                 self._crew.leave()
+                self._at.frozen.restore({})
                 trainer.release()
 
 

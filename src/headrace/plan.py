@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from . import check
 from .batch import Batch
-from .callback import Callback, Callbacks, Progress
+from .callback import Answers, Callback, Callbacks, LogFile, Progress, TensorBoard
 from .data.adapt import as_data, as_table
 from .data.reader import Reader
 from .data.source import Source
@@ -61,6 +61,11 @@ class Plan:
             callbacks,
             others,
         )
+
+    @property
+    def scored(self) -> dict[str, Source]:
+        """The data that are scored, by name."""
+        return {name: source for name, source in (("val", self.val), ("test", self.test)) if source is not None}
 
     @property
     def within_epochs(self) -> bool:
@@ -129,16 +134,23 @@ def by_key(
     return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
 
 
-def all_callbacks(callbacks: Any, progress: str | bool, leader: bool = True) -> Callbacks:
-    """The user's callbacks and the progress display for `progress=`; on others than the `leader` some are left out."""
+def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool = True) -> Callbacks:
+    """The user's callbacks, what keeps `logs` of a run, and the display; on others than the `leader` some are left out.
+
+    A log of a kind that the user has brought takes the place of the usual one.
+    """
     if isinstance(callbacks, Callback | type) or not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks= takes a list of Callback objects, got {_named(callbacks)}.")
+    wanted = [*callbacks]
+    for kind in (Answers, LogFile, TensorBoard) if logs else ():
+        if not any(isinstance(callback, kind) for callback in wanted):
+            wanted.append(kind())
     styles: dict[str | bool, str] = {True: "auto", "auto": "auto", "bar": "bar", "plain": "plain"}
     if progress is False:
-        return Callbacks(list(callbacks), leader)
+        return Callbacks(wanted, leader)
     if not isinstance(progress, str | bool) or progress not in styles:
         raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.")
-    return Callbacks([*callbacks, Progress(styles[progress])], leader)
+    return Callbacks([*wanted, Progress(styles[progress])], leader)
 
 
 def as_batch(batch: Any) -> Batch:

@@ -23,8 +23,10 @@ import torch
 
 from . import __version__, disk
 from .errors import RunError
+from .history.rows import read_row
 
 RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.yaml", "log.txt", "metrics.jsonl", "lock"
+TIMES = "times.jsonl"  # apart from the metrics, which are the same however often a training is interrupted
 RUN_BYTES, METRICS_BYTES = 1 << 20, 1 << 32
 CHECKPOINTS, BEST = "checkpoints", "best"
 _ENVIRONMENT = re.compile(r"OMP_|MKL_|CUDA_|NCCL_|GLOO_|SLURM_(JOB_ID|NODELIST|NTASKS|PROCID)|PYTORCH_|TORCH_|MALLOC_")
@@ -49,6 +51,7 @@ class Run:
             try:
                 self.id = self._identify()
                 self._rows = opened.enter_context(disk.File(path / METRICS, new=False))
+                self._times = opened.enter_context(disk.File(path / TIMES, new=False))
                 self._log = opened.enter_context(disk.File(path / LOG, new=False))
             except RunError:
                 raise
@@ -90,13 +93,16 @@ class Run:
         with suppress(OSError):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
 
-    def report(self, row: Mapping[str, Any]) -> None:
-        """A line of metrics."""
+    def report(self, row: Mapping[str, Any], minutes: float) -> None:
+        """A line of metrics, and when that was: after so many minutes of training."""
         line = json.dumps(_finite(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             self._rows.write(line)
         except OSError as error:
             raise disk.failure(error, f"reporting step {row['step']}", self.path, len(line)) from error
+        when = {"step": row["step"], "samples": row.get("samples", 0), "minutes": round(minutes, 6)}
+        with suppress(OSError):  # nice to know, and no reason to stop
+            self._times.write(json.dumps(when, separators=(",", ":")).encode() + b"\n")
 
     def sync(self) -> None:
         """Makes certain that what was reported is on the disk."""
@@ -111,7 +117,7 @@ class Run:
         try:
             for line in self._lines():
                 at += len(line)
-                row = _row(line)
+                row = read_row(line)
                 if row is not None and row["step"] <= step and row.get("samples", 0) <= samples:
                     rows.append(row)
                     end = at
@@ -123,7 +129,7 @@ class Run:
         return rows
 
     def _lines(self) -> list[bytes]:
-        return disk.read_file(self.path / METRICS, METRICS_BYTES).splitlines(keepends=True)
+        return _lines(self.path)
 
     def best(self, source: Path, facts: Mapping[str, Any]) -> None:
         """The best weights under a name that a person finds, beside what makes them the best."""
@@ -147,7 +153,7 @@ class Run:
 
     def refuse_without_checkpoints(self) -> None:
         """Raises if this run has come further than its checkpoints, which are not there, say."""
-        traces = [f"{METRICS} has reports"] if any(map(_row, self._lines())) else []
+        traces = [f"{METRICS} has reports"] if any(map(read_row, self._lines())) else []
         traces += [f"{BEST}/ holds weights"] if (self.path / BEST).is_dir() else []
         if self.checkpoints.is_dir():
             traces += [f"{CHECKPOINTS}/ holds {name}" for name in os.listdir(self.checkpoints) if name[0] != "."][:1]
@@ -208,6 +214,15 @@ def run_id(path: Path) -> str:
     return str(found["id"])
 
 
+def read_rows(run: Path) -> list[dict[str, Any]]:
+    """What a run has reported, row by row; without a last one that is being written, or was cut short."""
+    return [row for row in map(read_row, _lines(run)) if row is not None]
+
+
+def _lines(run: Path) -> list[bytes]:
+    return disk.read_file(run / METRICS, METRICS_BYTES).splitlines(keepends=True)
+
+
 class _Lock:
     """The kernel's lock on a file: it ends with the process that holds it, however that ends."""
 
@@ -235,24 +250,6 @@ class _Lock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics, if it is whole."""
-    try:
-        row = json.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        return None
-    return _numbers(row) if isinstance(row, dict) and isinstance(row.get("step"), int) else None
-
-
-def _numbers(value: Any) -> Any:
-    """What `_finite` was given."""
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def _finite(value: Any) -> Any:

@@ -170,10 +170,7 @@ class _ByProgress(_Constant):
     def before(self, counters: Counters) -> None:
         factor = self._factor(max(_share(limit, counters, self._batches) for limit in self._limits))
         for group in self._groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(group["initial_lr"] * factor)
-            else:
-                group["lr"] = group["initial_lr"] * factor
+            put_rate(group, group["initial_lr"] * factor)
 
 
 class _ByTorch:
@@ -241,6 +238,14 @@ class _ByTorch:
             for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
                 if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
                     part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
+
+
+def put_rate(group: dict[str, Any], rate: float) -> None:
+    """Gives a group of an optimizer its learning rate, which may be a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def _check_shares(schedule: object, names: Sequence[str]) -> None:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from . import config, rng
 from .arena import Replica, plain_name
-from .errors import CheckpointError
+from .errors import CheckpointError, ConfigError
+from .frozen import Frozen
 from .info import Best, Info
 from .length import Counters
 from .plan import Plan
-from .schedule import Rates, make_rates
+from .schedule import Rates, make_rates, put_rate
 from .tally import Tally
 from .weights import check_model, load_model
 
@@ -35,6 +36,9 @@ class Standing:
         self.metrics = trainer._crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
         self.tally = Tally()
         self.rates: Rates = make_rates(None, [], [], None)
+        self.frozen = Frozen(trainer.model)
+        self.shares: list[float] = []
+        """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.rows = 0
         """Rows of the last update."""
         self.done: set[str] = set()
@@ -76,7 +80,28 @@ class Standing:
             "limits": config.of_limits(info.limits),
             "source": {"cursor": self.cursor, "initial": self.initial},
             "round": self.round,
+            "frozen": {owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
+            "noted": info.noted,
+            "shares": self.shares,
+            "shadowed": info.shadow is not None,
         }
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate from now on; groups with another keep their ratio to the first one's."""
+        trainer = self._trainer
+        if trainer.schedule is not None:
+            raise ConfigError("a callback asks for a learning rate, and the trainer has a schedule, which sets it.")
+        groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
+        if first := self.info.rate:
+            self.shares = [float(group["lr"]) / first for group in groups]
+        for group, share in zip(groups, self.shares or [1.0] * len(groups), strict=True):
+            put_rate(group, rate * share)
+
+    def forget_absent(self) -> None:
+        """A training has gone on: what was asked for by callbacks that are not there now ends."""
+        self.info.forget_unclaimed()
+        owners = self.frozen.owners
+        self.frozen.restore({o: sorted(names) for o, names in owners.items() if not o or o in self.info.claimed})
 
     def own_state(self) -> dict[str, Any]:
         """What is this worker's own."""
@@ -183,6 +208,7 @@ class Standing:
         self.round = state.get("round") or {}
         load_model(self.model, {**state["model"], **state["extra"]})
         self._put_transient(state["modules"]["transient"])
+        self.frozen.restore(state["frozen"])
         for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
             module.load_state_dict(saved)
         trainer._step.load_state_dict(state["step"], overridden="optimizer" in changed)
@@ -193,6 +219,7 @@ class Standing:
         info.resumed = state["saved"]
         info.history.rows[:] = [row for row in state["history"] if row["step"] <= info.step]
         info.marks = {name: Best(**mark) for name, mark in state["marks"].items()}
+        info.noted, self.shares = dict(state["noted"]), list(state["shares"])
         self.done, self.complete = set(state["done"]), state["complete"]
         self._plan.callbacks.load_state_dict(state["callbacks"])
         self.tally = Tally.joined(state["tallies"])

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from . import check, config, evaluate
+from . import check, config, evaluate, passes
 from . import plan as plans
 from .batch import Batch, Stream
 from .callback import Callback
 from .comm import here
 from .crew import make_crew
-from .data.source import Source
-from .feed import Feed
 from .guard import make_guard
 from .history import History
 from .info import Info
@@ -24,7 +22,7 @@ from .leaving import leave_at_exit
 from .length import Counters, Length, limits
 from .loop import Loop
 from .metric import Metrics, Wanted
-from .objective import Inputs, Supervised, as_objective
+from .objective import Inputs, as_objective
 from .outcome import Outcome, as_outcome
 from .plan import OptimizerLike, Plan
 from .precision import Precision
@@ -34,26 +32,26 @@ from .sizes import BatchSize, Sizes
 from .step import Settings, Step
 from .strategy import Strategy
 
-DEFAULT_BATCH = 128
+if TYPE_CHECKING:
+    from .finders import BatchFinding, LrFinding
 
 
 class Trainer:
     """Trains, validates and applies a model.
 
-    `loss`: a term or a sum of them, an `nn.*Loss`, a function of (outputs, target), or an `Objective`; `optimizer`:
-    one of torch's, or a function that makes it of the parameters. For several, dicts with equal keys.
-    `batch_size`: rows in one update (128 if not given, a loader's own), or one from each point of the training on, as
-    in `{0: 32, "5 epochs": 64}`; `microbatch`: how many of them pass the model at once;
-    `macrobatch`: how many are staged on the device together. `clip_norm`, `clip_value`: of the gradients.
-    `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy", "f1:weighted", "top-3", or objects.
-    `seed`: of the order in which rows are read, and of nothing else: dropout draws from torch's generator, in
-    sequence; `order`: one of the five of `Order`. A `fit` begins with epoch 0 of that order, or where its run stands.
-    `schedule`: a function of the progress (0 to 1) that gives a factor, one of (optimizer, total_steps) that makes a
-    torch scheduler, or a `Schedule`. `microbatch="auto"` makes them smaller when memory runs out.
-    `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with.
-    `nonfinite`: "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`.
-    `strategy`: how several workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they
-    share or make each by itself. `arena=False` leaves parameters where they are.
+    `loss`: a term or a sum of them, an `nn.*Loss`, a function of (outputs, target), or an `Objective`; `optimizer`: one
+    of torch's, or a function that makes it of the parameters. For several, dicts with equal keys. `batch_size`: rows in
+    one update (128 if not given, a loader's own), or one from each point of the training on, as in `{0: 32, "5 epochs":
+    64}`; `microbatch`: how many of them pass the model at once ("auto": fewer when memory runs out); `macrobatch`: how
+    many are staged on the device together. `clip_norm`, `clip_value`: of the gradients. `precision`: "fp32", "bf16" or
+    "fp16". `metrics`: names such as "accuracy", "f1:weighted", "top-3", or objects. `seed`: of the order in which rows
+    are read, and of nothing else: dropout draws from torch's generator, in sequence; `order`: one of the five of
+    `Order`. A `fit` begins with epoch 0 of that order, or where its run stands. `schedule`: a function of the progress
+    (0 to 1) that gives a factor, one of (optimizer, total_steps) that makes a torch scheduler, or a `Schedule`.
+    `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with. `nonfinite`:
+    "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how several
+    workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by
+    itself. `arena=False` leaves parameters where they are.
     """
 
     def __init__(
@@ -139,6 +137,7 @@ class Trainer:
         log_every: str | Length = "1 epoch",
         scan: bool = False,
         callbacks: Sequence[Callback] = (),
+        logs: bool = True,
         run: str | Path | None = None,
         resume: str = "auto",
         checkpoint_every: str | Length = "1 epoch",
@@ -153,7 +152,8 @@ class Trainer:
         checkpoint if there is one, "must" insists on one, "never" refuses it. Limits may have grown since; any other
         setting that differs is an error, unless `override`. A checkpoint is written at every `checkpoint_every` (which
         may be in minutes) and at the end; the last `keep` stay (or "all"), and the best. A thread writes it while the
-        training goes on, unless `wait_for_saves`. See `headrace.keeper`.
+        training goes on, unless `wait_for_saves`. `logs`: a run has a log.txt, curves for TensorBoard and answers for
+        its report. See `headrace.keeper`.
         """
         options = {name: value for name, value in locals().items() if name != "self"}
         for _ in self.steps(**options):
@@ -175,6 +175,7 @@ class Trainer:
         log_every: str | Length = "1 epoch",
         scan: bool = False,
         callbacks: Sequence[Callback] = (),
+        logs: bool = True,
         run: str | Path | None = None,
         resume: str = "auto",
         checkpoint_every: str | Length = "1 epoch",
@@ -190,27 +191,26 @@ class Trainer:
         keeper = self._crew.keeper(lambda: make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves))
         source = plans.source_on(train, self.device, "train", self.order, self.seed)
         bounds = limits(epochs, steps, samples, minutes)
-        source = self._crew.source(source, Sizes(self.batch_size or DEFAULT_BATCH).first, bounds)
+        source = self._crew.source(source, Sizes(self.batch_size or passes.DEFAULT_BATCH).first, bounds)
         if not self._crew.leads:
             val, test, callbacks, progress = None, None, (), False
-        called = plans.all_callbacks(callbacks, progress, self._crew.comm.leader)
+        called = plans.all_callbacks(callbacks, progress, logs and keeper.keeps, self._crew.comm.leader)
         others = [every for every in (keeper.every, interval_of(self.schedule)) if every is not None]
         plan = Plan.of(source, val, test, self.device, validate_every, log_every, called, others)
         check.has_an_end(source, bounds, sized=self.batch_size is not None)
         plan.check(self.objectives, self.eval_objectives, scan, self.target if self.metrics else None)
         info = Info(self, Counters(), bounds, History(), ("train",) if val is None else ("train", "val"))
-        self.history, self._known_streams = info.history, None
-        self._categories = check.categories_of(source)
+        self.history, self._known_streams, self._categories = info.history, None, check.categories_of(source)
         return leave_at_exit(Loop(self, plan, info, keeper).run())
 
     def validate(
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
         """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`."""
-        source = self._to_read(data, name, batch_size, limit)
+        source = passes.source_of(self, data, name, batch_size, limit)
         for objective in self.eval_objectives.values():
             objective.prepare(source.streams, {name: check.columns_of(source)})
-        return self._score(source, name, batch_size, limit)
+        return passes.score(self, source, name, batch_size, limit)
 
     def test(self, data: Any, *, batch_size: int | None = None) -> dict[str, Any]:
         """As `validate`, with keys that begin with "test"."""
@@ -218,10 +218,7 @@ class Trainer:
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """What the model returns for every row, in order, on the host."""
-        objective, source = next(iter(self.eval_objectives.values())), self._to_read(data, "predict", batch_size)
-        at_rest = evaluate.mode(self._modules, training=False)
-        with at_rest, evaluate.rewound(source), self._feed(source, batch_size) as feed:
-            return evaluate.predictions(objective, self.model, feed, self.precision, self._crew.gather)
+        return passes.predict(self, passes.source_of(self, data, "predict", batch_size), batch_size)
 
     def step(self, batch: Any) -> dict[str, Any]:
         """One update from a Batch, a tuple, a dict or a list of sample dicts: `total_loss` and every term.
@@ -252,6 +249,18 @@ class Trainer:
         read, scored = self._step.guard.read, bool(self.metrics)
         return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
 
+    def find_lr(self, train: Any, **options: Any) -> "LrFinding":
+        """Tries rising learning rates and suggests one; nothing is changed. See `headrace.finders.find_lr`."""
+        from .finders import find_lr
+
+        return find_lr(self, train, **options)
+
+    def find_batch_size(self, train: Any, **options: Any) -> "BatchFinding":
+        """Tries growing batches and suggests a size; nothing is changed. See `headrace.finders.find_batch_size`."""
+        from .finders import find_batch_size
+
+        return find_batch_size(self, train, **options)
+
     def preempt(self) -> None:
         """Asks the training at hand, from any thread or handler, to save and to end with exit status 143."""
         self._preemption.request()
@@ -260,39 +269,18 @@ class Trainer:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
 
-    def _to_read(self, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:
-        self._muster()
-        check.positive("batch_size", batch_size, whole=True)
-        source = plans.source_on(data, self.device, name)
-        check.can_be_read(source, name, self._categories, limit)
-        return source
-
-    def _score(self, source: Source, name: str, size: int | None = None, limit: int | None = None) -> dict[str, Any]:
-        """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
-        objective, crew = next(iter(self.eval_objectives.values())), self._crew
-        metrics = crew.metrics(self.metrics.fresh(objective.reads, objective.ignores))
-        joins = type(self).evaluate_step is Trainer.evaluate_step and len(self.eval_objectives) == 1
-        at_rest = evaluate.mode(self._modules, training=False)
-        with at_rest, evaluate.rewound(source), self._feed(source, size) as feed:
-            batches = evaluate.limited(feed, limit, self._preemption.check_scoring)
-            outcomes = evaluate.apart(self.evaluate_step, batches)
-            if joins and isinstance(objective, Supervised) and objective.joins:
-                outcomes = evaluate.together(objective, self.model, batches, self.precision, self._step.guard.read)
-            return evaluate.score(outcomes, name, metrics, objective, self.target, crew.scored)
+    @property
+    def _evaluates_plainly(self) -> bool:
+        """Whether nobody has overridden `evaluate_step`."""
+        return type(self).evaluate_step is Trainer.evaluate_step
 
     def _muster(self) -> None:
         """Learns who the other workers are: the trainer may have been made before they were there."""
         if self._crew.comm is not here() and not (self._crew.comm.count == 1 == here().count):
-            self._crew = make_crew(self._wanted)
-            self._crew.device, self.strategy = self.device, self._crew.strategy
-            self._step.strategy = self.strategy
+            self._follow(self._wanted)
 
-    def _feed(self, source: Any, batch_size: int | None, info: Info | None = None) -> Feed:
-        """What a pass over data reads; with `info` a training, whose batches may depend on how far it has come."""
-        crew, sizes = self._crew, Sizes(self.batch_size or DEFAULT_BATCH)
-        options: dict[str, Any] = {"macrobatch": self.macrobatch}
-        if info is not None:
-            options |= {"waiting": self._preemption.check, "counters": lambda: info.counters, "shard": crew.trains}
-            return Feed(source, self.device, batch_size=sizes.times(crew.times), **options)
-        options |= {"waiting": self._preemption.check_scoring, "shard": crew.scores}
-        return Feed(source, self.device, batch_size=batch_size or sizes.first, once=True, **options)
+    def _follow(self, strategy: Strategy | None) -> None:
+        """From now on it works with the others, or alone, as this strategy says."""
+        self._wanted, self._crew = strategy, make_crew(strategy)
+        self._crew.device, self.strategy = self.device, self._crew.strategy
+        self._step.strategy = self.strategy

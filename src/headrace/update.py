@@ -215,8 +215,10 @@ class Update:
                 terms[name].sum = terms[name].sum + total
             else:
                 terms[name] = Term(total, weight, term.coefficient, counts=term.counts)
-        if roots:
-            inputs = [p for p in self.arena.params if p.requires_grad] if self._several else None
+        inputs = [p for p in self.arena.params if p.requires_grad] if self._several else None
+        if inputs == []:
+            pass  # all of this optimizer's parameters are frozen
+        elif roots:
             torch.autograd.backward(roots, seeds, inputs=inputs)
         elif not any(term.sum.requires_grad for term in found.values()):
             raise ModelError(

@@ -166,7 +166,6 @@ def test_two_who_look_at_the_same_number_both_keep_what_they_want(first: bool, t
         ({"min_delta": -1.0}, "min_delta="),
         ({"min_delta": NAN}, "min_delta="),
         ({"mode": "best"}, "mode="),
-        ({"monitor": "val/whatever"}, "mode='min' or mode='max'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_at_once(options: dict[str, Any], told: str) -> None:
@@ -174,6 +173,38 @@ def test_settings_that_make_no_sense_are_refused_at_once(options: dict[str, Any]
         hr.EarlyStopping(**options)
     with pytest.raises(hr.ConfigError, match="k="):
         hr.BestModel(k=0)
+
+
+def test_a_number_of_which_nobody_knows_the_better_side_is_refused_before_the_first_step() -> None:
+    with pytest.raises(hr.ConfigError, match="mode='min' or mode='max'"):
+        fit([1, 1], hr.BestModel("val/whatever"))
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_metric_of_ones_own_tells_which_side_is_better(higher: bool) -> None:
+    class Kappa:
+        """Less on every pass."""
+
+        higher_is_better = higher
+        passes = 0
+
+        def update(self, outputs: Any, target: Any) -> None: ...
+
+        def compute(self) -> float:
+            Kappa.passes += 1
+            return -float(Kappa.passes)
+
+        def reset(self) -> None: ...
+
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 2), torch.randint(0, 2, (8,))
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, metrics={"kappa": Kappa()})
+    best = hr.BestModel("val/kappa")
+    trainer.fit((x, y), (x, y), epochs=2, progress=False, callbacks=[best])
+    assert best.best == (max if higher else min)(trainer.history["val/kappa"])
+    assert best.mode == ("max" if higher else "min")
 
 
 DIRECTIONS = {"val/loss/cross_entropy": "min", "val/error": "min", "val/mae": "min", "mse": "min", "val/top-3": "max"}
@@ -185,7 +216,7 @@ def test_whether_small_or_large_is_better_follows_from_the_name(monitor: str) ->
     watching = hr.BestModel(monitor)
     for step, value in enumerate((1.0, 2.0)):
         info = hr.Info(None, Counters(steps=step), [], hr.History())  # type: ignore[arg-type]
-        watching.on_validation_end(info, {monitor: value})
+        watching.on_report(info, {monitor: value})
     assert watching.best == (1.0 if DIRECTIONS[monitor] == "min" else 2.0)
 
 

@@ -18,6 +18,7 @@ HOOKS = (
     "on_macrobatch_end",
     "on_validation_end",
     "on_epoch_end",
+    "on_report",
     "on_checkpoint",
     "on_error",
     "on_fit_end",
@@ -27,14 +28,18 @@ HOOKS = (
 class Callback:
     """Override the hooks you need; the others cost nothing.
 
-    Every hook gets the `Info` of the loop: counters, position, losses. `info.stop(why)` asks the loop to end,
-    `info.mark_best` to keep the weights of this step. What `state_dict` gives is saved with a run, and given back.
+    Every hook gets the `Info` of the loop: counters, position, losses. What a callback wants to happen it asks for
+    there, and the loop does it: `stop`, `mark_best`, `set_rate`, `freeze`, `thaw`, `evaluate_with`; `log` adds numbers
+    to the report. What `state_dict` gives is saved with a run, and given back.
 
     With several workers a callback is called on each of them, with the same numbers, and asks for the same.
     """
 
     everywhere = True
     """Whether it is called on every worker; whoever prints or writes says no, and is called on worker 0 alone."""
+
+    only = ""
+    """What there can be one of in a training, if this is one."""
 
     def forget(self) -> None:
         """Another training begins; if it goes on from somewhere, `load_state_dict` follows."""
@@ -64,6 +69,9 @@ class Callback:
     def on_epoch_end(self, info: Info, row: dict[str, Any]) -> None:
         """A pass over the data is over; `row` is its report."""
 
+    def on_report(self, info: Info, row: dict[str, Any]) -> None:
+        """A row of the history is complete; what is measured at its step later, as a test, comes by itself."""
+
     def on_checkpoint(self, info: Info) -> None:
         """A checkpoint of this step is about to be written: what a callback has to say has to be in its state."""
 
@@ -82,12 +90,12 @@ class Callbacks:
             if not isinstance(callback, Callback):
                 got = callback.__name__ if isinstance(callback, type) else type(callback).__name__
                 raise ConfigError(f"callbacks= takes Callback objects, got a {got}. Pass an instance of a Callback.")
+        for what in {callback.only for callback in callbacks if callback.only}:
+            if len(kinds := [type(callback).__name__ for callback in callbacks if callback.only == what]) > 1:
+                raise ConfigError(f"callbacks= has {' and '.join(kinds)}; there can be one {what}.")
         callbacks = [callback for callback in callbacks if leader or callback.everywhere]
         self._callbacks = callbacks
-        self._methods = {
-            hook: tuple(getattr(c, hook) for c in callbacks if getattr(type(c), hook) is not getattr(Callback, hook))
-            for hook in HOOKS
-        }
+        self._methods = {hook: tuple(getattr(c, hook) for c in callbacks if _overrides(c, hook)) for hook in HOOKS}
         self.on_step_end = self._methods["on_step_end"]
         """Called once per update, hence at hand."""
 
@@ -120,6 +128,19 @@ class Callbacks:
         names = [kind if number == 1 else f"{kind} {number}" for kind, number in zip(kinds, numbers, strict=True)]
         return list(zip(names, self._callbacks, strict=True))
 
+    def tell(self, info: Info, error: BaseException) -> None:
+        """Every `on_error` is called, also after one that fails: somebody has a terminal to put in order."""
+        for method in self._methods["on_error"]:
+            try:
+                method(info, error)
+            except Exception as other:
+                error.add_note(f"And on_error failed: {type(other).__name__}: {other}")
+
     def call(self, hook: str, *arguments: Any) -> None:
         for method in self._methods[hook]:
             method(*arguments)
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    """Whether a callback has a hook of its own: in its class, or in itself, as a `Lambda`."""
+    return getattr(type(callback), hook) is not getattr(Callback, hook) or hook in vars(callback)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..history.rows import mode_of
 from .base import Callback
 
 if TYPE_CHECKING:
     from ..info import Info
 
-_SMALL = ("loss", "error", "mae", "mse")
-_LARGE = ("accuracy", "precision", "recall", "f1", "auroc", "r2", "top-")
-
 
 class BestModel(Callback):
     """Keeps the weights of the `k` best steps by a number that is measured.
 
-    `monitor`: a key of the history, as "val/loss"; `mode`: "min", "max", or "auto" where the name tells which;
+    `monitor`: a key of the history, as "val/loss"; `mode`: "min", "max", or "auto" where the metric tells which, by its
+    name or by its `higher_is_better`;
     `restore`: whether the model ends as the best.
     """
 
@@ -34,10 +32,16 @@ class BestModel(Callback):
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise ConfigError(f"k= is a number of models, at least 1, got {k!r}.")
         self.monitor, self.k, self.restore = monitor, k, restore
-        self._sign = 1.0 if _mode(monitor, mode) == "min" else -1.0
+        self.mode = mode_of(monitor, mode, unknown="")
+        """Empty as long as nobody knows."""
         self.ranking: list[tuple[float, int]] = []
         """Value and step of the best so far, the best first."""
         self._seen = -1
+
+    @property
+    def _sign(self) -> float:
+        """What a number is multiplied by so that less is better."""
+        return -1.0 if self.mode == "max" else 1.0
 
     @property
     def best(self) -> float | None:
@@ -51,12 +55,27 @@ class BestModel(Callback):
                 f"{type(self).__name__} looks at {self.monitor!r}, and there are no {family} data. Pass them, or look "
                 f"at a number of {' or '.join(info.measured)}."
             )
+        if not self.mode:
+            metric = self.monitor.partition("/")[2]
+            self.mode = info.trainer.metrics.mode(metric) or mode_of(self.monitor)
 
-    def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
-        self._look(info, scores)
+        if self.ranking:
+            self._mark(info)
 
-    def on_epoch_end(self, info: Info, row: dict[str, Any]) -> None:
-        self._look(info, row)
+    def on_report(self, info: Info, row: dict[str, Any]) -> None:
+        if self.monitor not in row:
+            if self.monitor.split("/")[0] in {key.split("/")[0] for key in row if "/" in key}:
+                keys = ", ".join(key for key in row if "/" in key)
+                raise ConfigError(
+                    f"{type(self).__name__} looks at {self.monitor!r}, which is not measured. There are: {keys}."
+                )
+        elif self._seen != info.step:
+            self._seen = info.step
+            self._look(info, float(row[self.monitor]))
+
+    def is_about(self, state: dict[str, Any]) -> bool:
+        """Whether a state is that of somebody who looked at the same number."""
+        return bool(state["monitor"] == self.monitor and self.mode in ("", state["mode"]))
 
     def judged(self, info: Info, value: float) -> None:
         """The number has been measured."""
@@ -65,32 +84,30 @@ class BestModel(Callback):
         self.ranking, self._seen = [], -1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ranking": [list(entry) for entry in self.ranking], "seen": self._seen}
+        ranking = [list(entry) for entry in self.ranking]
+        return {"monitor": self.monitor, "mode": self.mode, "ranking": ranking, "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if not self.is_about(state):  # another number is another matter
+            return
         self.ranking = [(float(value), int(step)) for value, step in state["ranking"]]
         self._seen = int(state["seen"])
 
-    def _look(self, info: Info, found: Mapping[str, Any]) -> None:
-        if self.monitor not in found:
-            if self.monitor.split("/")[0] in {key.split("/")[0] for key in found if "/" in key}:
-                keys = ", ".join(key for key in found if "/" in key)
-                raise ConfigError(
-                    f"{type(self).__name__} looks at {self.monitor!r}, which is not measured. There are: {keys}."
-                )
-            return
-        if self._seen == info.step:
-            return
-        self._seen = info.step
-        value = float(found[self.monitor])
+    def _look(self, info: Info, value: float) -> None:
         if not math.isnan(value):
             entries = [*self.ranking, (value, info.step)]
             self.ranking = sorted(entries, key=lambda entry: (self._sign * entry[0], entry[1]))[: self.k]
-            steps = [step for _, step in self.ranking]
-            if info.step in steps:
-                owner = f"{type(self).__name__} of {self.k}"
-                info.mark_best(self.monitor, *self.ranking[0], keep=steps, restore=self.restore, owner=owner)
+            if info.step in self._steps:
+                self._mark(info)
         self.judged(info, value)
+
+    def _mark(self, info: Info) -> None:
+        owner = f"{type(self).__name__} of {self.k}"
+        info.mark_best(self.monitor, *self.ranking[0], keep=self._steps, restore=self.restore, owner=owner)
+
+    @property
+    def _steps(self) -> list[int]:
+        return [step for _, step in self.ranking]
 
 
 class EarlyStopping(BestModel):
@@ -138,22 +155,11 @@ class EarlyStopping(BestModel):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        if not self.is_about(state):
+            return
         self.waited, self._reference = int(state["waited"]), state["reference"]
 
     def _stop_if_due(self, info: Info) -> None:
         if self.waited >= self.patience:
             best = "NaN" if self._reference is None else f"{self._reference:.6g}"
             info.stop(f"{self.monitor} no better than {best} for {self.waited} validations")
-
-
-def _mode(monitor: str, mode: str) -> str:
-    if mode in ("min", "max"):
-        return mode
-    if mode != "auto":
-        raise ConfigError(f"mode= is 'min', 'max' or 'auto', got {mode!r}.")
-    name = monitor.partition("/")[2] or monitor
-    if name.startswith(_SMALL):
-        return "min"
-    if name.startswith(_LARGE):
-        return "max"
-    raise ConfigError(f"whether {monitor!r} should be small or large is not known: say mode='min' or mode='max'.")

@@ -34,6 +34,14 @@ Report = tuple[dict[str, float], dict[str, Any]]
 class Crew:
     """A worker alone, and what is the same with several."""
 
+    leads = True
+    """Whether this worker scores, calls the user's callbacks, and knows what is to be known."""
+    leased = False
+    """Whether a center lends out the data, and counts epochs and samples."""
+    alone = True
+    """Whether there is nobody to agree with about when to stop."""
+    gather: Gather | None = None
+    """Puts together what several workers predict; `None` where one does it all."""
     scores: Shard = WHOLE
     """The part that is this worker's of data to be scored or predicted."""
     times: int = 1
@@ -85,6 +93,9 @@ class Crew:
         for part in ("optimizers", "microbatch") if alike and here else ():  # worker 0's are the step's own
             if part in mine:
                 state["step"] = state["step"] | {part: mine[part]}
+        state["apart"] = None
+        if state["shadowed"]:  # what is trained is not what is kept
+            state["apart"] = mine if alike else _apart_of(owns)
         tallies = [own["tally"] for own in held]
         if joint and not alike and "strategy" in state:  # every worker knows them all
             tallies = [owns[0]["tally"]]
@@ -93,9 +104,11 @@ class Crew:
     def begin(self, at: Standing, state: State | None) -> None:
         """The training begins, or goes on from a state; the model has its weights."""
         self.strategy.started = self._is_warm(at)
+        replica = at.replica()
+        if state is not None and state["apart"] is not None:
+            self._put_back(replica, state["apart"])
         if self._idle:
             return
-        replica = at.replica()
         self.strategy.begin(replica)
         if state is None or "strategy" not in state:
             at.mark_round()
@@ -156,53 +169,47 @@ class Crew:
 
     def state(self, at: Standing) -> State | None:
         """The state of the training, with what is each worker's own, for the worker who saves it."""
-        if self._idle:
-            owns = self._owns(at.own_state())
-            return None if owns is None else at.state_dict({}) | {"owns": owns}
-        agreed = {} if self._agrees else at.named(self.strategy.agreed(at.replica()))
+        agreed = at.named(self._result(at)) if self._apart(at) else {}
         owns = self._owns(self._own_state(at))
         if owns is None:
             return None
+        found = at.state_dict(agreed) | {"owns": owns}
+        if self._idle:
+            return found
         kind = type(self.strategy).__name__
-        of_strategy = {"strategy": self.strategy.state_dict(at.replica()), "kind": kind, "agrees": self._agrees}
-        return at.state_dict(agreed) | of_strategy | {"owns": owns}
+        return found | {"strategy": self.strategy.state_dict(at.replica()), "kind": kind, "agrees": self._agrees}
 
     @contextmanager
     def agreed(self, at: Standing) -> Iterator[None]:
         """For a while, the model is what all workers together think that it should be."""
-        if self._agrees:
+        if not self._apart(at):
             yield
             return
-        replica = at.replica()
-        own = [tensor.clone() for tensor in replica.tensors]
-        replica.write(self._result(at))
-        try:
+        with _changed(at, self._result(at)):
             yield
-        finally:
-            at.replica().write(own)
 
     def finish(self, at: Standing) -> None:
         """All is saved: the model becomes the common result, for good."""
-        if not self._agrees:
-            replica = at.replica()
-            replica.write(self._result(at))
-            self._agrees = True
+        if self._apart(at):
+            at.replica().write(self._result(at))
+            self._agrees, at.info.shadow = True, None
 
-    def _result(self, at: Standing) -> list[Tensor]:
-        """What all workers together think that the model should be."""
-        return self.strategy.agreed(at.replica())
+    def _apart(self, at: Standing) -> bool:
+        """Whether the model should be something else than it is."""
+        return not self._agrees or at.info.shadow is not None
+
+    def _result(self, at: Standing) -> Sequence[Tensor]:
+        """What all workers together think that the model should be, or whoever watches the training."""
+        shadow = at.info.shadow
+        if shadow is None:
+            return self.strategy.agreed(at.replica())
+        if self._agrees:
+            return shadow
+        with _changed(at, shadow):
+            return [tensor.clone() for tensor in self.strategy.agreed(at.replica())]
 
     def restored(self, model: nn.Module) -> None:
         """The model of the worker who keeps the training has been set back to what it was at its best."""
-
-    leads = True
-    """Whether this worker scores, calls the user's callbacks, and knows what is to be known."""
-    leased = False
-    """Whether a center lends out the data, and counts epochs and samples."""
-    alone = True
-    """Whether there is nobody to agree with about when to stop."""
-    gather: Gather | None = None
-    """Puts together what several workers predict; `None` where one does it all."""
 
     def keeps(self, info: Info, common: bool) -> bool:
         """Whether the weights of this step are to be kept; `common`: all workers have come to where they report."""
@@ -234,8 +241,9 @@ class Crew:
 
     def _own_state(self, at: Standing) -> State:
         own, replica = at.own_state(), at.replica()
-        own["strategy"] = self.strategy.own_state()
-        if not self._agrees:
+        if not self._idle:
+            own["strategy"] = self.strategy.own_state()
+        if self._apart(at):
             own |= {"weights": at.named(replica.tensors), "counts": replica.counts}
         return own
 
@@ -253,6 +261,23 @@ class Crew:
     def _owns(self, own: State) -> list[State] | None:
         """What every worker has of its own, for the one who saves it."""
         return [own]
+
+
+@contextmanager
+def _changed(at: Standing, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """For a while, the model has these weights."""
+    replica = at.replica()
+    own = [tensor.clone() for tensor in replica.tensors]
+    replica.write(tensors)
+    try:
+        yield
+    finally:
+        at.replica().write(own)
+
+
+def _apart_of(owns: Sequence[State]) -> State:
+    """What all of these workers were training, where something else is kept."""
+    return mean_of([{part: own[part] for part in ("weights", "counts")} for own in owns if "weights" in own])  # type: ignore[no-any-return]
 
 
 def _anew(state: State) -> State:

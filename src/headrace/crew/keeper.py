@@ -41,7 +41,7 @@ class SharedKeeper(Keeper):
     def __init__(self, make: Callable[[], Keeper], comm: Comm) -> None:
         self._comm, self._asks = comm, False
         self._own = make()
-        self.keeps, self.every = self._own.keeps, self._own.every
+        self.keeps, self.every, self.path = self._own.keeps, self._own.every, self._own.path
         if not comm.leader:
             self._own = Keeper()
 
@@ -90,8 +90,8 @@ class SharedKeeper(Keeper):
     def settle(self) -> None:
         by_leader(self._comm, self._own.settle)
 
-    def report(self, row: Mapping[str, Any]) -> None:
-        self._own.report(row)
+    def report(self, row: Mapping[str, Any], minutes: float) -> None:
+        self._own.report(row, minutes)
 
     def save(self, state: State | None, info: Info, again: bool = False) -> None:
         if state is not None:

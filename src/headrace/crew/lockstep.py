@@ -50,7 +50,8 @@ class Lockstep(Crew):
         self._word = Word(self.comm)
         self._rows, self._since = 0, self.comm.now()
         self._model: nn.Module | None = None
-        self._made_before = -1
+        self._made_before = -1  # updates
+        self._measures = False  # whether each worker measures its own rows, as batch normalisation does
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
         if isinstance(train, Reader) and not self.strategy.joint:
@@ -74,7 +75,7 @@ class Lockstep(Crew):
         tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer._modules) for n, t in tensors_of(m).items()]
         every = self.comm.gather({**facts, "model": {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors}})
         by_leader(self.comm, lambda: _compare(every or []))
-        self._model, self._word = trainer.model, Word(self.comm)
+        self._model, self._word, self._made_before = trainer.model, Word(self.comm), -1
         self._spread(trainer._modules)
 
     def shared(self, batch: Batch, model: nn.Module) -> Batch:
@@ -97,6 +98,10 @@ class Lockstep(Crew):
                 batch.total = batch.rows  # the update is this worker's own
             yield batch
 
+    def begin(self, at: Standing, state: State | None) -> None:
+        super().begin(at, state)
+        self._measures = self.strategy.shares_updates and bool(at.replica().statistics)
+
     def updated(self, at: Standing, batch: Batch) -> None:
         if not self.strategy.shares_updates:  # else it has been said where the update was computed
             self.comm.worked(batch.rows)
@@ -110,8 +115,8 @@ class Lockstep(Crew):
             )
         self._made_before = made
         super().updated(at, batch)
-        if self.strategy.joint and at.replica().statistics:
-            self._agrees = False  # every worker measures its own rows
+        if self._measures:
+            self._agrees = False
 
     def _start(self, at: Standing) -> None:
         at.restart(forget=not self.comm.leader)
@@ -173,7 +178,7 @@ class Lockstep(Crew):
             return False
         marks = {name: asdict(mark) for name, mark in info.marks.items()}
         marks = self.comm.share(marks if self.comm.leader else None)
-        info.marks = {name: Best(**{**mark, "keep": tuple(mark["keep"])}) for name, mark in marks.items()}
+        info.marks = {name: Best(**mark) for name, mark in marks.items()}
         return super().keeps(info, common)
 
     def gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:
@@ -198,7 +203,7 @@ class Lockstep(Crew):
 
     def _own_state(self, at: Standing) -> State:
         own = super()._own_state(at)
-        if not self.strategy.joint and not self.comm.leader:
+        if not self._idle and not self.strategy.joint and not self.comm.leader:
             own["optimizers"] = at.optimizers()
         return own
 

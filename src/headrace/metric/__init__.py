@@ -55,6 +55,11 @@ class Metrics:
     def names(self) -> list[str]:
         return list(self._wanted)
 
+    def mode(self, name: str) -> str:
+        """Whether a metric should be small ("min") or large ("max"), where the object says so; else nothing."""
+        higher = getattr(self._wanted.get(name), "higher_is_better", None)  # torchmetrics' word for it
+        return "" if higher is None else "max" if higher else "min"
+
     def fresh(self, reads: str | None = None, ignore: int | None = None) -> "Metrics":
         """The same metrics, empty."""
         wanted = {name: m if isinstance(m, str) else copy.deepcopy(m) for name, m in self._wanted.items()}

@@ -1,5 +1,6 @@
 """The metrics that have a name, and how outputs and targets are laid out for them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ class Task:
         options: dict[str, Any] = {"validate_args": False, "ignore_index": self.ignore}
         if kind == "multiclass":
             options["num_classes"] = max(2, self.size)
+        if kind == "multiclass" and average == "macro" and base in _BALANCED:
+            return Derived(classification.MulticlassConfusionMatrix(**options), _BALANCED[base])
         if kind == "multilabel":
             options["num_labels"] = self.size
         if kind != "binary" and base != "confusion":
@@ -75,7 +78,7 @@ class Task:
         if base == "top-k":
             options["top_k"] = int(name[4:].partition(":")[0])
         metric = getattr(classification, f"{kind.title()}{_CLASSES[base]}")(**options)
-        return Complement(metric) if base == "error" else metric
+        return Derived(metric, _complement) if base == "error" else metric
 
     def arrange(self, name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets as that object wants them."""
@@ -112,19 +115,32 @@ class Task:
         return _squash(outputs.double()) if self.logits else outputs.float()
 
 
-class Complement:
-    """One minus a metric."""
+class Derived:
+    """A number that is computed from what a metric says."""
 
-    def __init__(self, metric: Any) -> None:
-        self.metric = metric
+    def __init__(self, metric: Any, number: Callable[[Tensor], Tensor]) -> None:
+        self.metric, self._number = metric, number
         self.update, self.reset = metric.update, metric.reset
 
     def compute(self) -> Any:
-        return 1.0 - self.metric.compute()
+        return self._number(self.metric.compute())
 
-    def to(self, device: torch.device) -> "Complement":
+    def to(self, device: torch.device) -> "Derived":
         self.metric.to(device)
         return self
+
+
+def _complement(share: Tensor) -> Tensor:
+    return 1.0 - share
+
+
+def _balanced(confusion: Tensor) -> Tensor:
+    """The mean over classes of the share of its rows that is right; a class without rows has none, predicted or not."""
+    rows = confusion.sum(dim=1).double()
+    return (confusion.diagonal()[rows > 0] / rows[rows > 0]).mean()
+
+
+_BALANCED = {"accuracy": _balanced, "error": lambda confusion: 1.0 - _balanced(confusion)}
 
 
 def _parts(name: str) -> tuple[str, str | None]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .catalogue import Complement
+from .catalogue import Derived
 
 
 def keeps_state(metric: Any) -> bool:
@@ -19,7 +19,7 @@ def keeps_state(metric: Any) -> bool:
 
 def state_of(metric: Any) -> dict[str, Any]:
     """Everything that its next `compute` depends on."""
-    metric = metric.metric if isinstance(metric, Complement) else metric
+    metric = metric.metric if isinstance(metric, Derived) else metric
     if not _is_torchmetrics(metric):
         return dict(metric.state_dict())
     return {"updates": metric.update_count, "values": {k: copy.copy(v) for k, v in metric.metric_state.items()}}
@@ -27,7 +27,7 @@ def state_of(metric: Any) -> dict[str, Any]:
 
 def set_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> None:
     """Puts back what `state_of` gave."""
-    metric = metric.metric if isinstance(metric, Complement) else metric
+    metric = metric.metric if isinstance(metric, Derived) else metric
     if not _is_torchmetrics(metric):
         metric.load_state_dict(dict(state))
         return
@@ -38,14 +38,14 @@ def set_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> No
 
 def by_itself(metric: Any) -> None:
     """A metric of torchmetrics would ask all workers at each `compute`; here it is asked on one, which knows all."""
-    metric = metric.metric if isinstance(metric, Complement) else metric
+    metric = metric.metric if isinstance(metric, Derived) else metric
     if _is_torchmetrics(metric):
         metric.sync_on_compute, metric.distributed_available_fn = False, bool  # bool() is False
 
 
 def adds_up(metric: Any) -> bool:
     """Whether the states of twins of this metric can be added up."""
-    metric = metric.metric if isinstance(metric, Complement) else metric
+    metric = metric.metric if isinstance(metric, Derived) else metric
     if not _is_torchmetrics(metric) or metric.full_state_update is not False or metric.dist_sync_on_step:
         return False
     ways = {getattr(way, "__name__", None) for way in metric._reductions.values()}
@@ -54,14 +54,14 @@ def adds_up(metric: Any) -> bool:
 
 def add_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> None:
     """Adds what `state_of` gave of a twin that was fed other rows."""
-    metric = metric.metric if isinstance(metric, Complement) else metric
+    metric = metric.metric if isinstance(metric, Derived) else metric
     metric._update_count += state["updates"]
     metric.merge_state({name: _moved(value, device) for name, value in state["values"].items()})
     metric._computed = None
 
 
 def _is_torchmetrics(metric: Any) -> bool:
-    metric = metric.metric if isinstance(metric, Complement) else metric
+    metric = metric.metric if isinstance(metric, Derived) else metric
     return any(
         kind.__module__.startswith("torchmetrics.") and kind.__name__ == "Metric" for kind in type(metric).__mro__
     )

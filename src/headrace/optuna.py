@@ -1,0 +1,99 @@
+"""Optuna: a trial whose training promises little is pruned, and its run stays whole."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+try:
+    import optuna
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        'headrace.optuna needs Optuna, which is not installed: pip install "headrace[optuna]"', name=missing.name
+    ) from missing
+
+from .callback import Callback
+from .errors import ConfigError
+from .history.rows import mode_of
+
+if TYPE_CHECKING:
+    from .info import Info
+
+
+class Pruning(Callback):
+    """Reports a number to an Optuna trial whenever it is measured, and ends the training if the trial is to be pruned.
+
+    `fit` then raises `optuna.TrialPruned`, but only when everything is over: the last checkpoint is written, the best
+    model restored, the run can go on. `monitor`: a key of the history, as "val/loss"; `mode`: "min", "max", or "auto"
+    where the name tells which: it has to be what the study wants. Steps are counted by measurements, the first is 1:
+    with a validation after each epoch they are epochs. After a resume nothing is reported twice.
+    """
+
+    everywhere = False
+
+    def __init__(self, trial: Any, monitor: str = "val/loss", *, mode: str = "auto") -> None:
+        self.trial, self.monitor, self.mode = trial, monitor, mode_of(monitor, mode)
+        self._study = getattr(trial, "study", None)  # a FixedTrial has none
+        self._reported: set[int] = set()
+        if self._study is not None:
+            _check_direction(self._study, monitor, self.mode)
+
+    def on_fit_start(self, info: Info) -> None:
+        family = self.monitor.partition("/")[0]
+        if family not in info.measured:
+            raise ConfigError(
+                f"Pruning looks at {self.monitor!r}, and there are no {family} data. Pass them, or look at a number of "
+                f"{' or '.join(info.measured)}."
+            )
+        self._reported = _reported(self.trial, self._study)
+
+    def on_report(self, info: Info, row: Mapping[str, Any]) -> None:
+        if self.monitor not in row:
+            self._check_measured(row)
+            return
+        step, value = len(info.history[self.monitor]), float(row[self.monitor])
+        if step in self._reported:
+            return
+        self._reported.add(step)
+        self.trial.report(value, step)
+        if self._should_prune(value):
+            why = f"pruned by Optuna: {self.monitor} {value:.6g} at its step {step}"
+            info.stop(why)
+            info.parting = optuna.TrialPruned(why)
+
+    def _should_prune(self, value: float) -> bool:
+        """What the pruner says; NumPy would warn it of numbers that are none, which it knows to prune."""
+        if not math.isnan(value):
+            return bool(self.trial.should_prune())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return bool(self.trial.should_prune())
+
+    def _check_measured(self, row: Mapping[str, Any]) -> None:
+        """Raises if others of its family were measured, and this number was not."""
+        family, measured = self.monitor.partition("/")[0], [key for key in row if "/" in key]
+        if family in {key.partition("/")[0] for key in measured}:
+            found = ", ".join(measured)
+            raise ConfigError(f"Pruning looks at {self.monitor!r}, which is not measured. There are: {found}.")
+
+
+def _check_direction(study: Any, monitor: str, mode: str) -> None:
+    """Raises on a study that wants something else of the number, or several things."""
+    wanted = [direction.name.lower() for direction in study.directions]
+    if len(wanted) > 1:
+        raise ConfigError(f"Optuna prunes where a study has one objective; this one has {len(wanted)}.")
+    if wanted[0][:3] != mode:
+        raise ConfigError(
+            f"{monitor!r} is to be {'small' if mode == 'min' else 'large'}, and the study is to {wanted[0]}. "
+            f"Create it with direction='{mode}imize', or say mode=."
+        )
+
+
+def _reported(trial: Any, study: Any) -> set[int]:
+    """The steps that were reported before an interruption: Optuna warns of another report."""
+    if study is None:
+        return set()
+    known = (each for each in study.get_trials(deepcopy=False) if each.number == trial.number)
+    return {step for each in known for step in each.intermediate_values}

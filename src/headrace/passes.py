@@ -1,0 +1,78 @@
+"""A trainer's ways through data: the feed of a training, scores, and predictions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import check, evaluate
+from . import plan as plans
+from .data.source import Source
+from .feed import Feed
+from .info import Info
+from .objective import Supervised
+from .sizes import Sizes
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+DEFAULT_BATCH = 128
+
+
+def to_train(trainer: Trainer, source: Source, info: Info) -> Feed:
+    """The batches of a training, whose size may depend on how far it has come."""
+    crew, preemption = trainer._crew, trainer._preemption
+    return Feed(
+        source,
+        trainer.device,
+        batch_size=Sizes(trainer.batch_size or DEFAULT_BATCH).times(crew.times),
+        macrobatch=trainer.macrobatch,
+        waiting=preemption.check,
+        counters=lambda: info.counters,
+        shard=crew.trains,
+    )
+
+
+def once(trainer: Trainer, source: Source, batch_size: int | None = None) -> Feed:
+    """The batches of one pass over data, this worker's part of them."""
+    return Feed(
+        source,
+        trainer.device,
+        batch_size=batch_size or Sizes(trainer.batch_size or DEFAULT_BATCH).first,
+        macrobatch=trainer.macrobatch,
+        waiting=trainer._preemption.check_scoring,
+        shard=trainer._crew.scores,
+        once=True,
+    )
+
+
+def source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:
+    """Data for one pass, checked; `name` is what errors call them."""
+    trainer._muster()
+    check.positive("batch_size", batch_size, whole=True)
+    source = plans.source_on(data, trainer.device, name)
+    check.can_be_read(source, name, trainer._categories, limit)
+    return source
+
+
+def score(
+    trainer: Trainer, source: Source, name: str, size: int | None = None, limit: int | None = None
+) -> dict[str, Any]:
+    """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
+    objective, crew = next(iter(trainer.eval_objectives.values())), trainer._crew
+    metrics = crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
+    joins = trainer._evaluates_plainly and len(trainer.eval_objectives) == 1
+    at_rest = evaluate.mode(trainer._modules, training=False)
+    with at_rest, evaluate.rewound(source), once(trainer, source, size) as feed:
+        batches = evaluate.limited(feed, limit, trainer._preemption.check_scoring)
+        outcomes = evaluate.apart(trainer.evaluate_step, batches)
+        if joins and isinstance(objective, Supervised) and objective.joins:
+            outcomes = evaluate.together(objective, trainer.model, batches, trainer.precision, trainer._step.guard.read)
+        return evaluate.score(outcomes, name, metrics, objective, trainer.target, crew.scored)
+
+
+def predict(trainer: Trainer, source: Source, batch_size: int | None) -> Any:
+    """What the model returns for every row, in order, on the host."""
+    objective = next(iter(trainer.eval_objectives.values()))
+    at_rest = evaluate.mode(trainer._modules, training=False)
+    with at_rest, evaluate.rewound(source), once(trainer, source, batch_size) as feed:
+        return evaluate.predictions(objective, trainer.model, feed, trainer.precision, trainer._crew.gather)

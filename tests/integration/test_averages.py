@@ -1,0 +1,193 @@
+"""Averages of the weights: what is validated, kept, tested and left, while the training goes on with its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import headrace as hr
+
+torch.manual_seed(0)
+X, Y = torch.randn(200, 6), torch.randint(0, 3, (200,))
+
+
+def made(**options: Any) -> hr.Trainer:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=20, metrics=["accuracy"], **options)
+
+
+def fitted(*callbacks: hr.Callback, epochs: int = 3, **options: Any) -> hr.Trainer:
+    trainer = made()
+    trainer.fit((X, Y), (X, Y), epochs=epochs, progress=False, callbacks=callbacks, **options)
+    return trainer
+
+
+def tensors(model: nn.Module) -> list[Tensor]:
+    """Parameters and statistics, copied."""
+    return [tensor.detach().clone() for tensor in model.state_dict().values() if tensor.is_floating_point()]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def by_hand(decay: float, epochs: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The exponential average, and the weights."""
+    trainer, average = made(), list[Tensor]()
+    for info in trainer.steps((X, Y), epochs=epochs):
+        now = tensors(trainer.model)
+        share = max(1 - decay, 1 / info.step)
+        average = [a.lerp(b, share) for a, b in zip(average, now, strict=True)] if average else now
+    return average, tensors(trainer.model)
+
+
+def test_the_model_ends_as_its_exponential_average_and_the_training_goes_on_with_its_own_weights() -> None:
+    average, weights = by_hand(0.8, 3)
+    trainer = fitted(hr.EMA(0.8))
+    assert same(tensors(trainer.model), average)
+    assert not same(average, weights)
+
+
+def test_validations_see_the_average() -> None:
+    trainer = fitted(hr.EMA(0.8))
+    assert trainer.validate((X, Y))["val/loss"] == trainer.history.last["val/loss"]
+    assert fitted().history["train/loss"] == trainer.history["train/loss"], "updates are those without it"
+
+
+def test_checkpoints_and_the_best_model_have_the_average(tmp_path: Path) -> None:
+    trainer = fitted(hr.EMA(0.8), hr.BestModel("val/loss"), run=tmp_path / "run")
+    values = trainer.history["val/loss"]
+    best = made()
+    hr.load_weights(best.model, tmp_path / "run", which="best")
+    assert best.validate((X, Y))["val/loss"] == min(values)
+    saved = load_file(tmp_path / "run" / "best" / "model.safetensors")
+    assert same(tensors(best.model), [t for t in saved.values() if t.is_floating_point()]) or saved.keys() == set(
+        best.model.state_dict()
+    )
+    hr.load_weights(best.model, tmp_path / "run", which="last")
+    assert same(tensors(best.model), tensors(trainer.model))
+
+
+@pytest.mark.parametrize("make", [lambda: hr.EMA(0.9), lambda: hr.SWA("1 epoch", every="3 steps", rate=3e-3)])
+@pytest.mark.parametrize("stop", [1, 9, 10, 17, 30])
+def test_a_training_that_was_left_goes_on_bit_for_bit(make: Any, stop: int, tmp_path: Path) -> None:
+    whole = fitted(make(), hr.EarlyStopping(patience=2))
+    first = made()
+    for info in first.steps((X, Y), (X, Y), epochs=3, callbacks=[make(), hr.EarlyStopping(patience=2)], run=tmp_path):
+        if info.step == stop:
+            break
+    rest = fitted(make(), hr.EarlyStopping(patience=2), run=tmp_path)
+    assert same(tensors(rest.model), tensors(whole.model))
+    assert rest.history.rows == whole.history.rows
+
+
+def test_the_mean_begins_after_some_epochs_and_is_one_of_their_ends() -> None:
+    trainer, ends = made(), []
+    for info in trainer.steps((X, Y), epochs=4):
+        if info.ends_epoch and info.epoch >= 2:
+            ends.append(tensors(trainer.model))
+    mean = [torch.stack(each).mean(dim=0) for each in zip(*ends, strict=True)]
+    swa = fitted(hr.SWA("2 epochs"), epochs=4)
+    for one, other in zip(tensors(swa.model), mean, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rate_is_constant_from_where_the_mean_begins_and_groups_keep_their_ratio() -> None:
+    trainer = made()
+    first, *others = trainer.model.parameters()
+    trainer.optimizers[""] = torch.optim.SGD([{"params": [first]}, {"params": others, "lr": 0.02}], lr=0.04)
+    trainer = hr.Trainer(trainer.model, hr.CrossEntropy(), trainer.optimizers[""], batch_size=20)
+    trainer.fit((X, Y), epochs=3, progress=False, callbacks=[hr.SWA("2 epochs", rate=0.01)])
+    assert trainer.history["rate"] == [0.04, 0.01, 0.01]
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == [0.01, 0.005]
+
+
+def test_several_workers_make_the_average_that_one_makes(tmp_path: Path) -> None:
+    def main() -> list[Tensor]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=20)
+        trainer.fit((X, Y), (X, Y), epochs=2, progress=False, callbacks=[hr.EMA(0.8)])
+        return tensors(model)
+
+    for one, other in zip(hr.launch(main), hr.launch(main, workers=3), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_workers_that_average_their_statistics_go_on_bit_for_bit(tmp_path: Path) -> None:
+    def main(run: Path | None, stop: int) -> list[Tensor]:
+        trainer = made()
+        for info in trainer.steps((X, Y), (X, Y), epochs=2, callbacks=[hr.EMA(0.8)], run=run):
+            if info.step == stop:
+                break
+        return tensors(trainer.model)
+
+    whole = hr.launch(main, None, 0, workers=2)
+    hr.launch(main, tmp_path / "run", 7, workers=2)
+    assert same(hr.launch(main, tmp_path / "run", 0, workers=2), whole)
+    hr.launch(main, tmp_path / "other", 7, workers=2)
+    for one, other in zip(hr.launch(main, tmp_path / "other", 0, workers=1), whole, strict=True):
+        assert one.shape == other.shape
+        assert torch.isfinite(one).all()
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options", "said"),
+    [
+        ([hr.EMA(), hr.SWA("1 epoch")], {}, "one average"),
+        ([hr.SWA("1 epoch", rate=0.1)], {"schedule": hr.WarmupCosine()}, "schedule"),
+        ([hr.EMA()], {"strategy": hr.Periodic("2 steps")}, "Synchronous"),
+    ],
+)
+def test_averages_that_make_no_sense_are_refused_before_the_first_step(
+    callbacks: list[hr.Callback], options: dict[str, Any], said: str
+) -> None:
+    trainer = made(**options)
+    before = tensors(trainer.model)
+    with pytest.raises(hr.ConfigError, match=said):
+        trainer.fit((X, Y), epochs=1, progress=False, callbacks=callbacks)
+    assert same(tensors(trainer.model), before)
+
+
+@pytest.mark.parametrize("wrong", [lambda: hr.EMA(1.0), lambda: hr.EMA(-0.1), lambda: hr.EMA(every="1 min")])
+def test_settings_of_averages_are_checked(wrong: Any) -> None:
+    with pytest.raises(hr.ConfigError):
+        wrong()
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (2, 3), (1, 2)])
+def test_another_number_of_workers_goes_on_with_the_average_and_its_metrics(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    def main(run: Path | None, stop: int) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=20, metrics=["accuracy"])
+        for info in trainer.steps((X, Y), (X, Y), epochs=2, callbacks=[hr.EMA(0.8)], run=run):
+            if info.step == stop:
+                break
+        return tensors(model)
+
+    run = tmp_path / "run"
+    hr.launch(main, run, 7, workers=before)
+    rest = hr.launch(main, run, 0, workers=after)
+    for one, other in zip(rest, hr.launch(main, None, 0, workers=1), strict=True):
+        torch.testing.assert_close(one, other)
+    assert same(hr.launch(main, run, 0, workers=before), rest), "nothing was left to train"
+
+
+def test_lengths_in_minutes_are_refused_where_workers_would_differ() -> None:
+    for wrong in (lambda: hr.SWA("1 min"), lambda: hr.Freeze("0.*", until="1 min")):
+        with pytest.raises(hr.ConfigError, match="minutes differ"):
+            wrong()
+
+
+def test_a_mean_that_never_begins_is_told() -> None:
+    with pytest.warns(UserWarning, match="nothing to average: it begins after 15 epochs"):
+        fitted(hr.SWA("15 epochs"))

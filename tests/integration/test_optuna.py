@@ -1,0 +1,222 @@
+"""Optuna prunes what promises little; the run stays whole, and an interrupted trial goes on without a double report."""
+
+import math
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.optuna import Pruning
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tune_with_optuna.py"
+EPOCHS = 6
+DRAW = torch.Generator().manual_seed(0)
+X = torch.randn(64, 4, generator=DRAW)
+Y = (X[:, 0] > X[:, 1]).long()
+VAL = (X[:24] + 0.1, Y[:24])
+NEVER = optuna.pruners.NopPruner()
+AFTER_THREE = optuna.pruners.ThresholdPruner(upper=-1.0, n_warmup_steps=3)
+"""Prunes whatever it is, with the third report."""
+
+
+def make(lr: float = 0.1, **options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 2))
+    return hr.Trainer(
+        model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), lr=lr), batch_size=16, device="cpu", **options
+    )
+
+
+def fit(trainer: hr.Trainer, *callbacks: hr.Callback, **options: Any) -> hr.History:
+    return trainer.fit((X, Y), VAL, progress=False, callbacks=callbacks, **{"epochs": EPOCHS, **options})
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
+    return None if request.param == "memory" else f"sqlite:///{tmp_path / 'study.db'}"
+
+
+def test_the_median_prunes_what_learns_too_slowly(storage: str | None) -> None:
+    found: dict[int, list[float]] = {}
+
+    def objective(trial: optuna.Trial) -> float:
+        trainer = make(trial.suggest_categorical("lr", [0.03, 1e-6]))
+        try:
+            return min(fit(trainer, Pruning(trial))["val/loss"])
+        finally:
+            found[trial.number] = trainer.history["val/loss"]
+
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=2, n_warmup_steps=2)
+    study = optuna.create_study(storage=storage, pruner=pruner)
+    for lr in (0.03, 0.03, 1e-6, 0.03, 1e-6):
+        study.enqueue_trial({"lr": lr})
+    study.optimize(objective, n_trials=5)
+    complete, pruned = TrialState.COMPLETE, TrialState.PRUNED
+    assert [trial.state for trial in study.trials] == [complete, complete, pruned, complete, pruned]
+    for trial in study.trials:
+        assert trial.intermediate_values == dict(enumerate(found[trial.number], start=1))
+        assert len(found[trial.number]) == (2 if trial.state == pruned else EPOCHS)
+
+
+class Noting(hr.Callback):
+    """What it was told of the end."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_fit_end(self, info: hr.Info) -> None:
+        self.heard.append(f"end: {info.stopping}")
+
+    def on_error(self, info: hr.Info, error: BaseException) -> None:
+        self.heard.append(f"error: {error}")
+
+
+def asked(pruner: optuna.pruners.BasePruner, storage: str | None = None, **options: Any) -> optuna.Trial:
+    return optuna.create_study(storage=storage, pruner=pruner, **options).ask()
+
+
+def test_a_pruned_training_has_ended_well_and_can_go_on(tmp_path: Path) -> None:
+    pruned, after, best = make(), Noting(), hr.BestModel("val/loss", restore=True)
+    with pytest.raises(optuna.TrialPruned, match=r"pruned by Optuna: val/loss 0\.\d+ at its step 3"):
+        fit(pruned, best, Pruning(asked(AFTER_THREE)), after, run=tmp_path / "run")
+    assert len(pruned.history) == 3
+    assert after.heard == [f"end: {pruned.history.stopped}"]
+    assert "pruned by Optuna" in pruned.history.stopped
+    assert pruned.validate(VAL)["val/loss"] == pytest.approx(best.best), "the best model was put back"
+    assert len({p.untyped_storage().data_ptr() for p in pruned.model.parameters()}) == 4, "no arena is left"
+    fit(again := make(), hr.BestModel("val/loss", restore=True), run=tmp_path / "run")
+    fit(whole := make(), hr.BestModel("val/loss", restore=True))
+    assert again.history.rows == whole.history.rows
+    assert all(map(torch.equal, again.model.parameters(), whole.model.parameters()))
+
+
+class Broken(hr.Callback):
+    """The power fails after this epoch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_epoch_start(self, info: hr.Info) -> None:
+        if info.epoch == self.epoch:
+            raise InterruptedError
+
+
+def test_an_interrupted_trial_goes_on_and_reports_nothing_twice(tmp_path: Path, storage: str | None) -> None:
+    trial = asked(NEVER, storage)
+    options = {"run": tmp_path / "run", "checkpoint_every": "3 epochs"}
+    with pytest.raises(InterruptedError):
+        fit(make(), Pruning(trial), Broken(5), **options)
+    same = optuna.trial.Trial(trial.study, trial._trial_id)
+    with pytest.warns(UserWarning, match="already reported"):  # this test can tell
+        same.report(0.0, 5)
+    history = fit(make(), Pruning(same), **options)
+    values = trial.study.trials[0].intermediate_values
+    assert values == dict(enumerate(history["val/loss"], start=1))
+    assert len(values) == EPOCHS
+
+
+def test_a_retried_trial_that_inherits_its_reports_repeats_none() -> None:
+    trial = asked(NEVER)
+    for step in (1, 2, 3):
+        trial.report(9.0, step)
+    fit(make(), Pruning(trial))
+    values = trial.study.trials[0].intermediate_values
+    assert [values[step] for step in (1, 2, 3)] == [9.0] * 3
+    assert sorted(values) == list(range(1, EPOCHS + 1))
+
+
+def test_several_validations_in_an_epoch_are_steps_of_their_own() -> None:
+    trial = asked(NEVER)
+    history = fit(make(), Pruning(trial), epochs=2, validate_every="2 steps")
+    values = trial.study.trials[0].intermediate_values
+    assert values == dict(enumerate(history["val/loss"], start=1))
+    assert len(values) == 4
+
+
+def test_a_number_of_the_training_needs_no_validation() -> None:
+    trial = asked(NEVER)
+    history = make().fit((X, Y), epochs=3, progress=False, callbacks=[Pruning(trial, "train/loss")])
+    assert list(trial.study.trials[0].intermediate_values.values()) == history["train/loss"]
+
+
+class Diverges(nn.Module):
+    """Its outputs are no numbers while it is validated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if self.training else self.layer(x) * math.nan
+
+
+def test_what_is_no_number_is_pruned_by_the_median(storage: str | None) -> None:
+    study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
+    first = study.ask()
+    fit(make(), Pruning(first))
+    study.tell(first, 0.5)
+    model = Diverges()
+    bad = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), device="cpu")
+    with pytest.raises(optuna.TrialPruned):
+        fit(bad, Pruning(study.ask()))
+    assert len(bad.history) == 1
+
+
+def test_the_fixed_trial_of_a_best_one_again_is_never_pruned() -> None:
+    history = fit(make(), Pruning(optuna.trial.FixedTrial({"lr": 0.1})))
+    assert len(history) == EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("monitor", "data", "said"),
+    [
+        ("val/accuracy", VAL, r"Pruning looks at 'val/accuracy', which is not measured. There are: .*val/loss"),
+        ("val/loss", None, r"Pruning looks at 'val/loss', and there are no val data. .* a number of train"),
+        ("loss", VAL, r"there are no loss data"),
+    ],
+)
+def test_a_number_that_is_never_measured_is_an_error(monitor: str, data: Any, said: str) -> None:
+    trial = asked(NEVER, direction="minimize" if "loss" in monitor else "maximize")
+    with pytest.raises(hr.ConfigError, match=said):
+        make().fit((X, Y), data, epochs=2, progress=False, callbacks=[Pruning(trial, monitor)])
+
+
+def test_a_study_that_wants_something_else_is_an_error() -> None:
+    with pytest.raises(hr.ConfigError, match="'val/accuracy' is to be large, and the study is to minimize"):
+        Pruning(asked(NEVER), "val/accuracy")
+    with pytest.raises(hr.ConfigError, match="'val/loss' is to be small, and the study is to maximize"):
+        Pruning(asked(NEVER, direction="maximize"))
+    with pytest.raises(hr.ConfigError, match="one objective; this one has 2"):
+        Pruning(asked(NEVER, directions=["minimize", "maximize"]))
+    with pytest.raises(hr.ConfigError, match="'val/dice' should be small or large is not known"):
+        Pruning(asked(NEVER), "val/dice")
+    Pruning(asked(NEVER, direction="maximize"), "val/dice", mode="max")
+
+
+def test_without_optuna_it_says_what_to_install() -> None:
+    script = "import sys; sys.modules['optuna'] = None; import headrace.optuna"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert 'headrace.optuna needs Optuna, which is not installed: pip install "headrace[optuna]"' in done.stderr
+
+
+def test_the_example_finds_something_and_prunes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    found = re.search(r"best: (\d\.\d+) with .*; pruned: (\d) of 8", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[1]) < 0.2
+    assert 1 <= int(found[2]) <= 5
+    assert len(list(Path("runs/tuned").iterdir())) == 8

@@ -1,0 +1,223 @@
+"""The estimators among scikit-learn's own tools: pipelines, searches, copies, files, other processes."""
+
+import copy
+import pickle
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_classification, make_regression
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.sklearn import Classifier, Regressor
+
+X, Y = make_classification(120, 6, n_informative=4, n_classes=3, random_state=0)
+A, B = make_regression(100, 5, n_targets=2, random_state=0)
+B = B / B.std(axis=0)
+small = partial(Classifier, hidden=(8,), epochs=10, lr=0.02, batch_size=32, random_state=0)
+small_regressor = partial(Regressor, hidden=(8,), epochs=10, lr=0.02, batch_size=32, random_state=0)
+
+
+class Narrow(nn.Module):
+    """A module of one's own, with everything that has a mode or random numbers."""
+
+    def __init__(self, n_features: int, n_outputs: int, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(n_features, width), nn.BatchNorm1d(width), nn.Dropout(0.2), nn.Linear(width, n_outputs)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def test_it_learns_iris_in_a_pipeline() -> None:
+    flowers = load_iris(as_frame=True)
+    names = flowers.target_names[flowers.target]
+    model = make_pipeline(StandardScaler(), Classifier(epochs=30, lr=0.01, random_state=0))
+    scores = cross_val_score(model, flowers.data, names, cv=3)
+    assert scores.mean() > 0.93
+    fitted = model.fit(flowers.data, names)[-1]
+    assert list(fitted.classes_) == ["setosa", "versicolor", "virginica"]
+    assert fitted.n_iter_ == 30
+    assert fitted.history_["train/loss"][-1] < 0.3
+
+
+def test_a_frame_gives_names_to_the_columns() -> None:
+    frame = pd.DataFrame(X, columns=[f"c{k}" for k in range(6)])
+    fitted = small().fit(frame, Y)
+    assert list(fitted.feature_names_in_) == list(frame)
+    assert (fitted.predict(frame) == small().fit(X, Y).predict(X)).all()
+
+
+def search(jobs: int) -> Any:
+    grid = {"hidden": [(4,), (8, 8)], "lr": [1e-3, 2e-2]}
+    return GridSearchCV(small(epochs=3), grid, cv=2, n_jobs=jobs).fit(X, Y)
+
+
+def test_a_search_finds_the_better_settings() -> None:
+    found = search(jobs=1)
+    assert found.best_score_ > found.cv_results_["mean_test_score"].min()
+    assert found.best_params_["lr"] == 2e-2
+
+
+@pytest.mark.slow
+def test_a_search_in_two_processes_finds_what_one_finds() -> None:
+    one, two = search(jobs=1), search(jobs=2)
+    assert one.best_params_ == two.best_params_
+    np.testing.assert_array_equal(one.cv_results_["mean_test_score"], two.cv_results_["mean_test_score"])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e)), "joblib"])
+def test_a_fitted_one_can_be_copied_and_sent(copied: Any, tmp_path: Path) -> None:
+    fitted = small(Narrow, validation=0.2, patience=3, metrics=["accuracy"]).fit(X, Y)
+    if copied == "joblib":
+        joblib.dump(fitted, tmp_path / "model")
+        other = joblib.load(tmp_path / "model")
+    else:
+        other = copied(fitted)
+    np.testing.assert_array_equal(other.predict_proba(X), fitted.predict_proba(X))
+    assert other.history_.rows == fitted.history_.rows
+    assert other.module_ is not fitted.module_
+    assert len({p.untyped_storage().data_ptr() for p in fitted.module_.parameters()}) > 1, "no arena is left"
+
+
+def test_a_clone_is_not_fitted_and_has_the_same_settings() -> None:
+    fitted = small(Narrow(6, 3), loss=hr.Focal(), callbacks=[hr.EarlyStopping("train/loss")]).fit(X, Y)
+    twin = clone(fitted)
+    assert twin.get_params().keys() == fitted.get_params().keys()
+    assert twin.hidden == (8,)
+    with pytest.raises(NotFittedError):
+        twin.predict(X)
+
+
+@pytest.mark.parametrize("module", [None, Narrow, Narrow(6, 3)], ids=["none", "class", "instance"])
+def test_one_random_state_makes_one_model_and_moves_nobody_elses_numbers(module: Any) -> None:
+    torch.manual_seed(5)
+    fitted = small(module).fit(X, Y)
+    after = torch.rand(3)
+    torch.rand(7)
+    again = small(module).fit(X, Y)
+    other = small(module, random_state=1).fit(X, Y)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(3)), "the global generator is as it was"
+    np.testing.assert_array_equal(fitted.predict_proba(X), again.predict_proba(X))
+    assert (fitted.predict_proba(X) != other.predict_proba(X)).any()
+
+
+def test_a_module_that_is_given_is_copied() -> None:
+    module = Narrow(6, 3)
+    before = [p.clone() for p in module.parameters()]
+    fitted = small(module).fit(X, Y)
+    assert fitted.module is module
+    assert all(map(torch.equal, module.parameters(), before))
+
+
+def test_two_classes_have_one_score() -> None:
+    fitted = small().fit(X, Y > 0)
+    scores, shares = fitted.decision_function(X), fitted.predict_proba(X)
+    assert scores.shape == (120,)
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    np.testing.assert_array_equal(fitted.predict(X), scores > 0)
+    np.testing.assert_allclose(shares[:, 1], 1 / (1 + np.exp(-scores)))
+
+
+def test_sparse_rows_are_the_dense_ones() -> None:
+    few = np.where(np.abs(X) > 1, X, 0)
+    dense, sparse = small().fit(few, Y), small().fit(scipy.sparse.csc_matrix(few), Y)
+    np.testing.assert_allclose(sparse.predict_proba(scipy.sparse.csr_array(few)), dense.predict_proba(few), atol=1e-6)
+
+
+@pytest.mark.parametrize("targets", [B, B[:, :1], B[:, 0]], ids=["two", "column", "flat"])
+def test_numbers_have_the_shape_they_had(targets: np.ndarray) -> None:
+    fitted = small_regressor(epochs=60).fit(A, targets)
+    assert fitted.predict(A).shape == targets.shape
+    assert fitted.score(A, targets) > 0.9
+
+
+def test_rows_without_weight_are_no_rows() -> None:
+    weights = (np.arange(120) % 3 > 0).astype(float)
+    some = small().fit(X, Y, sample_weight=weights)
+    alone = small().fit(X[weights > 0], Y[weights > 0], sample_weight=np.ones(80))
+    np.testing.assert_array_equal(some.predict_proba(X), alone.predict_proba(X))
+
+
+def test_weights_and_class_weights_pull() -> None:
+    plain = small(epochs=30).fit(X, Y)
+    pulled = small(epochs=30, class_weight={0: 1, 1: 1, 2: 50}).fit(X, Y)
+    same = small(epochs=30).fit(X, Y, sample_weight=np.where(Y == 2, 50, 1))
+    assert (pulled.predict(X) == 2).sum() > (plain.predict(X) == 2).sum()
+    np.testing.assert_array_equal(pulled.predict_proba(X), same.predict_proba(X))
+    balanced = small(class_weight="balanced").fit(X, Y)
+    assert balanced.history_.rows != plain.history_.rows
+
+
+def test_what_is_held_out_ends_the_training() -> None:
+    fitted = small(epochs=200, lr=0.1, validation=0.3, patience=2).fit(X, Y)
+    assert fitted.n_iter_ < 200
+    assert "no better than" in fitted.history_.stopped
+    assert len(fitted.history_["val/loss"]) == fitted.n_iter_
+
+
+def test_options_reach_the_trainer_and_a_run_is_left(tmp_path: Path) -> None:
+    options = {"clip_norm": 1.0, "schedule": hr.WarmupCosine(0.1)}
+    optimizer = partial(torch.optim.SGD, momentum=0.9)
+    fitted = small(optimizer=optimizer, trainer_options=options, fit_options={"keep": "all"}, run=tmp_path / "run")
+    fitted.fit(X, Y)
+    rates = fitted.history_["rate"]
+    assert max(rates) > 5 * rates[-1]
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) > 5
+
+
+def test_further_options_come_before_those_of_the_estimator() -> None:
+    fitted = small(fit_options={"epochs": None, "steps": 7}, trainer_options={"batch_size": 20}).fit(X, Y)
+    assert (fitted.history_["step"][-1], fitted.history_["samples"][-1]) == (7, 140)
+
+
+def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    small(epochs=1, verbose=1).fit(X, Y)
+    assert "epoch 1" in capsys.readouterr().err
+    small(epochs=1).fit(X, Y)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"patience": 3}, "nothing is held out for one. Say validation=0.1"),
+        ({"validation": 1.5}, "validation= is the share of rows to hold out, from 0 to 1, got 1.5"),
+        ({"dtype": "float16"}, "unknown dtype 'float16'"),
+        ({"module": lambda a, b: None}, "module= makes an nn.Module .*, got a NoneType"),
+        ({"trainer_options": {"nonfinite": "stopp"}}, "Did you mean 'stop'"),
+        ({"epochs": 0}, "epochs"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_fit(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        small(**options).fit(X, Y)
+
+
+def test_a_loss_that_knows_no_rows_refuses_weights() -> None:
+    mean = hr.RowMean(lambda outputs, target: nn.functional.cross_entropy(outputs, target), name="own")
+    small(loss=mean).fit(X, Y)
+    with pytest.raises(hr.ConfigError, match="'own' gives the mean over rows itself"):
+        small(loss=mean).fit(X, Y, sample_weight=np.ones(120))
+
+
+def test_nothing_is_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small(Narrow, validation=0.1, metrics=["accuracy", "f1"]).fit(X, Y).score(X, Y)

@@ -1,0 +1,438 @@
+"""Finders suggest a rate and a batch size that suit, and leave everything as it was, however they end."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from trainees import Noise, Rows
+
+import headrace as hr
+from headrace import rng
+from headrace.codec import encode
+from headrace.finders import LrFinding, find_batch_size, find_lr
+
+CPU = torch.device("cpu")
+Finder = Callable[[hr.Trainer, Any], Any]
+LR: Finder = partial(find_lr, steps=24)
+SIZE: Finder = partial(find_batch_size, seconds=0.001)
+FINDERS = pytest.mark.parametrize("find", [LR, SIZE], ids=["lr", "size"])
+
+
+class Net(nn.Module):
+    """Everything that a model may keep: batch statistics, a buffer that is not saved, a count, a list, a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Noise(), nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+        self.calls, self.sizes, self.own = 0, list[int](), torch.Generator().manual_seed(3)
+        self.fail: Callable[[Net], None] = lambda net: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls, self.seen = self.calls + 1, self.seen + len(x)
+        self.sizes.append(len(x))
+        self.fail(self)
+        return self.layers(x) + 0.01 * torch.randn((), generator=self.own)
+
+
+def trainer(**options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    net = Net()
+    groups = [{"params": list(net.layers[1].parameters())}, {"params": list(net.layers[2:].parameters()), "lr": 0.05}]
+    given = {"batch_size": 4, "clip_norm": 1.0, "schedule": hr.WarmupCosine(0.1), "metrics": "accuracy"}
+    return hr.Trainer(net, hr.CrossEntropy(), torch.optim.AdamW(groups, lr=0.01), **{**given, **options})
+
+
+def everything(trainer: hr.Trainer, source: hr.Source | None = None) -> str:
+    """All of it as text, bit for bit."""
+    tensors: dict[str, Tensor] = {}
+    net, optimizer = trainer.model, trainer.optimizer
+    held = {
+        "model": net.state_dict(),
+        "beside": [net.seen, net.calls, net.sizes, net.own.get_state()],
+        "modes": [module.training for module in net.modules()],
+        "gradients": [p.grad for p in net.parameters()],
+        "optimizer": optimizer.state_dict(),
+        "rng": rng.capture(CPU),
+        "history": [id(trainer.history), *trainer.history.rows],
+        "settings": [trainer.batch_size, id(trainer.schedule), trainer.metrics.names, trainer._step.updates],
+        "source": None if source is None else source.state_dict(),
+    }
+    plain = encode(held, tensors, "everything")
+    return repr(plain) + "".join(f"{name}{tensor.numpy().tobytes()!r}" for name, tensor in tensors.items())
+
+
+def used() -> tuple[hr.Trainer, hr.Reader]:
+    """A trainer, and a source in the middle of an epoch."""
+    subject = trainer()
+    subject.fit(Rows(), Rows(12), epochs=1, progress=False)
+    subject.model.layers[1].weight.grad = torch.full((8, 5), 0.5)
+    subject.model.layers[0].eval()
+    reader = hr.Reader(Rows(), "full", 0)
+    reader.next_batch(7)
+    return subject, reader
+
+
+@FINDERS
+def test_everything_is_as_it_was(find: Finder) -> None:
+    subject, reader = used()
+    before = everything(subject, reader)
+    find(subject, reader)
+    assert everything(subject, reader) == before
+    subject.fit(Rows(), epochs=1, progress=False)
+    assert everything(subject, reader) != before, "this test can tell"
+
+
+@FINDERS
+@pytest.mark.parametrize("how", ["error", "Ctrl-C"])
+def test_everything_is_as_it_was_when_it_fails_in_the_middle(find: Finder, how: str) -> None:
+    subject, reader = used()
+    net = subject.model
+
+    def fail(net: Net) -> None:
+        if net.calls == fatal:
+            if how == "error":
+                raise RuntimeError("it broke")
+            os.kill(os.getpid(), signal.SIGINT)
+
+    fatal, net.fail = net.calls + 9, fail
+    before = everything(subject, reader)
+    with pytest.raises(RuntimeError if how == "error" else KeyboardInterrupt):
+        find(subject, reader)
+    assert everything(subject, reader) == before
+
+
+@FINDERS
+def test_a_training_afterwards_is_that_which_there_would_have_been(find: Finder) -> None:
+    plain, after = trainer(), trainer()
+    plain.fit(Rows(), Rows(12), epochs=2, progress=False)
+    after = trainer()
+    find(after, Rows())
+    after.fit(Rows(), Rows(12), epochs=2, progress=False)
+    for one, other in zip(plain.model.state_dict().values(), after.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert plain.history.rows == after.history.rows
+
+
+def test_a_loader_reads_afterwards_what_it_would_have_read() -> None:
+    def batches(find: bool) -> list[Tensor]:
+        data = TensorDataset(torch.randn(40, 5), torch.arange(40) % 2)
+        loader = DataLoader(data, 8, shuffle=True, generator=torch.Generator().manual_seed(1))
+        if find:
+            LR(trainer(batch_size=None), loader)
+        return [y for _, y in loader]
+
+    torch.manual_seed(0)
+    wanted = batches(find=False)
+    torch.manual_seed(0)
+    assert all(map(torch.equal, batches(find=True), wanted))
+
+
+class Ends(hr.Source):
+    """A stream that nobody can go back in."""
+
+    streams = (hr.Stream("x", (5,)), hr.Stream("y", (), "int64"))
+    given = 0
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch:
+        self.given += size
+        return hr.Batch({"x": torch.randn(size, 5), "y": torch.ones(size).long()}, size)
+
+
+@FINDERS
+def test_a_source_without_state_is_told_of(find: Finder) -> None:
+    source = Ends()
+    source.endless = True
+    with pytest.warns(UserWarning, match="Ends has no state_dict: what is read to try things out is not read again"):
+        partial(find, **({"largest": 8} if find is SIZE else {}))(trainer(), source)
+    assert source.given > 0
+
+
+@FINDERS
+def test_one_of_several_workers_is_told_to_do_it_alone(find: Finder) -> None:
+    def main() -> str:
+        with pytest.raises(hr.ConfigError) as refused:
+            find(trainer(), Rows())
+        return str(refused.value)
+
+    said = hr.launch(main, workers=2)
+    assert "in one process, and there are 2" in (said if isinstance(said, str) else said[0])
+
+
+def test_the_trainer_has_both() -> None:
+    subject = trainer(schedule=None)
+    assert subject.find_lr(Rows(), steps=12).rates[-1] <= 10
+    assert subject.find_batch_size(Rows(), seconds=0.001, largest=8).largest == 8
+
+
+# --- the rate ----------------------------------------------------------------------------------------------
+
+
+def quadratic(*, curvature: float = 1.0, **options: Any) -> tuple[hr.Trainer, tuple[Tensor, Tensor]]:
+    """One weight, plain gradient descent: it comes apart where rate times curvature is above 2."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 3.0)
+    x = torch.full((64, 1), (curvature / 2) ** 0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return hr.Trainer(model, hr.MSE(), optimizer, batch_size=64, **options), (x, torch.zeros(64, 1))
+
+
+@pytest.mark.parametrize("curvature", [0.1, 1.0, 100.0])
+def test_the_suggestion_is_where_plain_descent_still_comes_down(curvature: float) -> None:
+    subject, data = quadratic(curvature=curvature)
+    found = find_lr(subject, data, highest=1e4)
+    assert found.suggestion is not None
+    assert 0.05 / curvature < found.suggestion < 2 / curvature
+    assert 2 / curvature < found.rates[-1] < 2000 / curvature, "it has stopped when the training came apart"
+    assert len(found.rates) == len(found.losses) == len(found.smoothed)
+    assert "had come apart" in found.how or "not finite" in found.how
+
+
+def test_groups_keep_their_ratios() -> None:
+    subject, seen = trainer(), []
+
+    class Watching(hr.Trainer):
+        def train_step(self, batch: hr.Batch) -> hr.Outcome:
+            seen.append([float(group["lr"]) for group in self.optimizer.param_groups])
+            return super().train_step(batch)
+
+    watching = Watching(subject.model, hr.CrossEntropy(), subject.optimizer, batch_size=4)
+    found = find_lr(watching, Rows(), lowest=1e-6, highest=1e-3, steps=13)
+    assert [first for first, _ in seen] == pytest.approx(found.rates)
+    assert found.rates == pytest.approx(np.geomspace(1e-6, 1e-3, 13))
+    assert all(second == pytest.approx(5 * first) for first, second in seen)
+
+
+def test_a_rate_that_is_a_tensor_stays_one() -> None:
+    model = nn.Linear(5, 2)
+    rate = torch.tensor(0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    subject = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4)
+    LR(subject, Rows())
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate == torch.tensor(0.01)
+
+
+def test_a_loss_that_does_not_fall_suggests_nothing() -> None:
+    model = nn.Linear(5, 2)
+    nn.init.zeros_(model.weight)
+    subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=16)
+    x, y = torch.randn(64, 5), torch.randint(0, 2, (64,))
+    found = find_lr(subject, (x, y), lowest=1e-12, highest=1e-9)
+    assert found.suggestion is None
+    assert "does not fall" in found.how
+    assert found.plot().axes
+
+
+@pytest.mark.parametrize("options", [{}, {"nonfinite": "skip"}], ids=["stop", "skip"])
+def test_a_loss_that_is_not_finite_from_the_start_is_an_error(options: dict[str, Any]) -> None:
+    subject, (x, y) = quadratic(**options)
+    before = subject.model.weight.clone()
+    with pytest.raises(hr.NonFiniteError, match=r"not finite after 0 updates, at a rate of 1e-07.*scan=True"):
+        find_lr(subject, (x * torch.nan, y))
+    assert torch.equal(subject.model.weight, before)
+    assert subject.skipped == 0
+
+
+def test_a_loss_that_becomes_infinite_ends_it() -> None:
+    subject, data = quadratic(curvature=1e12)
+    found = find_lr(subject, data, lowest=1e-14, highest=1e30, steps=60)
+    assert found.suggestion is not None
+    assert all(np.isfinite(found.losses))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lowest": 1.0, "highest": 1.0}, r"lowest= is above 0 and below highest=, got 1.0 and 1.0"),
+        ({"lowest": 0.0}, r"lowest= is above 0"),
+        ({"highest": float("inf")}, r"below highest="),
+        ({"highest": float("nan")}, r"below highest="),
+        ({"steps": 3}, r"at least 10, got 3"),
+        ({"steps": 20.0}, r"at least 10, got 20.0"),
+    ],
+)
+def test_ranges_that_show_nothing_are_refused(options: dict[str, Any], said: str) -> None:
+    subject, data = quadratic()
+    with pytest.raises(hr.ConfigError, match=said):
+        find_lr(subject, data, **options)
+
+
+def test_groups_without_a_first_rate_are_refused() -> None:
+    subject, data = quadratic()
+    subject.optimizer.param_groups[0]["lr"] = 0.0
+    with pytest.raises(hr.ConfigError, match="first group's rate is 0"):
+        find_lr(subject, data)
+
+
+def test_a_finding_shows_itself() -> None:
+    subject, data = quadratic()
+    found = find_lr(subject, data)
+    assert isinstance(found, LrFinding)
+    assert repr(found).startswith(f"LrFinding(suggestion={found.suggestion:.2g}: there the loss")
+    assert "<svg" in found._repr_html_()
+    low, high = found.plot().axes[0].get_ylim()
+    assert low < min(found.smoothed) < high
+
+
+# --- the batch size ----------------------------------------------------------------------------------------
+
+
+class Hungry(nn.Module):
+    """Runs out of memory, as it says, with more rows than fit; as long as they do, a call takes as long with many."""
+
+    def __init__(self, fits: int) -> None:
+        super().__init__()
+        self.layer, self.fits = nn.Linear(5, 2), fits
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.fits:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+        time.sleep(0.003)
+        return self.layer(x)
+
+
+def hungry(fits: int, **options: Any) -> hr.Trainer:
+    model = Hungry(fits)
+    return hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+@pytest.mark.parametrize("microbatch", [None, "auto"])
+def test_it_ends_where_memory_runs_out(microbatch: Any) -> None:
+    subject = hungry(50, microbatch=microbatch)
+    found = find_batch_size(subject, Rows(400), seconds=0.001, smallest=4)
+    assert [trial.batch_size for trial in found.trials] == [4, 8, 16, 32]
+    assert found.how == "memory ran out with 64 rows"
+    assert found.largest == 32
+    assert found.suggestion in (4, 8, 16, 32)
+    assert (subject._step.adapts, subject._step.microbatch) == (microbatch == "auto", None)
+
+
+def test_a_smallest_size_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(hr.OutOfMemoryError, match="does not hold 8 rows"):
+        find_batch_size(hungry(5), Rows(400))
+    with pytest.raises(hr.OutOfMemoryError, match=r"8 rows take .* more than 1 MB\. Lower smallest="):
+        find_batch_size(hungry(500), Rows(400), memory_bytes=1_000_000)
+
+
+def test_an_error_that_is_not_about_memory_is_not_taken_for_it() -> None:
+    subject = trainer(batch_size=None)
+
+    def fail(net: Net) -> None:
+        if net.sizes[-2:] == [32, 32]:
+            raise RuntimeError("it broke")
+
+    subject.model.fail = fail
+    with pytest.raises(RuntimeError, match="it broke"):
+        find_batch_size(subject, Rows(400), seconds=0.001)
+
+
+def test_it_ends_with_the_data_and_with_what_is_asked_for() -> None:
+    whole = find_batch_size(hungry(10**6), Rows(70), seconds=0.001, smallest=16)
+    asked = find_batch_size(hungry(10**6), Rows(400), seconds=0.001, smallest=4, largest=15)
+    assert whole.trials[-1].batch_size <= 64
+    assert "70 rows" in whole.how or "no faster" in whole.how
+    assert [trial.batch_size for trial in asked.trials] == [4, 8]
+    assert asked.how == "15 rows are the most that was asked for"
+
+
+class Slow(nn.Module):
+    """As fast per row with few rows as with many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(len(x) * 2e-4)
+        return self.layer(x)
+
+
+def test_it_ends_when_more_rows_are_no_faster() -> None:
+    model = Slow()
+    subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
+    found = find_batch_size(subject, Rows(4000), seconds=0.02, smallest=16)
+    assert found.how == "two sizes in a row were no faster"
+    assert found.largest < 4000
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"smallest": 0}, "smallest= is a whole number"),
+        ({"smallest": 8, "largest": 4}, "largest= is not below smallest="),
+        ({"memory_bytes": 0.5}, "memory_bytes= is a whole number"),
+        ({"seconds": 0}, "seconds= is a number greater than 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(hr.ConfigError, match=said):
+        find_batch_size(hungry(8), Rows(40), **options)
+
+
+def test_a_loader_with_batches_of_its_own_is_refused() -> None:
+    loader = DataLoader(TensorDataset(torch.randn(40, 5), torch.arange(40) % 2), 8)
+    with pytest.raises(hr.ConfigError, match="has batches of its own size"):
+        find_batch_size(hungry(8), loader)
+
+
+def test_a_size_finding_shows_itself() -> None:
+    found = find_batch_size(hungry(50), Rows(400), seconds=0.001)
+    assert repr(found).startswith(f"BatchFinding(suggestion={found.suggestion}; 8: ")
+    assert "memory ran out with 64 rows" in repr(found)
+    assert found._repr_html_().count("<tr>") == 1 + len(found.trials)
+    assert found.plot().axes
+
+
+REAL = """
+    import resource
+    import torch, headrace as hr
+    from torch import nn
+    from headrace.finders import find_batch_size
+
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+        def forward(self, x):
+            return self.layer(x) + x.repeat(1, 50_000).tanh().sum() * 0
+
+    model = Wide()
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
+    data = (torch.randn(2_000, 4), torch.zeros(2_000).long())
+    find_batch_size(trainer, data, seconds=0.001, smallest=4, largest=8)
+    held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (held + (600 << 20), held + (600 << 20)))
+    found = find_batch_size(trainer, data, seconds=0.001, smallest=128)
+    print(found.how, found.trials[-1].peak_bytes > found.trials[0].peak_bytes)
+"""
+
+
+@pytest.fixture
+def one_thread() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are set as Linux does")
+def test_memory_that_really_runs_out_ends_it(one_thread: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(REAL)], env=one_thread, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("memory ran out with "), done.stdout
+    assert done.stdout.endswith("rows True\n")
