@@ -126,6 +126,9 @@ class Watch(hr.Callback):
     def on_epoch_end(self, info: hr.Info, row: dict[str, Any]) -> None:
         self.at("on_epoch_end")
 
+    def on_report(self, info: hr.Info, row: dict[str, Any]) -> None:
+        self.at("on_report")
+
     def on_checkpoint(self, info: hr.Info) -> None:
         self.saved = info.step
         self.at("on_checkpoint")
