@@ -1,5 +1,6 @@
 """What all tests share: one thread, so that they do not fight over cores, and warnings that are asked for."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +13,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_recipe_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A recipe is imported, and the directory that it lies in may be imported from: for one test, not for the next."""
+    path, before, room = list(sys.path), set(sys.modules), str(tmp_path_factory.getbasetemp())
+    yield
+    sys.path[:] = path
+    for name in sys.modules.keys() - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(room):
+            del sys.modules[name]

@@ -230,6 +230,14 @@ class Info:
         """
         self.shadow = tensors
 
+    def claim(self, key: str, owner: str, restore: bool) -> bool:
+        """Whether the best step that this owner had marked by this key is known, and means what it meant."""
+        mark = self.marks.get(f"{owner} {key}")
+        known = mark is not None and mark.restore == restore
+        if known:
+            self.claimed.add(f"{owner} {key}")
+        return known
+
     def forget_unclaimed(self) -> None:
         """A training has gone on: whoever had marked a best step and is not there now, has no say any more."""
         self.marks = {name: m for name, m in self.marks.items() if name in self.claimed or name.startswith(" ")}

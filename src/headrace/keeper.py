@@ -28,7 +28,7 @@ _FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_
 """The files of the parts of the state, plain values and tensors, that are not the trainer's own. "worker 1" and so on
 are in files of their own."""
 _PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best", "marks"}
-_PARTS |= {"complete", "config", "limits", "worker", "source", "history", "frozen", "noted", "shares", "shadowed"}
+_PARTS |= {"complete", "config", "limits", "worker", "source", "history", "frozen", "noted", "shares"}
 """The parts that every checkpoint has; "strategy" and "round" are those of several workers."""
 _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""

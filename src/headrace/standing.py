@@ -83,7 +83,6 @@ class Standing:
             "frozen": {owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
             "noted": info.noted,
             "shares": self.shares,
-            "shadowed": info.shadow is not None,
         }
 
     def set_rate(self, rate: float) -> None:

@@ -120,6 +120,7 @@ DRAWS, REPORTS, GOES_ON, ENDS = (
     "source that ends",
 )
 OBJECTIVE, SEVERAL, SAMPLES = "objective with parameters", "several optimizers", "reports by samples"
+MARK = "EarlyStopping of 1 val/loss"
 Lost = tuple[str, Change, str]
 LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (among others)
     "torch's random numbers": ("table", at("owns", 0, "rng", "torch", to=another_generator), "weights"),
@@ -159,6 +160,7 @@ LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (a
     "weights of losses": ("table", at("owns", 0, "tally", "weights", "cross_entropy", to=plus(4)), "history"),
     "the tally": ("table", at("owns", 0, "tally", "sums", to=none), "history"),
     "a block of outputs": ("table", at("owns", 0, "metrics", "block", to=none), "history"),
+    "which is the best": (SAMPLES, at("marks", MARK, "step", to=30), "weights"),
     "the history": (REPORTS, at("history", to=none), "history"),
     "a row of the history": (REPORTS, at("history", to=lambda rows: rows[:-1]), "history"),
     "how long a callback has waited": (SAMPLES, at("callbacks", "EarlyStopping", "waited", to=49), "stopped"),
@@ -187,6 +189,7 @@ CORE = {
     "a weight of the objective",
     "sums of losses",
     "a block of outputs",
+    "which is the best",
     "a ranking",
     "how long a callback has waited",
     "the history",
@@ -258,6 +261,7 @@ IDLE = [
     ("place", "rows"),  # of the last step: what was due then has been done
     ("step", "microbatch"),  # a setting, unless it is "auto"
     ("complete",),  # or else the same checkpoint would be written again
+    ("marks", MARK),  # its owner puts it right, where it does not say what the owner wants
     ("best",),  # for those who want its weights; the training goes by the marks
 ]
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
+from joblib.externals.loky import get_reusable_executor
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_classification, make_regression
 from sklearn.exceptions import NotFittedError
@@ -76,7 +77,10 @@ def test_a_search_finds_the_better_settings() -> None:
 
 @pytest.mark.slow
 def test_a_search_in_two_processes_finds_what_one_finds() -> None:
-    one, two = search(jobs=1), search(jobs=2)
+    try:
+        one, two = search(jobs=1), search(jobs=2)
+    finally:
+        get_reusable_executor().shutdown(wait=True)  # its processes would wait for the next search
     assert one.best_params_ == two.best_params_
     np.testing.assert_array_equal(one.cv_results_["mean_test_score"], two.cv_results_["mean_test_score"])
 

@@ -59,7 +59,7 @@ class BestModel(Callback):
             metric = self.monitor.partition("/")[2]
             self.mode = info.trainer.metrics.mode(metric) or mode_of(self.monitor)
 
-        if self.ranking:
+        if self.ranking and not info.claim(self.monitor, self._owner, restore=self.restore):
             self._mark(info)
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
@@ -102,8 +102,11 @@ class BestModel(Callback):
         self.judged(info, value)
 
     def _mark(self, info: Info) -> None:
-        owner = f"{type(self).__name__} of {self.k}"
-        info.mark_best(self.monitor, *self.ranking[0], keep=self._steps, restore=self.restore, owner=owner)
+        info.mark_best(self.monitor, *self.ranking[0], keep=self._steps, restore=self.restore, owner=self._owner)
+
+    @property
+    def _owner(self) -> str:
+        return f"{type(self).__name__} of {self.k}"
 
     @property
     def _steps(self) -> list[int]:

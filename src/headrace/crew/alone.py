@@ -93,9 +93,8 @@ class Crew:
         for part in ("optimizers", "microbatch") if alike and here else ():  # worker 0's are the step's own
             if part in mine:
                 state["step"] = state["step"] | {part: mine[part]}
-        state["apart"] = None
-        if state["shadowed"]:  # what is trained is not what is kept
-            state["apart"] = mine if alike else _apart_of(owns)
+        trained = [own["trained"] for own in owns if own and "trained" in own]
+        state["trained"] = (mine["trained"] if alike else mean_of(trained)) if trained else None
         tallies = [own["tally"] for own in held]
         if joint and not alike and "strategy" in state:  # every worker knows them all
             tallies = [owns[0]["tally"]]
@@ -105,8 +104,8 @@ class Crew:
         """The training begins, or goes on from a state; the model has its weights."""
         self.strategy.started = self._is_warm(at)
         replica = at.replica()
-        if state is not None and state["apart"] is not None:
-            self._put_back(replica, state["apart"])
+        if state is not None and state["trained"] is not None:
+            self._put_back(replica, state["trained"])
         if self._idle:
             return
         self.strategy.begin(replica)
@@ -244,7 +243,8 @@ class Crew:
         if not self._idle:
             own["strategy"] = self.strategy.own_state()
         if self._apart(at):
-            own |= {"weights": at.named(replica.tensors), "counts": replica.counts}
+            part = own if at.info.shadow is None else own.setdefault("trained", {})  # while something else is kept
+            part |= {"weights": at.named(replica.tensors), "counts": replica.counts}
         return own
 
     @staticmethod
@@ -273,11 +273,6 @@ def _changed(at: Standing, tensors: Sequence[Tensor]) -> Iterator[None]:
         yield
     finally:
         at.replica().write(own)
-
-
-def _apart_of(owns: Sequence[State]) -> State:
-    """What all of these workers were training, where something else is kept."""
-    return mean_of([{part: own[part] for part in ("weights", "counts")} for own in owns if "weights" in own])  # type: ignore[no-any-return]
 
 
 def _anew(state: State) -> State:
