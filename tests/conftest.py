@@ -1,5 +1,6 @@
 """What all tests share: one thread, so that they do not fight over cores, and warnings that are asked for."""
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +14,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def all_cores() -> Iterator[None]:
+    """Virtual workers run on one core in turns; whoever called them may run on all again."""
+    allowed = _cores()
+    yield
+    if (left := _cores()) != allowed:
+        os.sched_setaffinity(0, allowed)
+        pytest.fail(f"the test may run on the cores {sorted(left)} alone, from {sorted(allowed)} at its start")
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,7 @@ from headrace.strategy import Elastic, Strategy
 
 ROWS, LEASE, END = 40, 6, 100  # two epochs and a half
 PUSH = 4  # rows
-LONG_S = 300.0
+LONG_S, LIMIT_S = 300.0, 60.0
 
 # --- workers that go in step ------------------------------------------------------------------------------
 
@@ -217,7 +217,8 @@ def visit(
 ) -> dict[str, Any]:
     """Trains: every row is to be visited once an epoch, whoever does it.
 
-    `killed`: SIGKILL for this worker after so many of its updates, once; and a directory to remember it.
+    `killed`: SIGKILL for this worker after so many of its updates, once; and a directory to remember it. At a center
+    the others wait for that: they would train with all the rows while it starts.
     """
     rows, me = len(model.seen), here().shard.index
     trainer = Trainer(model, L1(reduce="sum"), partial(torch.optim.SGD, lr=1.0), batch_size=8, strategy=strategy)
@@ -225,7 +226,13 @@ def visit(
     for info in trainer.steps(data, epochs=epochs, run=run, progress=False):
         if killed is not None and (me, info.step) == killed[:2] and only_once(killed[2]):
             os.kill(os.getpid(), signal.SIGKILL)
+        if killed is not None and strategy.centered and me != killed[0] and info.step == killed[1]:
+            limit = time.monotonic() + LIMIT_S
+            while not (Path(killed[2]) / "fault").exists() and time.monotonic() < limit:
+                time.sleep(0.05)
     history = trainer.history
+    if killed is None:
+        here().all_gather(me)  # one may have done the work of all, who have yet to hear of it
     status = here().center.status() if strategy.centered else {}
     return {"epochs": len(history), "samples": history[-1]["samples"], "count": here().count, "status": status}
 

@@ -515,6 +515,26 @@ def test_a_worker_that_computes_for_ever_is_given_up(monkeypatch: pytest.MonkeyP
     go.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no threads")
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_worker_that_comes_back_too_late_binds_the_caller_to_no_core(turn: int) -> None:
+    go, allowed, before = threading.Event(), os.sched_getaffinity(0), set(threading.enumerate())
+
+    def main() -> None:
+        if not me().leader:
+            go.wait(20)
+            os.sched_setaffinity(0, [sorted(allowed)[turn % len(allowed)]])  # where the caller is, or elsewhere
+
+    with pytest.raises(WorkerError, match=r"has kept the others waiting"):
+        launch(main, workers=2, timeout_s=0.5)
+    go.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_handing_out_too_little_is_an_error() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _CORES = 1024  # of a machine, at most, as the C library has it
+_MYSELF = 0  # the calling thread, to the system
 
 
 class Cores:
@@ -18,7 +19,7 @@ class Cores:
 
     def __init__(self, count: int) -> None:
         self._system = _system()
-        self._threads, self._at = [0] * count, [-1] * count
+        self._threads, self._at = [_MYSELF] * count, [-1] * count
         """The threads, as the system calls them, and the core on which each waits."""
         self._allowed = [b""] * count
         self._only: dict[int, bytes] = {}
@@ -28,21 +29,27 @@ class Cores:
         if self._system is not None:
             self._threads[worker], self._allowed[worker] = threading.get_native_id(), _mask(os.sched_getaffinity(0))
 
+    def leave(self, worker: int) -> None:
+        """This thread is nobody's from now on: whoever still hands over to the worker leaves it alone."""
+        self._threads[worker] = _MYSELF
+        self.go_on(worker)
+
     def hand_over(self, worker: int, other: int) -> None:
         """This thread, the worker's, is about to wake up the other's and to wait."""
         if self._system is None:
             return
         core: int = self._system.sched_getcpu()
         only = self._only.get(core) or self._only.setdefault(core, _mask([core]))
-        self._system.sched_setaffinity(0, len(only), only)
+        size, pin = len(only), self._system.sched_setaffinity
+        pin(_MYSELF, size, only)
         if self._at[other] != core:
-            self._system.sched_setaffinity(self._threads[other], len(only), only)
+            pin(self._threads[other], size, only)  # no other thread comes between reading whose it is and the call
         self._at[worker] = core
 
     def go_on(self, worker: int) -> None:
         """This thread, the worker's, may run anywhere again."""
         if self._system is not None:
-            self._system.sched_setaffinity(0, len(self._allowed[worker]), self._allowed[worker])
+            self._system.sched_setaffinity(_MYSELF, len(self._allowed[worker]), self._allowed[worker])
 
 
 def _system() -> Any:

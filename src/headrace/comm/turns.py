@@ -75,8 +75,8 @@ class Turns:
                 thread.join()
         finally:
             self._left = True
+            self._cores.leave(0)
             self._generators.give_back()
-            self._cores.go_on(0)
 
     def until(self, worker: int, time: float) -> None:
         """Waits, while whoever is due before goes on."""
