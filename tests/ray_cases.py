@@ -137,6 +137,8 @@ def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: in
             reply = center.meet(push)
             mine += (stop - start) * reply.taken
             time.sleep(0.01)  # so that nobody takes all
+            if me != of and sequence == 3 and fault in ("before", "after", "stop", "raise"):
+                wait_for_fault(at)
             if sequence == 3 and fault == f"on {ray.get_runtime_context().get_node_id()}" and only_once(at):
                 (Path(at) / "on").touch()
                 time.sleep(LONG_S)  # until its machine goes
@@ -172,6 +174,13 @@ def only_once(at: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def wait_for_fault(at: str) -> None:
+    """Until somebody has asked whether nobody has asked before."""
+    limit = time.monotonic() + LIMIT_S
+    while not (Path(at) / "fault").exists() and time.monotonic() < limit:
+        time.sleep(0.05)
 
 
 class KilledAfterApplying(Kept):
@@ -227,9 +236,7 @@ def visit(
         if killed is not None and (me, info.step) == killed[:2] and only_once(killed[2]):
             os.kill(os.getpid(), signal.SIGKILL)
         if killed is not None and strategy.centered and me != killed[0] and info.step == killed[1]:
-            limit = time.monotonic() + LIMIT_S
-            while not (Path(killed[2]) / "fault").exists() and time.monotonic() < limit:
-                time.sleep(0.05)
+            wait_for_fault(killed[2])
     history = trainer.history
     if killed is None:
         here().all_gather(me)  # one may have done the work of all, who have yet to hear of it

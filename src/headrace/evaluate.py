@@ -1,6 +1,5 @@
 """Passes over data that change nothing: scores of a model, and its predictions."""
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +10,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .batch import Batch, concat
-from .data.reader import Reader
-from .data.source import Source
 from .errors import DataError
 from .feed import Feed
 from .field import Ragged, Rows, Sparse, cat, map_tensors
@@ -40,19 +37,6 @@ def mode(models: Sequence[nn.Module], training: bool) -> Iterator[None]:
     finally:
         for module, was in before:
             module.training = was
-
-
-@contextmanager
-def rewound(source: Source) -> Iterator[None]:
-    """A source that stands afterwards where it stood before, if it can; a table is read from its first row."""
-    state = copy.deepcopy(source.state_dict())
-    if isinstance(source, Reader) and state is not None:
-        source.load_state_dict({**state, "epoch": 0, "position": 0})
-    try:
-        yield
-    finally:
-        if state is not None:
-            source.load_state_dict(state)
 
 
 def measure(

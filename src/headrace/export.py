@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import disk, evaluate
+from . import disk
 from .batch import Batch
 from .checkpoint.contents import MODEL, tensor_pieces
+from .data.reader import rewound
 from .errors import ConfigError, ModelError, RunError, unknown
 from .feed import Feed
 from .objective import Objective
@@ -21,7 +22,7 @@ from .plan import source_on
 from .recipe import Recipe, load_recipe
 from .weights import load_weights, saved_weights
 
-FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
+SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 
 
 def export(
@@ -38,8 +39,8 @@ def export(
     `recipe` is `file.py` or `file.py:function`; it is run with these `arguments`, as formats that hold the model need
     the model.
     """
-    if to not in FORMATS:
-        raise ConfigError(unknown("format", to, FORMATS))
+    if to not in SUFFIXES:
+        raise ConfigError(unknown("format", to, SUFFIXES))
     if out.exists():
         raise RunError(f"{out} is there already. Name another file, or remove it first.")
     if to != "safetensors" and recipe is None:
@@ -78,7 +79,7 @@ def example(recipe: Recipe) -> tuple[nn.Module, tuple[Tensor, ...]]:
     trainer = recipe.trainer
     source = source_on(recipe.train, trainer.device, "train")
     objective = next(iter(trainer.eval_objectives.values()))
-    with evaluate.rewound(source), Feed(source, trainer.device, batch_size=2) as feed:
+    with rewound(source), Feed(source, trainer.device, batch_size=2) as feed:
         batch = next(iter(feed))
     names = [name for name in batch.fields if name not in objective.call.targets]
     rows = [field for name in names if isinstance(field := batch.fields[name], Tensor)]

@@ -16,7 +16,7 @@ except ModuleNotFoundError as missing:
 
 from .callback import Callback
 from .errors import ConfigError
-from .history.rows import mode_of
+from .history.monitor import check_family, check_measured, mode_of
 
 if TYPE_CHECKING:
     from .info import Info
@@ -41,17 +41,12 @@ class Pruning(Callback):
             _check_direction(self._study, monitor, self.mode)
 
     def on_fit_start(self, info: Info) -> None:
-        family = self.monitor.partition("/")[0]
-        if family not in info.measured:
-            raise ConfigError(
-                f"Pruning looks at {self.monitor!r}, and there are no {family} data. Pass them, or look at a number of "
-                f"{' or '.join(info.measured)}."
-            )
+        check_family("Pruning", self.monitor, info.measured)
         self._reported = _reported(self.trial, self._study)
 
     def on_report(self, info: Info, row: Mapping[str, Any]) -> None:
+        check_measured("Pruning", self.monitor, row)
         if self.monitor not in row:
-            self._check_measured(row)
             return
         step, value = len(info.history[self.monitor]), float(row[self.monitor])
         if step in self._reported:
@@ -70,13 +65,6 @@ class Pruning(Callback):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             return bool(self.trial.should_prune())
-
-    def _check_measured(self, row: Mapping[str, Any]) -> None:
-        """Raises if others of its family were measured, and this number was not."""
-        family, measured = self.monitor.partition("/")[0], [key for key in row if "/" in key]
-        if family in {key.partition("/")[0] for key in measured}:
-            found = ", ".join(measured)
-            raise ConfigError(f"Pruning looks at {self.monitor!r}, which is not measured. There are: {found}.")
 
 
 def _check_direction(study: Any, monitor: str, mode: str) -> None:

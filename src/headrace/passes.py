@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import check, evaluate
 from . import plan as plans
+from .data.reader import rewound
 from .data.source import Source
 from .feed import Feed
 from .info import Info
@@ -62,7 +63,7 @@ def score(
     metrics = crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
     joins = trainer._evaluates_plainly and len(trainer.eval_objectives) == 1
     at_rest = evaluate.mode(trainer._modules, training=False)
-    with at_rest, evaluate.rewound(source), once(trainer, source, size) as feed:
+    with at_rest, rewound(source), once(trainer, source, size) as feed:
         batches = evaluate.limited(feed, limit, trainer._preemption.check_scoring)
         outcomes = evaluate.apart(trainer.evaluate_step, batches)
         if joins and isinstance(objective, Supervised) and objective.joins:
@@ -74,5 +75,5 @@ def predict(trainer: Trainer, source: Source, batch_size: int | None) -> Any:
     """What the model returns for every row, in order, on the host."""
     objective = next(iter(trainer.eval_objectives.values()))
     at_rest = evaluate.mode(trainer._modules, training=False)
-    with at_rest, evaluate.rewound(source), once(trainer, source, batch_size) as feed:
+    with at_rest, rewound(source), once(trainer, source, batch_size) as feed:
         return evaluate.predictions(objective, trainer.model, feed, trainer.precision, trainer._crew.gather)

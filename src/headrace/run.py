@@ -23,7 +23,7 @@ import torch
 
 from . import __version__, disk
 from .errors import RunError
-from .history.rows import read_row
+from .history.rows import encoded, read_row
 
 RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.yaml", "log.txt", "metrics.jsonl", "lock"
 TIMES = "times.jsonl"  # apart from the metrics, which are the same however often a training is interrupted
@@ -95,7 +95,7 @@ class Run:
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         """A line of metrics, and when that was: after so many minutes of training."""
-        line = json.dumps(_finite(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        line = json.dumps(encoded(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
         try:
             self._rows.write(line)
         except OSError as error:
@@ -129,7 +129,7 @@ class Run:
         return rows
 
     def _lines(self) -> list[bytes]:
-        return _lines(self.path)
+        return disk.read_file(self.path / METRICS, METRICS_BYTES).splitlines(keepends=True)
 
     def best(self, source: Path, facts: Mapping[str, Any]) -> None:
         """The best weights under a name that a person finds, beside what makes them the best."""
@@ -142,7 +142,7 @@ class Run:
         except OSError:  # a file system without links
             shutil.copyfile(source, beside)
         disk.replace(beside, folder / "model.safetensors")
-        disk.write_file(folder / "best.json", json.dumps(_finite(facts), allow_nan=False).encode() + b"\n")
+        disk.write_file(folder / "best.json", json.dumps(encoded(facts), allow_nan=False).encode() + b"\n")
 
     def tells_best(self, step: int) -> bool:
         """Whether the best weights that a person finds are those of this step."""
@@ -214,15 +214,6 @@ def run_id(path: Path) -> str:
     return str(found["id"])
 
 
-def read_rows(run: Path) -> list[dict[str, Any]]:
-    """What a run has reported, row by row; without a last one that is being written, or was cut short."""
-    return [row for row in map(read_row, _lines(run)) if row is not None]
-
-
-def _lines(run: Path) -> list[bytes]:
-    return disk.read_file(run / METRICS, METRICS_BYTES).splitlines(keepends=True)
-
-
 class _Lock:
     """The kernel's lock on a file: it ends with the process that holds it, however that ends."""
 
@@ -250,19 +241,6 @@ class _Lock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-def _finite(value: Any) -> Any:
-    """For JSON, which knows no NaN and no infinity: they become text."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        return _finite(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _versions() -> dict[str, str]:

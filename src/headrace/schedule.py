@@ -4,7 +4,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -163,7 +163,7 @@ class _ByProgress(_Constant):
         self._limits = [limit for limit in limits if limit.unit != "minutes"]
         if not self._limits:
             raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._groups = groups_of(optimizers)
         for group in self._groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
@@ -238,6 +238,17 @@ class _ByTorch:
             for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
                 if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
                     part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
+
+
+def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """The groups of parameters of all optimizers."""
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def shares_of(groups: Sequence[dict[str, Any]]) -> list[float]:
+    """What each group's rate is of the first one's; nothing where that is 0."""
+    first = float(groups[0]["lr"])
+    return [float(group["lr"]) / first for group in groups] if first else []
 
 
 def put_rate(group: dict[str, Any], rate: float) -> None:

@@ -16,7 +16,7 @@ from .frozen import Frozen
 from .info import Best, Info
 from .length import Counters
 from .plan import Plan
-from .schedule import Rates, make_rates, put_rate
+from .schedule import Rates, groups_of, make_rates, put_rate, shares_of
 from .tally import Tally
 from .weights import check_model, load_model
 
@@ -90,9 +90,8 @@ class Standing:
         trainer = self._trainer
         if trainer.schedule is not None:
             raise ConfigError("a callback asks for a learning rate, and the trainer has a schedule, which sets it.")
-        groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
-        if first := self.info.rate:
-            self.shares = [float(group["lr"]) / first for group in groups]
+        groups = groups_of(trainer.optimizers.values())
+        self.shares = shares_of(groups) or self.shares
         for group, share in zip(groups, self.shares or [1.0] * len(groups), strict=True):
             put_rate(group, rate * share)
 

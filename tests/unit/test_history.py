@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.history.curves import axis_of, panels, thin
-from headrace.history.rows import by_step, column, mode_of, read_row, written
+from headrace.history.monitor import mode_of
+from headrace.history.rows import by_step, column, read_row, written
 from headrace.history.table import heads
 
 NAN = math.nan

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import disk, rng
-from ..data.reader import Reader
+from ..data.reader import Reader, rewound
 from ..errors import ConfigError
+from ..metric.likely import likeliest, yes_or_no
 from ..objective import Objective, Supervised
 from .base import Callback
 
@@ -85,7 +84,7 @@ class Answers(Callback):
             return None
         trainer, rows = info.trainer, 0
         pieces: list[_Found] = []
-        with _rewound(source):
+        with rewound(source):
             while rows < self.rows and (batch := source.next_batch(min(PIECE, self.rows - rows))) is not None:
                 target = batch[trainer.target] if trainer.target in batch.fields else None
                 if type(target) is not Tensor or not batch.rows:
@@ -137,9 +136,8 @@ def _judged(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | N
         return _Found("values", wanted.shape[1], {"target": wanted.float(), "answer": came})
     if not bool(((wanted == 0) | (wanted == 1)).all()):
         return None
-    likely = came.sigmoid() if reads == "logits" else came
-    said = likely > 0.5
-    tensors = {"target": wanted.int(), "answer": said.int(), "probability": torch.where(said, likely, 1 - likely)}
+    said, probability = yes_or_no(came, reads)
+    tensors = {"target": wanted.int(), "answer": said.int(), "probability": probability}
     if wanted.shape[1] > 1:
         return _Found("labels", wanted.shape[1], tensors)
     return _Found("classes", 2, {key: part[:, 0] for key, part in tensors.items()})
@@ -151,23 +149,6 @@ def _classes(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | 
     target, outputs = target[counts], outputs[counts]
     if bool((target < 0).any()) or bool((target >= outputs.shape[1]).any()):
         return None
-    likely = reads == "probabilities" or (reads is None and _sums_to_one(outputs))
-    shares = outputs if likely else outputs.softmax(dim=1)
-    share, answer = shares.max(dim=1)
-    return _Found("classes", outputs.shape[1], {"target": target.int(), "answer": answer.int(), "probability": share})
-
-
-def _sums_to_one(outputs: Tensor) -> bool:
-    return bool((outputs >= 0).all()) and bool(((outputs.sum(dim=1) - 1).abs() < 1e-4).all())
-
-
-@contextmanager
-def _rewound(source: Source) -> Iterator[None]:
-    """The source from its first row, and afterwards where it stood."""
-    state: Any = copy.deepcopy(source.state_dict())
-    if isinstance(source, Reader):
-        source.load_state_dict({**state, "epoch": 0, "position": 0})
-    try:
-        yield
-    finally:
-        source.load_state_dict(state)
+    said, probability = likeliest(outputs, reads)
+    tensors = {"target": target.int(), "answer": said.int(), "probability": probability}
+    return _Found("classes", outputs.shape[1], tensors)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..history.rows import mode_of
+from ..history.monitor import check_family, check_measured, mode_of
 from .base import Callback
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ class BestModel(Callback):
     """Keeps the weights of the `k` best steps by a number that is measured.
 
     `monitor`: a key of the history, as "val/loss"; `mode`: "min", "max", or "auto" where the metric tells which, by its
-    name or by its `higher_is_better`;
-    `restore`: whether the model ends as the best.
+    name or by its `higher_is_better`; `restore`: whether the model ends as the best.
     """
 
     def __init__(
@@ -49,27 +48,16 @@ class BestModel(Callback):
         return self.ranking[0][0] if self.ranking else None
 
     def on_fit_start(self, info: Info) -> None:
-        family = self.monitor.partition("/")[0]
-        if family not in info.measured:
-            raise ConfigError(
-                f"{type(self).__name__} looks at {self.monitor!r}, and there are no {family} data. Pass them, or look "
-                f"at a number of {' or '.join(info.measured)}."
-            )
+        check_family(type(self).__name__, self.monitor, info.measured)
         if not self.mode:
             metric = self.monitor.partition("/")[2]
             self.mode = info.trainer.metrics.mode(metric) or mode_of(self.monitor)
-
         if self.ranking and not info.claim(self.monitor, self._owner, restore=self.restore):
             self._mark(info)
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
-        if self.monitor not in row:
-            if self.monitor.split("/")[0] in {key.split("/")[0] for key in row if "/" in key}:
-                keys = ", ".join(key for key in row if "/" in key)
-                raise ConfigError(
-                    f"{type(self).__name__} looks at {self.monitor!r}, which is not measured. There are: {keys}."
-                )
-        elif self._seen != info.step:
+        check_measured(type(self).__name__, self.monitor, row)
+        if self.monitor in row and self._seen != info.step:
             self._seen = info.step
             self._look(info, float(row[self.monitor]))
 

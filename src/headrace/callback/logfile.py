@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..disk import File
+from ..history.rows import COUNTERS
 from .base import Callback
-from .tracker import COUNTERS, Place, numbers
+from .tracker import Place, numbers
 
 if TYPE_CHECKING:
     from ..info import Info

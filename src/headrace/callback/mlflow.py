@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .tracker import Row, Tracker, numbers, require, settings
+from ..history.rows import Row
+from .tracker import Tracker, numbers, require, settings
 
 if TYPE_CHECKING:
     from ..info import Info

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import disk
+from ..history.rows import Row
 from .base import Callback
-from .tracker import Place, Row, numbers
+from .tracker import Place, numbers
 
 if TYPE_CHECKING:
     from ..info import Info

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import disk
 from ..errors import ConfigError
+from ..history.rows import COUNTERS, Row
 from .base import Callback
 
 if TYPE_CHECKING:
     from ..info import Info
 
-COUNTERS = ("epoch", "step", "samples", "minutes")
-Row = Mapping[str, Any]
 Numbers = dict[str, float]
 
 

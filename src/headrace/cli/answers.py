@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-import torch
 from torch import Tensor
 
 from ..data.arrays import ArrayTable
 from ..errors import ConfigError
+from ..metric.likely import likeliest, yes_or_no
 from ..objective import Objective
 from ..recipe import Recipe
 from .data import categories_of
@@ -81,17 +81,9 @@ def _judged(objective: Objective, outputs: Any) -> dict[str, Tensor]:
     if objective.reads is None or not isinstance(scored, Tensor):
         return {}
     if objective.reads == "classes" and scored.dim() == 2:
-        likely = scored if _are_probabilities(scored) else scored.float().softmax(dim=1)
-        probability, code = likely.max(dim=1)
+        code, probability = likeliest(scored, objective.reads)
     elif objective.reads != "classes" and scored.numel() == len(scored):
-        yes = scored.reshape(-1).float()
-        yes = yes.sigmoid() if objective.reads == "logits" else yes
-        code = (yes > 0.5).long()
-        probability = torch.where(code == 1, yes, 1 - yes)
+        code, probability = yes_or_no(scored.reshape(-1), objective.reads)
     else:
         return {}
     return {CLASS: code, PROBABILITY: probability}
-
-
-def _are_probabilities(scored: Tensor) -> bool:
-    return bool((scored >= 0).all() and torch.allclose(scored.sum(dim=1), torch.ones(len(scored)), atol=1e-4))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import HeadraceError
-from .options import Options
+from .options import OF_A_NEW_RUN, Options
 from .parser import Parser, commands, find
 
 RUN = "run.json"  # a directory that has it is a run
@@ -141,7 +141,7 @@ def _as_told(parser: Parser, words: Sequence[str]) -> None:
     for argument in [*recipe.args.args, *recipe.args.kwonlyargs] if recipe is not None else []:
         _add(parser, argument.arg, *_of_annotation(argument.annotation))
     for option in fields(Options):
-        if command == "fit" or option.name not in ("run", "resume"):  # which a run to be resumed has said
+        if command == "fit" or option.name not in OF_A_NEW_RUN:
             _add(parser, option.name, *_of_type(option.type))
     if command == "resume":
         _add(parser, "recipe", False, [])

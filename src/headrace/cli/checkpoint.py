@@ -12,7 +12,7 @@ from .using import add_which, check_run, chosen, recipe_of
 if TYPE_CHECKING:
     from ..checkpoint import Store
 
-FORMATS = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
+FORMATS = ("safetensors", "onnx", "torch")  # those of `export`, which imports torch
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +27,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         action.add_argument("run", type=Path, metavar="RUN", help="the directory of the run")
         add_json(action)
     exporting.add_argument("--out", type=Path, help="the file to write (RUN/model.safetensors, .onnx or .pt2)")
-    exporting.add_argument(
-        "--to", default="safetensors", choices=list(FORMATS), metavar="FORMAT", help="|".join(FORMATS)
-    )
+    exporting.add_argument("--to", default="safetensors", choices=FORMATS, metavar="FORMAT", help="|".join(FORMATS))
     add_which(exporting)
     exporting.add_argument(
         "--recipe", help="file.py or file.py:function, which makes the model, if the run does not know it"
@@ -76,9 +74,9 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from ..export import export
+    from ..export import SUFFIXES, export
 
-    out = options.out or options.run / f"model{FORMATS[options.to]}"
+    out = options.out or options.run / f"model{SUFFIXES[options.to]}"
     recipe, arguments = _recipe(options)
     step = export(options.run, out, to=options.to, which=chosen(options), recipe=recipe, arguments=arguments)
     say(options, {"file": str(out), "step": step}, f"{out}: the weights of step {step}")

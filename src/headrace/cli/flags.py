@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..errors import ConfigError, unknown
 from ..recipe import LIMITS, Parameter, check_parameters, find_recipe, located, parameters_of, parser_of
-from .options import OWN, Options
+from .options import OF_A_NEW_RUN, OWN, Options
 from .parser import UsageError
 from .values import LIST, PREFIX, Known, Value, of_environment, of_file, of_flags, read_file
 
@@ -138,7 +138,7 @@ def fail(command: str, message: str) -> NoReturn:
 
 def _listed(command: str, known: Known) -> list[str]:
     """What a command takes, by name."""
-    names = [name for name in known if command == "fit" or name not in ("run", "resume")]
+    names = [name for name in known if command == "fit" or name not in OF_A_NEW_RUN]
     return [*names, "config", "print_config", "help", *(["recipe"] if command == "resume" else [])]
 
 

@@ -11,6 +11,8 @@ OWN = (
     *("run", "resume", "override", "progress", "report", "json"),
 )
 """Names that the command line has for itself."""
+OF_A_NEW_RUN = ("run", "resume")
+"""What `headrace fit` takes and `headrace resume` does not: the run to go on with has said it."""
 _COUNTS = ("epochs", "steps", "samples", "minutes", "keep", "workers")
 _OF_FIT = (
     "run",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import RunError
+from .options import OF_A_NEW_RUN
 
 if TYPE_CHECKING:
     from .parser import Parser
@@ -26,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     if not words or words[0].startswith("-"):
         fail("resume", "RUN comes first: the directory of a run.")
     recipe = _taken(words, "--recipe")
-    if any(word.partition("=")[0] in ("--run", "--resume") for word in words):
+    if any(word.partition("=")[0].removeprefix("--") in OF_A_NEW_RUN for word in words if word.startswith("--")):
         fail("resume", "it goes on with RUN, from its last checkpoint: leave --run and --resume out.")
     where = words.pop(0)
     if words and not words[0].startswith("-"):

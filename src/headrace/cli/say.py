@@ -1,15 +1,16 @@
 """What commands print: JSON for programs, lines and tables for people."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from ..history.rows import encoded
+
 
 def say(options: Any, document: Any, text: str) -> None:
     """The result of a command: the document for a program, the text for people."""
-    print(json.dumps(_plain(document), allow_nan=False) if options.json else text)
+    print(json.dumps(encoded(document), allow_nan=False) if options.json else text)
 
 
 def tell(options: Any, line: str) -> None:
@@ -43,14 +44,3 @@ def moment(seconds: float) -> str:
 def shown(moment: str) -> str:
     """A moment, for people who are there: date, hour and minute."""
     return moment[:16].replace("T", " ")
-
-
-def _plain(value: Any) -> Any:
-    """For JSON, which knows no NaN, no infinity and no tensors."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return value if value is None or isinstance(value, bool | int | float | str) else _plain(value.tolist())

@@ -1,6 +1,8 @@
 """A Table and an order make a Source: shuffled, sharded, and resumable at any row."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -302,3 +304,16 @@ class Reader(Source):
         if self._lanes is not None:
             cursor["lanes"] = str(self._lanes)
         return dict(cursor)
+
+
+@contextmanager
+def rewound(source: Source) -> Iterator[None]:
+    """A source that stands afterwards where it stood before, if it can; a table is read from its first row."""
+    state = copy.deepcopy(source.state_dict())
+    if isinstance(source, Reader) and state is not None:
+        source.load_state_dict({**state, "epoch": 0, "position": 0})
+    try:
+        yield
+    finally:
+        if state is not None:
+            source.load_state_dict(state)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, NonFiniteError
+from ..history.plot import new_figure
+from ..schedule import groups_of, put_rate, shares_of
 from .untouched import untouched, updates
 
 if TYPE_CHECKING:
@@ -50,12 +52,8 @@ class LrFinding:
 
     def plot(self) -> Figure:
         """Loss against rate, with the suggestion."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 3.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
+        figure = new_figure(width=6.0, height=3.5)
+        axes = figure.axes[0]
         axes.plot(self.rates, self.losses, color="#c8ccd2", label="loss")
         axes.plot(self.rates, self.smoothed, color="#3b7dd8", label="smoothed")
         if self.suggestion is not None:
@@ -133,18 +131,13 @@ def _hopeless(rates: Sequence[float], done: int) -> str:
 
 def rate_setter(trainer: Trainer) -> Callable[[float], None]:
     """A function that gives the first group of the first optimizer a rate, and all others theirs in proportion."""
-    groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
-    first = float(groups[0]["lr"])
-    if not first:
+    groups = groups_of(trainer.optimizers.values())
+    if not (shares := shares_of(groups)):
         raise ConfigError("the first group's rate is 0, so that others stand in no proportion to it. Give it a rate.")
-    shares = [float(group["lr"]) / first for group in groups]
 
     def set_rate(rate: float) -> None:
         for group, share in zip(groups, shares, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate * share)
-            else:
-                group["lr"] = rate * share
+            put_rate(group, rate * share)
 
     return set_rate
 

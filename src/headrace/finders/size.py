@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import check, evaluate
+from .. import check
+from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, OutOfMemoryError
+from ..history.plot import new_figure
 from ..memory import is_out_of_memory
 from .rate import rate_setter
 from .untouched import untouched, updates
@@ -62,12 +64,8 @@ class BatchFinding:
 
     def plot(self) -> Figure:
         """Speed against size, with the suggestion."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(6, 3.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
+        figure = new_figure(width=6.0, height=3.5)
+        axes = figure.axes[0]
         axes.plot([t.batch_size for t in self.trials], [t.rows_per_s for t in self.trials], "o-", color="#3b7dd8")
         axes.axvline(self.suggestion, color="#d64545", linestyle="--", label=f"suggestion: {self.suggestion}")
         axes.set(xscale="log", xlabel="rows in a batch", ylabel="rows a second")
@@ -161,7 +159,7 @@ def _try(trainer: Trainer, source: Source, size: int, seconds: float) -> tuple[T
     trainer.batch_size = size
     most, start, before, seen, whole = WARM + TIMED[1], 0.0, 0, 0, False
     _begin_peak(trainer.device)
-    with evaluate.rewound(source), updates(trainer, source, most) as made:
+    with rewound(source), updates(trainer, source, most) as made:
         for info in made:
             whole, seen = whole or info.samples - seen >= size, info.samples
             if info.step == WARM:

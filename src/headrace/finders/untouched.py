@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .. import evaluate, rng
 from .. import plan as plans
+from .. import rng
 from ..comm import here
+from ..data.reader import rewound
 from ..data.source import Source
 from ..data.torch.iterables import generators_of
 from ..errors import ConfigError
@@ -43,7 +44,7 @@ def untouched(trainer: Trainer, data: Any) -> Iterator[Source]:
             warnings.warn(
                 f"{source.title} has no state_dict: what is read to try things out is not read again.", stacklevel=4
             )
-        stack.enter_context(evaluate.rewound(source))
+        stack.enter_context(rewound(source))
         stack.callback(_kept(trainer).restore)
         stack.callback(trainer.precision.load_state_dict, trainer.precision.state_dict())
         stack.callback(trainer.release)  # first of all

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, unknown
 from . import plot, table
-from .rows import best_of, best_row, keys_of, mode_of
+from .monitor import mode_of
+from .rows import best_of, best_row, keys_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

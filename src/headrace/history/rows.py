@@ -1,4 +1,4 @@
-"""What stands in the rows of a history: numbers by key, and which of two numbers is the better."""
+"""What stands in the rows of a history: numbers by key, how they are written, and which row is the best."""
 
 import json
 import math
@@ -6,15 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from ..errors import ConfigError
-
 Row = Mapping[str, Any]
 COUNTERS = ("epoch", "step", "samples", "minutes")
 """How far a training had come; the rest of a row has been measured."""
 FAMILIES = ("train", "val", "test")
-
-_SMALL = ("loss", "error", "mae", "mse")
-_LARGE = ("accuracy", "precision", "recall", "f1", "auroc", "r2", "top-")
 
 
 def number(value: Any) -> float | None:
@@ -63,22 +58,6 @@ def best_of(rows: Sequence[dict[str, Any]], marked: int | None) -> dict[str, Any
     return best_row(rows, "val/loss", "min") or best_row(rows, "train/loss", "min")
 
 
-def mode_of(key: str, mode: str = "auto", unknown: str | None = None) -> str:
-    """Whether a number should be small ("min") or large ("max"); with "auto" its name tells, or it is `unknown`."""
-    if mode in ("min", "max"):
-        return mode
-    if mode != "auto":
-        raise ConfigError(f"mode= is 'min', 'max' or 'auto', got {mode!r}.")
-    name = key.partition("/")[2] or key
-    if name.startswith(_SMALL):
-        return "min"
-    if name.startswith(_LARGE):
-        return "max"
-    if unknown is not None:
-        return unknown
-    raise ConfigError(f"whether {key!r} should be small or large is not known: say mode='min' or mode='max'.")
-
-
 def read_row(line: bytes) -> dict[str, Any] | None:
     """A line of metrics.jsonl; `None` if it is not a whole one."""
     try:
@@ -88,8 +67,21 @@ def read_row(line: bytes) -> dict[str, Any] | None:
     return _decoded(row) if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
+def encoded(value: Any) -> Any:
+    """Plain values for JSON, which knows no NaN and no infinity: they become text."""
+    if isinstance(value, Mapping):
+        return {str(key): encoded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encoded(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return encoded(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
 def _decoded(value: Any) -> Any:
-    """JSON knows no NaN and no infinity: they stand there as text."""
+    """What was `encoded`."""
     if isinstance(value, dict):
         return {key: _decoded(item) for key, item in value.items()}
     if isinstance(value, list):

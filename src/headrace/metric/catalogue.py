@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, unknown
+from .likely import are_shares
 
 _CLASSES = {
     "accuracy": "Accuracy",
@@ -94,7 +95,7 @@ class Task:
             second = self._scores(outputs).reshape(targets.shape)
             return torch.stack([1 - second, second], dim=1), targets.long()
         if several:
-            softmax = base == "auroc" and not _sums_to_one(outputs)
+            softmax = base == "auroc" and not are_shares(outputs)
             return outputs.double().softmax(dim=1) if softmax else outputs.float(), targets.long()
         if self.size == 2:
             difference = outputs[:, 1].double() - outputs[:, 0].double()
@@ -165,7 +166,3 @@ def _squash(scores: Tensor) -> Tensor:
 
 def _probable(outputs: Tensor) -> bool:
     return bool(((outputs >= 0) & (outputs <= 1)).all())
-
-
-def _sums_to_one(outputs: Tensor) -> bool:
-    return _probable(outputs) and bool(((outputs.sum(dim=1) - 1).abs() < 1e-3).all())
