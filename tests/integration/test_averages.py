@@ -191,3 +191,16 @@ def test_lengths_in_minutes_are_refused_where_workers_would_differ() -> None:
 def test_a_mean_that_never_begins_is_told() -> None:
     with pytest.warns(UserWarning, match="nothing to average: it begins after 15 epochs"):
         fitted(hr.SWA("15 epochs"))
+
+
+@pytest.mark.parametrize(
+    ("average", "said"),
+    [
+        (lambda: hr.EMA(0.9, every="1 epoch"), "EMA had nothing to average: no interval of 1 epoch ended.$"),
+        (lambda: hr.SWA("1 step", every="5 epochs"), "average: no interval of 5 epochs ended after 1 step.$"),
+        (lambda: hr.SWA("4 steps", every="1 step"), "average: it begins after 4 steps.$"),
+    ],
+)
+def test_an_average_that_is_never_made_says_why(average: Any, said: str) -> None:
+    with pytest.warns(UserWarning, match=said):
+        made().fit((X, Y), steps=3, progress=False, callbacks=[average()])

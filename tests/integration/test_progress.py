@@ -203,6 +203,22 @@ def shown_on(file: Terminal, style: str = "auto") -> str:
     return file.getvalue()
 
 
+@pytest.mark.parametrize("style", ["bar", "plain"])
+@pytest.mark.parametrize("limit", [{"epochs": 2}, {"steps": 25}])
+def test_the_scores_of_a_test_are_said_once(style: str, limit: dict[str, int], user: pytest.MonkeyPatch) -> None:
+    file, trainer = Terminal(), make()
+    shown = display.Progress(style, file)
+    history = trainer.fit((X, Y), (X, Y), (X, Y), progress=False, callbacks=[shown], **limit)  # type: ignore[arg-type]
+    assert file.getvalue().count("test/") == 1
+    step, value = history.last["step"], history.last["test/loss"]
+    assert f"step {step}  test/loss {value:.4g}" in re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
+
+
+def test_a_style_that_there_is_not_is_refused_at_once() -> None:
+    with pytest.raises(hr.ConfigError, match=r"Progress: unknown style 'bars'\. Did you mean 'bar'\?"):
+        display.Progress("bars")
+
+
 @pytest.mark.parametrize("columns", [200, 80, 40, 24, 12])
 def test_the_bar_is_one_line_that_fits_the_terminal(columns: int, user: pytest.MonkeyPatch) -> None:
     user.setenv("COLUMNS", str(columns))

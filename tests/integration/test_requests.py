@@ -1,6 +1,7 @@
 """What callbacks ask for: rates, frozen parameters, numbers in the report; and the callbacks that do."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,30 @@ def test_some_updates_are_profiled_into_the_run(tmp_path: Path) -> None:
         made().fit((X, Y), epochs=1, progress=False, callbacks=[hr.Profile()])
     with pytest.raises(hr.ConfigError, match="steps"):
         hr.Profile(0)
+
+
+@pytest.mark.parametrize(("steps", "written"), [(2, False), (3, False), (4, True)])
+def test_a_training_that_is_too_short_to_profile_is_told(steps: int, written: bool, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made().fit((X, Y), steps=steps, progress=False, callbacks=[hr.Profile(2, wait=3)], run=run)
+    told = [str(warning.message) for warning in caught]
+    said = f"Profile had nothing to write: it begins after 3 updates, and there were {steps}. Make wait= smaller."
+    assert told == ([] if written else [said])
+    assert {path.name for path in (run / "profile").iterdir()} == ({"trace.json", "table.txt"} if written else set())
+
+
+def test_a_profile_that_cannot_be_written_is_refused_before_the_first_update(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    steps: list[int] = []
+    for path in (tmp_path / "file", tmp_path / "file" / "profile"):
+        watched = [hr.Profile(2, wait=2, path=path), hr.Lambda(on_step_end=lambda info: steps.append(info.step))]
+        with pytest.raises(hr.ConfigError, match=f"Profile cannot write to {path}: .*Move what is there away"):
+            made().fit((X, Y), epochs=1, progress=False, callbacks=watched)
+    assert not steps
+    with pytest.raises(hr.ConfigError, match="Profile takes the path that it is to write to, got 3"):
+        hr.Profile(path=3)  # type: ignore[arg-type]
 
 
 def test_a_profile_ends_with_a_training_that_fails(tmp_path: Path) -> None:

@@ -183,7 +183,115 @@ def test_options_reach_the_trainer_and_a_run_is_left(tmp_path: Path) -> None:
     fitted.fit(X, Y)
     rates = fitted.history_["rate"]
     assert max(rates) > 5 * rates[-1]
-    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) > 5
+    assert fitted.run_.parent == tmp_path / "run"
+    assert len(list((fitted.run_ / "checkpoints").glob("step-*"))) > 5
+    assert small(epochs=1).fit(X, Y).run_ is None
+
+
+def test_every_fold_has_a_run_and_the_score_that_it_has_without(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 2, 120)
+    scores = [cross_val_score(small(epochs=30, run=run), X, noise, cv=4) for run in (None, tmp_path)]
+    np.testing.assert_array_equal(*scores)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_every_candidate_of_a_search_has_a_run_and_the_score_that_it_has_without(tmp_path: Path) -> None:
+    grid = {"hidden": [(4,), (8, 8)], "lr": [1e-3, 2e-2]}
+    plain, kept = (
+        GridSearchCV(small(epochs=3, run=run), grid, cv=2, error_score="raise").fit(X, Y) for run in (None, tmp_path)
+    )
+    np.testing.assert_array_equal(plain.cv_results_["mean_test_score"], kept.cv_results_["mean_test_score"])
+    assert kept.best_params_ == plain.best_params_
+    assert len(list(tmp_path.iterdir())) == 4 * 2 + 1
+
+
+class Pressed(hr.Callback):
+    """Ctrl-C at a step, as long as a file is there."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_step_end(self, info: hr.Info) -> None:
+        if info.step == 14 and self.file.exists():
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("random_state", [lambda: 0, lambda: None, lambda: np.random.RandomState(3)])
+def test_the_same_fit_goes_on_where_it_was_interrupted(random_state: Any, tmp_path: Path) -> None:
+    def fit(run: str, X: Any = X) -> Classifier:
+        options = {"validation": 0.2, "patience": 9, "callbacks": watching}
+        return small(Narrow, random_state=random_state(), run=tmp_path / run, **options).fit(X, Y)  # type: ignore[no-any-return]
+
+    watching = [Pressed(tmp_path / "pressed"), hr.Timer(), hr.EarlyStopping("val/loss"), hr.EMA(0.9)]
+    whole = fit("whole")
+    (tmp_path / "pressed").touch()
+    with pytest.raises(KeyboardInterrupt):
+        fit("parts")
+    (tmp_path / "pressed").unlink()
+    other, rest = fit("parts", X[::-1]), fit("parts")
+    assert "going on from step 12" in (rest.run_ / "log.txt").read_text()
+    assert rest.history_["train/loss"] == whole.history_["train/loss"]
+    np.testing.assert_array_equal(rest.predict_proba(X), whole.predict_proba(X))
+    assert other.run_ != rest.run_
+    again = fit("parts")
+    assert again.run_ == rest.run_
+    assert (again.run_ / "log.txt").read_text().count("started") == 1
+    np.testing.assert_array_equal(again.predict_proba(X), whole.predict_proba(X))
+
+
+def rate_of(factor: float) -> Any:
+    return lambda parameters, lr: torch.optim.SGD(parameters, lr * factor)
+
+
+def narrow(seed: int) -> Narrow:
+    torch.manual_seed(seed)
+    return Narrow(6, 3)
+
+
+ONES = np.ones(120)
+BASE: dict[str, Any] = {"epochs": 1, "optimizer": rate_of(1.0), "module": narrow(0), "loss": hr.Focal(2.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "fitted"),
+    [
+        ({}, {"X": np.where(np.arange(720).reshape(120, 6) == 719, X + 1e-3, X)}),
+        ({}, {"y": np.where(np.arange(120) == 119, (Y + 1) % 3, Y)}),
+        ({}, {"sample_weight": ONES}),
+        ({}, {"sample_weight": ONES + (np.arange(120) == 60)}),
+        ({}, {"X": scipy.sparse.csr_matrix(X)}),
+        ({"epochs": 2}, {}),
+        ({"lr": 0.021}, {}),
+        ({"random_state": 1}, {}),
+        ({"random_state": None}, {}),
+        ({"random_state": np.random.RandomState(5)}, {}),
+        ({"optimizer": rate_of(2.0)}, {}),
+        ({"module": narrow(1)}, {}),
+        ({"module": Narrow}, {}),
+        ({"loss": hr.Focal(3.0)}, {}),
+        ({"class_weight": "balanced"}, {}),
+        ({"trainer_options": {"clip_norm": 1.0}}, {}),
+        ({"fit_options": {"validate_every": "2 epochs"}}, {}),
+        ({"callbacks": [hr.EMA(0.9)]}, {}),
+        ({"callbacks": [hr.EMA(0.8)]}, {}),
+    ],
+)
+def test_another_fit_is_another_run(options: dict[str, Any], fitted: dict[str, Any], tmp_path: Path) -> None:
+    first = small(**BASE, run=tmp_path).fit(X, Y)
+    other = small(**{**BASE, **options}, run=tmp_path).fit(**{"X": X, "y": Y, **fitted})
+    same = small(**{**BASE, **options}, run=str(tmp_path), verbose=0).fit(**{"X": X, "y": Y, **fitted})
+    assert first.run_ != other.run_
+    if not isinstance(options.get("random_state"), np.random.RandomState):  # which has moved on
+        assert same.run_ == other.run_
+    assert len({first.run_, other.run_, same.run_}) == len(list(tmp_path.iterdir()))
+
+
+def test_a_run_among_further_options_is_one_for_each_fit_too(tmp_path: Path) -> None:
+    options = {"run": tmp_path / "run"}
+    one, other = (small(epochs=1, fit_options=options).fit(X[half], Y[half]) for half in (slice(60), slice(60, 120)))
+    assert one.run_ != other.run_
+    assert one.run_.parent == other.run_.parent == tmp_path / "run"
+    assert options == {"run": tmp_path / "run"}
 
 
 def test_further_options_come_before_those_of_the_estimator() -> None:
@@ -207,6 +315,8 @@ def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> Non
         ({"module": lambda a, b: None}, "module= makes an nn.Module .*, got a NoneType"),
         ({"trainer_options": {"nonfinite": "stopp"}}, "Did you mean 'stop'"),
         ({"epochs": 0}, "epochs"),
+        ({"run": ""}, "run= is the path of a directory, got ''"),
+        ({"run": 3}, "run= is the path of a directory, got 3"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_fit(options: dict[str, Any], said: str) -> None:

@@ -1,5 +1,6 @@
 """The estimators keep scikit-learn's contract, as its own checks read it."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -7,11 +8,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from sklearn.exceptions import SkipTestWarning
 from sklearn.utils.estimator_checks import check_estimator, estimator_checks_generator
 
+import headrace as hr
 from headrace.sklearn import EXPECTED_FAILED_CHECKS, Classifier, Regressor
+from headrace.sklearn.digest import digest
 
 KINDS = pytest.mark.parametrize("kind", [Classifier, Regressor])
 
@@ -85,3 +90,115 @@ def test_without_scikit_learn_it_says_what_to_install() -> None:
     script = "import sys; sys.modules['sklearn'] = None; import headrace.sklearn"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert 'needs scikit-learn, which is not installed: pip install "headrace[sklearn]"' in done.stderr
+
+
+def made(width: int, share: float = 0.5) -> Any:
+    return lambda n_features, n_outputs: (width, share, n_features, n_outputs)
+
+
+def drawn(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Linear(3, 2)
+
+
+DISTINCT: list[Callable[[], Any]] = [
+    lambda: None,
+    lambda: 1,
+    lambda: 1.0,
+    lambda: True,
+    lambda: "1",
+    lambda: [1],
+    lambda: (1,),
+    lambda: [[1], []],
+    lambda: [[], [1]],
+    lambda: {"a": 1},
+    lambda: {"ab", "bc", "cd"},
+    lambda: {"ab", "bc", "ce"},
+    lambda: np.zeros((2, 3)),
+    lambda: np.zeros((3, 2)),
+    lambda: np.zeros((3, 2), np.float32),
+    lambda: np.array(["a", None], object),
+    lambda: torch.zeros(6, dtype=torch.bfloat16),
+    lambda: torch.zeros(6),
+    lambda: torch.zeros(6).requires_grad_(),
+    lambda: np.random.RandomState(3),
+    lambda: np.random.RandomState(4),
+    lambda: torch.optim.Adam,
+    lambda: torch.optim.AdamW,
+    lambda: partial(torch.optim.SGD, momentum=0.9),
+    lambda: partial(torch.optim.SGD, momentum=0.8),
+    lambda: made(8),
+    lambda: made(9),
+    lambda: drawn(0),
+    lambda: drawn(1),
+    lambda: hr.Focal(2.0),
+    lambda: hr.Focal(3.0),
+    lambda: hr.EarlyStopping(patience=3),
+    lambda: hr.EarlyStopping(patience=4),
+    lambda: hr.WarmupCosine(0.1),
+    lambda: hr.Schedule(lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 3)),
+    lambda: hr.Schedule(lambda optimizer, steps: torch.optim.lr_scheduler.StepLR(optimizer, 4)),
+]
+
+
+def test_equal_values_have_equal_digests_and_others_have_others() -> None:
+    found = [digest(make()) for make in DISTINCT]
+    assert found == [digest(make()) for make in DISTINCT]
+    assert len(set(found)) == len(found)
+    assert {len(each) for each in found} == {12}
+
+
+def test_an_order_in_memory_does_not_count() -> None:
+    columns = np.arange(6.0).reshape(2, 3)
+    assert digest(columns) == digest(np.asfortranarray(columns)) == digest(np.repeat(columns, 2, axis=1)[:, ::2])
+
+
+def test_what_holds_itself_or_a_lock_has_a_digest() -> None:
+    import threading
+
+    ring: list[Any] = [1]
+    ring.append(ring)
+    assert digest(ring) == digest(ring) != digest([1, [1]])
+    assert digest(threading.Lock()) == digest(threading.Lock())
+
+
+SCRIPT = """
+import sys
+from torch import nn, optim
+from headrace.sklearn.digest import digest
+
+class Net(nn.Module):
+    share = {share}
+    def __init__(self, n, m):
+        super().__init__()
+        self.layer = nn.Linear(n, m)
+    def forward(self, x):
+        return self.layer(x) if x in {{"u", "v", "w"}} else x
+
+class Own(optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+def names():
+    return [digest(value) for value in (Net, Own, optim.Adam, lambda x: x + {share}, {{"ab", "bc", "cd"}})]
+
+before = names()
+Own(nn.Linear(2, 2).parameters(), lr=0.1)
+assert names() == before, "torch has wrapped step meanwhile"
+print(*before)
+"""
+
+
+def names_in_a_process(share: float, seed: int) -> list[str]:
+    """Of what a script has defined itself, with sets in another order."""
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    command = [sys.executable, "-c", SCRIPT.format(share=share)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert not done.returncode, done.stderr
+    return done.stdout.split()
+
+
+def test_a_digest_is_the_same_in_every_process_and_tells_code_of_a_script_apart() -> None:
+    one, same, other = names_in_a_process(0.5, 1), names_in_a_process(0.5, 2), names_in_a_process(0.6, 1)
+    assert one == same
+    assert [a == b for a, b in zip(one, other, strict=True)] == [False, True, True, False, True]

@@ -57,7 +57,7 @@ class Average(Callback):
 
     def on_fit_end(self, info: Info) -> None:
         if not self.count and info.stopping != "left":
-            warnings.warn(f"{type(self).__name__} had nothing to average: it begins after {self.after}.", stacklevel=2)
+            warnings.warn(f"{type(self).__name__} had nothing to average: {self._missed(info)}.", stacklevel=2)
 
     def on_checkpoint(self, info: Info) -> None:
         self._replica = info.replica
@@ -75,6 +75,14 @@ class Average(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count, self._saved = int(state["count"]), state["average"]
+
+    def _missed(self, info: Info) -> str:
+        """Why nothing has been averaged."""
+        if self.after is None:
+            return f"no interval of {self.every} ended"
+        if self.after.reached(info.counters):
+            return f"no interval of {self.every} ended after {self.after}"
+        return f"it begins after {self.after}"
 
     def _move(self, info: Info) -> None:
         now = _averaged(info)

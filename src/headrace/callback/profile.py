@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import disk
 from ..errors import ConfigError
 from .base import Callback
+from .tracker import Place
 
 if TYPE_CHECKING:
     from ..info import Info
@@ -28,6 +33,7 @@ class Profile(Callback):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ConfigError(f"Profile: {name}= is a number of updates, at least {least}, got {value!r}.")
         self.steps, self.wait, self.path, self.options = steps, wait, path, options
+        self._place = Place(self, path, "profile")
         self._profiler: Any = None
 
     def on_fit_start(self, info: Info) -> None:
@@ -35,7 +41,11 @@ class Profile(Callback):
 
         if self.path is None and info.run is None:
             raise ConfigError("Profile writes into a run, and there is none: pass fit(run=) or Profile(path=).")
-        self._place = Path(self.path) if self.path is not None else Path(info.run or "") / "profile"
+        self._folder = self._place.find(info)
+        with self._place.usable(self._folder):
+            disk.make_dirs(self._folder)
+            if not os.access(self._folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (info.trainer.device.type == "cuda")
         when = schedule(wait=self.wait - 1, warmup=1, active=self.steps, repeat=1)
         try:
@@ -48,8 +58,8 @@ class Profile(Callback):
     def on_step_end(self, info: Info) -> None:
         if self._profiler is None:
             return
-        self._profiler.step()
         self._left -= 1
+        self._profiler.step()
         if not self._left:
             self._stop()
 
@@ -58,6 +68,13 @@ class Profile(Callback):
             self._stop()
 
     def on_fit_end(self, info: Info) -> None:
+        made = self.wait + self.steps - self._left
+        if 0 < made <= self.wait and info.stopping != "left":
+            warnings.warn(
+                f"Profile had nothing to write: it begins after {self.wait} updates, and there were {made}. Make wait= "
+                "smaller.",
+                stacklevel=2,
+            )
         self._stop()
 
     def _stop(self) -> None:
@@ -66,8 +83,9 @@ class Profile(Callback):
             profiler.stop()
 
     def _write(self, profiler: Any) -> None:
-        self._place.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(self._place / "trace.json"))
+        if self._left >= self.steps:  # it ended before it began
+            return
+        profiler.export_chrome_trace(str(self._folder / "trace.json"))
         by = "self_cuda_time_total" if any("CUDA" in str(a) for a in profiler.activities) else "self_cpu_time_total"
         table = profiler.key_averages().table(sort_by=by, row_limit=50)
-        (self._place / "table.txt").write_text(table)
+        (self._folder / "table.txt").write_text(table)

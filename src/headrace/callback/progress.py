@@ -8,11 +8,13 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..errors import ConfigError, unknown
 from .base import Callback
 
 if TYPE_CHECKING:
     from ..info import Info
 
+STYLES = ("auto", "bar", "plain")
 BAR_S = 0.1  # how often the bar is drawn
 WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
 LINE_S = 10.0  # how often a line is printed within an epoch
@@ -25,6 +27,8 @@ class Progress(Callback):
     everywhere = False
 
     def __init__(self, style: str = "auto", file: TextIO | None = None) -> None:
+        if style not in STYLES:
+            raise ConfigError(f"Progress: {unknown('style', style, STYLES)}")
         self._file = file
         self._style = style
         self._display: _Bar | _Lines | None = None
@@ -55,8 +59,9 @@ class Progress(Callback):
 
     def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
         self._clock.pause()
-        if self._display is not None and not info.ends_epoch:
-            self._display.say(f"step {info.step:,}  {_numbers(scores)}")
+        tested = any(key.startswith("test/") for key in scores)  # else the line of the epoch says it
+        if self._display is not None and (tested or not info.ends_epoch):
+            self._display.say(f"step {info.step:,}  {_numbers(_shown(scores))}")
 
     def on_error(self, info: Info, error: BaseException) -> None:
         self._close()

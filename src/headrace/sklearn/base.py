@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from ..errors import ConfigError, unknown
 from ..loss import Loss, RowMean, translate
 from ..rng import capture_torch, restore_torch
 from ..trainer import Trainer
+from .digest import digest
 
 WEIGHT = "weight"  # the stream of sample weights
 DTYPES = ("float32", "float64")
+OF_NO_FIT = ("run", "verbose", "random_state")  # settings that are no part of a fit, or count by what they stand for
 Data = dict[str, Any]
 
 
@@ -83,8 +86,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _train(self, X: Any, y: np.ndarray, weights: Any, n_outputs: int, default: Loss, split_by: Any) -> None:
         """Fits a new module to rows that have been looked at; `split_by`: what to have alike in both parts."""
         loss = _weighed(default if self.loss is None else copy.deepcopy(self.loss), weights is not None)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         data = {"x": X, "y": y} if weights is None else {"x": X, "y": y, WEIGHT: weights}
+        asked = dict(self.fit_options or {})
+        run, callbacks = asked.pop("run", self.run), [*self._callbacks(), *asked.pop("callbacks", ())]
+        name = "" if run is None else self._name(data, n_outputs, {"callbacks": callbacks, "fit_options": asked})
+        seed, run = self._seed(name), _within(run, name)
         train, val = self._held_out(data, seed, split_by)
         with _seeded(seed):
             module = self._made(X.shape[1], n_outputs).to(getattr(torch, self.dtype))
@@ -92,11 +98,25 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             trainer = self._trainer(
                 module, loss, optimizer, X, seed=seed, metrics=self.metrics, batch_size=self.batch_size
             )
-            options = {"epochs": self.epochs, "progress": "auto" if self.verbose else False, "run": self.run}
-            asked = dict(self.fit_options or {})
-            options |= {"callbacks": [*self._callbacks(), *asked.pop("callbacks", ())], **asked}
-            history = trainer.fit(train, val, **options)
+            options = {"epochs": self.epochs, "progress": "auto" if self.verbose else False}
+            history = trainer.fit(train, val, run=run, callbacks=callbacks, **{**options, **asked})
+        self.run_ = run
         self.module_, self.history_, self.n_iter_ = module, history, history.rows[-1]["epoch"]
+
+    def _name(self, data: Data, n_outputs: int, settings: Data) -> str:
+        """What tells this fit from every other: all that it is made of; `settings` in place of what was given."""
+        for callback in settings["callbacks"]:
+            if isinstance(callback, Callback):
+                callback.forget()  # what it knows of a fit before this one
+        given = {name: value for name, value in self.get_params(deep=False).items() if name not in OF_NO_FIT}
+        state = None if self.random_state is None else check_random_state(self.random_state)
+        rows = {stream: _arrays(column) for stream, column in data.items()}
+        return digest(type(self), given | settings, state, n_outputs, rows)
+
+    def _seed(self, name: str) -> int:
+        """By the random state; of a fit that has a name and none, by its name, so that it can be gone on with."""
+        named = bool(name) and self.random_state is None
+        return int(check_random_state(int(name, 16) % 2**32 if named else self.random_state).randint(2**31 - 1))
 
     def _outputs(self, X: Any) -> Tensor:
         """What the module returns for these rows, on the host."""
@@ -147,6 +167,18 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             return None, slice(None)
         weights = _check_sample_weight(weights, X, dtype=self.dtype, ensure_non_negative=True)
         return weights, np.flatnonzero(weights)
+
+
+def _within(run: Any, name: str) -> Any:
+    """The directory of this name in `run`; what is no path is left for `fit` to refuse."""
+    return Path(run) / name if isinstance(run, str | Path) and str(run) else run
+
+
+def _arrays(rows: Any) -> list[Any]:
+    """What rows are made of, dense or sparse."""
+    if isinstance(rows, np.ndarray):
+        return [np.asarray(rows)]  # one that is mapped from a file counts like one in memory
+    return [rows.shape, *map(np.asarray, (rows.data, rows.indices, rows.indptr))]
 
 
 def perceptron(n_features: int, n_outputs: int, hidden: Sequence[int]) -> nn.Sequential:

@@ -38,12 +38,14 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     share of the rows that is held out and scored after every epoch; `patience`: how many of these scores in a row may
     be no better before the training ends, with the module that was best. `random_state`: of weights, order, dropout
     and what is held out; the global generators are as they were afterwards. `class_weight`: by class, or "balanced";
-    it multiplies the sample weights. `metrics`, `callbacks`, `device` and `run` are those of `Trainer` and `fit`, where
-    a run that is there goes on; more of them by name in `trainer_options` and `fit_options`. `verbose=1`: a progress
-    bar.
+    it multiplies the sample weights. `metrics`, `callbacks` and `device` are those of `Trainer` and `fit`; more of them
+    by name in `trainer_options` and `fit_options`. `verbose=1`: a progress bar. `run`: a directory in which every fit
+    has a run of its own, named by what it is fitted with: rows, targets, weights, settings and `random_state` as given
+    (`None`: the name is the seed). The same fit goes on where it was, or has nothing left to train; any other is
+    another run. What is imported counts by its name: after a change of its code, name another directory.
 
     Afterwards: `classes_`, in the order of the outputs; `module_`, the trained module; `history_`; `n_iter_`, the
-    epochs; `n_features_in_` and `feature_names_in_`.
+    epochs; `run_`, the directory of its run, if it has one; `n_features_in_` and `feature_names_in_`.
     """
 
     def __init__(
