@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import codec, config
 from .arena import plain_name
-from .checkpoint import Contents, Keep, Saver, Store
+from .checkpoint import Contents, Keep, Saver, Store, Texts
 from .checkpoint.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, rank_files
 from .disk import failure
 from .errors import CheckpointError, ConfigError, CorruptError, RunError, unknown
@@ -97,7 +97,7 @@ class RunKeeper(Keeper):
     def __init__(self, path: Path, resume: str, every: Length, keep: Keep, override: bool, wait: bool) -> None:
         self.path, self._resume, self._override, self._wait = path.absolute(), resume, override, wait
         self.every, self._keep = every, keep
-        self._saver, self._copier = Saver(), Copier()
+        self._saver, self._copier, self._texts = Saver(), Copier(), Texts()
         self._saved_at = time.perf_counter()
         self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
         self._config: config.Config = {}
@@ -181,7 +181,6 @@ class RunKeeper(Keeper):
         assert state is not None
         self._saver.wait()
         self._saved_at = time.perf_counter()
-        rows = [*info.history.rows[:-1], *(dict(row) for row in info.history.rows[-1:])]
         contents = encode(info.step, {part: value for part, value in state.items() if part not in _LARGE})
         tensors: dict[Any, Tensor] = {
             (f, name): t for f, found in contents.tensors.items() for name, t in found.items()
@@ -193,7 +192,7 @@ class RunKeeper(Keeper):
         if len(self._best_steps) > (self._keep.last or 1):
             del self._best_steps[min(self._best_steps)]
         best_steps = [step for steps in self._best_steps.values() for step in steps]
-        fill = partial(_fill, contents, large, copies, keys, rows)
+        fill = partial(_fill, contents, large, copies, keys, self._texts(info.history.rows))
         self._saver.start(partial(self._write, contents, fill, info.best, best_steps, again))
         if self._wait:
             self._saver.wait()
@@ -310,7 +309,7 @@ def _fill(
     large: State,
     copies: Mapping[Any, Tensor],
     keys: Mapping[int, Any],
-    rows: Sequence[Mapping[str, Any]],
+    history: bytes,
 ) -> None:
     """Completes what is to be written with the copies of all tensors, the large parts, and the history."""
     for file, tensors in contents.tensors.items():
@@ -321,7 +320,7 @@ def _fill(
             name: copies[keys[id(tensor)]] if id(tensor) in keys else tensor for name, tensor in tensors.items()
         }
     contents.documents[TRAINER] |= encoded.documents[TRAINER]
-    contents.documents[TRAINER]["history"] = [_encode_row(row) for row in rows]
+    contents.documents[TRAINER]["history"] = history
 
 
 def decode(contents: Contents) -> State:
@@ -358,15 +357,3 @@ def _add_later(history: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]])
     for row in rows:
         if history and row["step"] == history[-1]["step"]:
             history[-1].update({key: value for key, value in row.items() if key not in history[-1]})
-
-
-def _encode_row(row: Mapping[str, Any]) -> Any:
-    """A row for a checkpoint; what a metric of one's own gave, and cannot be saved, as text."""
-    found = {}
-    for key, value in row.items():
-        value = value.tolist() if isinstance(value, Tensor) else value
-        try:
-            found[key] = codec.encode(value, {}, key)
-        except CheckpointError:
-            found[key] = str(value)
-    return found

@@ -42,7 +42,7 @@ _NAMES = {
 
 @dataclass(slots=True)
 class Contents:
-    """A checkpoint in memory. `documents` are JSON, `tensors` the files of tensors."""
+    """A checkpoint in memory. `documents` are values for JSON, or hold such as JSON; `tensors` the files of tensors."""
 
     step: int
     documents: dict[str, Any] = field(default_factory=dict)
@@ -78,6 +78,10 @@ def rank_files(rank_number: int) -> tuple[str, str]:
 
 
 def to_json(document: Any) -> bytes:
+    """A document as JSON; what it has under a name as bytes is JSON already."""
+    if isinstance(document, dict) and any(isinstance(part, bytes) for part in document.values()):
+        texts = (part if isinstance(part, bytes) else to_json(part) for part in document.values())
+        return b"{" + b",".join(to_json(name) + b":" + text for name, text in zip(document, texts, strict=True)) + b"}"
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
