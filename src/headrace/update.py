@@ -43,7 +43,7 @@ class Update:
         self._batch: Batch | None = None
         self._divisors: Mapping[str, Scalar] | None = None
         self._found: Sequence[Tensor] = ()
-        self._stepping = False
+        self._summing = self._stepping = False
         self._random = step.adapts or any(map(draws_random, step.model.modules()))
         """Whether a forward pass is known to draw random numbers, which a step that is not made gives back."""
         self._first = not arena.optimizer.state
@@ -62,7 +62,7 @@ class Update:
                 return outcome
             if random is not None:
                 restore_torch(random, self._device)
-            if self._stepping or not self._step.halve(batch.rows):
+            if self._summing or self._stepping or not self._step.halve(batch.rows):
                 raise OutOfMemoryError(self._no_room(complaint))
 
     def apply(self) -> None:
@@ -95,7 +95,7 @@ class Update:
 
     def _attempt(self, batch: Batch) -> tuple[Outcome | None, str]:
         """The outcome, or what the system said when memory ran out; what had been computed by then is let go."""
-        self._stepping = False
+        self._summing = self._stepping = False
         try:
             return self._update(batch), ""
         except BaseException as error:
@@ -123,6 +123,12 @@ class Update:
         if self._stepping:
             said = f"memory ran out while the optimizer stepped ({complaint})"
             return f"{self.describe()}: {said}. {self._after_half()}"
+        if self._summing:
+            return (
+                f"{self.describe()}: memory ran out once workers had begun to add up their gradients ({complaint}), "
+                f"too late for one of them to try again with fewer rows. {self.untouched} Others may have made it: go "
+                "on from the last checkpoint, with a smaller batch_size, or with more memory."
+            )
         at_once = min(self._batch.rows, self._step.microbatch or self._batch.rows)
         advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
         if not self.objective.splits:
@@ -164,6 +170,7 @@ class Update:
 
         def reduce(arena: Arena, reached: Sequence[bool]) -> Sequence[bool]:
             nonlocal numbers
+            self._summing = True  # from here on the others count on this pass
             reached, numbers = self._strategy.reduce(arena, reached, numbers)
             return reached
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import headrace as hr
 from headrace import keeper
 from headrace.checkpoint import Store
+from headrace.comm import here
 
 ROWS, BATCH = 18, 4  # five batches, the last of 2
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
@@ -121,6 +122,28 @@ def test_minutes_are_counted_from_the_last_checkpoint(tmp_path: Path, monkeypatc
     monkeypatch.setattr(keeper, "time", clock)
     fit(tmp_path, checkpoint_every="10 min", callbacks=[Ticks()])
     assert steps_in(tmp_path) == [0, 4, 8, 12, 15]
+
+
+def test_workers_save_once_for_each_time_that_it_is_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now_s = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now_s
+
+    class Ticks(hr.Callback):
+        def on_step_end(self, info: hr.Info) -> None:
+            clock.now_s += 5 * 60 * here().leader
+
+    clock = Clock()
+    monkeypatch.setattr(keeper, "time", clock)
+
+    def work(run: Path) -> None:
+        fit(run, make(nn.Linear(6, 3)), checkpoint_every="10 min", callbacks=[Ticks()])
+
+    hr.launch(work, tmp_path, workers=2, network=hr.Network(rows_per_s=2.0))  # so slow that there is always a word
+    # due after two steps, it is heard of one later, or at once where an epoch ends
+    assert steps_in(tmp_path) == [0, 3, 5, 8, 10, 13, 15]
 
 
 @pytest.mark.parametrize("every", ["0 steps", "often", "3 parsecs", "1.5 steps", 3, None])

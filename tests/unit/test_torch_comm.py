@@ -20,7 +20,7 @@ from headrace.comm.beats import Beats
 from headrace.comm.join import join_others, timeout_of_environment
 from headrace.comm.torch import TorchComm
 from headrace.comm.wire import pack, unpack
-from headrace.errors import CheckpointError, ConfigError
+from headrace.errors import CheckpointError, ConfigError, WorkerError
 
 
 @contextmanager
@@ -176,6 +176,35 @@ def test_sums_in_another_order_have_other_bits() -> None:
     assert not torch.equal(own[0] + own[1] + own[2], own[2] + own[1] + own[0])
 
 
+class Full:
+    """A network that has no memory left."""
+
+    def allreduce(self, *_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def runs_out_of_memory(index: int, count: int, port: int) -> None:
+    be_worker(index, count, port)
+    over_gloo()
+    comm = here()
+    assert isinstance(comm, TorchComm)
+    if index == 1:
+        values, comm._values = comm._values, Full()  # type: ignore[assignment]
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            comm.all_reduce(torch.ones(1))
+        comm.tell(caught.value)
+        comm._values = values
+    else:
+        with pytest.raises(WorkerError, match=r"worker 1 failed at step 0: OutOfMemoryError: CUDA out of memory\."):
+            comm.all_reduce(torch.ones(1))
+    comm.close()
+
+
+def test_memory_that_runs_out_within_a_sum_is_no_loss_of_a_worker(tmp_path: Path) -> None:
+    with workers(runs_out_of_memory, tmp_path, 2) as children:
+        all_end_well(children)
+
+
 # --- joining ---------------------------------------------------------------------------------------------
 
 
@@ -222,6 +251,36 @@ def in_a_group_that_is_there(index: int, count: int, port: int) -> None:
 def test_a_group_that_the_program_has_made_is_used_and_left_alone(tmp_path: Path) -> None:
     with workers(in_a_group_that_is_there, tmp_path, 2) as children:
         all_end_well(children)
+
+
+def in_a_group_of_accelerators(index: int, count: int, port: int, one_host: bool) -> None:
+    be_worker(index, count, port)
+    if not one_host:
+        over_gloo()
+    dist.init_process_group("cuda:gloo")  # as "nccl": it carries nothing that is on the host
+    world = dist.group.WORLD
+    assert world is not None
+    with pytest.raises(RuntimeError, match="No backend type associated with device type cpu"):
+        world.allreduce([torch.ones(1)])
+    comm = here()
+    assert isinstance(comm, TorchComm)
+    comm.all_reduce(total := torch.full((3,), 1.0 + index))
+    comm.all_reduce(most := torch.tensor([index, -index]), "max")
+    comm.start(begun := torch.full((2,), 1.0 + index)).wait()
+    comm.broadcast(first := torch.full((2,), 7.0 + index))
+    assert (total.tolist(), most.tolist(), begun.tolist(), first.tolist()) == ([3] * 3, [1, 0], [3] * 2, [7] * 2)
+    assert comm.all_gather(index) == list(range(count))
+    assert comm.share("said" if comm.leader else None) == "said"
+    assert comm._group(torch.empty(1, device="meta")) is world
+    comm.close()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("one_host", [True, False], ids=["one-host", "several-hosts"])
+def test_a_group_of_accelerators_is_not_asked_to_carry_what_is_on_the_host(tmp_path: Path, one_host: bool) -> None:
+    with workers(in_a_group_of_accelerators, tmp_path, 2, one_host) as children:
+        for child in children:
+            assert child.ending() == 0, child.output  # torch warns of what such a group is without
 
 
 def test_without_an_address_one_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from ..errors import ConfigError
 from .store import LOOPBACK, attempt_of, is_loopback, listen, loopback_interface
 
 TIMEOUT_S = 600.0
+NETWORKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name the interface at which a worker listens."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HOST = torch.device("cpu")
 
@@ -27,20 +29,24 @@ def join_others(timeout_s: float) -> None:
         )
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == count or is_loopback(os.environ["MASTER_ADDR"]):
-        for network in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        for network in NETWORKS:
             os.environ.setdefault(network, loopback_interface())
-    options: dict[str, Any] = {"backend": "gloo"}
+    options: dict[str, Any] = {"backend": backends()}
     if torch.cuda.is_available():
-        device = _device(int(os.environ.get("LOCAL_RANK", rank)))
-        torch.cuda.set_device(device)
-        options = {"backend": "cpu:gloo,cuda:nccl", "device_id": device}
+        options["device_id"] = _device(int(os.environ.get("LOCAL_RANK", rank)))
+        torch.cuda.set_device(options["device_id"])
     store = attempt_of(_store(rank, timeout_s))
     limit = timedelta(seconds=timeout_s)
     dist.init_process_group(store=store, rank=rank, world_size=count, timeout=limit, **options)
 
 
+def backends() -> str:
+    """What carries the vectors of workers: those on the host and, where there are accelerators, those on them."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
 def joined_group() -> tuple[dist.ProcessGroup, dist.ProcessGroup, float]:
-    """The group for vectors, the one for values on the host, and how many seconds they wait."""
+    """The group for vectors on a device, the one for what is on the host, and how many seconds they wait."""
     world = dist.group.WORLD
     assert world is not None
     limit = timedelta(seconds=timeout_of_environment())

@@ -32,9 +32,9 @@ _NUDGE = getattr(signal, "SIGRTMIN", 0) + 11  # a signal that nobody else is lik
 class TorchComm(Comm):
     """A worker among those that torch.distributed knows.
 
-    Vectors on the host go through memory that workers share where they are on one host, other vectors over the
-    network that is theirs. Values go over the host's network: whoever has them needs no memory of a device. A call
-    that cannot be finished is a `WorkerError` that says which worker is the cause.
+    Vectors on the host go through memory that workers share where they are on one host, else over the host's network;
+    those on a device over the network that is theirs. Values go over the host's network: whoever has them needs no
+    memory of a device. A call that cannot be finished is a `WorkerError` that says which worker is the cause.
     """
 
     def __init__(self, vectors: dist.ProcessGroup, values: dist.ProcessGroup, timeout_s: float, own: bool) -> None:
@@ -75,10 +75,10 @@ class TorchComm(Comm):
     def start(self, vector: Tensor, op: Op = "sum") -> Pending:
         if self._shared is not None and vector.device.type == "cpu":
             return _Begun(self, self._call(self._shared.start, vector, op))
-        return _Begun(self, self._call(self._vectors.allreduce, [vector], self._options[op]))
+        return _Begun(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
 
     def broadcast(self, vector: Tensor) -> None:
-        self._call(self._broadcast, self._vectors, vector)
+        self._call(self._broadcast, vector)
 
     def gather(self, value: Any) -> list[Any] | None:
         message = pack(value)
@@ -133,22 +133,28 @@ class TorchComm(Comm):
             result = call(*arguments)
             beats.met = beats.step
             return result
+        except torch.OutOfMemoryError:  # no loss of anybody, though it is a RuntimeError
+            raise
         except RuntimeError as error:
             raise beats.explain(error, time.monotonic() - begun_s) from error
         finally:
             beats.waiting = False
 
-    def _reduced(self, vector: Tensor, op: Op) -> None:
-        self._vectors.allreduce([vector], self._options[op]).wait()
+    def _group(self, vector: Tensor) -> dist.ProcessGroup:
+        """The network that carries such a vector: one of accelerators need not know what is on the host."""
+        return self._values if vector.device.type == "cpu" else self._vectors
 
-    def _broadcast(self, group: dist.ProcessGroup, vector: Tensor) -> None:
-        group.broadcast(vector, 0).wait()
+    def _reduced(self, vector: Tensor, op: Op) -> None:
+        self._group(vector).allreduce([vector], self._options[op]).wait()
+
+    def _broadcast(self, vector: Tensor) -> None:
+        self._group(vector).broadcast(vector, 0).wait()
 
     def _share(self, message: Tensor | None) -> Tensor:
         size = _size(message)
-        self._broadcast(self._values, size)
+        self._broadcast(size)
         message = torch.empty(int(size), dtype=torch.uint8) if message is None else message
-        self._broadcast(self._values, message)
+        self._broadcast(message)
         return message
 
     def _receive_all(self, own: Tensor) -> list[Any]:

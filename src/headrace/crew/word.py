@@ -32,28 +32,29 @@ class Word:
         self._steps = self._left = 1
         self._since = comm.now()
         self._under_way: tuple[Pending, Tensor] | None = None
-        self._saving = False
 
     def __call__(self, stop: bool, leave: bool, save: bool, now: bool) -> Said | None:
-        """This worker's part of the next word; what all have said, if a word has come to its end here."""
-        self._saving = self._saving or save
+        """This worker's part of the next word; what all have said, if a word has come to its end here.
+
+        Whoever wants something says so at every call, until it has been heard.
+        """
         if now:
             self._heard()
-            self._begin(stop, leave)
+            self._begin(stop, leave, save)
             return self._heard()
         self._left -= 1
         if self._left > 0:
             return None
         said = self._heard()
         if said is None or not (said.stop or said.leave):  # else this was the last one
-            self._begin(stop, leave)
+            answered = said is not None and said.save
+            self._begin(stop, leave, save and not answered)
         return said
 
-    def _begin(self, stop: bool, leave: bool) -> None:
+    def _begin(self, stop: bool, leave: bool, save: bool) -> None:
         now = self._comm.now()
-        vector = torch.tensor([stop, leave, self._saving, now - self._since], dtype=torch.float32)
-        self._since, self._saving = now, False
-        self._left = self._steps
+        vector = torch.tensor([stop, leave, save, now - self._since], dtype=torch.float32)
+        self._since, self._left = now, self._steps
         self._under_way = self._comm.start(vector, "max"), vector
 
     def _heard(self) -> Said | None:

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import sys
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +10,9 @@ import torch.distributed as dist
 from ray.train.backend import BackendConfig
 from ray.train.torch import TorchConfig
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from ...comm.join import NETWORKS, backends
+from ...comm.store import loopback_interface
 
 
 class Meeting(TorchConfig):  # type: ignore[misc]
@@ -27,7 +29,7 @@ _RaysOwn: Any = TorchConfig().backend_cls
 class _Backend(_RaysOwn):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         host, port, descriptor = worker_group.execute_single(0, _listen)
-        options = backend_config.backend or "gloo", host, port, backend_config.timeout_s
+        options = backend_config.backend, host, port, backend_config.timeout_s
         count = len(worker_group)
         joining = [
             worker_group.execute_single_async(k, _join, *options, descriptor if k == 0 else None) for k in range(count)
@@ -45,7 +47,7 @@ def _listen() -> tuple[str, int, int]:
     return host, door.getsockname()[1], door.detach()
 
 
-def _join(backend: str, host: str, port: int, timeout_s: float, door: int | None) -> None:
+def _join(backend: str | None, host: str, port: int, timeout_s: float, door: int | None) -> None:
     """In a worker: the environment that torchrun would give, and the process group."""
     own = ray.train.get_context()
     os.environ.update(
@@ -58,7 +60,7 @@ def _join(backend: str, host: str, port: int, timeout_s: float, door: int | None
         MASTER_PORT=str(port),
     )
     if host.startswith("127."):
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        os.environ.update(dict.fromkeys(NETWORKS, loopback_interface()))
     if own.get_world_size() == 1:
         return
     limit = timedelta(seconds=timeout_s)
@@ -67,5 +69,5 @@ def _join(backend: str, host: str, port: int, timeout_s: float, door: int | None
     else:
         store = TCPStore(host, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=door)
     dist.init_process_group(
-        backend, store=store, rank=own.get_world_rank(), world_size=own.get_world_size(), timeout=limit
+        backend or backends(), store=store, rank=own.get_world_rank(), world_size=own.get_world_size(), timeout=limit
     )

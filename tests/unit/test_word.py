@@ -1,0 +1,63 @@
+"""The word between updates: what somebody wants is heard by all, once."""
+
+import pytest
+
+from headrace.comm import Null
+from headrace.crew.word import MOST_STEPS, WORD_S, Word
+
+
+class Clock(Null):
+    """The voice of a worker whose steps take as long as a test says."""
+
+    now_s = 0.0
+
+    def now(self) -> float:
+        return self.now_s
+
+
+PACES = {"steps of 10 ms": 0.01, "steps of 150 ms": 0.15, "steps of 2 s": 2.0}
+STEPS = 200
+
+
+@pytest.mark.parametrize("due", [1, 50, 64])
+@pytest.mark.parametrize("pace_s", PACES.values(), ids=PACES)
+def test_a_checkpoint_that_is_due_by_the_clock_is_asked_for_once(pace_s: float, due: int) -> None:
+    clock = Clock()
+    word, overdue, saved = Word(clock), False, []
+    for step in range(STEPS):
+        clock.now_s += pace_s
+        overdue = overdue or step == due
+        said = word(False, False, overdue, False)
+        if said is not None and said.save:
+            overdue = False
+            saved.append(step)
+    assert len(saved) == 1
+    assert 0 < saved[0] - due <= 2 * max(1, 2 * WORD_S / pace_s)
+
+
+def test_what_is_due_again_is_asked_for_again() -> None:
+    clock = Clock()
+    word, saves = Word(clock), 0
+    for _ in range(STEPS):
+        clock.now_s += WORD_S
+        said = word(False, False, True, False)  # saved each time, and due at the next step
+        saves += said is not None and said.save
+    assert saves == STEPS // 2
+
+
+@pytest.mark.parametrize("want", ["stop", "leave", "save"])
+def test_where_all_wait_for_it_a_word_is_heard_at_once(want: str) -> None:
+    word = Word(Clock())
+    assert word(False, False, False, False) is None
+    said = word(want == "stop", want == "leave", want == "save", True)
+    assert said is not None
+    assert (said.stop, said.leave, said.save) == (want == "stop", want == "leave", want == "save")
+
+
+def test_a_word_is_a_rare_thing_where_steps_are_short() -> None:
+    clock = Clock()
+    word, heard = Word(clock), 0
+    for _ in range(20 * MOST_STEPS):
+        clock.now_s += 1e-6
+        heard += word(False, False, False, False) is not None
+    assert heard < 40
