@@ -107,13 +107,16 @@ class Add(Rule):
 
 def count_and_train(model: "Visits", strategy: Strategy) -> tuple[dict[str, Any], dict[str, Any]]:
     """Two trainings, one after the other, at one center."""
-    return count(), visit(model, strategy, 3)
+    return count(together=True), visit(model, strategy, 3)
 
 
-def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: int = 1) -> dict[str, Any]:
+def count(
+    strategy: Elastic | None = None, at: str = "", fault: str = "", of: int = 1, together: bool = False
+) -> dict[str, Any]:
     """Counts every position that is leased, and brings the counts; worker `of` has a fault, in its first life.
 
-    The strategy is not asked for anything: it says that there is to be a center.
+    The strategy is not asked for anything: it says that there is to be a center. `together`: nobody brings anything
+    before each has rows.
     """
     comm = here()
     center, me = comm.center, comm.shard.index
@@ -121,10 +124,13 @@ def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: in
     reply = center.join(Add(), Terms(ROWS, LEASE, END), zero)
     first = reply.samples
     sequence, mine = 0, 0
+    faulty = fault == f"on {ray.get_runtime_context().get_node_id()}" if fault.startswith("on") else me == of
     while (lease := center.lease()) is not None:
         if isinstance(lease, Wait):
             center.wait()
             continue
+        if together and sequence == 0:
+            comm.all_gather(None)
         for start in range(lease.start, lease.stop, PUSH):
             stop = min(start + PUSH, lease.stop)
             comm.at(sequence, "training")
@@ -132,17 +138,16 @@ def count(strategy: Elastic | None = None, at: str = "", fault: str = "", of: in
             push = Push(sequence, reply.version, {k: v.clone() for k, v in zero.items()}, stop - start)
             push.vectors["seen"][start:stop] += 1
             push.done = [(lease.id, start, stop)]
-            if fault == "before" and me == of and sequence == 3 and only_once(at):
+            if fault == "before" and faulty and sequence == 3 and only_once(at):
                 os.kill(os.getpid(), signal.SIGKILL)
             reply = center.meet(push)
             mine += (stop - start) * reply.taken
-            time.sleep(0.01)  # so that nobody takes all
-            if me != of and sequence == 3 and fault in ("before", "after", "stop", "raise"):
+            if fault and not faulty and sequence == 3:
                 wait_for_fault(at)
-            if sequence == 3 and fault == f"on {ray.get_runtime_context().get_node_id()}" and only_once(at):
+            if fault.startswith("on") and faulty and sequence == 3 and only_once(at):
                 (Path(at) / "on").touch()
                 time.sleep(LONG_S)  # until its machine goes
-            if me == of and sequence == 3 and fault in ("after", "stop", "raise") and only_once(at):
+            if fault in ("after", "stop", "raise") and faulty and sequence == 3 and only_once(at):
                 if fault == "raise":
                     raise ZeroDivisionError("in the user's code")
                 time.sleep(1.1)  # its heart beats once more
@@ -241,7 +246,8 @@ def visit(
     if killed is None:
         here().all_gather(me)  # one may have done the work of all, who have yet to hear of it
     status = here().center.status() if strategy.centered else {}
-    return {"epochs": len(history), "samples": history[-1]["samples"], "count": here().count, "status": status}
+    last = {name: history[-1][name] for name in ("epoch", "samples")}
+    return last | {"epochs": len(history), "count": here().count, "status": status}
 
 
 # --- what is around ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from .errors import ConfigError
 from .history import History
+from .history.monitor import Expected
 from .length import Counters, Length
+from .objective import Objective, Supervised
 
 if TYPE_CHECKING:
     from .arena import Replica
@@ -46,6 +48,8 @@ class Info:
     history: History
     measured: tuple[str, ...] = ("train", "val", "test")
     """Whose numbers there will be: keys begin with them."""
+    expected: Expected = field(default_factory=Expected)
+    """The numbers that there will be, as far as they are known beforehand."""
     batch: int = 0
     """The batch of this epoch just used, counted from 1."""
     batches: int | None = None
@@ -246,3 +250,21 @@ class Info:
     def row(self) -> dict[str, Any]:
         """The counters, as a report begins with them."""
         return {"epoch": self.epoch, "step": self.step, "samples": self.samples, "rate": self.rate}
+
+
+def expected(trainer: Trainer, families: Iterable[str], hooks: Iterable[Callable[..., Any]]) -> Expected:
+    """The numbers that a training will measure; `hooks` are those from which a callback can log others."""
+    known = {
+        "train": _terms(trainer.objectives, trainer.train_step, training=True),
+        "val": _terms(trainer.eval_objectives, trainer.evaluate_step, training=False),
+    }
+    own = any(not str(getattr(hook, "__module__", "")).startswith("headrace.") for hook in hooks)
+    return Expected.of({family: known[family] for family in families}, trainer.metrics.names, own)
+
+
+def _terms(objectives: Mapping[str, Objective], step: Callable[..., Any], training: bool) -> list[str] | None:
+    """The names of the loss terms; `None` where only a batch tells them."""
+    only = next(iter(objectives.values()))
+    if len(objectives) > 1 or type(only) is not Supervised or step.__module__ != "headrace.trainer":
+        return None
+    return [name for name, loss in only.loss.items() if training or not loss.training_only]

@@ -19,7 +19,8 @@ class Leased(Source):
 
     Batches do not cross leases, so the last one of a lease may be short. The next lease is asked for before that one
     is given. It ends an epoch of this worker, a *pass*, if the next lease is of a later epoch, or if there is none:
-    then nothing is left to read, unless another worker gives rows back. As long as that may happen it waits for them.
+    then nothing is left to read, unless another worker gives rows back. As long as that may happen it waits for them;
+    no epoch ends twice.
 
     Cursors are those of the Reader and say, beside, which positions the batch had and which lease to go on with:
     `used` is [lease, start, stop], and `leases` is empty when there was nothing more to read. They are good as long
@@ -41,7 +42,7 @@ class Leased(Source):
         self._leases: list[Lease] = []  # what is left of them to read
         self.exhausted = False
         """Whether the center has said that all rows have been used."""
-        self._pass = -1  # the latest epoch that this worker has had rows of
+        self._pass = -1  # the epoch that this worker is in: it has ended those before
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -83,8 +84,8 @@ class Leased(Source):
         macrobatch.ends_epoch, passed = False, self._pass
         if cuts[-1] == lease.stop:
             following = following or self._following()
-            self._pass = max([passed, *map(self._epoch, following)])
-            macrobatch.ends_epoch = not following or self._pass > passed
+            self._pass = max(passed, self._epoch(following[0]) if following else self._epoch(lease) + 1)
+            macrobatch.ends_epoch = self._pass > passed
         self._leases = [*_left(lease, cuts[-1]), *following]
         macrobatch.cursors = [
             {
@@ -105,6 +106,10 @@ class Leased(Source):
         self._reader.load_state_dict(state)
         self._leases = [Lease(*lease) for lease in state["leases"]]
         self._pass = state["pass"]
+
+    def begin_at(self, epoch: int) -> None:
+        """Epochs before this one have ended: what is left of them ends none."""
+        self._pass = max(self._pass, epoch)
 
     def _following(self) -> list[Lease]:
         """A lease is used up: the next one, if there is one now."""

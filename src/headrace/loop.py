@@ -13,8 +13,9 @@ from .batch import Batch
 from .data.reader import Reader
 from .data.source import Source
 from .errors import ConfigError, CorruptError, DataError, HeadraceError
-from .info import Info
+from .info import Info, expected
 from .keeper import Keeper
+from .leased import Leased
 from .leaving import mind_if_unheard
 from .memory import is_out_of_memory
 from .outcome import as_outcome
@@ -59,7 +60,7 @@ class Loop:
                         if not info.batch:
                             call("on_epoch_start", info)
                         found = True
-                        self._at.rates.before(info.counters)
+                        self._at.rates.before(self._crew.progress(info))
                         info.outcome = as_outcome(trainer.train_step(batch), "train_step")
                         self._count(batch, feed.macrobatch, feed.finished)
                         evaluate.record(info.outcome, self._at.tally, self._at.metrics, self._objective, trainer.target)
@@ -128,7 +129,10 @@ class Loop:
                 state = self._crew.handed(state)
                 self._at.check(state)
         self._plan.callbacks.forget()
-        self._at.rates = make_rates(trainer.schedule, list(trainer.optimizers.values()), info.limits, batches)
+        optimizers, rows = list(trainer.optimizers.values()), self._crew.epoch_rows
+        self._at.rates = make_rates(trainer.schedule, optimizers, info.limits, batches, rows)
+        info.expected = expected(trainer, info.measured, self._plan.callbacks.those_before(AFTER_THE_REPORT))
+        self._at.rates.check(info.expected)
         if state is not None:
             with _readable():
                 self._at.load_state_dict(state)
@@ -310,7 +314,7 @@ class Loop:
             "arena": trainer._step.settings.arena,
             "metrics": trainer.metrics.names,
             "limits": config.of_limits(self._info.limits),
-            "data": self._at.initial if isinstance(train, Reader) else train.title,  # these are compared while read
+            "data": self._at.initial if isinstance(train, Reader | Leased) else train.title,  # else compared while read
             "scored": [name for name, given in (("val", plan.val), ("test", plan.test)) if given is not None],
             "run": self._keeper.keeps and f"saved every {self._keeper.every}",
         }

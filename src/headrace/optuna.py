@@ -16,7 +16,7 @@ except ModuleNotFoundError as missing:
 
 from .callback import Callback
 from .errors import ConfigError
-from .history.monitor import check_family, check_measured, mode_of
+from .history.monitor import check_mode, number_of, warn_if_it_never_came, watched
 
 if TYPE_CHECKING:
     from .info import Info
@@ -27,28 +27,32 @@ class Pruning(Callback):
 
     `fit` then raises `optuna.TrialPruned`, but only when everything is over: the last checkpoint is written, the best
     model restored, the run can go on. `monitor`: a key of the history, as "val/loss"; `mode`: "min", "max", or "auto"
-    where the name tells which: it has to be what the study wants. Steps are counted by measurements, the first is 1:
-    with a validation after each epoch they are epochs. After a resume nothing is reported twice.
+    where the metric tells which, as with `BestModel`: it has to be what the study wants. Steps are counted by
+    measurements, the first is 1: with a validation after each epoch they are epochs. After a resume nothing is
+    reported twice.
     """
 
     everywhere = False
 
     def __init__(self, trial: Any, monitor: str = "val/loss", *, mode: str = "auto") -> None:
-        self.trial, self.monitor, self.mode = trial, monitor, mode_of(monitor, mode)
+        check_mode(mode)
+        self.trial, self.monitor, self.mode = trial, monitor, mode
         self._study = getattr(trial, "study", None)  # a FixedTrial has none
         self._reported: set[int] = set()
         if self._study is not None:
-            _check_direction(self._study, monitor, self.mode)
+            _check_direction(self._study, monitor, mode)
 
     def on_fit_start(self, info: Info) -> None:
-        check_family("Pruning", self.monitor, info.measured)
+        mode = watched("Pruning", self.monitor, self.mode, info)
+        if self._study is not None:
+            _check_direction(self._study, self.monitor, mode)
         self._reported = _reported(self.trial, self._study)
 
     def on_report(self, info: Info, row: Mapping[str, Any]) -> None:
-        check_measured("Pruning", self.monitor, row)
-        if self.monitor not in row:
+        value = number_of("Pruning", self.monitor, row)
+        if value is None:
             return
-        step, value = len(info.history[self.monitor]), float(row[self.monitor])
+        step = len(info.history[self.monitor])
         if step in self._reported:
             return
         self._reported.add(step)
@@ -57,6 +61,9 @@ class Pruning(Callback):
             why = f"pruned by Optuna: {self.monitor} {value:.6g} at its step {step}"
             info.stop(why)
             info.parting = optuna.TrialPruned(why)
+
+    def on_fit_end(self, info: Info) -> None:
+        warn_if_it_never_came("Pruning", self.monitor, info)
 
     def _should_prune(self, value: float) -> bool:
         """What the pruner says; NumPy would warn it of numbers that are none, which it knows to prune."""
@@ -72,7 +79,7 @@ def _check_direction(study: Any, monitor: str, mode: str) -> None:
     wanted = [direction.name.lower() for direction in study.directions]
     if len(wanted) > 1:
         raise ConfigError(f"Optuna prunes where a study has one objective; this one has {len(wanted)}.")
-    if wanted[0][:3] != mode:
+    if mode not in ("auto", wanted[0][:3]):
         raise ConfigError(
             f"{monitor!r} is to be {'small' if mode == 'min' else 'large'}, and the study is to {wanted[0]}. "
             f"Create it with direction='{mode}imize', or say mode=."

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from .config import plain
 from .errors import CheckpointError, ConfigError
 from .history import History
+from .history.monitor import Expected, check_watched, number_of
 from .length import Counters, Length, interval
 
 Factory = Callable[[Optimizer, int | None], LRScheduler | ReduceLROnPlateau]
@@ -83,7 +84,7 @@ class Schedule:
     """A torch scheduler and when it steps.
 
     `make`: (optimizer, total_steps) -> scheduler; `every`: after which interval it steps; `monitor`: what
-    `ReduceLROnPlateau` is given.
+    `ReduceLROnPlateau` is given, which waits until it is measured: its patience counts measurements.
     """
 
     def __init__(self, make: Factory, *, every: str | Length = "1 epoch", monitor: str = "val/loss") -> None:
@@ -94,6 +95,9 @@ class Schedule:
 
 class Rates(Protocol):
     """What moves the rates of a training."""
+
+    def check(self, expected: Expected) -> None:
+        """Raises on rates that follow a number which will not be measured."""
 
     def before(self, counters: Counters) -> None:
         """The rates of the next update."""
@@ -125,17 +129,29 @@ def interval_of(schedule: Any) -> Length | None:
     return None if schedule is None or _arguments(schedule) == 1 else Schedule(schedule).every
 
 
-def make_rates(schedule: Any, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None) -> Rates:
-    """The rates of one training, which ends with the first of its limits."""
+def make_rates(
+    schedule: Any,
+    optimizers: Sequence[Optimizer],
+    limits: Sequence[Length],
+    batches: int | None,
+    rows: int | None = None,
+) -> Rates:
+    """The rates of one training, which ends with the first of its limits.
+
+    An epoch has so many `batches`, or `rows` of all workers, where that is known.
+    """
     if schedule is None:
         return _Constant()
     if not isinstance(schedule, Schedule) and _arguments(schedule) == 1:
-        return _ByProgress(schedule, optimizers, limits, batches)
+        return _ByProgress(schedule, optimizers, limits, batches, rows)
     return _ByTorch(schedule if isinstance(schedule, Schedule) else Schedule(schedule), optimizers, limits, batches)
 
 
 class _Constant:
     """Rates that only the user changes."""
+
+    def check(self, expected: Expected) -> None:
+        pass
 
     def before(self, counters: Counters) -> None:
         pass
@@ -157,9 +173,14 @@ class _ByProgress(_Constant):
     """The first rate times a factor, anew for every update; nothing to remember but the first rate."""
 
     def __init__(
-        self, factor: Factor, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None
+        self,
+        factor: Factor,
+        optimizers: Sequence[Optimizer],
+        limits: Sequence[Length],
+        batches: int | None,
+        rows: int | None,
     ) -> None:
-        self._factor, self._batches = factor, batches
+        self._factor, self._batches, self._rows = factor, batches, rows
         self._limits = [limit for limit in limits if limit.unit != "minutes"]
         if not self._limits:
             raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
@@ -168,7 +189,7 @@ class _ByProgress(_Constant):
             group.setdefault("initial_lr", float(group["lr"]))
 
     def before(self, counters: Counters) -> None:
-        factor = self._factor(max(_share(limit, counters, self._batches) for limit in self._limits))
+        factor = self._factor(max(_share(limit, counters, self._batches, self._rows) for limit in self._limits))
         for group in self._groups:
             put_rate(group, group["initial_lr"] * factor)
 
@@ -190,26 +211,32 @@ class _ByTorch:
                 )
             if all(made.optimizer is not optimizer for optimizer in optimizers):
                 raise ConfigError("schedule= made a scheduler of another optimizer. Use the one that it is given.")
+        self._plateaus = [made for made in self._schedulers if isinstance(made, ReduceLROnPlateau)]
+        self._waits = False  # whether it is time for these, as soon as their number is measured
+
+    def check(self, expected: Expected) -> None:
+        if self._plateaus:
+            check_watched("ReduceLROnPlateau", self._monitor, expected, own=False)
 
     def before(self, counters: Counters) -> None:
         pass
 
     def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
-        if not self._every.fires(counters, rows, ends_epoch):
+        if self._every.fires(counters, rows, ends_epoch):
+            self._waits = bool(self._plateaus)
+            for scheduler in self._schedulers:
+                if not isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.step()
+        if not self._waits or not history.keys_at(counters.steps):
             return
-        for scheduler in self._schedulers:
-            if not isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step()
-            elif self._monitor in history.last:
-                scheduler.step(history.last[self._monitor])
-            else:
-                keys = ", ".join(key for key in history.last if "/" in key)
-                raise ConfigError(
-                    f"ReduceLROnPlateau looks at {self._monitor!r}, which is not measured. There are: {keys}."
-                )
+        value = number_of("ReduceLROnPlateau", self._monitor, history.rows[-1])
+        if value is not None:
+            self._waits = False
+            for plateau in self._plateaus:
+                plateau.step(value)
 
     def state_dict(self) -> list[Any]:
-        facts = {"total": self._total}
+        facts = {"total": self._total, "waits": self._waits}
         return [{"kind": type(s).__name__, "state": s.state_dict(), **facts} for s in self._schedulers]
 
     def load_state_dict(self, state: list[Any]) -> None:
@@ -223,6 +250,7 @@ class _ByTorch:
                     "schedulers do not stretch. Use a function of the progress (hr.WarmupCosine), or another run."
                 )
             scheduler.load_state_dict(_as_counters(saved["state"], scheduler.state_dict()))
+            self._waits = bool(saved.get("waits", False))
 
     def _is_alike(self, optimizer: Optimizer, total: int | None) -> bool:
         """Whether the schedule is the same for another number of steps, tried on an optimizer of no consequence."""
@@ -287,10 +315,12 @@ def _arguments(function: Any) -> int:
     return sum(p.kind in kinds and p.default is p.empty for p in parameters) or 1
 
 
-def _share(limit: Length, counters: Counters, batches: int | None) -> float:
+def _share(limit: Length, counters: Counters, batches: int | None, rows: int | None) -> float:
     """How much of a limit has been used."""
     if limit.unit == "epochs" and batches:
         return counters.steps / (limit.count * batches)
+    if limit.unit == "epochs" and rows:
+        return counters.samples / (limit.count * rows)
     return float(getattr(counters, limit.unit) / limit.count)
 
 

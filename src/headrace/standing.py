@@ -95,6 +95,18 @@ class Standing:
         for group, share in zip(groups, self.shares or [1.0] * len(groups), strict=True):
             put_rate(group, rate * share)
 
+    def pace(self) -> dict[str, Any]:
+        """How far the training has come, and its rates: plain values."""
+        rates = [float(group["lr"]) for group in groups_of(self._trainer.optimizers.values())]
+        return {"counters": asdict(self.info.counters), "schedule": self.rates.state_dict(), "rates": rates}
+
+    def keep_pace(self, pace: dict[str, Any]) -> None:
+        """It has come as far as another one."""
+        self.info.counters = Counters(**pace["counters"])
+        self.rates.load_state_dict(copy.deepcopy(pace["schedule"]))
+        for group, rate in zip(groups_of(self._trainer.optimizers.values()), pace["rates"], strict=True):
+            put_rate(group, rate)
+
     def forget_absent(self) -> None:
         """A training has gone on: what was asked for by callbacks that are not there now ends."""
         self.info.forget_unclaimed()

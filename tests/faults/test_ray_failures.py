@@ -24,7 +24,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'head
 
 import ray_cases  # noqa: E402
 
-from headrace.engine.ray import apart, cluster  # noqa: E402
+from headrace.engine.ray import apart, center, cluster  # noqa: E402
 from headrace.engine.ray.center import Kept, _received, _sent_push  # noqa: E402
 from headrace.engine.ray.parcel import Place  # noqa: E402
 
@@ -52,6 +52,7 @@ class Worker:
             "weights": {"seen": torch.zeros(ray_cases.END)},
             "state": None,
             "keeps": False,
+            "said": None,
         }
         self.call("join", pack(said).numpy(), ray_cases.Add())
 
@@ -77,7 +78,7 @@ class Worker:
 
 
 def kept(at: Path) -> Kept:
-    return Kept(str(at), Place.here(), 60.0)
+    return Kept(str(at), Place.here())
 
 
 def test_a_push_that_was_saved_and_not_answered_is_applied_once(tmp_path: Path) -> None:
@@ -142,6 +143,19 @@ def test_a_worker_that_was_given_up_says_nothing_any_more(tmp_path: Path) -> Non
     assert successor.lease().start == lease.start
     worker.center.give_up(0, 0)  # late news of the first life does not concern the second
     assert successor.lease().start == lease.stop
+
+
+def test_a_worker_that_computes_for_long_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is lost the driver knows, which hears the hearts of all."""
+    slow = Worker(kept(tmp_path), 0)
+    other = Worker(slow.center, 1)
+    slow.join()
+    other.join()
+    lease = slow.lease()
+    now = center._now()
+    monkeypatch.setattr(center, "_now", lambda: now + 1e6)
+    assert other.lease().start == lease.stop
+    assert slow.meet(slow.push(lease)).taken
 
 
 def test_a_save_of_the_center_that_is_damaged_is_not_believed(tmp_path: Path) -> None:

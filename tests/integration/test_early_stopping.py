@@ -176,12 +176,13 @@ def test_settings_that_make_no_sense_are_refused_at_once(options: dict[str, Any]
 
 
 def test_a_number_of_which_nobody_knows_the_better_side_is_refused_before_the_first_step() -> None:
-    with pytest.raises(hr.ConfigError, match="mode='min' or mode='max'"):
+    with pytest.raises(hr.ConfigError, match=r"mode='min' or mode='max'\. There are: train/loss, .*val/loss"):
         fit([1, 1], hr.BestModel("val/whatever"))
 
 
+@pytest.mark.parametrize("name", ["kappa", "f1_gap", "error"])
 @pytest.mark.parametrize("higher", [True, False])
-def test_a_metric_of_ones_own_tells_which_side_is_better(higher: bool) -> None:
+def test_a_metric_of_ones_own_tells_which_side_is_better_whatever_its_name(higher: bool, name: str) -> None:
     class Kappa:
         """Less on every pass."""
 
@@ -200,10 +201,10 @@ def test_a_metric_of_ones_own_tells_which_side_is_better(higher: bool) -> None:
     x, y = torch.randn(8, 2), torch.randint(0, 2, (8,))
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, metrics={"kappa": Kappa()})
-    best = hr.BestModel("val/kappa")
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, metrics={name: Kappa()})
+    best = hr.BestModel(f"val/{name}")
     trainer.fit((x, y), (x, y), epochs=2, progress=False, callbacks=[best])
-    assert best.best == (max if higher else min)(trainer.history["val/kappa"])
+    assert best.best == (max if higher else min)(trainer.history[f"val/{name}"])
     assert best.mode == ("max" if higher else "min")
 
 
@@ -225,10 +226,158 @@ def test_a_number_that_is_not_measured_is_told_with_those_that_are() -> None:
         fit([1, 1], hr.EarlyStopping("val/accuracy"))
 
 
-def test_a_number_that_nobody_measures_is_told_before_the_training_is_over() -> None:
-    script = Script([1] * 3)
-    with pytest.raises(hr.ConfigError, match="val/loss"):
-        make(script).fit(DATA, epochs=3, callbacks=[hr.EarlyStopping()], progress=False)
+@pytest.mark.parametrize(
+    ("monitor", "val", "said"),
+    [
+        ("val/loss", None, "EarlyStopping looks at 'val/loss', and there are no val data. .* a number of train"),
+        ("val/f1", VAL, r"'val/f1', which is not measured\. There are: train/loss, train/loss/cross_entropy, "),
+        ("val/acc", VAL, r"'val/acc', which is not measured\. Did you mean 'val/accuracy'\? There are: train/loss, "),
+        ("val_loss", VAL, r"'val_loss', which is not measured\. Did you mean 'val/loss'\? There are"),
+        ("val_loss", None, "'val_loss', and there are no val data"),
+        ("loss", VAL, r"'loss', which is not measured\. Did you mean 'train/loss' or 'val/loss'\?"),
+        ("val/loss/l2", VAL, "'val/loss/l2', which is not measured"),
+        ("test/loss", VAL, "'test/loss', and the test data are scored once, at the end. Look at a number of train or"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["auto", "min"])
+def test_a_number_that_will_not_come_is_refused_before_the_first_update(
+    mode: str, monitor: str, val: Any, said: str
+) -> None:
+    trainer = make(Script([]), eval_loss=None, metrics=["accuracy"])
+    before = values(trainer.model)
+    with pytest.raises(hr.ConfigError, match=said):
+        trainer.fit(DATA, val, DATA, epochs=2, callbacks=[hr.EarlyStopping(monitor, mode=mode)], progress=False)
+    assert same(trainer.model, before)
+
+
+def test_what_is_measured_can_be_looked_at_by_every_key() -> None:
+    loss = hr.CrossEntropy() + hr.L2Prior(0.01)
+    trainer = make(Script([]), eval_loss=None, metrics={"acc": "accuracy", "f1": "f1"})
+    trainer = hr.Trainer(trainer.model, loss, trainer.optimizer, metrics={"acc": "accuracy", "f1": "f1"}, batch_size=4)
+    keys = [key for key in trainer.fit(DATA, VAL, epochs=1, progress=False).last if "/" in key]
+    watching = [hr.BestModel(key) for key in keys]
+    trainer.fit(DATA, VAL, epochs=2, progress=False, callbacks=watching)
+    assert [best.mode for best in watching] == ["max" if "loss" not in key else "min" for key in keys]
+    assert all(best.best is not None for best in watching)
+    assert len(keys) == 9
+    assert set(keys) == set(Seen.of(trainer).keys)
+
+
+class Seen(hr.Callback):
+    """What a training says beforehand that it will measure."""
+
+    keys: tuple[str, ...] = ()
+
+    def on_fit_start(self, info: hr.Info) -> None:
+        self.keys = info.expected.keys
+
+    @classmethod
+    def of(cls, trainer: hr.Trainer) -> "Seen":
+        trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=[seen := cls()])
+        return seen
+
+
+class Losses(hr.Trainer):
+    """Names its losses itself."""
+
+    def evaluate_step(self, batch: hr.Batch) -> Any:
+        return {"first": 2.0, "second": 1.0}
+
+
+def test_a_term_whose_name_is_known_only_later_can_be_looked_at() -> None:
+    best = hr.BestModel("val/loss/second")
+    trainer = Losses(model := network(), hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=[best])
+    assert best.best == 1.0
+    with pytest.raises(hr.ConfigError, match=r"'val/loss/third', which is not measured.* There are: .*val/loss/second"):
+        trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=[hr.BestModel("val/loss/third")])
+
+
+def test_the_losses_of_several_objectives_can_be_looked_at() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(3, 3)})
+    model.forward = lambda x: model["b"](model["a"](x))  # type: ignore[method-assign]
+    optimizers = {key: torch.optim.SGD(model[key].parameters(), lr=0.1) for key in model}
+    trainer = hr.Trainer(model, {key: hr.CrossEntropy() for key in model}, optimizers, batch_size=BATCH)
+    watching = [hr.BestModel("val/loss/a"), hr.BestModel("train/loss/b")]
+    trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=watching)
+    assert all(best.best is not None for best in watching)
+
+
+def test_a_metric_that_is_no_number_is_told_of() -> None:
+    trainer = make(Script([]), eval_loss=None, metrics=["confusion"])
+    with pytest.raises(hr.ConfigError, match=r"'val/confusion', which is a list. Look at a number"):
+        trainer.fit(DATA, VAL, epochs=1, progress=False, callbacks=[hr.BestModel("val/confusion", mode="max")])
+
+
+def logs(key: str, hook: str = "on_validation_end") -> hr.Lambda:
+    return hr.Lambda(**{hook: lambda info, *_: info.log({key: float(info.step)})})
+
+
+@pytest.mark.parametrize("key", ["bleu", "mine/bleu", "val/bleu", "val_loss", "loss", "kappa/f1"])
+def test_a_number_of_ones_own_can_be_looked_at(key: str) -> None:
+    best = hr.BestModel(key, mode="max")
+    fit([3, 2, 1], logs(key), best)
+    assert best.best == 15.0
+
+
+def test_a_number_that_the_driver_of_a_loop_logs_can_be_looked_at() -> None:
+    model, best = network(), hr.BestModel("bleu", mode="max")
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=BATCH)
+    for info in trainer.steps(DATA, VAL, epochs=2, callbacks=[best]):
+        info.log({"bleu": float(info.step)})
+    assert best.best == 10.0
+
+
+def test_a_number_of_ones_own_whose_better_side_nobody_knows_asks_for_the_mode() -> None:
+    with pytest.raises(hr.ConfigError, match="whether 'f1_gap' should be small or large is not known: say mode="):
+        fit([1, 1], logs("f1_gap"), hr.BestModel("f1_gap"))
+    fit([1, 1], logs("mine/f1"), best := hr.BestModel("mine/f1"))
+    assert best.mode == "max"
+
+
+def test_a_number_of_ones_own_that_never_came_is_told_of_at_the_end() -> None:
+    with pytest.warns(UserWarning, match=r"EarlyStopping looks at 'bleu', which never came.* There were: .*val/loss"):
+        fit([1, 1], logs("blue"), hr.EarlyStopping("bleu", mode="max"))
+
+
+def test_a_number_that_is_logged_between_validations_ends_no_training() -> None:
+    _, history, _ = fit([3, 2, 1], logs("val/odd", "on_step_end"), hr.EarlyStopping("val/loss"))
+    assert history.last["epoch"] == 3
+    with pytest.raises(hr.ConfigError, match=r"'val_loss', which is not measured. Did you mean 'val/loss'\? There are"):
+        fit([3, 2, 1], logs("val/odd", "on_step_end"), hr.EarlyStopping("val_loss", mode="min"))
+
+
+class Sided:
+    """A metric of which smaller or larger is better."""
+
+    def __init__(self, higher: bool) -> None:
+        self.higher_is_better = higher
+
+    def update(self, outputs: Any, target: Any) -> None: ...
+
+    def compute(self) -> float:
+        return 1.0
+
+    def reset(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_a_metric_of_which_the_other_side_is_better_now_begins_anew_after_a_resume(tmp_path: Path) -> None:
+    def run(epochs: int, higher: bool) -> hr.EarlyStopping:
+        trainer = make(Script([]), eval_loss=None, metrics={"gap": Sided(higher)})
+        watching = hr.EarlyStopping("val/gap", patience=9)
+        trainer.fit(DATA, VAL, epochs=epochs, progress=False, callbacks=[watching], run=tmp_path, override=True)
+        return watching
+
+    run(2, higher=True)
+    assert (again := run(3, higher=True)).ranking == [(1.0, 5)]
+    assert again.waited == 2
+    other = run(4, higher=False)
+    assert (other.mode, other.ranking, other.waited) == ("min", [(1.0, 20)], 0)
 
 
 # --- in a run that is resumed ---------------------------------------------------------------------------------

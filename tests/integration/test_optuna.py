@@ -182,25 +182,66 @@ def test_the_fixed_trial_of_a_best_one_again_is_never_pruned() -> None:
     ("monitor", "data", "said"),
     [
         ("val/accuracy", VAL, r"Pruning looks at 'val/accuracy', which is not measured. There are: .*val/loss"),
-        ("val/loss", None, r"Pruning looks at 'val/loss', and there are no val data. .* a number of train"),
-        ("loss", VAL, r"there are no loss data"),
+        ("val/loss", None, r"Pruning looks at 'val/loss', and there are no val data"),
+        ("loss", VAL, r"Pruning looks at 'loss', which is not measured. Did you mean 'train/loss' or 'val/loss'"),
+        ("test/loss", VAL, r"the test data are scored once, at the end"),
     ],
 )
-def test_a_number_that_is_never_measured_is_an_error(monitor: str, data: Any, said: str) -> None:
-    trial = asked(NEVER, direction="minimize" if "loss" in monitor else "maximize")
+def test_a_number_that_will_not_come_is_an_error_before_the_first_update(monitor: str, data: Any, said: str) -> None:
+    trial, trainer = asked(NEVER, direction="minimize" if "loss" in monitor else "maximize"), make()
     with pytest.raises(hr.ConfigError, match=said):
-        make().fit((X, Y), data, epochs=2, progress=False, callbacks=[Pruning(trial, monitor)])
+        trainer.fit((X, Y), data, epochs=2, progress=False, callbacks=[Pruning(trial, monitor)])
+    assert len(trainer.history) == 0
+
+
+class Gap:
+    """A metric of which less is better."""
+
+    higher_is_better = False
+
+    def update(self, outputs: Any, target: Any) -> None: ...
+
+    def compute(self) -> float:
+        return 0.5
+
+    def reset(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["gap", "f1", "f1_gap"])
+def test_the_metric_tells_what_the_study_has_to_want(name: str) -> None:
+    fit(make(metrics={name: Gap()}), Pruning(trial := asked(NEVER), f"val/{name}"), epochs=2)
+    assert trial.study.trials[0].intermediate_values == {1: 0.5, 2: 0.5}
+    with pytest.raises(hr.ConfigError, match=f"'val/{name}' is to be small, and the study is to maximize"):
+        fit(make(metrics={name: Gap()}), Pruning(asked(NEVER, direction="maximize"), f"val/{name}"))
+    fit(make(metrics={name: Gap()}), Pruning(asked(NEVER, direction="maximize"), f"val/{name}", mode="max"), epochs=1)
+
+
+def test_a_number_of_ones_own_is_reported_and_if_it_never_comes_it_is_told() -> None:
+    own = hr.Lambda(on_validation_end=lambda info, scores: info.log({"bleu": float(info.epoch)}))
+    trial = asked(NEVER, direction="maximize")
+    fit(make(), own, Pruning(trial, "bleu", mode="max"), epochs=2)
+    assert trial.study.trials[0].intermediate_values == {1: 1.0, 2: 2.0}
+    with pytest.warns(UserWarning, match="Pruning looks at 'blue', which never came"):
+        fit(make(), own, Pruning(asked(NEVER), "blue", mode="min"), epochs=1)
+
+
+class Sideless(Gap):
+    """A metric that does not say which side is better."""
+
+    higher_is_better = None  # type: ignore[assignment]
 
 
 def test_a_study_that_wants_something_else_is_an_error() -> None:
     with pytest.raises(hr.ConfigError, match="'val/accuracy' is to be large, and the study is to minimize"):
-        Pruning(asked(NEVER), "val/accuracy")
+        fit(make(metrics="accuracy"), Pruning(asked(NEVER), "val/accuracy"))
     with pytest.raises(hr.ConfigError, match="'val/loss' is to be small, and the study is to maximize"):
-        Pruning(asked(NEVER, direction="maximize"))
+        fit(make(), Pruning(asked(NEVER, direction="maximize")))
+    with pytest.raises(hr.ConfigError, match="'val/loss' is to be small, and the study is to maximize"):
+        Pruning(asked(NEVER, direction="maximize"), mode="min")
     with pytest.raises(hr.ConfigError, match="one objective; this one has 2"):
         Pruning(asked(NEVER, directions=["minimize", "maximize"]))
     with pytest.raises(hr.ConfigError, match="'val/dice' should be small or large is not known"):
-        Pruning(asked(NEVER), "val/dice")
+        fit(make(metrics={"dice": Sideless()}), Pruning(asked(NEVER), "val/dice"))
     Pruning(asked(NEVER, direction="maximize"), "val/dice", mode="max")
 
 

@@ -89,9 +89,21 @@ def test_workers_that_meet_at_a_center_use_every_row_once(there: Any) -> None:
     assert torch.equal(found["seen"], torch.ones(ray_cases.END))
     assert (found["samples"], found["epochs"]) == (ray_cases.END, ray_cases.END // ray_cases.ROWS)
     assert sum(mine for mine, _, _ in found["every"]) == ray_cases.END
-    assert all(mine > 0 for mine, _, _ in found["every"]), "both have had some"
+    assert all(mine >= ray_cases.LEASE for mine, _, _ in found["every"]), "both had rows before anybody brought any"
     assert found["status"]["applied"] == found["status"]["version"]
     assert len({process for _, _, process in found["every"]}) == 2
+
+
+def test_a_training_at_a_center_goes_on_with_another_number_of_workers(there: Any, tmp_path: Path) -> None:
+    def strategy() -> Asynchronous:
+        return Asynchronous(every="1 step", staleness=100, down_weight=False)
+
+    run, rows = str(tmp_path / "run"), 37
+    for workers, epochs in ((2, 2), (3, 4), (1, 5)):
+        model = ray_cases.Visits(rows)
+        found = job(ray_cases.visit, model, strategy(), epochs, run, workers=workers)
+        assert torch.equal(model.seen, torch.full((rows,), float(epochs))), "every row once an epoch"
+        assert (found["samples"], found["epoch"]) == (epochs * rows, epochs)
 
 
 # --- what cannot work -------------------------------------------------------------------------------------

@@ -66,9 +66,17 @@ def test_a_worker_that_is_to_do_something_else_is_named_with_the_difference(what
     assert "Give every worker the same model, data and settings." in str(refused.value)
 
 
+@pytest.mark.parametrize("what", ["rate", "batch", "clip", "loss", "seed"])
+def test_so_is_one_that_meets_the_others_at_a_center(what: str) -> None:
+    with pytest.raises(hr.ConfigError, match=r"worker 1 is to do something else than worker 0") as refused:
+        hr.launch(differ, what, hr.Elastic("1 step"), workers=3)
+    assert "Give every worker the same model, data and settings." in str(refused.value)
+
+
 def test_workers_that_are_alike_are_not_refused_and_weights_may_differ() -> None:
     hr.launch(differ, "nothing", workers=3)
     hr.launch(differ, "weights", workers=3)
+    hr.launch(differ, "nothing", hr.Elastic("1 step"), workers=3)
 
 
 # --- a strategy that the engine has no center for ---------------------------------------------------------

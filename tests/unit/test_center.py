@@ -57,13 +57,30 @@ def counts(held: Held) -> list[int]:
 # --- who begins -------------------------------------------------------------------------------------------
 
 
-def test_the_first_worker_gives_the_weights_and_the_others_take_them() -> None:
+def test_worker_0_gives_the_weights_and_the_others_wait_for_them() -> None:
     held = Held()
-    for worker, value in ((4, 1.0), (0, 2.0)):
+    assert isinstance(held.join(4, 0.0, Marks(), TERMS, {"w": torch.full((3,), 2.0)}), Wait)
+    for worker, value in ((0, 1.0), (4, 2.0)):
         reply = held.join(worker, 0.0, Marks(), TERMS, {"w": torch.full((3,), value)})
         assert isinstance(reply, Reply)
         assert (reply.version, reply.samples, reply.taken, reply.stop) == (0, 0, True, "")
         assert reply.vectors["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_whoever_comes_when_all_is_over_finds_nothing_left_to_read() -> None:
+    held = joined(terms=Terms(4, 4, 4))
+    held.meet(0, 0.0, push_of(lease_of(held, 0)))
+    held.leave(0, ended=True)
+    late = held.join(3, 0.0, Marks(), Terms(4, 4, 4), START)
+    assert isinstance(late, Reply)
+    assert (late.version, late.samples) == (1, 4)
+    assert held.lease(3, 0.0, 1) is None
+    held.leave(3, ended=True)
+    assert isinstance(held.join(3, 0.0, Marks(), TERMS, START), Wait), "it begins another one, with worker 0"
+    assert isinstance(held.join(0, 0.0, Marks(), TERMS, START), Reply)
+    again = held.join(3, 0.0, Marks(), TERMS, START)
+    assert isinstance(again, Reply)
+    assert again.samples == 0
 
 
 def test_the_weights_that_were_given_stay_the_workers_own() -> None:
@@ -332,13 +349,14 @@ def test_the_state_holds_who_has_pushed_what_and_which_rows_are_whose() -> None:
     assert torch.equal(tensors[0], torch.ones(3)), "the center has its own"
 
 
-def test_the_first_to_join_brings_the_state_to_go_on_from() -> None:
+def test_worker_0_brings_the_state_to_go_on_from() -> None:
     held = joined(workers=2)
     first, second = lease_of(held, 0), lease_of(held, 1)
     held.meet(0, 0.0, Push(1, 0, {"w": torch.ones(3)}, 2, [(first.id, 0, 2)]))
     state = held.state_dict()
     again = Held()
-    for worker in (1, 0):
+    assert isinstance(again.join(1, 0.0, Marks(), Terms(10, 4, 40), START, keeps=True), Wait)
+    for worker in (0, 1):
         reply = again.join(worker, 0.0, Marks(), Terms(10, 4, 40), START, state, keeps=True)
         assert isinstance(reply, Reply)
         assert (reply.version, reply.vectors["w"].tolist()) == (1, [1.0, 1.0, 1.0])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,12 +223,66 @@ def test_a_plateau_is_told_the_score_of_the_validation_just_made() -> None:
     trainer = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o, "max", patience=0, factor=0.5)))
     found = used(trainer, DATA, epochs=3)
     assert found == [1.0] * 10 + [0.5] * 5
-    with pytest.raises(
-        hr.ConfigError, match=r"ReduceLROnPlateau looks at 'val/loss', which is not measured. .*train/loss"
-    ):
-        used(make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o))))
     trainer = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o), monitor="train/loss"))
     assert len(used(trainer)) == 10
+
+
+@pytest.mark.parametrize(
+    ("monitor", "val", "said"),
+    [
+        ("val/loss", None, "ReduceLROnPlateau looks at 'val/loss', and there are no val data"),
+        ("val/accuracy", DATA, "'val/accuracy', which is not measured. There are: train/loss, .*val/loss"),
+        ("val_loss", DATA, "'val_loss', which is not measured. Did you mean 'val/loss'"),
+        ("mine", DATA, "'mine', which is not measured"),
+    ],
+)
+def test_a_plateau_of_a_number_that_will_not_come_is_refused_before_the_first_update(
+    monitor: str, val: Any, said: str
+) -> None:
+    trainer, seen = make(hr.Schedule(lambda o, n: rates.ReduceLROnPlateau(o), monitor=monitor)), Rates()
+    with pytest.raises(hr.ConfigError, match=said):
+        trainer.fit(DATA, val, epochs=2, progress=False, callbacks=[seen])
+    assert seen.used == []
+
+
+@pytest.mark.parametrize(
+    ("every", "validate_every", "told"),
+    [
+        ("1 epoch", "2 epochs", [10, 20, 30]),
+        ("1 epoch", "3 steps", [6, 12, 15, 21, 27, 30]),  # the first measurement after each epoch
+        ("2 epochs", "1 epoch", [10, 20, 30]),
+        ("1 step", "1 epoch", [5, 10, 15, 20, 25, 30]),
+        ("3 epochs", "2 epochs", [20, 30]),
+    ],
+)
+def test_a_plateau_waits_until_its_number_is_measured_and_is_told_each_number_once(
+    every: str, validate_every: str, told: list[int]
+) -> None:
+    trainer, found = make(falls(every)), []
+    for info in trainer.steps(DATA, DATA, epochs=6, validate_every=validate_every):
+        if info.rate < (found[-1][1] if found else 1.0):
+            found.append((info.step, info.rate))
+    assert [step for step, _ in found] == told[1:], "the first number is the best so far"
+
+
+def test_a_plateau_that_waits_waits_on_after_a_resume(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"epochs": 3, "validate_every": "4 steps", "run": tmp_path / "run"}
+    whole = make(falls("1 epoch"))
+    whole.fit(DATA, DATA, progress=False, **options | {"run": None})
+    for info in make(falls("1 epoch")).steps(DATA, DATA, **options):
+        if info.step == 11:  # due since the epoch ended with the update before, the number comes with the next
+            break
+    rest = make(falls("1 epoch"))
+    rest.fit(DATA, DATA, progress=False, **options)
+    assert rest.history.rows == whole.history.rows
+    assert {row["rate"] for row in rest.history if row["step"] > 12} == {0.5}
+
+
+def falls(every: str) -> hr.Schedule:
+    """Half the rate with each number after the first: a loss is never much larger than it was."""
+    return hr.Schedule(
+        lambda o, n: rates.ReduceLROnPlateau(o, "max", patience=0, threshold=9.0, factor=0.5), every=every
+    )
 
 
 @pytest.mark.parametrize("bad", [3, "cosine", [hr.OneCycle()], rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1)])

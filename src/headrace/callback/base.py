@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ConfigError
@@ -135,6 +135,10 @@ class Callbacks:
                 method(info, error)
             except Exception as other:
                 error.add_note(f"And on_error failed: {type(other).__name__}: {other}")
+
+    def those_before(self, hooks: Collection[str]) -> list[Callable[..., Any]]:
+        """The methods for all other hooks than these, which come last."""
+        return [method for hook, methods in self._methods.items() if hook not in hooks for method in methods]
 
     def call(self, hook: str, *arguments: Any) -> None:
         for method in self._methods[hook]:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..history.monitor import check_family, check_measured, mode_of
+from ..history.monitor import check_mode, number_of, side_of, warn_if_it_never_came, watched
 from .base import Callback
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class BestModel(Callback):
     """Keeps the weights of the `k` best steps by a number that is measured.
 
     `monitor`: a key of the history, as "val/loss"; `mode`: "min", "max", or "auto" where the metric tells which, by its
-    name or by its `higher_is_better`; `restore`: whether the model ends as the best.
+    `higher_is_better` or by its name; `restore`: whether the model ends as the best.
     """
 
     def __init__(
@@ -31,8 +31,10 @@ class BestModel(Callback):
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise ConfigError(f"k= is a number of models, at least 1, got {k!r}.")
         self.monitor, self.k, self.restore = monitor, k, restore
-        self.mode = mode_of(monitor, mode, unknown="")
-        """Empty as long as nobody knows."""
+        check_mode(mode)
+        self._asked = mode
+        self.mode = side_of(monitor) if mode == "auto" else mode
+        """Before a training what the name tells, or nothing; from then on "min" or "max"."""
         self.ranking: list[tuple[float, int]] = []
         """Value and step of the best so far, the best first."""
         self._seen = -1
@@ -48,22 +50,24 @@ class BestModel(Callback):
         return self.ranking[0][0] if self.ranking else None
 
     def on_fit_start(self, info: Info) -> None:
-        check_family(type(self).__name__, self.monitor, info.measured)
-        if not self.mode:
-            metric = self.monitor.partition("/")[2]
-            self.mode = info.trainer.metrics.mode(metric) or mode_of(self.monitor)
+        ranked, self.mode = self.mode, watched(type(self).__name__, self.monitor, self._asked, info)
+        if self.ranking and self.mode != ranked:  # the other side was better when it was saved
+            self.forget()
         if self.ranking and not info.claim(self.monitor, self._owner, restore=self.restore):
             self._mark(info)
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
-        check_measured(type(self).__name__, self.monitor, row)
-        if self.monitor in row and self._seen != info.step:
+        value = number_of(type(self).__name__, self.monitor, row)
+        if value is not None and self._seen != info.step:
             self._seen = info.step
-            self._look(info, float(row[self.monitor]))
+            self._look(info, value)
+
+    def on_fit_end(self, info: Info) -> None:
+        warn_if_it_never_came(type(self).__name__, self.monitor, info)
 
     def is_about(self, state: dict[str, Any]) -> bool:
         """Whether a state is that of somebody who looked at the same number."""
-        return bool(state["monitor"] == self.monitor and self.mode in ("", state["mode"]))
+        return bool(state["monitor"] == self.monitor and self._asked in ("auto", state["mode"]))
 
     def judged(self, info: Info, value: float) -> None:
         """The number has been measured."""
@@ -78,6 +82,7 @@ class BestModel(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not self.is_about(state):  # another number is another matter
             return
+        self.mode = str(state["mode"])
         self.ranking = [(float(value), int(step)) for value, step in state["ranking"]]
         self._seen = int(state["seen"])
 

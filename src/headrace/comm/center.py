@@ -89,6 +89,8 @@ class Reply:
     """Whole passes over the data that have been used up."""
     stop: str = ""
     """Why every worker is to stop, if somebody has said so."""
+    told: Mapping[str, Any] | None = None
+    """What worker 0 `said` when it began, as far as the center knows: to those that join."""
 
 
 class Center(Protocol):
@@ -101,11 +103,13 @@ class Center(Protocol):
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
         keeps: bool = False,
+        said: Mapping[str, Any] | None = None,
     ) -> Reply:
         """A worker begins, perhaps once more: leases that it held are free again.
 
-        The first one gives the weights, or the `state` to go on from. `keeps`: every worker goes on exactly where it
-        was in that state, with the leases and the sequence of pushes that it had.
+        Worker 0 is the first one, and gives the weights, or the `state` to go on from. `keeps`: every worker goes on
+        exactly where it was in that state, with the leases and the sequence of pushes that it had. `said`: plain values
+        that the others are told.
         """
         ...
 

@@ -39,6 +39,8 @@ class Held:
         self.version = 0
         """How many pushes have been applied to the weights."""
         self.stop = ""
+        self.said: Mapping[str, Any] | None = None
+        """What worker 0 said when it began."""
         self._generation, self._timeout_s = generation, timeout_s
         self._start_over(Terms(1, 1))
 
@@ -60,20 +62,28 @@ class Held:
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
         keeps: bool = False,
+        said: Mapping[str, Any] | None = None,
     ) -> Reply | Wait:
-        """A worker begins; `Wait` if its training has ended, and that of others has not."""
+        """A worker begins; `Wait` if its training has ended and that of others has not, or if worker 0 is to begin it.
+
+        Worker 0 alone knows what a training goes on from. What it brings to one that is open has been lost with it.
+        Another worker that comes when all is over finds nothing left to read.
+        """
         if self._roll.has_ended(worker):
             if self._roll.heard_since(now - self._timeout_s):
                 return Wait()
             self._roll.open = False
-        if not self._roll.open:
+        if not self._roll.open and worker == 0:
             self._begin(terms, weights, state, keeps)
+            self.said = said
+        elif not self._roll.open and (worker in self._roll.members or not self.weights):
+            return Wait()
         self._check(rule, terms, weights)
         member = self._member(worker, now)
         if not keeps:
             member.sequence, member.asked = 0, None
             self._ledger.leave(worker)
-        return self._reply(self.weights)
+        return replace(self._reply(self.weights), told=self.said)
 
     def lease(self, worker: int, now: float, number: int) -> Lease | Wait | None:
         """Rows to read. A request of the same number gets what was given before."""
@@ -279,9 +289,10 @@ class HeldCenter:
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
         keeps: bool = False,
+        said: Mapping[str, Any] | None = None,
     ) -> Reply:
         while True:
-            reply = self.held.join(self._worker, self._now(), rule, terms, weights, state, keeps)
+            reply = self.held.join(self._worker, self._now(), rule, terms, weights, state, keeps, said)
             if not isinstance(reply, Wait):
                 return self._own(reply)
             self.wait()

@@ -25,13 +25,19 @@ class SimCenter:
         self._seen = self._requests = 0
 
     def join(
-        self, rule: Rule, terms: Terms, weights: Vectors, state: Mapping[str, Any] | None = None, keeps: bool = False
+        self,
+        rule: Rule,
+        terms: Terms,
+        weights: Vectors,
+        state: Mapping[str, Any] | None = None,
+        keeps: bool = False,
+        said: Mapping[str, Any] | None = None,
     ) -> Reply:
         world, worker = self._world, self._worker
         world.centers[worker] = partial(self._held.leave, worker)
 
         def ask(now: float) -> Reply | Wait:
-            return self._held.join(worker, now, rule, terms, weights, state, keeps)
+            return self._held.join(worker, now, rule, terms, weights, state, keeps, said)
 
         if keeps:  # it has been there all the time
             while isinstance(reply := ask(world.turns.now[worker]), Wait):
@@ -89,7 +95,7 @@ class SimCenter:
             world.inward.passed_s = world.turns.now[worker]
         now = world.turns.now[worker]
         found: Found = _own(serve(now))
-        if changes:
+        if changes and not isinstance(found, Wait):
             world.changed(now)
         self._seen = world.changes
         back = _size(found)

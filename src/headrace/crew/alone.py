@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from ..arena import Replica
 from ..batch import Batch
+from ..config import differences
 from ..data.source import WHOLE, Shard, Source
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..evaluate import Gather
 from ..info import Info
 from ..keeper import Keeper, State
-from ..length import Length
+from ..length import Counters, Length
 from ..metric import Metrics
 from ..preempt import Preemption
 from ..standing import Standing
@@ -44,6 +45,8 @@ class Crew:
     """Puts together what several workers predict; `None` where one does it all."""
     scores: Shard = WHOLE
     """The part that is this worker's of data to be scored or predicted."""
+    epoch_rows: int | None = None
+    """Rows of an epoch, where a center counts them."""
     times: int = 1
     """How many times as large as a worker's update a batch of all workers is."""
 
@@ -125,6 +128,10 @@ class Crew:
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of an epoch, as many for every worker."""
         yield from feed
+
+    def progress(self, info: Info) -> Counters:
+        """How far the training has come, for schedules."""
+        return info.counters
 
     def updated(self, at: Standing, batch: Batch) -> None:
         """An update was made of this batch: perhaps the workers agree on their weights now."""
@@ -296,6 +303,17 @@ def mean_of(values: Sequence[Any]) -> Any:
     if isinstance(first, Tensor) and first.is_floating_point():
         return torch.stack([value.double() for value in values]).mean(dim=0).to(first.dtype)
     return first
+
+
+def compare(facts: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raises unless these workers, known by number, are all to do the same as worker 0."""
+    for number, other in facts.items():
+        if found := differences(facts[0], other, between=("for worker 0", f"for worker {number}")):
+            listed = "\n  ".join(found[:8])
+            raise ConfigError(
+                f"worker {number} is to do something else than worker 0:\n  {listed}\n"
+                "Give every worker the same model, data and settings."
+            )
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..batch import Batch
-from ..config import differences
 from ..data.reader import Reader
 from ..data.source import Shard, Source
 from ..errors import CheckpointError, ConfigError, DataError
@@ -25,7 +24,7 @@ from ..preempt import Preemption
 from ..standing import Standing
 from ..strategy import Strategy
 from ..tally import Tally
-from .alone import Crew, Report, tensors_of
+from .alone import Crew, Report, compare, tensors_of
 from .keeper import SharedKeeper, by_leader
 from .reading import Witness, as_long_as_any
 from .word import Word
@@ -74,7 +73,7 @@ class Lockstep(Crew):
     def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
         tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer._modules) for n, t in tensors_of(m).items()]
         every = self.comm.gather({**facts, "model": {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors}})
-        by_leader(self.comm, lambda: _compare(every or []))
+        by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
         self._model, self._word, self._made_before = trainer.model, Word(self.comm), -1
         self._spread(trainer._modules)
 
@@ -219,17 +218,6 @@ class Lockstep(Crew):
                 self.comm.broadcast(flat)
                 if whole is not tensor:
                     tensor.copy_(whole)
-
-
-def _compare(every: Sequence[Mapping[str, Any]]) -> None:
-    """Raises unless all workers are to do the same."""
-    for number, other in enumerate(every[1:], 1):
-        if found := differences(every[0], other, between=("for worker 0", f"for worker {number}")):
-            listed = "\n  ".join(found[:8])
-            raise ConfigError(
-                f"worker {number} is to do something else than worker 0:\n  {listed}\n"
-                "Give every worker the same model, data and settings."
-            )
 
 
 def _sent(leaf: Any) -> Any:

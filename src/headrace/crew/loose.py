@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
@@ -17,11 +17,11 @@ from ..errors import ConfigError
 from ..info import Info
 from ..keeper import Keeper, State
 from ..leased import Leased
-from ..length import Length
+from ..length import Counters, Length
 from ..metric import Metrics
 from ..preempt import Preemption
 from ..tally import Tally
-from .alone import Crew, Report
+from .alone import Crew, Report, compare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,18 +46,23 @@ class Loose(Crew):
         self.leased = True
         self._agrees = False
         self._seen: dict[str, list[float]] = {}
+        self._read: dict[int, int] = {}  # by each worker, when it was last reported
         self._since = self.comm.now()
         self._told = False
         self._pulled: list[Tensor] | None = None  # what was scored after the last update
         self._asked: Preemption | None = None
+        self._facts: Mapping[str, Any] = {}
+        self._pace: dict[str, Any] = {}  # where whoever begins with worker 0 begins
 
     def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
         self._asked = trainer._preemption
+        self._facts = {name: facts[name] for name in ("settings", "arena", "limits", "data")}  # worker 0 does the rest
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
         self._leased = leased = Leased(train, self.comm.center)
         reader = cast(Reader, train)
-        rows, ends = reader.order.n, [] if reader.end is None else [reader.end]
+        rows = self.epoch_rows = reader.order.n
+        ends = [] if reader.end is None else [reader.end]
         ends += [int(limit.count) * (rows if limit.unit == "epochs" else 1) for limit in limits if limit.unit in JOINT]
         block = reader.order.block * reader.order.mix if reader.order.kind.startswith("blocks") else 1
         self.strategy.lend(rows, batch_size, block, min(ends, default=None))
@@ -85,7 +90,8 @@ class Loose(Crew):
         tallies, metrics = [mine["tally"]], [mine["metrics"]]
         found = state | {"mine": mine if alike else None, "rng": mine["rng"], "tallies": tallies, "metrics": metrics}
         if not alike:  # the leases of the others are gone, and so are this worker's
-            found["source"] = state["source"] | {"cursor": state["source"]["initial"]}
+            epochs = state["counters"]["epochs"]  # what is left of earlier ones has been counted
+            found["source"] = state["source"] | {"cursor": state["source"]["initial"] | {"pass": epochs}}
             found["place"] = state["place"] | {"batch": 0, "ends_epoch": True}
             return found | ({"strategy": {}} if alone else {})
         found |= {part: mine[part] for part in ("counters", "place", "done", "complete", "rates")}
@@ -95,21 +101,25 @@ class Loose(Crew):
         return found
 
     def begin(self, at: Standing, state: State | None) -> None:
-        replica = at.replica()
+        replica, mine = at.replica(), None if state is None else state["mine"]
         self._told, self._since, self._agrees = False, self.comm.now(), False
-        self._pulled = None
-        if state is None or state["mine"] is None:
-            self._seen = {}
+        self._read, self._pulled = {}, None
+        if mine is None:
+            self._seen, self._pace = {}, at.pace()
+        else:
+            self._pace = mine["pace"]
+            if mine["pulled"]:  # the model has what was scored, perhaps in part
+                self._pulled = [tensor.clone() for tensor in replica.tensors]
+            self._put_back(replica, mine)
         if state is not None:
-            mine = state["mine"]
-            if mine is not None:
-                if mine["pulled"]:  # the model has what was scored, perhaps in part
-                    self._pulled = [tensor.clone() for tensor in replica.tensors]
-                self._put_back(replica, mine)
             center = state["strategy"] if self.leads else {}
+            self._read = {worker: rows for worker, *_, rows in center.get("workers", [])}
             self.strategy.load_state_dict(replica, center, None if mine is None else mine["strategy"])
+        self.strategy.said = {"facts": self._facts, "pace": self._pace} if self.leads else {}
         self.strategy.begin(replica)
-        if state is None or state["mine"] is None:
+        if self.strategy.told is not None and not self.leads:
+            self._follow(at, self.strategy.told, anew=mine is None)
+        if mine is None:
             self._hear(at.info)
         if self.comm.desk is not None:
             self.comm.desk[BEGUN] = True
@@ -125,6 +135,10 @@ class Loose(Crew):
         for batch in feed:
             batch.samples = 0  # they count once the center has heard of them
             yield batch
+
+    def progress(self, info: Info) -> Counters:
+        """As if all were as far as this worker since it last heard of them."""
+        return replace(info.counters, samples=info.samples + self.strategy.unheard * self.comm.count)
 
     def updated(self, at: Standing, batch: Batch) -> None:
         info = at.info
@@ -151,9 +165,16 @@ class Loose(Crew):
         others = {name: _less(numbers, self.strategy.given.get(name)) for name, numbers in status["tally"].items()}
         fresh = {name: _less(numbers, self._seen.get(name)) for name, numbers in others.items()}
         self._seen = others
-        seconds = max(1e-9, self.comm.now() - self._since)
-        self.rates = [worker["rows"] / seconds for worker in status["workers"].values()]
+        self._measure({worker: facts["rows"] for worker, facts in status["workers"].items()})
         return Tally.of([tally.totals(), fresh]).read(), metrics.compute()
+
+    def _measure(self, read: dict[int, int]) -> None:
+        """The rows a second of each worker since the last report, from those that the center has of it by now."""
+        now, before = self.comm.now(), self._read
+        if now > self._since:
+            rows = [read.get(worker, 0) - before.get(worker, 0) for worker in range(self.comm.count)]
+            self.rates = [count / (now - self._since) for count in rows]
+        self._read, self._since = read, now
 
     def last_news(self, info: Info) -> bool:
         """All rows have been used: whether the center has heard more since this worker's last report."""
@@ -212,6 +233,13 @@ class Loose(Crew):
             self.comm.desk[ENDED] = True
         self.strategy.leave(ended=True)
 
+    def _follow(self, at: Standing, told: Mapping[str, Any], anew: bool) -> None:
+        """Does what worker 0 does; `anew`: begins where that began, rather than at a place of its own."""
+        compare({0: told["facts"], self.comm.shard.index: self._facts})
+        if anew:
+            at.keep_pace(told["pace"])
+            self._leased.begin_at(at.info.counters.epochs)
+
     def _own_state(self, at: Standing) -> State:
         found = super()._own_state(at)
         return found | {
@@ -225,6 +253,7 @@ class Loose(Crew):
             "optimizers": at.optimizers(),
             "updates": at.info.step,
             "seen": self._seen,
+            "pace": self._pace,
             "pulled": self._pulled is not None,
         }
 

@@ -95,7 +95,7 @@ def _check(job: Job, engine: str) -> None:
 
 def _engine(name: str) -> Callable[[Job], Result]:
     if name == "ray" and find_spec("ray") is None:
-        raise ConfigError("engine='ray' needs Ray, which is not installed: pip install headrace[ray]")
+        raise ConfigError("engine='ray' needs Ray, which is not installed: pip install \"headrace[ray]\"")
     run: Callable[[Job], Result] = import_module(f".{name}", __package__).run
     return run
 

@@ -60,6 +60,11 @@ class Metrics:
         higher = getattr(self._wanted.get(name), "higher_is_better", None)  # torchmetrics' word for it
         return "" if higher is None else "max" if higher else "min"
 
+    def kind(self, name: str) -> str:
+        """The catalogue's name for a metric that is called otherwise here; else its own."""
+        wanted = self._wanted.get(name)
+        return wanted if isinstance(wanted, str) else name
+
     def fresh(self, reads: str | None = None, ignore: int | None = None) -> "Metrics":
         """The same metrics, empty."""
         wanted = {name: m if isinstance(m, str) else copy.deepcopy(m) for name, m in self._wanted.items()}

@@ -60,11 +60,20 @@ class Centered(Strategy, ABC):
         self._given: dict[str, list[float]] = {}
         self._due = self._idle = False
         self._resumed: tuple[State | None, State | None] = (None, None)
+        self.said: Mapping[str, Any] = {}
+        """What worker 0 tells the others when the training begins: plain values."""
+        self.told: Mapping[str, Any] | None = None
+        """What worker 0 has told, if the center still knows it."""
 
     @property
     def news(self) -> News | None:
         """What this worker has heard at the center last."""
         return self._news
+
+    @property
+    def unheard(self) -> int:
+        """Rows that this worker has read since it last met the center."""
+        return self._rows
 
     @property
     def given(self) -> dict[str, list[float]]:
@@ -103,7 +112,8 @@ class Centered(Strategy, ABC):
         (state, own), self._resumed = self._resumed, (None, None)
         self._load(own or {})
         weights = _on_host(replica)
-        reply = self.comm.center.join(self.rule, self._terms, weights, state, keeps=own is not None)
+        reply = self.comm.center.join(self.rule, self._terms, weights, state, own is not None, self.said)
+        self.told = reply.told
         if own is None:
             self._hear(reply)
             self._version = reply.version

@@ -25,7 +25,7 @@ LOOK_S = 0.5
 def run(job: Job, cluster: Cluster) -> Result:
     """Runs the job; what worker 0 has to give."""
     with ExitStack() as stack:
-        own = str(cluster.scratch / "center"), Place.here(), job.timeout_s
+        own = str(cluster.scratch / "center"), Place.here()
         helper = {"num_cpus": 0, "scheduling_strategy": on_this_machine()}
         center = ray.remote(Kept).options(**helper, max_restarts=-1).remote(*own)
         stack.callback(ray.kill, center)

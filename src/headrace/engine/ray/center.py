@@ -37,20 +37,20 @@ class Kept:
     all rows have been used, that the training is to stop, or that it begins.
     """
 
-    def __init__(self, directory: str, place: Place, timeout_s: float) -> None:
+    def __init__(self, directory: str, place: Place) -> None:
         place.enter()  # strategies have rules of their own
         keep_freed_memory()  # every call makes and frees whole sets of weights
         path = Path(directory)
         self._store, self._saver = Store(path / "states", "center", Keep(2)), Saver()
         self._lives: dict[int, int] = {}
         self._saved, self._number, self._due_s = -1, 0, 0.0
-        self._held = Held(_count(path), timeout_s)
+        self._held = Held(_count(path), timeout_s=math.inf)  # whoever is lost is given up by the driver
         found = self._store.newest()
         if found is not None:
             state = decode(found.documents[_STATE], found.tensors[_TENSORS])
             self._number, self._saved = found.step, state["held"]["version"]
             self._held.load_state_dict(state["held"])
-            self._held.stop, self._lives = state["stop"], state["lives"]
+            self._held.stop, self._held.said, self._lives = state["stop"], state["said"], state["lives"]
 
     def call(self, worker: int, life: int, rule: Rule | None, name: str, *said: Any) -> Any:
         """What a worker says; a life of it that has been given up says nothing any more."""
@@ -68,9 +68,9 @@ class Kept:
             self._held.leave(worker)
 
     def _join(self, worker: int, message: Any, rule: Rule) -> Any:
-        said, before = unpack(tensor_of(message)), self._held.weights
-        terms = Terms(**said["terms"])
-        reply = self._held.join(worker, _now(), rule, terms, said["weights"], said["state"], said["keeps"])
+        brought, before = unpack(tensor_of(message)), self._held.weights
+        terms = Terms(**brought.pop("terms"))
+        reply = self._held.join(worker, _now(), rule, terms, **brought)
         if self._held.weights is not before:  # a training begins
             self._save(at_once=True)
         return reply if isinstance(reply, Wait) else _sent(reply)
@@ -118,7 +118,8 @@ class Kept:
         if not self._held.weights:
             return
         tensors: Tensors = {}
-        state = {"held": self._held.state_dict(), "stop": self._held.stop, "lives": dict(self._lives)}
+        held = self._held
+        state = {"held": held.state_dict(), "stop": held.stop, "said": held.said, "lives": dict(self._lives)}
         documents = {_STATE: encode(state, tensors, "state")}
         self._saver.wait()  # a save that has failed is told here
         self._number += 1
@@ -154,11 +155,22 @@ class RayCenter:
         keep_freed_memory()
 
     def join(
-        self, rule: Rule, terms: Terms, weights: Vectors, state: Mapping[str, Any] | None = None, keeps: bool = False
+        self,
+        rule: Rule,
+        terms: Terms,
+        weights: Vectors,
+        state: Mapping[str, Any] | None = None,
+        keeps: bool = False,
+        said: Mapping[str, Any] | None = None,
     ) -> Reply:
         keeps = keeps and self._life == 0  # what began anew has lost what it knew of its last pushes
-        said = {"terms": asdict(terms), "weights": dict(weights), "state": state and dict(state), "keeps": keeps}
-        message, self._rule = pack(said).numpy(), None
+        brought = {
+            "weights": dict(weights),
+            "state": state and dict(state),
+            "keeps": keeps,
+            "said": said and dict(said),
+        }
+        message, self._rule = pack({"terms": asdict(terms), **brought}).numpy(), None
         while isinstance(reply := self._call("join", message, rule), Wait):
             self.wait()
         self._rule = rule

@@ -1,0 +1,114 @@
+"""Trainings with a center that go on with other workers: from worker 0's checkpoint, with its epochs and its rates."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import headrace as hr
+from headrace.comm import here
+from headrace.engine import Network
+
+ROWS, BATCH = 96, 4
+EVEN = {"rows_per_s": 1000, "latency": "0 s"}
+
+
+def decay(optimizer: torch.optim.Optimizer, steps: int | None) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+def trainer_of(schedule: Any = None, strategy: Callable[[], hr.Strategy] | None = None) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    own = hr.Elastic("1 step") if strategy is None else strategy()
+    return hr.Trainer(model, hr.MSE(), optimizer, batch_size=BATCH, strategy=own, schedule=schedule)
+
+
+def train(
+    epochs: int, run: str | None = None, schedule: Any = None, strategy: Callable[[], hr.Strategy] | None = None
+) -> list[dict[str, Any]]:
+    """Of every worker and each update: how far all had come, its rate, and the rows a second of all."""
+    found, trainer = [], trainer_of(schedule, strategy)
+    x = torch.arange(float(ROWS))[:, None] / ROWS
+    for info in trainer.steps((x, 2 * x), epochs=epochs, run=run, progress=False, checkpoint_every="1 epoch"):
+        found.append({name: getattr(info, name) for name in ("epoch", "samples", "rate", "rates")})
+    last = {"after": trainer.optimizer.param_groups[0]["lr"], "rows": trainer.history.rows}
+    return [*found[:-1], {**(found[-1] if found else {}), **last}]
+
+
+def everybody(*arguments: Any, workers: int, **network: Any) -> list[list[dict[str, Any]]]:
+    """What every worker has found; `train` gives that of worker 0 alone."""
+    found: dict[int, list[dict[str, Any]]] = {}
+
+    def main() -> None:
+        found[here().shard.index] = train(*arguments)
+
+    hr.launch(main, workers=workers, network=Network(**(EVEN | network)))
+    return [found[worker] for worker in range(workers)]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("every", ["1 step", "1 epoch"])
+def test_a_schedule_by_progress_moves_with_every_update(workers: int, every: str) -> None:
+    for found in everybody(4, None, hr.WarmupLinear(0.25), lambda: hr.Elastic(every), workers=workers):
+        rates = [step["rate"] for step in found]
+        assert len(set(rates[: len(rates) // 4])) >= len(rates) // 4 - 1, "up, update by update, in the first epoch"
+        assert max(rates) > 0.4
+        assert rates[-1] < 0.15
+        top = rates.index(max(rates))
+        assert all(after <= before + 0.2 for before, after in zip(rates[top:], rates[top + 1 :], strict=False))
+
+
+def test_epochs_are_counted_once_whoever_goes_on(tmp_path: Path) -> None:
+    """What was left of an epoch when its end was reported is read after the resume, and ends none."""
+    for workers, epochs in ((2, 2), (3, 4), (2, 5), (1, 6)):
+        first = everybody(epochs, str(tmp_path / "run"), decay, workers=workers)[0]
+        rows = first[-1]["rows"]
+        assert [row["epoch"] for row in rows] == list(range(1, epochs + 1))
+        assert rows[-1]["samples"] == epochs * ROWS
+        assert first[-1]["after"] == 0.5 * 0.5**epochs, "a step of the schedule for each epoch"
+
+
+def test_all_workers_go_on_with_the_rates_of_worker_0(tmp_path: Path) -> None:
+    everybody(2, str(tmp_path / "run"), decay, workers=2)
+    for found in everybody(3, str(tmp_path / "run"), decay, workers=3):
+        assert found[0]["rate"] == 0.5**3, "two epochs have ended"
+        assert found[0]["epoch"] == 2
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_worker_0_brings_the_checkpoint_though_others_come_before_it(workers: int, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    everybody(2, run, workers=2)
+
+    def main() -> list[dict[str, Any]]:
+        if here().leader:
+            here().worked(5 * ROWS)  # it takes long to read it
+        return train(3, run)
+
+    first = hr.launch(main, workers=workers, network=Network(**EVEN))
+    assert first[0]["samples"] >= 2 * ROWS, "the rows of before count"
+    assert first[-1]["rows"][-1]["samples"] == 3 * ROWS
+
+
+def test_a_worker_that_comes_when_all_is_over_has_nothing_to_do() -> None:
+    steps: dict[int, int] = {}
+
+    def main() -> None:
+        if not here().leader:
+            here().worked(100 * ROWS)
+        steps[here().shard.index] = len([step for step in train(2) if "rate" in step])
+
+    hr.launch(main, workers=2, network=Network(**EVEN))
+    assert steps == {0: 2 * ROWS // BATCH, 1: 0}
+
+
+def test_the_rows_a_second_of_every_worker_are_those_since_the_last_report(tmp_path: Path) -> None:
+    everybody(2, str(tmp_path / "run"), workers=2)
+    for workers, epochs in ((2, 4), (3, 6)):
+        last = everybody(epochs, str(tmp_path / "run"), workers=workers)[0][-1]
+        assert last["rates"] == pytest.approx([1000.0] * workers, rel=0.15)
