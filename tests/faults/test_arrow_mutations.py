@@ -19,7 +19,7 @@ from headrace.data.arrow import record_batch_of, schema_of
 from headrace.data.files import open_table, write_table
 from headrace.field import Ragged, Sparse, tensors_of
 
-LIMIT_S = 1.0
+LIMIT_S = 1.0  # of computing, whatever else the machine does
 ROWS = 40
 AT_ONCE = 250  # in one process
 
@@ -143,7 +143,7 @@ def survey(at: str, kind: str, first: int, count: int) -> None:
         path.unlink(missing_ok=True)
         path.write_bytes(changed(raw, Random(seed)))
         print(f"{kind}, seed {seed}", flush=True)
-        began = time.perf_counter()
+        start_s = time.process_time()
         try:
             use(path)
             outcomes["a table"] += 1
@@ -151,7 +151,7 @@ def survey(at: str, kind: str, first: int, count: int) -> None:
             outcomes["an error"] += 1
             if path.name not in str(error):
                 raise AssertionError("which file?") from error
-        slowest_s = max(slowest_s, time.perf_counter() - began)
+        slowest_s = max(slowest_s, time.process_time() - start_s)
     tell(json.dumps({**outcomes, "slowest_s": slowest_s}))
 
 

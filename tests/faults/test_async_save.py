@@ -22,6 +22,7 @@ from headrace.checkpoint import Contents, Store
 from headrace.checkpoint.contents import MODEL, TRAINER
 
 EVERY = 10  # steps from save to save
+WITHIN_S = 10.0
 DATA = torch.sin(torch.arange(400.0)).reshape(100, 4)
 
 
@@ -48,20 +49,30 @@ def hash_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 class Saves(hr.Callback):
-    """Tells what the weights are when a checkpoint is asked for, and how far the loop is when one is done."""
+    """Tells what the weights are when a checkpoint is asked for, and how far the loop is when one is done.
 
-    step = 0
+    With `late`, it is written when the loop has come to where the next one is due, if it comes there meanwhile.
+    """
+
+    def __init__(self, late: range) -> None:
+        self._late, self._step, self._moved = late, 0, threading.Condition()
 
     def on_step_end(self, info: hr.Info) -> None:
-        self.step = info.step
+        with self._moved:
+            self._step = info.step
+            self._moved.notify_all()
 
     def on_checkpoint(self, info: hr.Info) -> None:
         tell(f"asked {info.step} {hash_of(info.trainer.model.state_dict())}")
 
-    def on_written(self, operation: str, path: Path) -> None:
+    def before(self, operation: str, path: Path) -> None:
+        found = re.search(r"/\.tmp-(\d+)-", str(path))
+        saved = int(found[1]) if found else -1
+        if operation == "write" and saved in self._late:
+            with self._moved:
+                self._moved.wait_for(lambda: self._step >= saved + EVERY - 1, WITHIN_S)
         if operation == "rename":
-            saved = int(path.name.split("-")[1])
-            tell(f"ahead {self.step - saved}")
+            tell(f"ahead {self._step - saved}")
 
 
 def trainer() -> hr.Trainer:
@@ -69,14 +80,13 @@ def trainer() -> hr.Trainer:
     return trainees.trainer(model, optimizer=torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), microbatch=None)
 
 
-def train(run: str, saves: int, delay_s: float, wait: bool, copies: bool = True) -> None:
-    """A training of resident rows beside writes that take long. Its snapshots may be no copies."""
+def train(run: str, saves: int, wait: bool, copies: bool = True) -> None:
+    """A training of resident rows, which writes beside, and late, or waits. Its snapshots may be no copies."""
     if not copies:
         keeper.Copier.__call__ = lambda self, tensors: dict(tensors)
     trainees.seed()
-    write_slowly(delay_s)
-    callback = Saves()
-    perform_with(callback.on_written)
+    callback = Saves(range(0) if wait else range(1, saves * EVERY))
+    perform_with(callback.before)
     data = (DATA[:, :3], (DATA[:, 3] > 0).long())
     trainer().fit(
         data, steps=saves * EVERY, run=run, checkpoint_every=f"{EVERY} steps", keep="all", wait_for_saves=wait,
@@ -103,12 +113,10 @@ def plain(contents: Contents) -> tuple[Any, dict[str, dict[str, str]]]:
     return contents.documents, tensors
 
 
-@pytest.mark.parametrize(("saves", "delay_s"), [(4, 0.02), pytest.param(50, 0.05, marks=pytest.mark.slow)])
-def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(
-    saves: int, delay_s: float, tmp_path: Path
-) -> None:
-    asked, ahead, found = saved(tmp_path / "beside", saves=saves, delay_s=delay_s, wait=False)
-    _, not_ahead, expected = saved(tmp_path / "waiting", saves=saves, delay_s=0.0, wait=True)
+@pytest.mark.parametrize("saves", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(saves: int, tmp_path: Path) -> None:
+    asked, ahead, found = saved(tmp_path / "beside", saves=saves, wait=False)
+    _, not_ahead, expected = saved(tmp_path / "waiting", saves=saves, wait=True)
 
     assert [contents.step for contents in found] == [EVERY * k for k in range(saves + 1)] == list(asked)
     assert min(ahead[1:-1]) >= EVERY - 1, "the loop has gone on while it was written"
@@ -120,7 +128,7 @@ def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(
 
 def test_a_snapshot_that_is_no_copy_would_be_noticed(tmp_path: Path) -> None:
     """The negative control."""
-    asked, _, found = saved(tmp_path / "run", saves=3, delay_s=0.02, wait=False, copies=False)
+    asked, _, found = saved(tmp_path / "run", saves=3, wait=False, copies=False)
     assert [hash_of(contents.tensors[MODEL]) == asked[contents.step] for contents in found[1:-1]] == [False, False]
 
 
@@ -208,7 +216,7 @@ def test_a_program_that_leaves_its_loop_in_any_way_has_its_last_update_saved(
     loop: str, leave: str, tmp_path: Path
 ) -> None:
     status, step = LEAVINGS[leave]
-    with start_script(script(tmp_path, loop, leave), limit_s=10) as child:
+    with start_script(script(tmp_path, loop, leave)) as child:
         assert child.ending() == status, child.output
     assert ("ValueError: mine" in child.output) == ("ValueError" in leave)
     assert "Exception ignored" not in child.output

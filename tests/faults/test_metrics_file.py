@@ -24,6 +24,7 @@ from headrace import disk
 STEPS, STOPPED, SAVED = 12, 10, 8  # of the training; when it was killed; the last checkpoint before that
 X = torch.sin(torch.arange(72.0)).reshape(24, 3)
 FILES = ("run.json", "config.yaml", "metrics.jsonl", "log.txt")
+LIMIT_S = 1.0  # of computing, whatever else the machine does
 
 
 class Stops(hr.Callback):
@@ -208,9 +209,9 @@ def test_a_file_changed_anywhere_is_refused_or_read_and_never_breaks_the_run(
         run = copied(stopped, tmp_path / "run")
         data = mutated(original, random)
         (run / file).write_bytes(data)
-        began = time.monotonic()
+        start_s = time.process_time()
         told, steps = outcome(run)
-        assert time.monotonic() - began < 1
+        assert time.process_time() - start_s < LIMIT_S
         assert told == "" or str(run) in told, (number, data)
         if told == "":
             assert steps == list(range(1, STEPS + 1)), (number, data)
@@ -244,7 +245,7 @@ def test_what_should_be_a_file_and_is_none_is_refused_or_replaced(
     (run / file).unlink()
     {"a link": lambda at: at.symlink_to(precious), "a directory": Path.mkdir, "a pipe": os.mkfifo}[kind](run / file)
     before = precious.read_bytes()
-    with start(train_and_tell, tmp_path, run, limit_s=5) as child:
+    with start(train_and_tell, tmp_path, run) as child:
         assert child.ending() == 0, child.output
     assert child.told[0] == "trained" or str(run) in child.told[0]
     assert precious.read_bytes() == before, "what a link points to is left alone"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from torch_workers import be_worker, free_port
 
 import headrace as hr
 from headrace.comm import here
+from headrace.preempt import Preemption
 
 PREEMPTED, WITHIN_S = trainees.PREEMPTED, trainees.WITHIN_S
 TIMEOUT_S = 20.0  # that workers wait for each other
@@ -42,6 +44,7 @@ SOON_S = 5.0
 def work(index: int, port: int, run: str, name: str, place: list[Any] | None) -> None:
     """One of two workers, which waits for a signal, or a word, at a place."""
     be_worker(index, 2, port, TIMEOUT_S)
+    tell_requests()
     watch = Watch(place and Place(*place), trainees.until_signal)
     tell("begins")
     try:
@@ -49,6 +52,17 @@ def work(index: int, port: int, run: str, name: str, place: list[Any] | None) ->
     finally:
         tell(f"saved {watch.saved}")
     tell("digest " + trainees.digest(trained))
+
+
+def tell_requests() -> None:
+    """The test hears of a first request once the training has: a second signal before that would be the same one."""
+    note = Preemption._heard
+
+    def heard(self: Preemption, number: int, frame: FrameType | None) -> None:
+        note(self, number, frame)
+        tell("asked")
+
+    Preemption._heard = heard  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -141,6 +155,7 @@ def test_a_second_request_ends_a_worker_at_once_and_the_others_soon(tmp_path: Pa
     with training(tmp_path / "run", "synchronous", [None, Place("data", 1, 1)]) as children:
         children[1].until("there, another thread", LIMIT_S)
         children[1].send(signal.SIGTERM)
+        children[1].until("asked", LIMIT_S)
         assert not children[1].wait(0.2), "a first request waits for the others"
         asked_s = time.monotonic()
         children[1].send(signal.SIGTERM)

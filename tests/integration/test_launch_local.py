@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,13 @@ def test_a_main_that_is_no_function_is_an_error() -> None:
 def test_processes_have_no_center_which_is_said_before_they_start() -> None:
     with pytest.raises(ConfigError, match=r"needs a center, which workers started by torch\.distributed"):
         launch(lambda strategy: None, Elastic(every="1 step"), workers=2, engine="processes")
+
+
+def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("headrace.engine.launch"), "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        launch(nothing, workers=2, engine="ray")
+    assert str(caught.value) == "engine='ray' needs Ray, which is not installed: pip install \"headrace[ray]\""
 
 
 MODEL = nn.Linear(2, 1)

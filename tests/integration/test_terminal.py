@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 COLUMNS = 100
 HIDE, SHOW, ESCAPE = "\x1b[?25l", "\x1b[?25h", "\x1b"
 FIT = "headrace fit digits.py --width 4 --batch-size 16 --epochs 8"
+HELD_FIT = FIT.replace("digits", "held")
 
 QUICK = """
 import atexit, gc, os, shlex, signal, sys
@@ -79,6 +80,33 @@ def waits() -> hr.Recipe:
     return hr.Recipe(trainer, data, fit={"epochs": 1, "checkpoint_every": "2 steps", "callbacks": [Waits()]})
 '''
 
+HELD = '''
+import time
+from pathlib import Path
+import headrace as hr
+from digits import digits
+
+class Held(hr.Callback):
+    """In the third epoch, until somebody interrupts it."""
+
+    def on_step_end(self, info):
+        while info.step == 200 and Path("hold").exists() and not info.trainer._preemption.why:
+            time.sleep(0.01)
+
+def held(epochs: int = 20, batch_size: int = 64, width: int = 32) -> hr.Recipe:
+    """As digits.
+
+    Args:
+        epochs: as there.
+        batch_size: as there.
+        width: as there.
+    """
+    recipe = digits(epochs=epochs, batch_size=batch_size, width=width)
+    recipe.fit = {**recipe.fit, "callbacks": [Held()]}
+    return recipe
+'''
+"""The training of `digits.py`, which stays in its middle for as long as there is a file `hold`."""
+
 
 class Said(NamedTuple):
     """What a command sent to the terminal, and its exit status."""
@@ -126,6 +154,7 @@ def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     home = tmp_path_factory.mktemp("home")
     shutil.copy(ROOT / "recipes" / "digits.py", home)
     (home / "waits.py").write_text(WAITS)
+    (home / "held.py").write_text(HELD)
     np.save(home / "rows.npy", np.random.default_rng(0).random((5, 1, 8, 8), dtype=np.float32))
     if request.param == "forked":
         made = Shell(home, sys.executable, "-c", QUICK)
@@ -147,7 +176,11 @@ def straight(shell: Shell) -> Said:
 @pytest.fixture(scope="module")
 def interrupted(shell: Shell) -> Said:
     """The same, until Ctrl-C in the third epoch."""
-    return shell.run(f"{FIT} --run runs/first", r"epoch 2  train/loss")
+    hold = shell.home / "hold"
+    hold.touch()
+    said = shell.run(f"{HELD_FIT} --run runs/first", r"epoch 2  train/loss")
+    hold.unlink()
+    return said
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +300,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(shell: Shel
 
 
 def test_ctrl_c_without_a_run_leaves_the_terminal_sane_as_well(shell: Shell) -> None:
-    said = shell.run("headrace fit digits.py --width 4 --epochs 100", r"epoch 2  train/loss")
+    said = shell.run("headrace fit digits.py --width 4 --epochs 100000", r"epoch 2  train/loss")
     assert said.status == 130
     assert "Traceback" not in said.text
     assert said.text.rfind(SHOW) >= said.text.rfind(HIDE), "the cursor is there"

@@ -173,7 +173,7 @@ def test_at_most_two_macrobatches_live_at_once() -> None:
         return sum(not memory.expired() for memory in staged)
 
     def count(indices: Tensor) -> None:
-        eventually(lambda: living() < 2, within_s=2)  # the caller may be about to let go of the one before
+        eventually(lambda: living() < 2, within_s=DEADLINE_S / 2)  # the caller may be about to let go of the one before
         crowds.append(living() + 1)
         staged.append(StorageWeakRef(indices.untyped_storage()))
 
@@ -226,7 +226,7 @@ def test_a_feed_that_nobody_holds_takes_its_thread_along(threads: Threads) -> No
     for batch in hr.Feed(hr.Reader(Host()), batch_size=SIZE):
         assert batch.rows
     gc.collect()
-    assert eventually(lambda: not threads(), within_s=2)
+    assert eventually(lambda: not threads())
 
 
 # --- what fails ------------------------------------------------------------------------------------------

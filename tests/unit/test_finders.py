@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -292,41 +291,57 @@ def test_a_finding_shows_itself() -> None:
 # --- the batch size ----------------------------------------------------------------------------------------
 
 
+class Clock:
+    """Time that passes where a model says so, and nowhere else."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("headrace.finders.size.time", clock)
+    return clock
+
+
 class Hungry(nn.Module):
     """Runs out of memory, as it says, with more rows than fit; as long as they do, a call takes as long with many."""
 
-    def __init__(self, fits: int) -> None:
+    def __init__(self, clock: Clock, fits: int) -> None:
         super().__init__()
-        self.layer, self.fits = nn.Linear(5, 2), fits
+        self.layer, self.clock, self.fits = nn.Linear(5, 2), clock, fits
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > self.fits:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
-        time.sleep(0.003)
+        self.clock.now += 0.003
         return self.layer(x)
 
 
-def hungry(fits: int, **options: Any) -> hr.Trainer:
-    model = Hungry(fits)
+def hungry(clock: Clock, fits: int, **options: Any) -> hr.Trainer:
+    model = Hungry(clock, fits)
     return hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), **options)
 
 
 @pytest.mark.parametrize("microbatch", [None, "auto"])
-def test_it_ends_where_memory_runs_out(microbatch: Any) -> None:
-    subject = hungry(50, microbatch=microbatch)
+def test_it_ends_where_memory_runs_out(microbatch: Any, clock: Clock) -> None:
+    subject = hungry(clock, 50, microbatch=microbatch)
     found = find_batch_size(subject, Rows(400), seconds=0.001, smallest=4)
     assert [trial.batch_size for trial in found.trials] == [4, 8, 16, 32]
     assert found.how == "memory ran out with 64 rows"
-    assert found.largest == 32
-    assert found.suggestion in (4, 8, 16, 32)
+    assert found.suggestion == found.largest == 32, "with twice the rows it is twice as fast"
     assert (subject._step.adapts, subject._step.microbatch) == (microbatch == "auto", None)
 
 
-def test_a_smallest_size_that_does_not_fit_is_an_error() -> None:
+def test_a_smallest_size_that_does_not_fit_is_an_error(clock: Clock) -> None:
     with pytest.raises(hr.OutOfMemoryError, match="does not hold 8 rows"):
-        find_batch_size(hungry(5), Rows(400))
+        find_batch_size(hungry(clock, 5), Rows(400))
     with pytest.raises(hr.OutOfMemoryError, match=r"8 rows take .* more than 1 MB\. Lower smallest="):
-        find_batch_size(hungry(500), Rows(400), memory_bytes=1_000_000)
+        find_batch_size(hungry(clock, 500), Rows(400), memory_bytes=1_000_000)
 
 
 def test_an_error_that_is_not_about_memory_is_not_taken_for_it() -> None:
@@ -341,11 +356,11 @@ def test_an_error_that_is_not_about_memory_is_not_taken_for_it() -> None:
         find_batch_size(subject, Rows(400), seconds=0.001)
 
 
-def test_it_ends_with_the_data_and_with_what_is_asked_for() -> None:
-    whole = find_batch_size(hungry(10**6), Rows(70), seconds=0.001, smallest=16)
-    asked = find_batch_size(hungry(10**6), Rows(400), seconds=0.001, smallest=4, largest=15)
-    assert whole.trials[-1].batch_size <= 64
-    assert "70 rows" in whole.how or "no faster" in whole.how
+def test_it_ends_with_the_data_and_with_what_is_asked_for(clock: Clock) -> None:
+    whole = find_batch_size(hungry(clock, 10**6), Rows(70), seconds=0.001, smallest=16)
+    asked = find_batch_size(hungry(clock, 10**6), Rows(400), seconds=0.001, smallest=4, largest=15)
+    assert [trial.batch_size for trial in whole.trials] == [16, 32, 64]
+    assert whole.how == "there are 70 rows"
     assert [trial.batch_size for trial in asked.trials] == [4, 8]
     assert asked.how == "15 rows are the most that was asked for"
 
@@ -353,21 +368,23 @@ def test_it_ends_with_the_data_and_with_what_is_asked_for() -> None:
 class Slow(nn.Module):
     """As fast per row with few rows as with many."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.layer = nn.Linear(5, 2)
+        self.layer, self.clock = nn.Linear(5, 2), clock
 
     def forward(self, x: Tensor) -> Tensor:
-        time.sleep(len(x) * 2e-4)
+        self.clock.now += len(x) * 2e-4
         return self.layer(x)
 
 
-def test_it_ends_when_more_rows_are_no_faster() -> None:
-    model = Slow()
+def test_it_ends_when_more_rows_are_no_faster(clock: Clock) -> None:
+    model = Slow(clock)
     subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
     found = find_batch_size(subject, Rows(4000), seconds=0.02, smallest=16)
     assert found.how == "two sizes in a row were no faster"
-    assert found.largest < 4000
+    assert [trial.batch_size for trial in found.trials] == [16, 32, 64]
+    assert [trial.rows_per_s for trial in found.trials] == pytest.approx([5000, 5000, 5000])
+    assert found.suggestion == 16
 
 
 @pytest.mark.parametrize(
@@ -379,19 +396,19 @@ def test_it_ends_when_more_rows_are_no_faster() -> None:
         ({"seconds": 0}, "seconds= is a number greater than 0"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
+def test_settings_that_cannot_work_are_refused(options: dict[str, Any], said: str, clock: Clock) -> None:
     with pytest.raises(hr.ConfigError, match=said):
-        find_batch_size(hungry(8), Rows(40), **options)
+        find_batch_size(hungry(clock, 8), Rows(40), **options)
 
 
-def test_a_loader_with_batches_of_its_own_is_refused() -> None:
+def test_a_loader_with_batches_of_its_own_is_refused(clock: Clock) -> None:
     loader = DataLoader(TensorDataset(torch.randn(40, 5), torch.arange(40) % 2), 8)
     with pytest.raises(hr.ConfigError, match="has batches of its own size"):
-        find_batch_size(hungry(8), loader)
+        find_batch_size(hungry(clock, 8), loader)
 
 
-def test_a_size_finding_shows_itself() -> None:
-    found = find_batch_size(hungry(50), Rows(400), seconds=0.001)
+def test_a_size_finding_shows_itself(clock: Clock) -> None:
+    found = find_batch_size(hungry(clock, 50), Rows(400), seconds=0.001)
     assert repr(found).startswith(f"BatchFinding(suggestion={found.suggestion}; 8: ")
     assert "memory ran out with 64 rows" in repr(found)
     assert found._repr_html_().count("<tr>") == 1 + len(found.trials)

@@ -94,7 +94,7 @@ def test_a_source_that_has_ended_is_left_alone_until_it_is_rewound(rows: int, th
         for _ in range(3):
             assert torch.cat([batch["x"] for batch in feed]).tolist() == list(range(rows))
             assert feed.finished
-            assert asked.acquire(timeout=1)
+            assert asked.acquire(timeout=20)
             assert not asked.acquire(timeout=0.1)
             source.load_state_dict({"at": 0})
 
