@@ -71,7 +71,8 @@ def need_onnx() -> None:
     """Raises unless what torch needs to write ONNX is installed."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"ONNX needs {' and '.join(missing)}, which is not installed: pip install headrace[onnx].")
+        needed = " and ".join(missing)
+        raise ConfigError(f'ONNX needs {needed}, which is not installed: pip install "headrace[onnx]".')
 
 
 def example(recipe: Recipe) -> tuple[nn.Module, tuple[Tensor, ...]]:
