@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import disk
 from ..errors import ConfigError
 from .base import Callback
 from .tracker import Place
@@ -41,11 +38,7 @@ class Profile(Callback):
 
         if self.path is None and info.run is None:
             raise ConfigError("Profile writes into a run, and there is none: pass fit(run=) or Profile(path=).")
-        self._folder = self._place.find(info)
-        with self._place.usable(self._folder):
-            disk.make_dirs(self._folder)
-            if not os.access(self._folder, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        self._folder = self._place.folder(info)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (info.trainer.device.type == "cuda")
         when = schedule(wait=self.wait - 1, warmup=1, active=self.steps, repeat=1)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
@@ -49,11 +48,8 @@ class TensorBoard(Callback):
         self._close()
 
     def on_fit_start(self, info: Info) -> None:
-        self._folder = self._place.find(info)
+        self._folder = self._place.folder(info)
         with self._place.usable(self._folder):
-            disk.make_dirs(self._folder)
-            if not os.access(self._folder, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             if info.history.rows:
                 self._events = _Events(self._folder, info.history.rows)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -54,6 +56,15 @@ class Place:
         with self.usable(path):
             if not path.parent.is_dir():
                 disk.make_dirs(path.parent)
+        return path
+
+    def folder(self, info: Info) -> Path:
+        """The path as a directory that is there and may be written to."""
+        path = self.find(info)
+        with self.usable(path):
+            disk.make_dirs(path)
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return path
 
     @contextmanager

@@ -165,12 +165,13 @@ class RayCenter:
     ) -> Reply:
         keeps = keeps and self._life == 0  # what began anew has lost what it knew of its last pushes
         brought = {
+            "terms": asdict(terms),
             "weights": dict(weights),
             "state": state and dict(state),
             "keeps": keeps,
             "said": said and dict(said),
         }
-        message, self._rule = pack({"terms": asdict(terms), **brought}).numpy(), None
+        message, self._rule = pack(brought).numpy(), None
         while isinstance(reply := self._call("join", message, rule), Wait):
             self.wait()
         self._rule = rule
