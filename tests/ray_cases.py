@@ -1,5 +1,6 @@
 """What workers on Ray do in tests: functions of a module that their processes can import."""
 
+import copy
 import json
 import os
 import random
@@ -127,7 +128,7 @@ def count(
     faulty = fault == f"on {ray.get_runtime_context().get_node_id()}" if fault.startswith("on") else me == of
     while (lease := center.lease()) is not None:
         if isinstance(lease, Wait):
-            center.wait()
+            center.wait(lease)
             continue
         if together and sequence == 0:
             comm.all_gather(None)
@@ -153,7 +154,7 @@ def count(
                 time.sleep(1.1)  # its heart beats once more
                 os.kill(os.getpid(), signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
     found = center.pull()
-    center.leave(ended=True)
+    center.leave()
     every = comm.all_gather([mine, first, os.getpid()])
     return {
         "seen": found.vectors["seen"],
@@ -183,8 +184,12 @@ def only_once(at: str) -> bool:
 
 def wait_for_fault(at: str) -> None:
     """Until somebody has asked whether nobody has asked before."""
+    wait_for(Path(at) / "fault")
+
+
+def wait_for(file: Path) -> None:
     limit = time.monotonic() + LIMIT_S
-    while not (Path(at) / "fault").exists() and time.monotonic() < limit:
+    while not file.exists() and time.monotonic() < limit:
         time.sleep(0.05)
 
 
@@ -201,6 +206,15 @@ class KilledAfterApplying(Kept):
                 self._save(at_once=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return reply
+
+
+class KilledAfterTheFirst(Kept):
+    """A center that is killed once both workers have left the first training."""
+
+    def _leave(self, worker: int) -> None:
+        super()._leave(worker)
+        if self._held.training == 1 and not self._held.inside and only_once(str(self._store.path.parent)):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KilledAfterSaving(KilledAfterApplying):
@@ -227,18 +241,25 @@ class Visits(torch.nn.Module):
 
 
 def visit(
-    model: Visits, strategy: Strategy, epochs: int, run: str | None = None, killed: tuple[int, int, str] | None = None
+    model: Visits,
+    strategy: Strategy,
+    epochs: int,
+    run: str | None = None,
+    killed: tuple[int, int, str] | None = None,
+    fault: str = "dies",
 ) -> dict[str, Any]:
     """Trains: every row is to be visited once an epoch, whoever does it.
 
-    `killed`: SIGKILL for this worker after so many of its updates, once; and a directory to remember it. At a center
-    the others wait for that: they would train with all the rows while it starts.
+    `killed`: this worker dies of SIGKILL, or "raises", after so many of its updates, once; and a directory to remember
+    it. At a center the others wait for that: they would train with all the rows while it starts.
     """
     rows, me = len(model.seen), here().shard.index
     trainer = Trainer(model, L1(reduce="sum"), partial(torch.optim.SGD, lr=1.0), batch_size=8, strategy=strategy)
     data = torch.arange(rows), torch.full((rows,), 1e6)
     for info in trainer.steps(data, epochs=epochs, run=run, progress=False):
         if killed is not None and (me, info.step) == killed[:2] and only_once(killed[2]):
+            if fault == "raises":
+                raise ZeroDivisionError("in the user's code")
             os.kill(os.getpid(), signal.SIGKILL)
         if killed is not None and strategy.centered and me != killed[0] and info.step == killed[1]:
             wait_for_fault(killed[2])
@@ -248,6 +269,26 @@ def visit(
     status = here().center.status() if strategy.centered else {}
     last = {name: history[-1][name] for name in ("epoch", "samples")}
     return last | {"epochs": len(history), "count": here().count, "status": status}
+
+
+def visit_twice(one: Visits, two: Visits, strategy: Strategy, epochs: int) -> list[dict[str, Any]]:
+    """Two trainings that differ in nothing but the model's values."""
+    return [visit(model, copy.deepcopy(strategy), epochs) for model in (one, two)]
+
+
+def stay_behind(model: Visits, strategy: Strategy, run: str, at: str) -> None:
+    """Worker 0 stops, and saves, while worker 1 has rows that it never trains with."""
+    rows = len(model.seen)
+    trainer = Trainer(model, L1(reduce="sum"), partial(torch.optim.SGD, lr=1.0), batch_size=8, strategy=strategy)
+    data = torch.arange(rows), torch.full((rows,), 1e6)
+    for _ in trainer.steps(data, epochs=1, run=run, progress=False):
+        if not here().leader:
+            (Path(at) / "fault").touch()
+            wait_for(Path(at) / "left")
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for_fault(at)
+        break
+    (Path(at) / "left").touch()
 
 
 # --- what is around ---------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Leased(Source):
                 f"a strategy with a center lends workers rows by their numbers, which a {reader.title} does not know. "
                 "Give the data as a Table, as hr.from_dataset makes of a Dataset, or use Synchronous or Periodic."
             )
-        self._reader, self._center = reader, center
+        self._reader, self.center = reader, center
         self.sized_by = reader.sized_by
         self._leases: list[Lease] = []  # what is left of them to read
         self.exhausted = False
@@ -113,20 +113,20 @@ class Leased(Source):
 
     def _following(self) -> list[Lease]:
         """A lease is used up: the next one, if there is one now."""
-        found = self._center.lease()
+        found = self.center.lease()
         return [found] if isinstance(found, Lease) else []
 
     def _await(self) -> bool:
         """Waits until there are rows to read; whether there are any left."""
         while not self.exhausted:
-            found = self._center.lease()
+            found = self.center.lease()
             if found is None:
                 self.exhausted = True
                 break
             if isinstance(found, Lease):
                 self._leases, self._pass = [found], max(self._pass, self._epoch(found))
                 return True
-            self._center.wait()
+            self.center.wait(found)
             self.waiting()
         return False
 

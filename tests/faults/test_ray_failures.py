@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.comm.center import Lease, Push
+from headrace.comm.center import Lease, Push, Wait
 from headrace.engine import launch
 from headrace.errors import ConfigError, WorkerError
 from headrace.strategy import Asynchronous, Elastic, Synchronous
@@ -39,12 +39,13 @@ class Worker:
 
     def __init__(self, center: Kept, number: int, life: int = 0) -> None:
         self.center, self.number, self.life, self.sequence, self.requests = center, number, life, 0, 0
+        self.training = 0
         self.leases: list[Lease] = []
 
     def call(self, name: str, *said: Any) -> Any:
-        return self.center.call(self.number, self.life, ray_cases.Add(), name, *said)
+        return self.center.call(self.number, self.life, self.training, ray_cases.Add(), name, *said)
 
-    def join(self) -> None:
+    def join(self, training: int = 1) -> Any:
         from headrace.comm.wire import pack
 
         said = {
@@ -53,8 +54,11 @@ class Worker:
             "state": None,
             "keeps": False,
             "said": None,
+            "training": training,
         }
-        self.call("join", pack(said).numpy(), ray_cases.Add())
+        found = self.call("join", pack(said).numpy(), ray_cases.Add())
+        self.training, self.sequence = training, 0
+        return found
 
     def lease(self) -> Lease:
         self.requests += 1
@@ -110,6 +114,28 @@ def test_a_push_that_was_lost_with_the_center_is_not_taken_and_its_rows_are_leas
     assert other.meet(other.push(theirs)).taken
     assert torch.equal(worker.seen[: ray_cases.LEASE], torch.ones(ray_cases.LEASE))
     assert worker.seen.sum() == ray_cases.LEASE
+
+
+def test_a_center_that_begins_again_knows_which_training_it_is_in_and_who(tmp_path: Path) -> None:
+    worker, other = (Worker(kept(tmp_path), number) for number in (0, 1))
+    other.center = worker.center
+    worker.join()
+    other.join()
+    worker.meet(worker.push(worker.lease()))
+    worker.call("leave")
+    other.center = worker.center = kept(tmp_path)
+    waits = worker.join(training=2)
+    assert isinstance(waits, Wait)
+    assert (waits.workers, waits.what) == ((1,), "to leave training 1")
+    other.call("leave")
+    other.center = worker.center = kept(tmp_path)
+    worker.join(training=2)
+    assert worker.seen.sum() == 0, "it has begun"
+    with pytest.raises(WorkerError, match=r"worker 1 is in training 1, and the center.* has begun training 2 without"):
+        other.lease()
+    assert other.join() is None, "the first one is over"
+    other.join(training=2)
+    assert other.lease().start == 0
 
 
 def test_a_center_that_has_no_save_of_a_training_has_nothing_to_say(tmp_path: Path) -> None:
@@ -319,6 +345,35 @@ def test_every_row_is_trained_with_once_an_epoch_though_the_center_is_lost(
         ray.cloudpickle.unregister_pickle_by_value(ray_cases)
     assert found["status"]["lost"] >= 1, "what was applied and not answered came again"
     assert torch.equal(model.seen, torch.full((211,), 3.0))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_worker_that_fails_while_it_trains_at_a_center_comes_back_into_the_same_training(
+    there: Any, tmp_path: Path
+) -> None:
+    model, fails = ray_cases.Visits(211), (1, 3, str(tmp_path))
+    with pytest.warns(UserWarning, match="worker 1 of 2 failed: ZeroDivisionError.* It is started again"):
+        found = job(ray_cases.visit, model, asynchronous(), 3, None, fails, "raises", restarts=1)
+    assert torch.equal(model.seen, torch.full((211,), 3.0))
+    assert found["samples"] == 633
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_next_training_begins_though_the_center_is_lost_between_the_two(
+    there: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.cloudpickle.register_pickle_by_value(ray_cases)
+    monkeypatch.setattr(apart, "Kept", ray_cases.KilledAfterTheFirst)
+    models = [ray_cases.Visits(211), ray_cases.Visits(211)]
+    try:
+        found = job(ray_cases.visit_twice, *models, asynchronous(), 3)
+    finally:
+        ray.cloudpickle.unregister_pickle_by_value(ray_cases)
+    for model in models:
+        assert torch.equal(model.seen, torch.full((211,), 3.0)), "every row once an epoch"
+    assert [each["samples"] for each in found] == [633, 633]
 
 
 @pytest.mark.slow

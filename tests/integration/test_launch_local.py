@@ -440,7 +440,7 @@ def train_by_leases(log: list[Any] | None = None, pause: float = 0.0) -> dict[st
     sequence = 0
     while (lease := center.lease()) is not None:
         if isinstance(lease, Wait):
-            center.wait()
+            center.wait(lease)
             continue
         rows = lease.stop - lease.start
         comm.worked(rows)
@@ -454,7 +454,7 @@ def train_by_leases(log: list[Any] | None = None, pause: float = 0.0) -> dict[st
             log.append((comm.shard.index, round(begun, 9), round(comm.now(), 9), reply.version))
     final = center.pull()
     status = center.status()
-    center.leave(ended=True)
+    center.leave()
     return {"w": final.vectors["w"][0].item(), "samples": final.samples, "now": comm.now(), **status}
 
 
@@ -534,9 +534,9 @@ def test_who_waits_for_a_lease_that_nobody_can_free_is_told() -> None:
         center.join(Add(), Terms(8, 8, 8), {"w": torch.zeros(1)})
         if me().shard.index == 0:
             center.lease()
-            center.wait()  # for itself
-        while isinstance(center.lease(), Wait):
-            center.wait()
+            center.wait(Wait())  # for itself
+        while isinstance(lease := center.lease(), Wait):
+            center.wait(lease)
 
     with pytest.raises(WorkerError, match=r"no worker can go on: worker 0 waits in center.wait"):
         launch(main, workers=2, network=Network())
@@ -550,8 +550,8 @@ def test_workers_end_without_leaving_and_their_rows_are_free() -> None:
             return 0 if center.lease() is None else 1
         me().worked(1)
         waits = 0
-        while isinstance(center.lease(), Wait):
-            center.wait()
+        while isinstance(lease := center.lease(), Wait):
+            center.wait(lease)
             waits += 1
         return waits
 
@@ -568,7 +568,7 @@ def test_what_the_center_gives_is_a_copy() -> None:
         assert lease is not None
         assert not isinstance(lease, Wait)
         first = center.meet(Push(1, 0, {"w": torch.ones(1)}, 1, [(lease.id, lease.start, lease.stop)])).vectors["w"]
-        center.wait() if me().leader else None
+        center.wait(Wait()) if me().leader else None
         return [first.item(), center.pull().vectors["w"].item()]
 
     assert launch(main, workers=2)[0] in (1.0, 2.0)

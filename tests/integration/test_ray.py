@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from headrace.engine import launch
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, WorkerError
 from headrace.strategy import Asynchronous, Synchronous
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
@@ -105,6 +105,21 @@ def test_a_training_at_a_center_goes_on_with_another_number_of_workers(there: An
         assert torch.equal(model.seen, torch.full((rows,), float(epochs))), "every row once an epoch"
         assert found["samples"] == epochs * rows
         assert found["epoch"] <= epochs, "none counts twice, though one may pass of which worker 0 has no rows"
+
+
+def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_with(
+    there: Any, tmp_path: Path
+) -> None:
+    def strategy() -> Asynchronous:
+        return Asynchronous(every="1 step", staleness=100, down_weight=False, lease=16)
+
+    run, model = str(tmp_path / "run"), ray_cases.Visits(64)
+    with pytest.raises(WorkerError, match="worker 1 of 2 was lost"):
+        job(ray_cases.stay_behind, model, strategy(), run, str(tmp_path))
+    model = ray_cases.Visits(64)
+    found = job(ray_cases.visit, model, strategy(), 1, run, workers=1, timeout_s=30.0)
+    assert torch.equal(model.seen, torch.ones(64)), "every row once"
+    assert found["samples"] == 64
 
 
 # --- what cannot work -------------------------------------------------------------------------------------

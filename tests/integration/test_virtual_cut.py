@@ -72,12 +72,12 @@ class Worker:
                 self.meet()
             elif not self.begin():
                 self.ended = True
-        self.center.leave(ended=True)
+        self.center.leave()
         return [*self.x.tolist(), self.comm.now(), self.updates, self.sequence]
 
     def begin(self) -> bool:
         while isinstance(lease := self.center.lease(), Wait):
-            self.center.wait()
+            self.center.wait(lease)
         if isinstance(lease, Lease):
             self.lease, self.start, self.at, self.stop = lease.id + 1, lease.start, lease.start, lease.stop
         return lease is not None

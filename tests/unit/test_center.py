@@ -1,6 +1,8 @@
 """The center: what a worker brings is applied once with its rows, or not at all, whoever dies and whatever is lost."""
 
+import math
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from torch import Tensor
 from toy_workers import through_codec
 
 from headrace.comm import Null
-from headrace.comm.center import Center, Lease, Push, Reply, Terms, Wait
+from headrace.comm.center import Center, Lease, Patience, Push, Reply, Terms, Wait
 from headrace.comm.held import REMEMBERED, Held, HeldCenter
 from headrace.errors import CheckpointError, ConfigError, WorkerError
 from headrace.strategy.asynchronous import Descent
@@ -70,15 +72,16 @@ def test_worker_0_gives_the_weights_and_the_others_wait_for_them() -> None:
 def test_whoever_comes_when_all_is_over_finds_nothing_left_to_read() -> None:
     held = joined(terms=Terms(4, 4, 4))
     held.meet(0, 0.0, push_of(lease_of(held, 0)))
-    held.leave(0, ended=True)
+    held.leave(0)
     late = held.join(3, 0.0, Marks(), Terms(4, 4, 4), START)
     assert isinstance(late, Reply)
     assert (late.version, late.samples) == (1, 4)
     assert held.lease(3, 0.0, 1) is None
-    held.leave(3, ended=True)
-    assert isinstance(held.join(3, 0.0, Marks(), TERMS, START), Wait), "it begins another one, with worker 0"
-    assert isinstance(held.join(0, 0.0, Marks(), TERMS, START), Reply)
-    again = held.join(3, 0.0, Marks(), TERMS, START)
+    held.leave(3)
+    assert isinstance(held.join(3, 0.0, Marks(), TERMS, START, training=2), Wait), "worker 0 begins the next one"
+    assert isinstance(held.join(0, 0.0, Marks(), TERMS, START, training=2), Reply)
+    assert held.join(4, 0.0, Marks(), TERMS, START) is None, "the first one is over"
+    again = held.join(3, 0.0, Marks(), TERMS, START, training=2)
     assert isinstance(again, Reply)
     assert again.samples == 0
 
@@ -118,7 +121,7 @@ def test_nobody_meets_a_center_that_has_not_begun() -> None:
         with pytest.raises(WorkerError, match="nobody has joined"):
             call()
     held.leave(0)
-    held.leave(0, ended=True)
+    held.leave(0)
 
 
 # --- once, or not at all ----------------------------------------------------------------------------------
@@ -243,12 +246,14 @@ def test_nothing_is_leased_once_somebody_has_asked_to_stop() -> None:
 def test_the_next_training_begins_when_all_have_ended_this_one() -> None:
     held = joined(workers=2)
     held.meet(0, 0.0, push_of(lease_of(held, 0)))
-    held.leave(0, ended=True)
+    held.leave(0)
     assert held.pull(0, 0.0).vectors["w"].tolist() == [1.0, 1.0, 1.0]
     other = {"w": torch.full((3,), 7.0)}
-    assert held.join(0, 0.0, SPRING, Terms(5, 1), other) == Wait()
-    held.leave(1, ended=True)
-    reply = held.join(0, 0.0, SPRING, Terms(5, 1), other)
+    waits = held.join(0, 0.0, SPRING, Terms(5, 1), other, training=2)
+    assert isinstance(waits, Wait)
+    assert (waits.workers, waits.what) == ((1,), "to leave training 1")
+    held.leave(1)
+    reply = held.join(0, 0.0, SPRING, Terms(5, 1), other, training=2)
     assert isinstance(reply, Reply)
     assert (reply.vectors["w"].tolist(), reply.version, held.terms) == ([7.0, 7.0, 7.0], 0, Terms(5, 1))
     assert counts(held) == [0, 0, 0, 0, 0]
@@ -256,9 +261,9 @@ def test_the_next_training_begins_when_all_have_ended_this_one() -> None:
 
 def test_who_is_silent_is_not_waited_for() -> None:
     held = joined(workers=2, timeout_s=5.0)
-    held.leave(0, ended=True)
-    assert held.join(0, 5.0, Marks(), TERMS, START) == Wait()
-    assert isinstance(held.join(0, 5.5, Marks(), TERMS, START), Reply)
+    held.leave(0)
+    assert isinstance(held.join(0, 5.0, Marks(), TERMS, START, training=2), Wait)
+    assert isinstance(held.join(0, 5.5, Marks(), TERMS, START, training=2), Reply)
 
 
 @pytest.mark.parametrize("others_end", [False, True])
@@ -269,7 +274,7 @@ def test_who_was_lost_comes_back_into_the_same_training(others_end: bool) -> Non
     held.leave(1)
     held.leave(1)
     if others_end:
-        held.leave(0, ended=True)
+        held.leave(0)
     reply = held.join(1, 0.0, Marks(), TERMS, START)
     assert isinstance(reply, Reply)
     assert (reply.version, reply.samples) == (1, 4)
@@ -282,12 +287,43 @@ def test_views_wait_for_the_others_to_end() -> None:
     def pause() -> None:
         pauses.append(1)
         if len(pauses) == 3:
-            held.leave(1, ended=True)
+            held.leave(1)
 
     view = HeldCenter(held, 0, lambda: 0.0, pause)
-    view.leave(ended=True)
+    assert view.join(Marks(), TERMS, START).version == 0
+    view.leave()
     assert view.join(Marks(), TERMS, START).version == 0
     assert len(pauses) == 3
+
+
+def test_a_wait_ends_when_nothing_is_heard_of_those_that_are_waited_for() -> None:
+    held, clock = joined(workers=2, terms=Terms(4, 4, 4), timeout_s=math.inf), [0.0]
+    lease, patience = lease_of(held, 0), Patience(1, 5.0, lambda: clock[0])
+    message = (
+        "worker 1 has waited at the center for worker 0 to train with the rows that they have been given, of whom "
+        "nothing was heard for 5 s. If they may take longer, raise timeout_s."
+    )
+    for clock[0] in (0.0, 4.0, 8.0):
+        found = held.lease(1, clock[0], 1)
+        assert isinstance(found, Wait)
+        patience.check(found)
+        if clock[0] == 4.0:
+            held.meet(0, clock[0], Push(1, 0, {"w": torch.ones(3)}, 2, [(lease.id, 0, 2)]))
+    clock[0] = 12.9
+    patience.check(found)
+    clock[0] = 13.1
+    with pytest.raises(WorkerError, match=re.escape(message)):
+        patience.check(found)
+
+
+def test_who_waits_for_worker_0_to_begin_is_told_so() -> None:
+    clock = [0.0]
+
+    def pause() -> None:
+        clock[0] += 1.0
+
+    with pytest.raises(WorkerError, match="worker 1 has waited at the center for worker 0 to begin training 1, of"):
+        HeldCenter(Held(timeout_s=5.0), 1, lambda: clock[0], pause).join(Marks(), TERMS, START)
 
 
 # --- views and states -------------------------------------------------------------------------------------
@@ -317,7 +353,7 @@ def test_a_worker_alone_has_a_center_of_its_own() -> None:
     while isinstance(lease := center.lease(), Lease):
         center.meet(push_of(lease, sequence=lease.id, base=lease.id - 1))
     assert center.status()["samples"] == 20
-    center.leave(ended=True)
+    center.leave()
 
 
 def test_rules_are_plain_values_that_travel_and_compare() -> None:
@@ -375,6 +411,7 @@ def test_the_status_is_for_a_person_to_see() -> None:
     held.meet(1, 3.0, push_of(lease_of(held, 1, now=2.0)))
     lease_of(held, 0)
     assert held.status(5.0) == {
+        "training": 1,
         "version": 1,
         "samples": 4,
         "epochs": 0,

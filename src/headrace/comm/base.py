@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..data.source import WHOLE, Shard
 from ..errors import ConfigError
-from .center import Center
+from .center import TIMEOUT_S, Center
 
 Op = Literal["sum", "max"]
 NO_CENTER = (
@@ -128,17 +128,18 @@ class Comm(ABC):
 
 
 class Null(Comm):
-    """A worker alone."""
+    """A worker alone; `timeout_s` is how long it waits at a center, as others do."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._center: Center | None = None
+        self._timeout_s = timeout_s
         self.desk = {}
 
     @property
     def center(self) -> Center:
-        from .held import HeldCenter
+        from .held import Held, HeldCenter
 
-        self._center = self._center or HeldCenter()
+        self._center = self._center or HeldCenter(Held(timeout_s=self._timeout_s))
         return self._center
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:

@@ -4,12 +4,17 @@ One exchange does everything: it applies what a worker has learnt, and records w
 the center holds and what it says of the data can never differ, whoever dies when.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from ..errors import WorkerError
+
+TIMEOUT_S = 600.0
+"""A worker of whom nothing is heard for so many seconds is not waited for any more."""
 Vectors = Mapping[str, Tensor]
 """Parameters and floating-point buffers by name, on the host."""
 
@@ -49,10 +54,33 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing is free now, but may become so: somebody, perhaps this worker, has rows that are not used yet.
+    """Nothing can be given now: the call is to be made again later."""
 
-    Of a worker that wants to begin another training: the others have not ended this one.
-    """
+    workers: tuple[int, ...] = ()
+    """The workers that are waited for."""
+    what: str = ""
+    """What they have to do first, for messages."""
+    heard: float = 0.0
+    """When the center heard from one of them last, in seconds on its own clock."""
+
+
+class Patience:
+    """Ends a wait at a center when none of the workers that are waited for has been heard of for `timeout_s`."""
+
+    def __init__(self, worker: int, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._worker, self._timeout_s, self._now = worker, timeout_s, now
+        self._last, self._since = Wait(), 0.0
+
+    def check(self, wait: Wait) -> None:
+        """Called before each pause of a wait."""
+        if wait != self._last:
+            self._last, self._since = wait, self._now()
+        elif self._now() - self._since > self._timeout_s:
+            who = f"worker{'s' * (len(wait.workers) > 1)} {', '.join(map(str, wait.workers))}"
+            raise WorkerError(
+                f"worker {self._worker} has waited at the center for {who} {wait.what}, of whom nothing was heard for "
+                f"{self._timeout_s:g} s. If they may take longer, raise timeout_s."
+            )
 
 
 @dataclass(slots=True)
@@ -94,7 +122,16 @@ class Reply:
 
 
 class Center(Protocol):
-    """The center, as one worker sees it: whoever calls is known to it."""
+    """The center, as one worker sees it: whoever calls is known to it.
+
+    Trainings are numbered: each worker counts those that it joins, from 1. A process that takes the place of a lost
+    worker counts from 1 again, and so finds which of its trainings are over.
+    """
+
+    @property
+    def underway(self) -> bool:
+        """Whether the training that this worker joins next has begun without it."""
+        ...
 
     def join(
         self,
@@ -104,10 +141,11 @@ class Center(Protocol):
         state: Mapping[str, Any] | None = None,
         keeps: bool = False,
         said: Mapping[str, Any] | None = None,
-    ) -> Reply:
-        """A worker begins, perhaps once more: leases that it held are free again.
+    ) -> Reply | None:
+        """A worker joins its next training, perhaps once more: leases that it held are free again.
 
-        Worker 0 is the first one, and gives the weights, or the `state` to go on from. `keeps`: every worker goes on
+        Worker 0 begins a training once the others have left the one before, and gives the weights, or the `state` to
+        go on from. `None` if the training is over: the center has begun a later one. `keeps`: every worker goes on
         exactly where it was in that state, with the leases and the sequence of pushes that it had. `said`: plain values
         that the others are told.
         """
@@ -129,15 +167,12 @@ class Center(Protocol):
         """Every worker is told at its next exchange."""
         ...
 
-    def wait(self) -> None:
-        """Lets time pass, until a lease may be free."""
+    def wait(self, why: Wait) -> None:
+        """Lets time pass, until a lease may be free; a `WorkerError` once that has lasted too long."""
         ...
 
-    def leave(self, ended: bool = False) -> None:
-        """A worker goes: leases that it held are free again. Twice is no error, nor if it has never joined.
-
-        `ended`: its training has ended, and what it joins next is another one, once the others have ended too.
-        """
+    def leave(self) -> None:
+        """A worker goes: leases that it held are free again. Twice is no error, nor if it has never joined."""
         ...
 
     def status(self) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """A center in this process: the weights, who has brought what, and which rows it has learnt from."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError, WorkerError
-from .center import Lease, Push, Reply, Rule, Terms, Vectors, Wait
+from .center import TIMEOUT_S, Lease, Patience, Push, Reply, Rule, Terms, Vectors, Wait
 from .ledger import Ledger
 from .roll import Counts, Member, Roll
 
@@ -33,7 +33,7 @@ class Held:
     tensors, which change with the next push.
     """
 
-    def __init__(self, generation: int = 0, timeout_s: float = 600.0) -> None:
+    def __init__(self, generation: int = 0, timeout_s: float = TIMEOUT_S) -> None:
         self.rule: Rule | None = None
         self.weights: dict[str, Tensor] = {}
         self.version = 0
@@ -41,7 +41,9 @@ class Held:
         self.stop = ""
         self.said: Mapping[str, Any] | None = None
         """What worker 0 said when it began."""
-        self._generation, self._timeout_s = generation, timeout_s
+        self.training = 0
+        """The number of the training that worker 0 has begun last, counted from 1."""
+        self._generation, self.timeout_s = generation, timeout_s
         self._start_over(Terms(1, 1))
 
     @property
@@ -63,21 +65,23 @@ class Held:
         state: Mapping[str, Any] | None = None,
         keeps: bool = False,
         said: Mapping[str, Any] | None = None,
-    ) -> Reply | Wait:
-        """A worker begins; `Wait` if its training has ended and that of others has not, or if worker 0 is to begin it.
+        training: int = 1,
+    ) -> Reply | Wait | None:
+        """A worker joins the training of this number; `None` if a later one has begun.
 
-        Worker 0 alone knows what a training goes on from. What it brings to one that is open has been lost with it.
-        Another worker that comes when all is over finds nothing left to read.
+        Worker 0 alone knows what a training goes on from, and begins it once the others have left the one before. What
+        worker 0 brings to one that has begun was lost with it. A worker that comes when all rows have been used finds
+        nothing left to read.
         """
-        if self._roll.has_ended(worker):
-            if self._roll.heard_since(now - self._timeout_s):
-                return Wait()
-            self._roll.open = False
-        if not self._roll.open and worker == 0:
+        if training < self.training:
+            return None
+        if training > self.training:
+            if worker != 0:
+                return self._wait([0], f"to begin training {training}")
+            if others := [other for other in self._roll.inside(now - self.timeout_s) if other != worker]:
+                return self._wait(others, f"to leave training {self.training}")
             self._begin(terms, weights, state, keeps)
-            self.said = said
-        elif not self._roll.open and (worker in self._roll.members or not self.weights):
-            return Wait()
+            self.said, self.training = said, training
         self._check(rule, terms, weights)
         member = self._member(worker, now)
         if not keeps:
@@ -90,9 +94,12 @@ class Held:
         member = self._member(worker, now)
         if member.asked is not None and member.asked[0] == number and self._ledger.has(worker, member.asked[1].id):
             return member.asked[1]
-        self._ledger.expire(now, self._timeout_s)
+        self._ledger.expire(now, self.timeout_s)
         found = None if self.stop else self._ledger.lease(worker)
         member.asked = (number, found) if isinstance(found, Lease) else None
+        if isinstance(found, Wait):
+            others = sorted(self._ledger.leases.keys() - {worker})
+            return self._wait(others, "to train with the rows that they have been given")
         return found
 
     def meet(self, worker: int, now: float, push: Push) -> Reply:
@@ -120,6 +127,15 @@ class Held:
         self._remember(worker, push.sequence, reply)
         return reply
 
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The workers that have joined the training and not left it."""
+        return self._roll.inside()
+
+    def enter(self, worker: int, now: float) -> None:
+        """A worker is in the training, as a center knew that was lost."""
+        self._roll.enter(worker, now)
+
     def pull(self, worker: int, now: float) -> Reply:
         """The weights as they are; also for a worker that has left."""
         self._begun()
@@ -131,18 +147,16 @@ class Held:
         """Every worker is told; the first reason stays."""
         self.stop = self.stop or why
 
-    def leave(self, worker: int, ended: bool = False) -> None:
-        """A worker goes. Once all have `ended` the training is over, and its weights stay to be read.
-
-        One that has not ended may come back, and finds the same training.
-        """
-        self._roll.leave(worker, ended)
+    def leave(self, worker: int) -> None:
+        """A worker goes. It may come back, and the weights stay to be read."""
+        self._roll.leave(worker)
         self._ledger.leave(worker)
 
     def status(self, now: float) -> dict[str, Any]:
         """Plain values, for a person to see."""
         leases = self._ledger.leases
         return {
+            "training": self.training,
             "version": self.version,
             "samples": self._ledger.samples,
             "epochs": self._ledger.epochs,
@@ -163,6 +177,7 @@ class Held:
         """Plain values, and the weights, which are the center's own."""
         self._begun()
         return {
+            "training": self.training,
             "version": self.version,
             "weights": dict(self.weights),
             "terms": asdict(self.terms),
@@ -174,10 +189,9 @@ class Held:
     def load_state_dict(self, state: Mapping[str, Any], leases: bool = False) -> None:
         """Goes back to a state; what was leased is free, or still is `leases` of the same workers."""
         self._start_over(Terms(**state["terms"]))
-        self._roll.open = True
         self._ledger.load_state_dict(state["ledger"], leases)
         self.weights = {name: tensor.detach().clone() for name, tensor in state["weights"].items()}
-        self.version = state["version"]
+        self.training, self.version = state.get("training", 1), state["version"]
         self.counts = Counts.of(state["counts"])
         self._roll.load_state_dict(state["workers"])
 
@@ -198,7 +212,6 @@ class Held:
         else:
             self._start_over(terms)
             self.weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
-            self._roll.open = True
 
     def _check(self, rule: Rule, terms: Terms, weights: Vectors) -> None:
         """Whoever joins has the same model, the same settings and the same data."""
@@ -242,6 +255,9 @@ class Held:
         self._ledger.hear(worker, now)
         return self._roll.enter(worker, now)
 
+    def _wait(self, workers: Sequence[int], what: str) -> Wait:
+        return Wait(tuple(workers), what, self._roll.heard(workers))
+
     def _refuse(self, worker: int, push: Push) -> Reply:
         """Not taken: others may read its rows."""
         self.counts.dropped += 1
@@ -280,7 +296,12 @@ class HeldCenter:
     ) -> None:
         self.held = Held() if held is None else held
         self._worker, self._now, self._pause = worker, now, pause
-        self._requests = 0
+        self._patience = Patience(worker, self.held.timeout_s, now)
+        self._requests = self._trainings = 0
+
+    @property
+    def underway(self) -> bool:
+        return self.held.training > self._trainings
 
     def join(
         self,
@@ -290,12 +311,14 @@ class HeldCenter:
         state: Mapping[str, Any] | None = None,
         keeps: bool = False,
         said: Mapping[str, Any] | None = None,
-    ) -> Reply:
+    ) -> Reply | None:
+        number = self._trainings + 1
         while True:
-            reply = self.held.join(self._worker, self._now(), rule, terms, weights, state, keeps, said)
+            reply = self.held.join(self._worker, self._now(), rule, terms, weights, state, keeps, said, number)
             if not isinstance(reply, Wait):
-                return self._own(reply)
-            self.wait()
+                self._trainings = number
+                return reply and self._own(reply)
+            self.wait(reply)
 
     def lease(self) -> Lease | Wait | None:
         self._requests += 1
@@ -310,11 +333,12 @@ class HeldCenter:
     def ask_to_stop(self, why: str) -> None:
         self.held.ask_to_stop(why)
 
-    def wait(self) -> None:
+    def wait(self, why: Wait) -> None:
+        self._patience.check(why)
         self._pause()
 
-    def leave(self, ended: bool = False) -> None:
-        self.held.leave(self._worker, ended)
+    def leave(self) -> None:
+        self.held.leave(self._worker)
 
     def status(self) -> dict[str, Any]:
         return self.held.status(self._now())

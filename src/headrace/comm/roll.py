@@ -1,7 +1,8 @@
 """The roll of a center: which workers are in its training, what each has said last, and what came of it all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from .center import Lease, Push
@@ -21,8 +22,7 @@ class Member:
     heard: float = 0.0
     """When it has been heard of, in seconds."""
     inside: bool = False
-    ended: bool = False
-    """Whether its training is over."""
+    """Whether it has joined the training and has not left it."""
     asked: tuple[int, Lease] | None = None
     """The number of its last request for rows, and what it was given."""
 
@@ -33,33 +33,30 @@ class Member:
 
 
 class Roll:
-    """A training is open to be joined until all workers that have been in it have ended it."""
+    """The workers of one training."""
 
     def __init__(self) -> None:
         self.members: dict[int, Member] = {}
-        self.open = False
 
     def __getitem__(self, worker: int) -> Member:
         return self.members.setdefault(worker, Member())
 
-    def has_ended(self, worker: int) -> bool:
-        """Whether a worker has ended the training, and others perhaps have not."""
-        return self.open and worker in self.members and self.members[worker].ended
+    def inside(self, since: float = -inf) -> tuple[int, ...]:
+        """The workers that are in the training, and have been heard of since."""
+        return tuple(sorted(k for k, member in self.members.items() if member.inside and member.heard >= since))
 
-    def heard_since(self, time: float) -> bool:
-        """Whether somebody who is inside has been heard of."""
-        return any(member.inside and member.heard >= time for member in self.members.values())
+    def heard(self, workers: Iterable[int]) -> float:
+        """When one of these was heard of last."""
+        return max((self.members[worker].heard for worker in workers if worker in self.members), default=0.0)
 
     def enter(self, worker: int, now: float) -> Member:
-        """A worker is there; one that has ended stays outside."""
         member = self[worker]
-        member.inside, member.heard = not member.ended, now
+        member.inside, member.heard = True, now
         return member
 
-    def leave(self, worker: int, ended: bool) -> None:
-        if (member := self.members.get(worker)) is not None:
-            member.inside, member.ended = False, member.ended or ended
-            self.open = self.open and not all(other.ended for other in self.members.values())
+    def leave(self, worker: int) -> None:
+        if worker in self.members:
+            self.members[worker].inside = False
 
     def state_dict(self) -> list[list[Any]]:
         return [[worker, *member.kept] for worker, member in sorted(self.members.items())]

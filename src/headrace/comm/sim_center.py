@@ -22,7 +22,11 @@ class SimCenter:
         world.held = world.held or Held(timeout_s=inf)  # who is dead is known, and nobody else is ever silent
         self._held: Held = world.held
         self._world, self._worker = world, worker
-        self._seen = self._requests = 0
+        self._seen = self._requests = self._trainings = 0
+
+    @property
+    def underway(self) -> bool:
+        return self._held.training > self._trainings
 
     def join(
         self,
@@ -32,21 +36,25 @@ class SimCenter:
         state: Mapping[str, Any] | None = None,
         keeps: bool = False,
         said: Mapping[str, Any] | None = None,
-    ) -> Reply:
-        world, worker = self._world, self._worker
+    ) -> Reply | None:
+        world, worker, number = self._world, self._worker, self._trainings + 1
         world.centers[worker] = partial(self._held.leave, worker)
 
-        def ask(now: float) -> Reply | Wait:
-            return self._held.join(worker, now, rule, terms, weights, state, keeps, said)
+        def ask(now: float) -> Reply | Wait | None:
+            return self._held.join(worker, now, rule, terms, weights, state, keeps, said, number)
 
+        reply: Reply | Wait | None
         if keeps:  # it has been there all the time
-            while isinstance(reply := ask(world.turns.now[worker]), Wait):
+            while isinstance(reply := _own(ask(world.turns.now[worker])), Wait):
                 world.wait_to_join(worker)
+        else:
+            while isinstance(reply := self._call(ask, _size(weights) + _size(state), changes=True), Wait):
+                self.wait(reply)
+        self._trainings = number
+        if reply is None:
+            del world.centers[worker]
+        else:
             world.joined(worker)
-            return replace(reply, vectors=_own(reply.vectors))
-        while isinstance(reply := self._call(ask, _size(weights) + _size(state), changes=True), Wait):
-            self.wait()
-        world.joined(worker)
         return reply
 
     def lease(self) -> Lease | Wait | None:
@@ -63,13 +71,13 @@ class SimCenter:
     def ask_to_stop(self, why: str) -> None:
         self._call(lambda now: self._held.ask_to_stop(why), changes=True)
 
-    def wait(self) -> None:
+    def wait(self, why: Wait) -> None:
         self._world.wait_for_change(self._worker, self._seen)
 
-    def leave(self, ended: bool = False) -> None:
+    def leave(self) -> None:
         self._world.records.leaves(self._worker)
         known = self._held.status(0.0)["workers"].get(self._worker)
-        self._call(lambda now: self._held.leave(self._worker, ended), changes=bool(known and known["inside"]))
+        self._call(lambda now: self._held.leave(self._worker), changes=bool(known and known["inside"]))
         self._world.centers.pop(self._worker, None)
 
     def status(self) -> dict[str, Any]:

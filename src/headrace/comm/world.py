@@ -40,8 +40,8 @@ class World:
         self.records = Records(self)
         self.held: Any = None
         """The center, once somebody has asked for it."""
-        self.centers: dict[int, Callable[[bool], None]] = {}
-        """The workers that have joined a center, and how each leaves it; `True`: for good."""
+        self.centers: dict[int, Callable[[], None]] = {}
+        """The workers that have joined a center, and how each leaves it."""
         self.begun = list(self.turns.now)
         """When each worker began its last call of the center: where it begins once more if its world is cut there."""
         self.changes = 0
@@ -69,7 +69,7 @@ class World:
                         self._must_live(worker)
                         if worker in self.centers:
                             self.until(worker, self.turns.now[worker])
-                            self._leave(worker, for_good=True)
+                            self._leave(worker)
                         break
                     except Lost:
                         if not self._revive(worker):
@@ -116,9 +116,9 @@ class World:
     def stands(self, worker: int, step: int, doing: str) -> None:
         self._where[worker] = step, doing
 
-    def _leave(self, worker: int, for_good: bool) -> None:
+    def _leave(self, worker: int) -> None:
         """A worker ends: what it had of the center's is free."""
-        self.centers.pop(worker)(for_good)
+        self.centers.pop(worker)()
         self.changed(self.turns.now[worker])
 
     # --- time --------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class World:
         self.records.forget(worker)
         self.accounts[worker].failures += 1
         if worker in self.centers and (worker or self.timing.restart_s is not None):
-            self._leave(worker, for_good=self.timing.restart_s is None)
+            self._leave(worker)
             return
         self.lost = True
         self._where[worker] = 0, ""

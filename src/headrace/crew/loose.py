@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ..strategy.centered import Centered
     from ..trainer import Trainer
 
-FOUND, BEGUN, ENDED = "the checkpoint that worker 0 goes on from", "the training has begun", "worker 0 has ended it"
-"""What virtual workers leave on their desk."""
+FOUND = "the checkpoint that worker 0 goes on from"
+"""What worker 0 leaves on the desk of virtual workers."""
 
 
 class Loose(Crew):
@@ -72,18 +72,18 @@ class Loose(Crew):
         if self.leads:
             if self.comm.desk is not None:
                 self.comm.desk.pop(FOUND, None)
-                if self.comm.desk.pop(ENDED, False):
-                    self.comm.desk.pop(BEGUN, None)
             return make()
         return _Follower(self)
 
     def handed(self, state: State) -> State:
         self._check_kind(state)
         owns, desk = state["owns"], self.comm.desk
-        alone = self.leads and desk is not None and BEGUN in desk  # it was lost, and the others have gone on meanwhile
-        alike = len(owns) == self.comm.count and not alone
+        lost = self.leads and self.comm.center.underway  # this worker was, and the others have gone on meanwhile
+        known = {worker for worker, *_ in state["strategy"]["workers"]}  # real workers save only what is worker 0's own
+        alike = len(owns) == self.comm.count and known <= set(range(self.comm.count)) and not lost
         if self.leads and alike:
             self.comm.resume(state["world"])
+            state = state | {"strategy": _without_lost_leases(state["strategy"], owns)}
             if desk is not None:
                 desk[FOUND] = {**state, "owns": list(owns)}
         mine = owns[self.comm.shard.index]
@@ -93,7 +93,7 @@ class Loose(Crew):
             epochs = state["counters"]["epochs"]  # what is left of earlier ones has been counted
             found["source"] = state["source"] | {"cursor": state["source"]["initial"] | {"pass": epochs}}
             found["place"] = state["place"] | {"batch": 0, "ends_epoch": True}
-            return found | ({"strategy": {}} if alone else {})
+            return found
         found |= {part: mine[part] for part in ("counters", "place", "done", "complete", "rates")}
         found["source"] = state["source"] | {"cursor": mine["cursor"]}
         found["step"] = state["step"] | {"optimizers": mine["optimizers"], "updates": mine["updates"]}
@@ -117,12 +117,11 @@ class Loose(Crew):
             self.strategy.load_state_dict(replica, center, None if mine is None else mine["strategy"])
         self.strategy.said = {"facts": self._facts, "pace": self._pace} if self.leads else {}
         self.strategy.begin(replica)
+        self._leased.center = self.strategy.center
         if self.strategy.told is not None and not self.leads:
             self._follow(at, self.strategy.told, anew=mine is None)
         if mine is None:
             self._hear(at.info)
-        if self.comm.desk is not None:
-            self.comm.desk[BEGUN] = True
         self.comm.record(lambda: copy.deepcopy(self._own_state(at)))
 
     def shared(self, batch: Batch, model: nn.Module) -> Batch:
@@ -154,7 +153,7 @@ class Loose(Crew):
     def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
         if self.leads and not self._told and info.stopping:
             self._told = True
-            self.comm.center.ask_to_stop(info.stopping)
+            self.strategy.center.ask_to_stop(info.stopping)
         return due
 
     def trained(self, tally: Tally, metrics: Metrics) -> Report:
@@ -228,10 +227,8 @@ class Loose(Crew):
     def leave(self) -> None:
         if self.leads and self._asked is not None and self._asked.why and not self._told:
             self._told = True  # only now: what has been saved knows nothing of it, and goes on as if nobody had asked
-            self.comm.center.ask_to_stop(self._asked.why)
-        if self.leads and self.comm.desk is not None:
-            self.comm.desk[ENDED] = True
-        self.strategy.leave(ended=True)
+            self.strategy.center.ask_to_stop(self._asked.why)
+        self.strategy.leave()
 
     def _follow(self, at: Standing, told: Mapping[str, Any], anew: bool) -> None:
         """Does what worker 0 does; `anew`: begins where that began, rather than at a place of its own."""
@@ -284,6 +281,13 @@ class _Follower(Keeper):
 
 JOINT = ("epochs", "samples")
 """What counts what all workers do, and so the center."""
+
+
+def _without_lost_leases(center: Mapping[str, Any], owns: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """A center's state without leases that no worker knows of: they were on their way when the state was taken."""
+    known = {lease for own in owns if own for lease, *_ in (*own["cursor"]["leases"], *own["strategy"]["done"])}
+    ledger = center["ledger"]
+    return {**center, "ledger": {**ledger, "leases": [lease for lease in ledger["leases"] if lease[0] in known]}}
 
 
 def _less(numbers: Sequence[float], before: Sequence[float] | None) -> list[float]:

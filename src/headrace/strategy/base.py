@@ -70,8 +70,8 @@ class Strategy:
     def finish(self, replica: Replica) -> None:
         """The training has ended, and been saved: what this worker has not shared yet is shared."""
 
-    def leave(self, ended: bool = True) -> None:
-        """However a training ends, also by an error: this worker is no longer in it. Not `ended`: it may come back."""
+    def leave(self) -> None:
+        """However a training ends, also by an error: this worker is no longer in it."""
 
     def agreed(self, replica: Replica) -> list[Tensor]:
         """What all workers together think that `replica.tensors` should be, at this moment; nothing is changed."""

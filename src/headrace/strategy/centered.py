@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from ..arena import Replica
-from ..comm.center import Push, Reply, Rule, Terms, Vectors
-from ..errors import CheckpointError, ConfigError
+from ..comm.center import Center, Push, Reply, Rule, Terms, Vectors
+from ..comm.held import HeldCenter
+from ..errors import CheckpointError, ConfigError, WorkerError
 from ..length import Counters, Length, interval
 from .base import State, Strategy
 
 SHARES = 8
 """Leases of an epoch for each worker, and batches of a lease, where nothing else says how many."""
+OVER = "this training was over at the center before this worker joined it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,16 @@ class Centered(Strategy, ABC):
         self._given: dict[str, list[float]] = {}
         self._due = self._idle = False
         self._resumed: tuple[State | None, State | None] = (None, None)
+        self._own_center: Center | None = None
         self.said: Mapping[str, Any] = {}
         """What worker 0 tells the others when the training begins: plain values."""
         self.told: Mapping[str, Any] | None = None
         """What worker 0 has told, if the center still knows it."""
+
+    @property
+    def center(self) -> Center:
+        """Where this worker meets the others, or a center of its own once the training is over for them."""
+        return self._own_center or self.comm.center
 
     @property
     def news(self) -> News | None:
@@ -112,7 +120,10 @@ class Centered(Strategy, ABC):
         (state, own), self._resumed = self._resumed, (None, None)
         self._load(own or {})
         weights = _on_host(replica)
+        self._own_center = None
         reply = self.comm.center.join(self.rule, self._terms, weights, state, own is not None, self.said)
+        if reply is None:
+            reply = self._join_alone(weights, state)
         self.told = reply.told
         if own is None:
             self._hear(reply)
@@ -120,6 +131,22 @@ class Centered(Strategy, ABC):
             self._write(replica, reply)
         elif self._due:
             self.meet(replica)
+
+    def _join_alone(self, weights: Vectors, state: State | None) -> Reply:
+        """The training is over for all others: of it there is what a checkpoint of worker 0 knows, and no rows."""
+        if self.comm.leader and state is None:
+            raise WorkerError(
+                "worker 0 was started again while the others were in a later training, and the result of this one "
+                "is not kept. Give every fit a run= of its own: then it goes on from there."
+            )
+        assert self._terms is not None
+        self._own_center = alone = HeldCenter()
+        reply = alone.join(self.rule, self._terms, weights, state)
+        assert reply is not None
+        if state is None:
+            alone.ask_to_stop(OVER)
+            reply.stop = OVER
+        return reply
 
     def used(self, cursor: Mapping[str, Any] | None, tally: Mapping[str, Sequence[float]] | None = None) -> None:
         """Rows that the update comes from, as `Leased` says in a batch's cursor."""
@@ -145,12 +172,12 @@ class Centered(Strategy, ABC):
         if self._rows:
             self.meet(replica)
 
-    def leave(self, ended: bool = True) -> None:
-        self.comm.center.leave(ended)
+    def leave(self) -> None:
+        self.center.leave()
 
     def agreed(self, replica: Replica) -> list[Tensor]:
         """The center's weights."""
-        return replica.joined(self.comm.center.pull().vectors)
+        return replica.joined(self.center.pull().vectors)
 
     def meet(self, replica: Replica) -> None:
         """Brings what has been learnt since the last meeting, and goes on with what the center says.
@@ -159,7 +186,7 @@ class Centered(Strategy, ABC):
         """
         push = Push(self._sequence + 1, self._version, {}, self._rows, list(self._done), tally=self._tally)
         self.fill(push, _on_host(replica))
-        reply = self.comm.center.meet(push)
+        reply = self.center.meet(push)
         for name, numbers in self._tally.items() if reply.taken else ():
             _add(self._given, name, *numbers)
         self._sequence, self._version = push.sequence, reply.version
@@ -170,17 +197,17 @@ class Centered(Strategy, ABC):
 
     def hear(self) -> News:
         """What there is to hear at the center now."""
-        self._hear(self.comm.center.pull())
+        self._hear(self.center.pull())
         assert self._news is not None
         return self._news
 
     def status(self) -> dict[str, Any]:
         """What has come to the center so far, and what of it was not taken."""
-        return self.comm.center.status()
+        return self.center.status()
 
     def state_dict(self, replica: Replica) -> State:
         """The center's; worker 0 keeps it for all."""
-        return self.comm.center.state_dict() if self.comm.leader else {}
+        return self.center.state_dict() if self.comm.leader else {}
 
     def own_state(self) -> State:
         return {

@@ -88,7 +88,7 @@ class Rounds(Strategy, ABC):
         self._saved = state, own  # a training may still begin with it
         self.begin(replica)
 
-    def leave(self, ended: bool = True) -> None:
+    def leave(self) -> None:
         self._saved = None
 
     def _go_back(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:

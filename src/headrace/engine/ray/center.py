@@ -14,7 +14,7 @@ from ... import disk
 from ...checkpoint import Keep, Saver, Store
 from ...checkpoint.contents import Contents
 from ...codec import Tensors, decode, encode
-from ...comm.center import Lease, Push, Reply, Rule, Terms, Vectors, Wait
+from ...comm.center import Lease, Patience, Push, Reply, Rule, Terms, Vectors, Wait
 from ...comm.held import PAUSE_S, Held
 from ...comm.wire import pack, unpack
 from ...errors import WorkerError
@@ -51,11 +51,18 @@ class Kept:
             self._number, self._saved = found.step, state["held"]["version"]
             self._held.load_state_dict(state["held"])
             self._held.stop, self._held.said, self._lives = state["stop"], state["said"], state["lives"]
+            for worker in state["inside"]:
+                self._held.enter(worker, _now())
 
-    def call(self, worker: int, life: int, rule: Rule | None, name: str, *said: Any) -> Any:
+    def call(self, worker: int, life: int, training: int, rule: Rule | None, name: str, *said: Any) -> Any:
         """What a worker says; a life of it that has been given up says nothing any more."""
         if life < self._lives.get(worker, 0):
             raise WorkerError(f"worker {worker} was given up, and another process has taken its place.")
+        if name in ("lease", "meet", "pull") and training < self._held.training:
+            raise WorkerError(
+                f"worker {worker} is in training {training}, and the center, which has been lost meanwhile, has begun "
+                f"training {self._held.training} without it."
+            )
         self._lives[worker] = life
         if self._held.rule is None:
             self._held.rule = rule  # it is not saved: every worker brings it along
@@ -73,7 +80,7 @@ class Kept:
         reply = self._held.join(worker, _now(), rule, terms, **brought)
         if self._held.weights is not before:  # a training begins
             self._save(at_once=True)
-        return reply if isinstance(reply, Wait) else _sent(reply)
+        return _sent(reply) if isinstance(reply, Reply) else reply
 
     def _lease(self, worker: int, number: int) -> Lease | Wait | None:
         found = self._held.lease(worker, _now(), number)
@@ -93,9 +100,9 @@ class Kept:
         self._held.ask_to_stop(why)
         self._save(at_once=True)
 
-    def _leave(self, worker: int, ended: bool) -> None:
-        self._save_changes(at_once=True)
-        self._held.leave(worker, ended)
+    def _leave(self, worker: int) -> None:
+        self._held.leave(worker)
+        self._save(at_once=True)
 
     def _status(self, worker: int) -> dict[str, Any]:
         return self._held.status(_now())
@@ -119,7 +126,13 @@ class Kept:
             return
         tensors: Tensors = {}
         held = self._held
-        state = {"held": held.state_dict(), "stop": held.stop, "said": held.said, "lives": dict(self._lives)}
+        state = {
+            "held": held.state_dict(),
+            "stop": held.stop,
+            "said": held.said,
+            "inside": list(held.inside),
+            "lives": dict(self._lives),
+        }
         documents = {_STATE: encode(state, tensors, "state")}
         self._saver.wait()  # a save that has failed is told here
         self._number += 1
@@ -149,10 +162,13 @@ class RayCenter:
     def __init__(self, actor: Any, worker: int, life: int, timeout_s: float) -> None:
         self._actor, self._worker, self._life, self._timeout_s = actor, worker, life, timeout_s
         self._rule: Rule | None = None
-        self._requests = 0
-        self.fails = False
-        """Whether this life of the worker is about to end by an error: it may have another one."""
+        self._patience = Patience(worker, timeout_s)
+        self._requests = self._trainings = 0
         keep_freed_memory()
+
+    @property
+    def underway(self) -> bool:
+        return bool(self.status()["training"] > self._trainings)
 
     def join(
         self,
@@ -162,7 +178,7 @@ class RayCenter:
         state: Mapping[str, Any] | None = None,
         keeps: bool = False,
         said: Mapping[str, Any] | None = None,
-    ) -> Reply:
+    ) -> Reply | None:
         keeps = keeps and self._life == 0  # what began anew has lost what it knew of its last pushes
         brought = {
             "terms": asdict(terms),
@@ -170,12 +186,13 @@ class RayCenter:
             "state": state and dict(state),
             "keeps": keeps,
             "said": said and dict(said),
+            "training": self._trainings + 1,
         }
         message, self._rule = pack(brought).numpy(), None
         while isinstance(reply := self._call("join", message, rule), Wait):
-            self.wait()
-        self._rule = rule
-        return _received(reply)
+            self.wait(reply)
+        self._rule, self._trainings = rule, self._trainings + 1
+        return reply and _received(reply)
 
     def lease(self) -> Lease | Wait | None:
         self._requests += 1
@@ -191,11 +208,12 @@ class RayCenter:
     def ask_to_stop(self, why: str) -> None:
         self._call("ask_to_stop", why)
 
-    def wait(self) -> None:
+    def wait(self, why: Wait) -> None:
+        self._patience.check(why)
         time.sleep(PAUSE_S)
 
-    def leave(self, ended: bool = False) -> None:
-        self._call("leave", ended and not self.fails)
+    def leave(self) -> None:
+        self._call("leave")
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self._call("status")
@@ -211,7 +229,7 @@ class RayCenter:
     def _call(self, name: str, *said: Any) -> Any:
         end = time.monotonic() + self._timeout_s
         while True:
-            call = self._actor.call.remote(self._worker, self._life, self._rule, name, *said)
+            call = self._actor.call.remote(self._worker, self._life, self._trainings, self._rule, name, *said)
             try:
                 return ray.get(call, timeout=max(0.0, end - time.monotonic()))
             except RayTaskError as error:

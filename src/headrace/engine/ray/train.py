@@ -77,7 +77,7 @@ def _loop(parcel: Parcel, workers: int, others: Any, timeout_s: float) -> Outcom
     os.environ["HEADRACE_TIMEOUT_S"] = str(timeout_s)
     try:
         own = get_context().get_world_rank()
-        return carry_out(parcel, own, workers, (lambda: InStep.among(others)) if workers > 1 else Null)
+        return carry_out(parcel, own, workers, lambda: InStep.among(others) if workers > 1 else Null(timeout_s))
     except NeedsCenter:
         return None
 

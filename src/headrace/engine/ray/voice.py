@@ -145,9 +145,6 @@ class Apart(Comm):
     def at(self, step: int, doing: str) -> None:
         self._pulse.step, self._pulse.doing = step, doing
 
-    def tell(self, error: BaseException) -> None:
-        self._center.fails = True
-
     def close(self) -> None:
         self._pulse.end()
 
