@@ -80,6 +80,39 @@ def test_all_workers_go_on_with_the_rates_of_worker_0(tmp_path: Path) -> None:
         assert found[0]["epoch"] == 2
 
 
+@pytest.mark.parametrize("step", [1, 8, 14])
+def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
+    """Also of a worker that was saved while it met the center."""
+    network = Network(**EVEN | {"latency": "1 ms", "speeds": {1: 0.6}})
+
+    def main(run: str | None, stop: int | None) -> list[float]:
+        trainer = trainer_of(hr.WarmupCosine(0.2))
+        x = torch.arange(float(ROWS))[:, None] / ROWS
+        for info in trainer.steps((x, 2 * x), epochs=2, run=run, progress=False, checkpoint_every="1 step"):
+            if here().leader and info.step == stop:
+                raise KeyError("stopped")
+        return [float(parameter.detach()) for parameter in trainer.model.parameters()]
+
+    with pytest.raises(KeyError, match="stopped"):
+        hr.launch(main, str(tmp_path / "run"), step, workers=2, network=network)
+    weights = hr.launch(main, str(tmp_path / "run"), None, workers=2, network=network)
+    assert weights == hr.launch(main, None, None, workers=2, network=network)
+
+
+def test_what_counts_rows_counts_those_of_all_workers() -> None:
+    timer, rates = hr.Timer(), hr.LearningRateMonitor("24 samples")
+
+    def main(*callbacks: hr.Callback) -> list[dict[str, Any]]:
+        trainer = trainer_of()
+        x = torch.arange(float(ROWS))[:, None] / ROWS
+        trainer.fit((x, 2 * x), epochs=2, progress=False, callbacks=callbacks)
+        return list(trainer.history.rows)
+
+    rows = hr.launch(main, timer, rates, workers=2, network=Network(**EVEN))
+    assert [row["epoch"] for row in rows if "time/rows_per_s" in row] == [1, 2]
+    assert sum("rate/0" in row for row in rows) >= 2 * ROWS // 24 - 1
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_worker_0_brings_the_checkpoint_though_others_come_before_it(workers: int, tmp_path: Path) -> None:
     run = str(tmp_path / "run")

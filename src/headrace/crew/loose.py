@@ -122,6 +122,8 @@ class Loose(Crew):
             self._follow(at, self.strategy.told, anew=mine is None)
         if mine is None:
             self._hear(at.info)
+        elif mine["strategy"]["due"]:  # it was at the center when it was saved, and has been there again
+            self._hear_rows(at, at.info.samples)
         self.comm.record(lambda: copy.deepcopy(self._own_state(at)))
 
     def shared(self, batch: Batch, model: nn.Module) -> Batch:
@@ -147,8 +149,7 @@ class Loose(Crew):
         terms = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
         self.strategy.used(batch.cursor, {n: [t.coefficient, float(t.sum), float(t.weight)] for n, t in terms.items()})
         self.strategy.after(at.replica(), info.counters, batch.rows, batch.total, info.ends_epoch)
-        self._hear(info)
-        at.rows = info.samples - before
+        self._hear_rows(at, before)
 
     def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
         if self.leads and not self._told and info.stopping:
@@ -253,6 +254,11 @@ class Loose(Crew):
             "pace": self._pace,
             "pulled": self._pulled is not None,
         }
+
+    def _hear_rows(self, at: Standing, before: int) -> None:
+        """An update counts as many rows as the center has learnt from since."""
+        self._hear(at.info)
+        at.rows = at.info.rows = at.info.samples - before
 
     def _hear(self, info: Info) -> None:
         news = self.strategy.news
