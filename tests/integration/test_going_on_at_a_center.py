@@ -80,23 +80,41 @@ def test_all_workers_go_on_with_the_rates_of_worker_0(tmp_path: Path) -> None:
         assert found[0]["epoch"] == 2
 
 
-@pytest.mark.parametrize("step", [1, 8, 14])
-def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
-    """Also of a worker that was saved while it met the center."""
+def stopped_and_resumed(step: int | None, run: str | None, schedule: Any, strategy: Callable[[], hr.Strategy]) -> Any:
+    """The weights of two workers, of which worker 0 fails after a step, and all go on; `None`: nobody fails."""
     network = Network(**EVEN | {"latency": "1 ms", "speeds": {1: 0.6}})
 
-    def main(run: str | None, stop: int | None) -> list[float]:
-        trainer = trainer_of(hr.WarmupCosine(0.2))
+    def main(stop: int | None) -> list[float]:
+        trainer = trainer_of(schedule, strategy)
         x = torch.arange(float(ROWS))[:, None] / ROWS
         for info in trainer.steps((x, 2 * x), epochs=2, run=run, progress=False, checkpoint_every="1 step"):
             if here().leader and info.step == stop:
                 raise KeyError("stopped")
         return [float(parameter.detach()) for parameter in trainer.model.parameters()]
 
-    with pytest.raises(KeyError, match="stopped"):
-        hr.launch(main, str(tmp_path / "run"), step, workers=2, network=network)
-    weights = hr.launch(main, str(tmp_path / "run"), None, workers=2, network=network)
-    assert weights == hr.launch(main, None, None, workers=2, network=network)
+    if step is not None:
+        with pytest.raises(KeyError, match="stopped"):
+            hr.launch(main, step, workers=2, network=network)
+    return hr.launch(main, None, workers=2, network=network)
+
+
+@pytest.mark.parametrize("step", [1, 8, 14])
+def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
+    """Also of a worker that was saved while it met the center."""
+    schedule, strategy = hr.WarmupCosine(0.2), lambda: hr.Elastic("1 step")
+    found = stopped_and_resumed(step, str(tmp_path / "run"), schedule, strategy)
+    assert found == stopped_and_resumed(None, None, schedule, strategy)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_rows_that_were_given_to_a_worker_and_not_read_before_the_save_are_read_after_it(
+    step: int, tmp_path: Path
+) -> None:
+    def strategy() -> hr.Strategy:
+        return hr.Elastic("1 epoch", lease=BATCH)
+
+    found = stopped_and_resumed(step, str(tmp_path / "run"), None, strategy)
+    assert found == stopped_and_resumed(None, None, None, strategy)
 
 
 def test_what_counts_rows_counts_those_of_all_workers() -> None:

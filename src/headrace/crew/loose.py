@@ -246,7 +246,7 @@ class Loose(Crew):
             "done": sorted(at.done),
             "complete": at.complete,
             "rates": at.rates.state_dict(),
-            "cursor": at.cursor,
+            "cursor": self._leased.after(at.cursor),
             "exhausted": self._leased.exhausted,
             "optimizers": at.optimizers(),
             "updates": at.info.step,
