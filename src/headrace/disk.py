@@ -156,6 +156,12 @@ def make_dirs(path: Path) -> None:
     sync_dir(path.parent)
 
 
+def refuse_link(path: Path) -> None:
+    """Raises where there is a link in place of a directory of a run."""
+    if path.is_symlink():
+        raise RunError(f"{path} is a link, which a run does not follow. Link the whole run instead.")
+
+
 def failure(error: OSError, what: str, path: Path, needed: int) -> RunError:
     """An operation that failed, with the room that there was."""
     try:

@@ -49,7 +49,7 @@ def export(
         need_onnx()
     if recipe is None or to == "safetensors":
         contents = saved_weights(run, which)
-        step, write = contents.step, partial(_write_weights, contents.tensors[MODEL])
+        step, write = contents.step, partial(_write_weights, contents.tensors_of(MODEL))
     else:
         made = load_recipe(recipe, arguments)
         step = load_weights(made.trainer.model, run, which=which)
@@ -57,6 +57,7 @@ def export(
     beside = out.with_name(f".{out.stem}.new{out.suffix}")
     try:
         disk.make_dirs(out.absolute().parent)
+        beside.unlink(missing_ok=True)  # it may be a link to somewhere else
         write(beside)
         disk.replace(beside, out)
     except OSError as error:

@@ -1,5 +1,6 @@
 """What makes a training survive: its state goes into a run and comes back. A training without a run keeps nothing."""
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from . import codec, config
 from .arena import plain_name
 from .checkpoint import Contents, Keep, Saver, Store, Texts
 from .checkpoint.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, rank_files
+from .checkpoint.parts import PARTS, check_part
+from .checkpoint.shape import DICT, check
 from .disk import failure
 from .errors import CheckpointError, ConfigError, CorruptError, RunError, unknown
 from .info import Best, Info
@@ -27,9 +30,6 @@ State = dict[str, Any]
 _FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_files(0)}
 """The files of the parts of the state, plain values and tensors, that are not the trainer's own. "worker 1" and so on
 are in files of their own."""
-_PARTS = {"model", "extra", "step", "modules", "counters", "place", "done", "rates", "callbacks", "best", "marks"}
-_PARTS |= {"complete", "config", "limits", "worker", "source", "history", "frozen", "noted", "shares"}
-"""The parts that every checkpoint has; "strategy" and "round" are those of several workers."""
 _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
 
@@ -144,8 +144,8 @@ class RunKeeper(Keeper):
                 raise RunError(f"resume='must', and {self.path} has no checkpoint. Use resume='auto' to start it.")
             self._run.refuse_without_checkpoints()
             return None
-        check_model(contents.tensors.get(MODEL, {}), model.state_dict())
         state = decode(contents)
+        check_model(state["model"], model.state_dict())
         state["forced"], state["saved"] = self._override, contents.step
         state["overridden"] = self._check_settings(state["config"], settings, state["limits"], limits)
         self._rows_until = contents.step - ("row" not in state["done"])
@@ -209,7 +209,7 @@ class RunKeeper(Keeper):
                 f"the model stays as it is after the last step, not as it was at its best: {error}", stacklevel=2
             )
             return
-        load_model(model, contents.tensors[MODEL], strict=False)
+        load_model(model, contents.tensors_of(MODEL), strict=False)
 
     def end(self, why: str) -> None:
         self._saver.wait()
@@ -244,9 +244,9 @@ class RunKeeper(Keeper):
         """The steps that a checkpoint wants to be kept; none where it cannot be read. One has been `read` already."""
         try:
             found = read if step == read.step else self._store.load(step, lambda name: name == TRAINER)
-            marks = found.documents[TRAINER]["marks"]
-            return [int(kept) for mark in codec.decode(marks, {}).values() for kept in mark["keep"]]
-        except (CheckpointError, KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            marks = codec.decode(found.document(TRAINER).get("marks"), {})
+            return [kept for mark in check(marks, PARTS["marks"], "marks").values() for kept in mark["keep"]]
+        except CheckpointError:
             return []
 
     def _check_settings(
@@ -301,7 +301,11 @@ def encode(step: int, state: Mapping[str, Any]) -> Contents:
 def _files(part: str) -> tuple[str, str]:
     """Where a part of the state is kept: its document, and its tensors."""
     kind, _, number = part.partition(" ")
-    return rank_files(int(number)) if kind == "worker" and number else _FILES.get(part, (TRAINER, TRAINER_TENSORS))
+    return (
+        rank_files(int(number))
+        if kind == "worker" and re.fullmatch(r"\d{1,9}", number)
+        else _FILES.get(part, (TRAINER, TRAINER_TENSORS))
+    )
 
 
 def _fill(
@@ -324,16 +328,15 @@ def _fill(
 
 
 def decode(contents: Contents) -> State:
-    """What `encode` was given."""
-    state: State = {"model": contents.tensors.get(MODEL, {})}
+    """What `encode` was given; anything else that a checkpoint may hold is an error."""
+    state: State = {"model": contents.tensors_of(MODEL)}
     for name, document in contents.documents.items():
-        if not isinstance(document, dict):
-            raise CorruptError(f"{name} holds a {type(document).__name__}, not parts of a state.")
-        for part, value in document.items():
-            file = _files(part)[1]
-            state[part] = codec.decode(value, contents.tensors.get(file, {}))
-    if missing := _PARTS - state.keys():
+        for part, value in check(document, DICT, contents.where(name)).items():
+            state[part] = codec.decode(value, contents.tensors.get(_files(part)[1], {}))
+    if missing := PARTS.keys() - state.keys():
         raise CorruptError(f"the checkpoint of step {contents.step} lacks {', '.join(sorted(missing))}.")
+    for part, value in state.items():
+        check_part(part, value, contents.where(_files(part)[0], part))
     state["owns"] = [state.pop("worker")]
     while (part := f"worker {len(state['owns'])}") in state:
         state["owns"].append(state.pop(part))

@@ -150,7 +150,8 @@ class Loop:
             if not info.alone:
                 self._due |= self._crew.decide(info, self._asked, False, True)
             if state["rng"] is not None:
-                rng.restore(state["rng"], trainer.device)
+                with _readable():
+                    rng.restore(state["rng"], trainer.device)
             info.look_at_limits()
             if info.step:
                 self._boundary()
@@ -364,7 +365,7 @@ def _readable() -> Iterator[None]:
         yield
     except HeadraceError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
         raise CorruptError(

@@ -170,10 +170,7 @@ class Run:
         """The run's id: read, or made for a directory that holds nothing yet."""
         _refuse_others(self.path)
         for name in (CHECKPOINTS, BEST):
-            if (self.path / name).is_symlink():
-                raise RunError(
-                    f"{self.path / name} is a link, which a run does not follow. Link the whole run instead."
-                )
+            disk.refuse_link(self.path / name)
         if (self.path / RUN).exists():
             return run_id(self.path)
         facts = {

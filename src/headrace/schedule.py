@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from .checkpoint.shape import check, like, maybe
 from .config import plain
 from .errors import CheckpointError, ConfigError
 from .history import History
@@ -249,7 +250,11 @@ class _ByTorch:
                     f"the schedule was made for {saved['total']} steps, and there are to be {self._total}: torch's "
                     "schedulers do not stretch. Use a function of the progress (hr.WarmupCosine), or another run."
                 )
-            scheduler.load_state_dict(_as_counters(saved["state"], scheduler.state_dict()))
+            now = scheduler.state_dict()
+            found = _as_counters(saved["state"], now)
+            if type(scheduler).__module__.startswith("torch.optim."):  # what another one keeps may change its kind
+                check(found, {key: maybe(like(value)) for key, value in now.items()}, f"the saved {saved['kind']}")
+            scheduler.load_state_dict(found)
             self._waits = bool(saved.get("waits", False))
 
     def _is_alike(self, optimizer: Optimizer, total: int | None) -> bool:

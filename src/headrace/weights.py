@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .arena import plain_name
 from .checkpoint import Contents, Store
 from .checkpoint.contents import MODEL, TRAINER
+from .checkpoint.shape import COUNT, check, maybe
 from .errors import CheckpointError, RunError
 from .run import CHECKPOINTS, run_id
 
@@ -20,7 +21,7 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best"
     shapes.
     """
     contents = saved_weights(Path(run), which)
-    saved = contents.tensors[MODEL]
+    saved = contents.tensors_of(MODEL)
     if strict:
         check_model(saved, model.state_dict())
     else:
@@ -44,15 +45,23 @@ def saved_weights(run: Path, which: str | int) -> Contents:
     last = store.newest(_weights_only)
     if last is None:
         raise RunError(f"{run} has no checkpoint.")
-    best = last.documents[TRAINER].get("best")
     if which == "last":
         return last
+    best = best_of(last)
     if best is None:
         raise CheckpointError(
             f"{run} has no best checkpoint: nothing told good from bad. Train with EarlyStopping or BestModel, "
             "or load which='last'."
         )
-    return store.load(int(best["step"]), _weights_only)
+    return store.load(best["step"], _weights_only)
+
+
+def best_of(last: Contents) -> dict[str, Any] | None:
+    """The best step, as the last checkpoint knows it; `None` where nothing told good from bad."""
+    found: dict[str, Any] | None = check(
+        last.document(TRAINER).get("best"), maybe({"step": COUNT}), last.where(TRAINER, "best")
+    )
+    return found
 
 
 def check_model(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:

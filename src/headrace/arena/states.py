@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..errors import CheckpointError
+from .trial import check_by_trial
 
 _BY_VALUE = (float, int, bool, str, type(None))
 Named = Mapping[nn.Parameter, str]
@@ -51,6 +52,7 @@ def check_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], ke
         listed = [f"no longer in it: {sorted(before - now)[:5]}"] if before - now else []
         listed += [f"new in it: {sorted(now - before)[:5]}"] if now - before else []
         raise CheckpointError(f"{what} has other parameters: {'; '.join(listed) or 'its groups differ'}.")
+    check_by_trial(optimizer, names, saved, what)
 
 
 def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], *, settings: bool = True) -> None:

@@ -153,7 +153,8 @@ class EarlyStopping(BestModel):
         super().load_state_dict(state)
         if not self.is_about(state):
             return
-        self.waited, self._reference = int(state["waited"]), state["reference"]
+        reference = state["reference"]
+        self.waited, self._reference = int(state["waited"]), None if reference is None else float(reference)
 
     def _stop_if_due(self, info: Info) -> None:
         if self.waited >= self.patience:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import disk
 from ..errors import ConfigError
 from .base import Callback
 from .tracker import Place
@@ -78,7 +79,9 @@ class Profile(Callback):
     def _write(self, profiler: Any) -> None:
         if self._left >= self.steps:  # it ended before it began
             return
-        profiler.export_chrome_trace(str(self._folder / "trace.json"))
+        trace = self._folder / "trace.json"
+        trace.unlink(missing_ok=True)  # it may be a link to somewhere else
+        profiler.export_chrome_trace(str(trace))
         by = "self_cuda_time_total" if any("CUDA" in str(a) for a in profiler.activities) else "self_cpu_time_total"
         table = profiler.key_averages().table(sort_by=by, row_limit=50)
-        (self._folder / "table.txt").write_text(table)
+        disk.write_file(self._folder / "table.txt", table.encode())

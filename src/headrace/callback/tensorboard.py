@@ -114,11 +114,15 @@ def _points(row: Row) -> list[Point]:
 
 def _common(path: Path, points: Sequence[Point]) -> tuple[int, int]:
     """How many bytes of a file tell of nothing but these points, and of how many of them, from the first on."""
+    from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
     end = known = 0
     for data in _read(path):
-        event = Event.FromString(data)
+        try:
+            event = Event.FromString(data)
+        except DecodeError:  # nobody who writes events has written that
+            break
         count = len(event.summary.value)
         if count and data != _event(event.wall_time, points[known : known + count]):
             break

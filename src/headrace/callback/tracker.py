@@ -53,6 +53,8 @@ class Place:
             )
         path = Path(self._path) if self._path is not None else Path(str(info.run)) / self._name
         path = path.absolute()
+        if self._path is None:
+            disk.refuse_link(path)
         with self.usable(path):
             if not path.parent.is_dir():
                 disk.make_dirs(path.parent)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, CorruptError
+from .shape import DICT, check
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
@@ -56,6 +57,21 @@ class Contents:
     def workers(self) -> int:
         """How many workers have something of their own here; at least one."""
         return max(1, sum(bool(_OF_WORKER.fullmatch(name)) for name in self.documents))
+
+    def where(self, file: str, part: str = "") -> str:
+        """A file of this checkpoint, and a part of it, for messages."""
+        return f"the checkpoint of step {self.step}, {file}" + (f": {part}" if part else "")
+
+    def document(self, file: str) -> dict[str, Any]:
+        """A document that has to be there, as a dict."""
+        found: dict[str, Any] = check(self.documents.get(file), DICT, self.where(file))
+        return found
+
+    def tensors_of(self, file: str) -> dict[str, Tensor]:
+        """The tensors of a file that has to be there."""
+        if file not in self.tensors:
+            raise CorruptError(f"{self.where(file)} is missing.")
+        return self.tensors[file]
 
     def files(self) -> Iterator[tuple[str, Iterator[bytes | memoryview]]]:
         """Every file and its bytes, piece by piece."""

@@ -55,9 +55,10 @@ def has_best(run: Path) -> bool:
     from ..checkpoint import Store
     from ..checkpoint.contents import TRAINER
     from ..run import CHECKPOINTS, run_id
+    from ..weights import best_of
 
     newest = Store(run / CHECKPOINTS, run_id(run)).newest(lambda name: name == TRAINER)
-    return newest is not None and newest.documents[TRAINER].get("best") is not None
+    return newest is not None and best_of(newest) is not None
 
 
 def check_run(run: Path) -> None:

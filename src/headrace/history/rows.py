@@ -64,7 +64,8 @@ def read_row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
-    return _decoded(row) if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    counted = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return _decoded(row) if counted and all(isinstance(row.get(key, 0), int | float) for key in COUNTERS) else None
 
 
 def encoded(value: Any) -> Any:

@@ -32,7 +32,9 @@ def set_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> No
         metric.load_state_dict(dict(state))
         return
     for name, value in state["values"].items():
-        setattr(metric, name, _moved(value, device))
+        if not _is_like(value, metric._defaults[name]):
+            raise TypeError(f"{name!r} of {type(metric).__name__} is a {type(value).__name__}")
+        setattr(metric, name, _moved(copy.copy(value), device))
     metric._update_count, metric._computed = state["updates"], None
 
 
@@ -64,6 +66,13 @@ def _is_torchmetrics(metric: Any) -> bool:
     metric = metric.metric if isinstance(metric, Derived) else metric
     return any(
         kind.__module__.startswith("torchmetrics.") and kind.__name__ == "Metric" for kind in type(metric).__mro__
+    )
+
+
+def _is_like(value: Any, begun: Any) -> bool:
+    """Whether a value may have become of what a metric has begun with: a tensor of one, or a list of such of a list."""
+    return isinstance(value, Tensor) or (
+        isinstance(begun, list) and isinstance(value, list) and all(isinstance(item, Tensor) for item in value)
     )
 
 

@@ -27,6 +27,8 @@ def write(run: str | Path, out: str | Path | None = None, pictures: bool = False
     if where.is_dir() or not where.absolute().parent.is_dir():
         raise RunError(f"the report cannot be written to {where}: name a file in a directory that is there.")
     text = page(found).encode(errors="replace")
+    if pictures:
+        disk.refuse_link(found.path / PICTURES)
     try:
         disk.write_file(where, text)
         if pictures:
