@@ -34,6 +34,7 @@ SETTINGS = (
 """The arguments of a trainer that a run is resumed with."""
 OF_THE_MOMENT = ("comm", "started")
 """What a strategy holds that is no setting."""
+_STARTED = "__mp_main__"  # what multiprocessing calls the script in a process that it has started
 LONGEST = 64  # elements of a tensor that are written out
 Config = dict[str, Any]
 
@@ -84,7 +85,7 @@ def plain(value: Any, depth: int = 4) -> Any:
     if isinstance(value, Length | torch.dtype | torch.device | Enum):
         return str(value)
     if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
-        return f"{value.__module__}.{value.__qualname__}{_digest(value)}"
+        return _as_script(f"{value.__module__}.{value.__qualname__}{_digest(value)}")
     held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
     return {"kind": type(value).__name__, **{name: plain(item, depth - 1) for name, item in held.items()}}
 
@@ -100,7 +101,7 @@ def differences(
             before, after = dict(enumerate(before)), dict(enumerate(after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{name}.", between)
-        elif before != after:
+        elif _as_script(before) != _as_script(after):
             found.append(f"{name}: {before!r} {between[0]}, {after!r} {between[1]}")
     return found
 
@@ -115,6 +116,11 @@ def shrunk(saved: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
         elif after < before:
             found.append(f"limit in {unit}: {before:g} in the run, only {after:g} now")
     return found
+
+
+def _as_script(value: Any) -> Any:
+    """A name in the script at hand, which is imported under another name by the processes that it starts."""
+    return "__main__" + value[len(_STARTED) :] if isinstance(value, str) and value.startswith(f"{_STARTED}.") else value
 
 
 def _digest(function: Any) -> str:

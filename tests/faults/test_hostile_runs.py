@@ -97,9 +97,9 @@ def document(run: Path, name: str) -> Any:
 def command(*arguments: str) -> None:
     from headrace.cli import main
 
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        with contextlib.suppress(SystemExit):
-            main(list(arguments))
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
+        main(list(arguments))
 
 
 def uses(kind: str, run: Path) -> dict[str, Callable[[], Any]]:

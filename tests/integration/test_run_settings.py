@@ -236,3 +236,29 @@ def test_another_batch_size_goes_on_at_the_row_where_it_was(tmp_path: Path) -> N
         assert info.outcome is not None
         seen += [part.rows for _, part in info.outcome.outputs]
     assert (seen, info.samples) == ([5, 3], ROWS)
+
+
+# --- functions of a script ----------------------------------------------------------------------------------
+
+
+def half(progress: float) -> float:
+    return 0.5
+
+
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize("names", [("__main__", "__mp_main__"), ("__mp_main__", "__main__")])
+def test_a_script_s_functions_are_the_same_in_the_processes_that_it_starts(
+    names: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They import it under another name."""
+    data = {"x": X, "y": Y}
+    for epochs, name in enumerate(names, 1):
+        for function in (half, cross_entropy):
+            monkeypatch.setattr(function, "__module__", name)
+        make(lambda: cross_entropy, schedule=half).fit(data, epochs=epochs, run=tmp_path / "run", progress=False)
+    monkeypatch.setattr(half, "__qualname__", "another")
+    with pytest.raises(hr.CheckpointError, match="schedule: '__main__.half' in the run, '__main__.another' now"):
+        make(lambda: cross_entropy, schedule=half).fit(data, epochs=3, run=tmp_path / "run", progress=False)
