@@ -108,9 +108,25 @@ def leaves() -> None:
     os._exit(0)
 
 
+def leaves_badly() -> None:
+    os._exit(7)
+
+
 WAYS = {
     way.__name__: way
-    for way in (nothing, raises, raises_ours, raises_once, is_killed, is_stopped, hangs, hangs_deaf, exits, leaves)
+    for way in (
+        nothing,
+        raises,
+        raises_ours,
+        raises_once,
+        is_killed,
+        is_stopped,
+        hangs,
+        hangs_deaf,
+        exits,
+        leaves,
+        leaves_badly,
+    )
 }
 
 # --- the process that starts them --------------------------------------------------------------------------
@@ -293,8 +309,9 @@ def test_an_error_of_our_own_keeps_its_class_and_is_not_tried_again(tmp_path: Pa
     [
         ("is_killed", r"worker 1 was lost at step [45].*: it was killed \(SIGKILL\), as the system does when"),
         ("leaves", r"worker 1 ended with exit status 0 at step [45].*, and did not say why\."),
+        ("leaves_badly", r"worker 1 ended with exit status 7 at step [45].*, and did not say why\."),
     ],
-    ids=["killed", "leaves"],
+    ids=["killed", "leaves", "leaves badly"],
 )
 def test_a_lost_worker_is_named_and_all_end(tmp_path: Path, how: str, said: str) -> None:
     with launched(tmp_path, how) as child:
@@ -362,7 +379,7 @@ def test_a_value_that_cannot_be_sent_back_is_said_to_be_so(tmp_path: Path) -> No
 def listens(at: str, how: str) -> None:
     """Counts what it hears before it ends."""
     heard: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _: heard.append(number))
     comm = here()
     comm.all_reduce(torch.ones(1))
@@ -379,7 +396,12 @@ def listens(at: str, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "what"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "SystemExit: 143")]
+    ("number", "what"),
+    [
+        (signal.SIGINT, "KeyboardInterrupt"),
+        (signal.SIGTERM, "SystemExit: 143"),
+        (signal.SIGUSR1, "SystemExit: 143"),
+    ],
 )
 def test_a_signal_is_passed_on_once_and_workers_end_by_themselves(tmp_path: Path, number: int, what: str) -> None:
     with launched(tmp_path, "", main="listens") as child:

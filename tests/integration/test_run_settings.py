@@ -260,5 +260,5 @@ def test_a_script_s_functions_are_the_same_in_the_processes_that_it_starts(
             monkeypatch.setattr(function, "__module__", name)
         make(lambda: cross_entropy, schedule=half).fit(data, epochs=epochs, run=tmp_path / "run", progress=False)
     monkeypatch.setattr(half, "__qualname__", "another")
-    with pytest.raises(hr.CheckpointError, match="schedule: '__main__.half' in the run, '__main__.another' now"):
+    with pytest.raises(hr.CheckpointError, match=r"schedule: '__main__\.half' in the run, '__main__\.another' now"):
         make(lambda: cross_entropy, schedule=half).fit(data, epochs=3, run=tmp_path / "run", progress=False)

@@ -274,7 +274,17 @@ def read_place(store: Store, worker: int, count: int) -> str:
     return _place(hearts[worker], max(heart.met for heart in hearts.values()))
 
 
-def write_told(store: Store, error: BaseException, worker: int) -> None:
+def write_exit(store: Store, worker: int) -> None:
+    """A worker is about to end by exit(), or because it was asked to: its exit status is its own."""
+    store.set(_exit(worker), "")
+
+
+def wrote_exit(store: Store, worker: int) -> bool:
+    """Whether a worker has ended so; another one has left without a word, whatever its exit status."""
+    return bool(store.check([_exit(worker)]))
+
+
+def write_told(store: Store, worker: int, error: BaseException) -> None:
     """As `Beats.tell`, for a worker whose heart does not beat."""
     told = Told.of(error, worker, _read_heart(store, worker).step)
     store.compare_set(_TOLD, "", json.dumps(asdict(told)))
@@ -292,6 +302,10 @@ def _place(heart: Heart, met: int) -> str:
 
 def _key(worker: int) -> str:
     return f"heart/{worker}"
+
+
+def _exit(worker: int) -> str:
+    return f"exit/{worker}"
 
 
 def _end(why: str) -> None:

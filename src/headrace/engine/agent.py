@@ -9,7 +9,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from .. import errors
-from ..comm.beats import Told, read_place, read_told
+from ..comm.beats import Told, read_place, read_told, wrote_exit
 from ..comm.store import attempt_of, connect
 from ..errors import HeadraceError, OutOfMemoryError, RunError, WorkerError
 from .worker import FAILED, HELD
@@ -88,12 +88,13 @@ class Agent(LocalElasticAgent):
 
     def _cause(self, group: WorkerGroup, ended: dict[int, int]) -> BaseException:
         """The first error of any worker, rather than what has become of the others then."""
-        told, places = None, dict[int, str]()
+        told, places, left = None, dict[int, str](), set(ended)
         try:
             store = attempt_of(connect(*_address_of(group), _READING_S), self._attempt(group))
             told = read_told(store)
             count = group.workers[0].world_size
             places = {rank: f" at {place}" for rank in ended if (place := read_place(store, rank, count))}
+            left = {rank for rank in ended if wrote_exit(store, rank)}
         except RuntimeError:  # the node that keeps it is gone
             pass
         if told is not None and told.kind != WorkerError.__name__:
@@ -101,19 +102,15 @@ class Agent(LocalElasticAgent):
         for rank, status in ended.items():
             if status < 0:
                 return WorkerError(f"worker {rank} was lost{places.get(rank, '')}: {_signal(-status)}.")
-        for status in ended.values():
-            if status == 128 + signal.SIGINT:
-                return KeyboardInterrupt()
-            if status not in (0, FAILED):
-                return SystemExit(status)
-        if told is not None:
-            return _error(told)
+        for rank in left & {rank for rank, status in ended.items() if status not in (0, FAILED)}:
+            return KeyboardInterrupt() if ended[rank] == 128 + signal.SIGINT else SystemExit(ended[rank])
         for rank, status in ended.items():
-            return WorkerError(
-                f"worker {rank} ended with exit status {status}{places.get(rank, '')}, and did not say why. "
-                "What it has printed may tell."
-            )
-        return WorkerError("the workers of this node could not be watched any more.")
+            if told is None or status != FAILED:
+                return WorkerError(
+                    f"worker {rank} ended with exit status {status}{places.get(rank, '')}, and did not say why. "
+                    "What it has printed may tell."
+                )
+        return WorkerError("the workers of this node could not be watched any more.") if told is None else _error(told)
 
 
 def _address_of(group: WorkerGroup) -> tuple[Any, Any]:

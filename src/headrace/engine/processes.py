@@ -103,7 +103,7 @@ def _devices(job: Job, workers: int) -> list[str] | None:
 def _environment(job: Job, workers: int, devices: list[str] | None, host: str) -> Iterator[None]:
     """What workers find in their environment: some of it is read before any of their code runs."""
     network = loopback_interface() if is_loopback(host) else str(job.interface)
-    heard = [number.name for number in HELD if signal.getsignal(number) != signal.SIG_IGN]  # not those of nohup
+    heard = [number.name for number in HELD if _is_ours(number)]
     given = {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}", "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(heard)}
     if devices is not None:
         given["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
@@ -162,5 +162,13 @@ def _as_before() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _is_ours(number: signal.Signals) -> bool:
+    """Whether a signal asks the workers to end: not one of nohup, nor SIGUSR1 where the user has a use for it."""
+    handler = signal.getsignal(number)
+    return handler != signal.SIG_IGN and (number != signal.SIGUSR1 or handler == signal.SIG_DFL)
+
+
 def _ending(number: signal.Signals) -> BaseException:
-    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+    if number == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SystemExit(128 + (signal.SIGTERM if number == signal.SIGUSR1 else number))  # as a training alone ends

@@ -6,12 +6,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ..comm.beats import write_told
+from ..comm.beats import write_exit, write_told
 from ..comm.generators import seed
 from ..comm.here import speaking
 from ..comm.store import attempt_of, connect
@@ -22,7 +24,7 @@ from .job import Job, Result, work
 
 FAILED = 1
 ORPHANED_S = 10.0  # that a worker has for its last checkpoint when whoever has started it is gone
-HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 """Signals that are held back while workers are started."""
 _LOOK_S = 0.5
 _TELLING_S = 5.0
@@ -63,9 +65,11 @@ def main(file: str, parent: int) -> Outcome | None:
         result = work(function, arguments)
         outcome = _pack_result(result) if os.environ["LOCAL_RANK"] == "0" else None
     except KeyboardInterrupt:
+        _in_store(write_exit)
         sys.exit(128 + signal.SIGINT)
     except SystemExit as asked:
         if asked.code:
+            _in_store(write_exit)
             raise
         outcome = None
     except BaseException as error:
@@ -98,9 +102,14 @@ def _tell(error: BaseException) -> None:
     """Whoever has started this worker learns why it fails, and so do the others."""
     if (comm := speaking()) is not None:
         comm.tell(error)
+    _in_store(write_told, error)
+
+
+def _in_store(write: Callable[..., None], *what: Any) -> None:
+    """Leaves something in the store, if it is there still, for whoever has started this worker."""
     with suppress(RuntimeError):
         store = connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _TELLING_S)
-        write_told(attempt_of(store), error, int(os.environ["RANK"]))
+        write(attempt_of(store), int(os.environ["RANK"]), *what)
 
 
 def _end_without(parent: int) -> None:
