@@ -363,6 +363,28 @@ def test_an_exit_without_a_fault_is_one_too(tmp_path: Path) -> None:
         assert raised(child)[1] == "SystemExit: 0"
 
 
+def goes_on(at: str, how: str) -> str:
+    """Worker 1 returns, and a thread of its own does not."""
+    comm = here()
+    comm.all_reduce(torch.ones(1))
+    tell(f"pid {os.getpid()}")
+    if comm.shard.index == 1:
+        threading.Thread(target=hangs).start()
+    return "done"
+
+
+def test_a_worker_that_has_returned_and_does_not_end_is_ended(tmp_path: Path) -> None:
+    with launched(tmp_path, "", main="goes_on", workers=2) as child:
+        workers = pids(child, 2)
+        assert child.until("result") == "done"
+        assert child.ending() == 0
+        are_gone(workers)
+    assert child.output == (
+        f"headrace: worker 1 of this node returned {TIMEOUT_S:g} s ago and did not end, as when a thread goes on: "
+        "ended now.\n"
+    )
+
+
 def returns_a_lock(at: str, how: str) -> Any:
     return threading.Lock()
 

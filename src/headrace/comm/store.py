@@ -2,12 +2,17 @@
 
 import os
 import socket
+import threading
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ..errors import ConfigError
+
+Result = TypeVar("Result")
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024  # workers that may knock at the same moment
@@ -34,8 +39,33 @@ def listen(host: str, port: int, timeout_s: float) -> TCPStore:
 
 
 def connect(host: str, port: int, timeout_s: float) -> TCPStore:
-    """A store that somebody else keeps."""
-    return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+    """A store that somebody else keeps; a RuntimeError where none answers in time."""
+
+    def ask() -> TCPStore:
+        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+
+    return within(timeout_s, ask, f"the store at {host}:{port}")
+
+
+def within(limit_s: float, call: Callable[[], Result], what: str) -> Result:
+    """What a call gives. Torch waits for ever for an answer of a store that is stopped, or is none."""
+    found: list[Result] = []
+    failed: list[RuntimeError] = []
+
+    def work() -> None:
+        try:
+            found.append(call())
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="headrace-ask", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise RuntimeError(f"{what} does not answer for {limit_s:g} s")
+    return found[0]
 
 
 def attempt_of(store: Store, attempt: int | None = None) -> Store:

@@ -4,6 +4,7 @@ import atexit
 import faulthandler
 import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -51,7 +52,7 @@ class TorchComm(Comm):
         atexit.register(self._leave)
         if self._nudged_by is not None:
             signal.signal(self._nudged_by, lambda *_: self._beats.interrupt())
-        self._shared = Shared.meet(self.shard, self.all_gather, timeout_s) if self.count > 1 else None
+        self._shared = self._neighbours(timeout_s) if self.count > 1 else None
         self.overlaps = self._shared is None or torch.cuda.is_available()
 
     @classmethod
@@ -121,6 +122,13 @@ class TorchComm(Comm):
             dist.destroy_process_group()
 
     # --- calls that need the others
+
+    def _neighbours(self, timeout_s: float) -> Shared | None:
+        begun_s = time.monotonic()
+        try:
+            return Shared.meet(self.shard, self.all_gather, timeout_s)
+        except (OSError, ValueError, struct.error) as error:  # somebody was lost between two words
+            raise self._beats.explain(error, time.monotonic() - begun_s) from error
 
     def _call(self, call: Callable[..., Result], *arguments: Any, since_s: float | None = None) -> Result:
         beats = self._beats

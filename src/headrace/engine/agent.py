@@ -2,6 +2,11 @@
 
 import signal
 import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
@@ -10,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from .. import errors
 from ..comm.beats import Told, read_place, read_told, wrote_exit
-from ..comm.store import attempt_of, connect
+from ..comm.store import attempt_of, connect, within
 from ..errors import HeadraceError, OutOfMemoryError, RunError, WorkerError
 from .worker import FAILED, HELD
 
@@ -26,6 +31,8 @@ class Agent(LocalElasticAgent):
 
     error: BaseException | None = None
     """What the last start of the workers has ended by."""
+    timeout_s = 600.0
+    """How long workers have to end once they have returned."""
     _ending = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -34,6 +41,7 @@ class Agent(LocalElasticAgent):
             found: dict[int, Any] = super()._start_workers(worker_group)
             self._join = self._context._pc.join
             self._context._pc.join = self._join_soon
+            self._context._worker_finished_event = _Said(self._context._worker_finished_event)
             return found
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
@@ -62,9 +70,26 @@ class Agent(LocalElasticAgent):
         return result
 
     def _join_soon(self, timeout: float | None = None) -> bool:
+        if timeout is None:
+            return self._join_returned()
         asked = any(process.exitcode in _ASKED for process in self._context._pc.processes)
         joined: bool = self._join(timeout, grace_period=ENDING_S if asked else GRACE_S)
         return joined
+
+    def _join_returned(self) -> bool:
+        """All have returned, and what they have returned is known: whoever does not end then is ended."""
+        end = time.monotonic() + self.timeout_s
+        while not self._join(max(0.0, end - time.monotonic()), grace_period=GRACE_S):
+            late = [worker for worker, one in enumerate(self._context._pc.processes) if one.is_alive()]
+            if late and time.monotonic() >= end:
+                sys.stderr.write(
+                    f"headrace: {_workers(late)} returned {self.timeout_s:g} s ago and did not end, as when a thread "
+                    "goes on: ended now.\n"
+                )
+                for worker in late:
+                    self._context._pc.processes[worker].kill()
+                return True
+        return True
 
     def _without_a_word(self, group: WorkerGroup) -> RunResult | None:
         """Workers wait until their value has been read: one that has ended before has left by itself."""
@@ -86,17 +111,20 @@ class Agent(LocalElasticAgent):
     def _attempt(self, group: WorkerGroup) -> int:
         return int(group.spec.max_restarts - self._remaining_restarts)
 
+    def _read(self, group: WorkerGroup, ended: set[int]) -> tuple[Told | None, dict[int, str], set[int]]:
+        """What the store of the workers says: the first error, where workers were, and who has ended by exit()."""
+        address: Any = group.master_addr, group.master_port
+        store, count = attempt_of(connect(*address, _READING_S), self._attempt(group)), group.workers[0].world_size
+        places = {rank: f" at {place}" for rank in ended if (place := read_place(store, rank, count))}
+        return read_told(store), places, {rank for rank in ended if wrote_exit(store, rank)}
+
     def _cause(self, group: WorkerGroup, ended: dict[int, int]) -> BaseException:
         """The first error of any worker, rather than what has become of the others then."""
         told, places, left = None, dict[int, str](), set(ended)
-        try:
-            store = attempt_of(connect(*_address_of(group), _READING_S), self._attempt(group))
-            told = read_told(store)
-            count = group.workers[0].world_size
-            places = {rank: f" at {place}" for rank in ended if (place := read_place(store, rank, count))}
-            left = {rank for rank in ended if wrote_exit(store, rank)}
-        except RuntimeError:  # the node that keeps it is gone
-            pass
+        with suppress(RuntimeError):  # the node that keeps the store is gone
+            told, places, left = within(
+                2 * _READING_S, partial(self._read, group, set(ended)), "the store of the workers"
+            )
         if told is not None and told.kind != WorkerError.__name__:
             return _error(told)
         for rank, status in ended.items():
@@ -113,8 +141,18 @@ class Agent(LocalElasticAgent):
         return WorkerError("the workers of this node could not be watched any more.") if told is None else _error(told)
 
 
-def _address_of(group: WorkerGroup) -> tuple[Any, Any]:
-    return group.master_addr, group.master_port
+class _Said:
+    """An event that is set without waiting for those that wait for it: one of them may have been stopped."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def set(self) -> None:
+        threading.Thread(target=self._event.set, name="headrace-end", daemon=True).start()
+
+
+def _workers(numbers: Sequence[int]) -> str:
+    return f"worker{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))} of this node"
 
 
 def _may_work(error: BaseException) -> bool:

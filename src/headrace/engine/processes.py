@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -52,18 +53,19 @@ def run(job: Job) -> Result:
             monitor_interval=POLL_S,
         )
         agent = Agent(spec, DefaultLogsSpecs(log_dir=os.devnull), start_method=START, shutdown_timeout=ENDING_S)
+        agent.timeout_s = job.timeout_s
         try:
             outcome = agent.run()
         except SignalException as asked:
             raise _ending(asked.sigval) from None
-    if not outcome.return_values:
-        raise agent.error or WorkerError(
-            f"the workers of this node have ended ({outcome.state.value}), nobody says why."
-        )
-    first = outcome.return_values[min(outcome.return_values)]
-    if first is None:
-        raise SystemExit(0)  # as the function itself would have done
-    return unpack(first)
+        if not outcome.return_values:
+            raise agent.error or WorkerError(
+                f"the workers of this node have ended ({outcome.state.value}), nobody says why."
+            )
+        first = outcome.return_values[min(outcome.return_values)]
+        if first is None:
+            raise SystemExit(0)  # as the function itself would have done
+        return unpack(pickle.loads(Path(first).read_bytes()))
 
 
 def _check_place(job: Job) -> None:
@@ -159,7 +161,7 @@ def _as_before() -> Iterator[None]:
             process.kill()
             process.join()
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # one that is not Python's is lost
 
 
 def _is_ours(number: signal.Signals) -> bool:

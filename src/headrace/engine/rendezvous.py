@@ -4,9 +4,7 @@ import fcntl
 import socket
 import struct
 import sys
-import threading
 import time
-from contextlib import suppress
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore
@@ -143,23 +141,9 @@ def _meeting_place(text: str, timeout_s: float) -> Store:
                     "Start the same launch on the machine that has this address."
                 ) from None
             time.sleep(_ASK_S / 4)
-    store = _connected(host, port, min(timeout_s, _ANSWER_S))
-    if store is None:
+    try:
+        return connect(host, port, min(timeout_s, _ANSWER_S))
+    except RuntimeError:
         raise ConfigError(
             f"the port at address={text!r} is taken by another program. Choose another port, the same on all nodes."
-        )
-    return store
-
-
-def _connected(host: str, port: int, limit_s: float) -> Store | None:
-    """The store at an address. Torch would wait for ever for an answer of something that is none."""
-    found: list[Store] = []
-
-    def ask() -> None:
-        with suppress(RuntimeError):
-            found.append(connect(host, port, limit_s))
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(limit_s)
-    return found[0] if found else None
+        ) from None

@@ -16,7 +16,7 @@ import torch
 from ..comm.beats import write_exit, write_told
 from ..comm.generators import seed
 from ..comm.here import speaking
-from ..comm.store import attempt_of, connect
+from ..comm.store import attempt_of, connect, within
 from ..comm.wire import pack as to_bytes
 from ..comm.wire import unpack as from_bytes
 from ..errors import ConfigError
@@ -53,8 +53,12 @@ def unpack(outcome: Outcome) -> Result:
     return Result(pickle.loads(value), from_bytes(torch.frombuffer(bytearray(weights), dtype=torch.uint8)))
 
 
-def main(file: str, parent: int) -> Outcome | None:
-    """In a worker: calls the function; what came of it, from the first worker of a node, unless that left by exit()."""
+def main(file: str, parent: int) -> str | None:
+    """In a worker: calls the function. The first worker of a node returns the file that holds what came of it.
+
+    `None` if that worker left by exit(). What is returned is short: a worker that is killed while it is read would keep
+    whoever reads it waiting.
+    """
     os.setpgrp()  # Ctrl-C is for the process that has started it, which passes it on once
     threading.Thread(target=_end_without, args=(parent,), name="headrace-parent", daemon=True).start()
     _hear_as_ever()
@@ -63,7 +67,10 @@ def main(file: str, parent: int) -> Outcome | None:
         function, arguments = pickle.loads(Path(file).read_bytes())
         seed(int(os.environ["RANK"]))
         result = work(function, arguments)
-        outcome = _pack_result(result) if os.environ["LOCAL_RANK"] == "0" else None
+        outcome = None
+        if os.environ["LOCAL_RANK"] == "0":
+            outcome = f"{file}-outcome-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+            Path(outcome).write_bytes(pickle.dumps(_pack_result(result)))
     except KeyboardInterrupt:
         _in_store(write_exit)
         sys.exit(128 + signal.SIGINT)
@@ -107,14 +114,20 @@ def _tell(error: BaseException) -> None:
 
 def _in_store(write: Callable[..., None], *what: Any) -> None:
     """Leaves something in the store, if it is there still, for whoever has started this worker."""
-    with suppress(RuntimeError):
+
+    def work() -> None:
         store = connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _TELLING_S)
         write(attempt_of(store), int(os.environ["RANK"]), *what)
+
+    with suppress(RuntimeError):
+        within(_TELLING_S, work, "the store of the workers")
 
 
 def _end_without(parent: int) -> None:
     """No worker is left behind by a process that is killed: SIGINT has asked it to end, and it may not have heard."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as under nohup
+        os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHANED_S)
     os._exit(FAILED)
