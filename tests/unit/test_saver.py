@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,7 @@ def test_an_interpreter_that_ends_waits_for_the_write(tmp_path: Path) -> None:
     """The write goes on only once the main thread is about to end."""
     program = f"""
 import threading
+import warnings
 from pathlib import Path
 from headrace.checkpoint.saver import Saver
 
@@ -121,3 +123,20 @@ Saver().start(write)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert (tmp_path / "written").read_text() == "all of it"
+
+
+def test_whoever_waits_for_long_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.checkpoint.saver.SLOW_S", 0.01)
+    saver, told = Saver(), threading.Event()
+    said = list[str]()
+
+    def hear(message: Warning | str, *_: object) -> None:
+        said.append(str(message))
+        told.set()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", hear)
+        saver.start(lambda: told.wait(LIMIT_S) and None)
+        saver.wait()
+    assert [line.partition(":")[0] for line in said] == ["the training has waited for its last checkpoint for 0.01 s"]
