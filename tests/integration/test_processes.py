@@ -348,6 +348,24 @@ def test_a_late_worker_is_named_and_all_end_after_the_timeout(tmp_path: Path, ho
     assert when_s - ends_s < graces_s + SOON_S
 
 
+def never_comes(at: str, how: str) -> None:
+    tell(f"pid {os.getpid()}")
+    if os.environ["RANK"] == "1":
+        is_stopped()
+    here()
+
+
+def test_a_worker_that_does_not_come_is_named(tmp_path: Path) -> None:
+    with launched(tmp_path, "", main="never_comes") as child:
+        workers = pids(child, 3)
+        what = raised(child)[1]
+        are_gone(workers)
+    assert what == (
+        f"WorkerError: worker 1 did not come to meet the others within {TIMEOUT_S:g} s: lost, or still starting. "
+        "If that may take longer, raise timeout_s."
+    )
+
+
 def test_an_exit_is_an_exit(tmp_path: Path) -> None:
     with launched(tmp_path, "exits", restarts=1) as child:
         assert raised(child)[1] == "SystemExit: 7"

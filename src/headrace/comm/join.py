@@ -1,6 +1,7 @@
 """How a worker joins the others: as its environment says, or as the program has done already."""
 
 import os
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import ConfigError
+from ..errors import ConfigError, WorkerError
 from .store import LOOPBACK, attempt_of, is_loopback, listen, loopback_interface
 
 TIMEOUT_S = 600.0
@@ -37,7 +38,29 @@ def join_others(timeout_s: float) -> None:
         torch.cuda.set_device(options["device_id"])
     store = attempt_of(_store(rank, timeout_s))
     limit = timedelta(seconds=timeout_s)
-    dist.init_process_group(store=store, rank=rank, world_size=count, timeout=limit, **options)
+    try:
+        store.set(f"came/{rank}", "")
+        dist.init_process_group(store=store, rank=rank, world_size=count, timeout=limit, **options)
+    except RuntimeError as error:
+        raise WorkerError(_who_is_missing(store, rank, count, timeout_s, error)) from error
+
+
+def _who_is_missing(store: Store, rank: int, count: int, timeout_s: float, error: RuntimeError) -> str:
+    """Why the workers have not met."""
+    late = []
+    with suppress(RuntimeError):  # the store is gone too
+        late = [k for k in range(count) if not store.check([f"came/{k}"])]
+    if not late:
+        return f"worker {rank} cannot reach the others, who have come to meet it: {_first_line(error)}"
+    names = f"{', '.join(map(str, late[:8]))}{' and others' if len(late) > 8 else ''}"
+    return (
+        f"worker{'s' * (len(late) > 1)} {names} did not come to meet the others within {timeout_s:g} s: lost, or still "
+        "starting. If that may take longer, raise timeout_s."
+    )
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0][:300]
 
 
 def backends() -> str:
@@ -85,7 +108,13 @@ def _store(rank: int, timeout_s: float) -> Store:
             raise ConfigError(
                 f"worker 0 cannot listen at {host}:{port}: {error.strerror}. Set MASTER_PORT to a free port."
             ) from error
-    store: Store = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
+    try:
+        store: Store = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
+    except RuntimeError as error:
+        keeper = "the process that started the workers" if started_by_agent() else "worker 0"
+        raise WorkerError(
+            f"{keeper} does not answer at {host}:{port} for {timeout_s:g} s: {_first_line(error)}"
+        ) from error
     return store
 
 
