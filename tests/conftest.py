@@ -1,6 +1,7 @@
-"""What all tests share: one thread, so that they do not fight over cores, and warnings that are asked for."""
+"""What all tests share: one thread, so that they do not fight over cores, and signals that do what they usually do."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +11,11 @@ from hypothesis import settings
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes is the machine's affair
 settings.load_profile("any machine")
+
+USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+for number, handler in USUAL.items():  # `nohup`, and `&` in a script, ignore them for all processes that follow
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Requests to end that are the user's own: handlers, threads, hooks, and what a trainer does afterwards."""
 
+import runpy
 import signal
 import threading
 from collections.abc import Callable
@@ -16,6 +17,28 @@ PREEMPTED = trainees.PREEMPTED
 
 
 # --- handlers ---------------------------------------------------------------------------------------------
+
+
+def begin_tests(conftest: str, ignored: bool) -> None:
+    """What all tests begin with, where the parent ignores signals or the program has set a handler."""
+    handler = signal.SIG_IGN if ignored else hear_nothing
+    numbers = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    for number in numbers:
+        signal.signal(number, handler)
+    runpy.run_path(conftest)
+    usual = [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]
+    tell(f"usual: {[signal.getsignal(number) for number in numbers] == usual}")
+
+
+def hear_nothing(number: int, frame: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_tests_hear_the_signals_that_their_parent_ignores(ignored: bool, tmp_path: Path) -> None:
+    with start(begin_tests, tmp_path, Path(__file__).parents[1] / "conftest.py", ignored) as child:
+        assert child.until("usual: ") == str(ignored), child.output
+        assert child.ending() == 0, child.output
 
 
 class Asks(hr.Callback):
