@@ -354,8 +354,8 @@ def test_a_model_exported_for_torch_gives_the_same_outputs(
     assert (status, errors) == (0, "")
     x, outputs = rows_and_outputs(run, recipe)
     model = torch.export.load(run / "model.pt2").module()
-    assert torch.equal(model(x), outputs)
-    assert torch.equal(model(x[:2]), outputs[:2])
+    torch.testing.assert_close(model(x), outputs)  # the exported program may add in another order
+    torch.testing.assert_close(model(x[:2]), outputs[:2])
 
 
 def test_a_model_exported_as_onnx_gives_the_same_outputs(
@@ -386,7 +386,7 @@ def test_a_model_of_two_inputs_is_exported_in_the_order_of_the_streams(
     assert command("checkpoint", "export", tmp_path / "run", *arguments)[0] == 0
     streams = {"b": torch.randn(9, 2), "a": torch.randn(9, 3), "unused": torch.randn(9, 7)}
     expected = pair.trainer.model.eval()(streams["a"], streams["b"])["sum"]
-    assert torch.equal(torch.export.load(out).module()(*streams.values())["sum"], expected)
+    torch.testing.assert_close(torch.export.load(out).module()(*streams.values())["sum"], expected)
 
 
 # --- convert -----------------------------------------------------------------------------------------------
