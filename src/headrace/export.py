@@ -1,6 +1,7 @@
 """A trained model for other programs: plain weights, ONNX, or torch's own exchange format."""
 
 import importlib.util
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,6 +44,9 @@ def export(
         raise ConfigError(unknown("format", to, SUFFIXES))
     if out.exists():
         raise RunError(f"{out} is there already. Name another file, or remove it first.")
+    folder = next(each for each in out.absolute().parents if each.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RunError(f"{out} cannot be written: {folder} takes no files. Name another.")
     if to != "safetensors" and recipe is None:
         raise ConfigError(f"{to} holds the model itself, which a run does not: name its recipe, --recipe file.py.")
     if to == "onnx":

@@ -4,19 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError, unknown
 from .rehearse import SHARES, Rehearsal
 
-KINDS = (".pdf", ".png", ".svg")
 COLOURS = {"computing": "#3b7dd8", "communicating": "#e6a23c", "idle": "#c8ccd2", "down": "#d64545"}
-
-
-def check(out: Path) -> None:
-    """Raises unless a picture can be written there: before hours of work rather than after."""
-    if out.suffix.lower() not in KINDS:
-        raise ConfigError(f"--out {out}: {unknown('kind of picture', out.suffix, KINDS)}")
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {out}: name a file in a directory that is there.")
 
 
 def key_of(found: Sequence[Rehearsal]) -> str:

@@ -184,7 +184,7 @@ def test_a_whole_model_is_exported_as_the_run_says_it_was_made(tmp_path: Path, c
 # --- predictions ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["arrow", "parquet", "csv", "npy"])
+@pytest.mark.parametrize("ending", ["arrow", "parquet", "csv", "npy", "CSV", "Npy", "ARROW"])
 def test_every_row_of_a_file_is_answered_in_order(ending: str, capsys: Any) -> None:
     made = loaded("runs/sines", "sines.py:small", {"width": 6})
     x = torch.cos(torch.arange(55.0)).reshape(11, 5)
@@ -192,12 +192,12 @@ def test_every_row_of_a_file_is_answered_in_order(ending: str, capsys: Any) -> N
     expected = made.trainer.predict(x)
     said = answer(capsys, "predict", "runs/sines", "cosines.npy", "--out", f"answers.{ending}")
     assert (said["rows"], said["step"]) == (11, 10)
-    assert said["columns"] == ["output", "class", "probability"][: 1 if ending == "npy" else 3]
+    assert said["columns"] == ["output", "class", "probability"][: 1 if ending.lower() == "npy" else 3]
     likely, code = expected.softmax(dim=1).max(dim=1)
-    if ending == "npy":
-        assert torch.equal(torch.from_numpy(np.load("answers.npy")), expected)
-    elif ending == "csv":
-        found = pa.csv.read_csv("answers.csv")
+    if ending.lower() == "npy":
+        assert torch.equal(torch.from_numpy(np.load(f"answers.{ending}")), expected)
+    elif ending.lower() == "csv":
+        found = pa.csv.read_csv(f"answers.{ending}")
         assert found.column_names == ["output_0", "output_1", "class", "probability"]
         assert np.allclose(found["output_1"], expected[:, 1], atol=1e-6)
         assert found["class"].to_pylist() == code.tolist()
@@ -354,6 +354,60 @@ def test_what_cannot_be_written_is_known_before_work_starts(out: str, status: in
     before = Path("flowers.csv").read_bytes()
     assert told in refused(capsys, "predict", "runs/that/is/none", "flowers.csv", "--out", out, status=status)
     assert Path("flowers.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("predict runs/sines none.npy --out nowhere/p.arrow", "there is no directory nowhere"),
+        ("report nowhere --out nowhere/page.html", "cannot be written to nowhere/page.html"),
+        ("rehearse none.py --workers 2 --strategy diloco --out runs.png", "cannot write runs.png: it is a directory"),
+        ("checkpoint export runs/sines --to torch --recipe garden.py:sure --out flowers.csv/m", "flowers.csv takes no"),
+        ("convert none.npy nowhere/out.npz", "there is no directory nowhere"),
+        ("convert none.npy out.txt", "Name a local file that ends in .arrow"),
+        (f"convert none.npy {'x' * 300}.npz", "File name too long"),
+        (f"predict runs/sines none.npy --out {'x' * 300}.npy", "File name too long"),
+        (f"report nowhere --out {'x' * 300}.html", "cannot be written to xxx"),
+    ],
+)
+def test_where_a_command_writes_is_looked_at_before_what_it_reads(words: str, told: str, capsys: Any) -> None:
+    Path("runs.png").mkdir(exist_ok=True)
+    assert told in refused(capsys, *words.split())
+
+
+TWO_OUTPUTS = """
+import torch
+from torch import nn
+import headrace as hr
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, x):
+        with open("seen.txt", "a") as file:
+            file.write(f"{len(x)} ")
+        return {"y": self.linear(x), "x": x}
+
+def both() -> hr.Recipe:
+    \"\"\"A model with two outputs.\"\"\"
+    model = Both()
+    trainer = hr.Trainer(model, hr.MSE(output="y"), torch.optim.SGD(model.parameters(), lr=0.1))
+    return hr.Recipe(trainer, (torch.ones(8, 2), torch.ones(8, 1)), fit={"epochs": 1, "progress": False})
+"""
+
+
+def test_what_a_kind_of_file_cannot_hold_is_known_by_the_first_row(tmp_path: Path, capsys: Any) -> None:
+    Path("both.py").write_text(TWO_OUTPUTS)
+    assert headrace("fit", "both.py", "--run", tmp_path / "run", "--json") == 0
+    np.save("pairs.npy", np.ones((9, 2), np.float32))
+    Path("seen.txt").unlink()
+    capsys.readouterr()
+    said = refused(capsys, "predict", tmp_path / "run", "pairs.npy", "--out", "p.npy")
+    assert ".npy holds one array, and the model returns y, x. Use .arrow." in said
+    assert Path("seen.txt").read_text() == "1 "
+    assert not Path("p.npy").exists()
 
 
 def test_a_file_of_other_columns_is_told(capsys: Any) -> None:

@@ -219,7 +219,10 @@ def test_an_option_that_makes_no_sense_ends_with_status_2(place: Path, options: 
     ("options", "text"),
     [
         ("--workers 161 --strategy diloco", "161 workers for 160 rows of training data"),
-        ("--workers 2 --strategy diloco --out no/x.png", "in a directory that is there"),
+        (
+            "--workers 2 --strategy diloco --out no/x.png",
+            "cannot write no/x.png: there is no directory no. Make it first.",
+        ),
         ("--workers 2 --strategy diloco --bandwidth 10", "--bandwidth is a number and a unit"),
         ("--workers 2 --strategy diloco --speeds 5=1", "--speeds is of workers 0 to 1"),
         ("--workers 2 --strategy diloco --speeds 1", '--speeds is written as "3=0.5"'),

@@ -30,7 +30,9 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..data.files import open_table, write_table
+    from ..data.files.write import check_target
 
+    check_target(options.out)
     streams = [_stream(text) for text in options.stream] or None
     data = options.data if len(options.data) > 1 else options.data[0]
     table = open_table(data, streams=streams, bad_rows="skip" if options.skip_bad_rows else "stop")

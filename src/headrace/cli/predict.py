@@ -1,7 +1,7 @@
 """`headrace predict RUN DATA --out FILE`: what a model says of every row of a file."""
 
 import argparse
-import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +28,19 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     _check(options.out, options.data)
+    from ..data.compose import take
     from .answers import answers_of
     from .data import like_training
     from .using import trained
 
     made, step = trained(options)
     data = like_training(made, options.data, "predict", targets=False)
+    if len(data):
+        with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row
+            _write(answers_of(made, made.trainer.predict(take(data, 1))), Path(room, f"first{options.out.suffix}"))
     found = answers_of(made, made.trainer.predict(data, batch_size=options.batch_size))
     _write(found, options.out)
-    columns = found.outputs if options.out.suffix == ".npy" else found.columns
+    columns = found.outputs if options.out.suffix.lower() == ".npy" else found.columns
     document = {"file": str(options.out), "rows": len(data), "step": step, "columns": list(columns)}
     said = f"{options.out}: {', '.join(columns)} of {len(data):,} rows, by the weights of step {step}"
     say(options, document, said)
@@ -45,16 +49,16 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(out: Path, data: str) -> None:
     """Raises on a file that could not be written at the end."""
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no directory {out.parent}. Make it first.")
-    if out.is_dir() or not os.access(out if out.exists() else out.absolute().parent, os.W_OK):
-        raise ConfigError(f"--out {out} cannot be written. Name a file in a place that can.")
+    from ..data.files.whole import check_place
+
+    check_place(out)
     if out.exists() and Path(data).exists() and out.samefile(data):
         raise ConfigError(f"--out {out} is the file to be read. Name another.")
 
 
 def _write(found: "Answers", out: Path) -> None:
-    if out.suffix in (".arrow", ".parquet"):
+    ending = out.suffix.lower()
+    if ending in (".arrow", ".parquet"):
         from ..data.files import write_table
 
         return write_table(found.table(), out)
@@ -62,4 +66,4 @@ def _write(found: "Answers", out: Path) -> None:
 
     with whole(out) as beside, open(beside, "wb") as file:
         writes: dict[str, Any] = {".npy": found.write_npy, ".csv": found.write_csv}
-        writes[out.suffix](file)
+        writes[ending](file)

@@ -45,10 +45,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from .. import picture
+    from ..data.files.whole import check_place
     from ..rehearse import rehearse
     from ..strategy.named import named
 
-    picture.check(options.out)
+    check_place(options.out)
     try:
         for name in options.strategy:
             named(name)

@@ -22,10 +22,9 @@ def write(run: str | Path, out: str | Path | None = None, pictures: bool = False
     It is whole or as it was before. What is missing in the run, as after a kill, is said in it. With `pictures` the
     curves go into `report/` in the run as well, as PNG of 300 dpi.
     """
+    where = None if out is None else _place(Path(out))
     found = read(Path(run))
-    where = Path(out) if out is not None else found.path / PAGE
-    if where.is_dir() or not where.absolute().parent.is_dir():
-        raise RunError(f"the report cannot be written to {where}: name a file in a directory that is there.")
+    where = where or _place(found.path / PAGE)
     text = page(found).encode(errors="replace")
     if pictures:
         disk.refuse_link(found.path / PICTURES)
@@ -38,6 +37,17 @@ def write(run: str | Path, out: str | Path | None = None, pictures: bool = False
     except OSError as error:
         raise disk.failure(error, f"writing the report of {found.path}", where, len(text)) from error
     return where
+
+
+def _place(path: Path) -> Path:
+    """Where the page goes, looked at before the run is read."""
+    try:
+        good = path.absolute().parent.is_dir() and not path.is_dir()
+    except OSError:  # a name that is too long
+        good = False
+    if not good:
+        raise RunError(f"the report cannot be written to {path}: name a file in a directory that is there.")
+    return path
 
 
 def page(found: Found) -> str:

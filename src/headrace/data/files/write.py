@@ -14,8 +14,9 @@ from ...batch import Batch, Stream, concat
 from ...errors import ConfigError, DataError
 from ..arrow import only_ones, record_batch_of, schema_of
 from ..source import Table
-from .whole import whole
+from .whole import check_place, whole
 
+ENDINGS = (".arrow", ".parquet", ".npz", ".ctf", ".ctf.gz")
 MOST_ROWS, BLOCK_BYTES = 65536, 2**24
 
 
@@ -27,14 +28,12 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     by, and for Parquet what is decoded at once.
     """
     check_rows(data)
-    target = Path(path)
-    if target.name.lower().endswith((".ctf", ".ctf.gz")) and "://" not in str(path):
+    target = check_target(path)
+    if target.name.lower().endswith((".ctf", ".ctf.gz")):
         from ..ctf import write_ctf
 
         return write_ctf(target, data)
-    write = {".arrow": _arrow, ".parquet": _parquet, ".npz": _npz}.get(target.suffix.lower())
-    if write is None or "://" in str(path):
-        raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet, .npz or .ctf.")
+    write = {".arrow": _arrow, ".parquet": _parquet, ".npz": _npz}[target.suffix.lower()]
     if rows_per_block is None:
         bound = BLOCK_BYTES / max(1.0, data.row_bytes) if isinstance(data, Table) else MOST_ROWS
         rows_per_block = max(1, min(MOST_ROWS, int(bound)))
@@ -44,6 +43,14 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
         write(data, beside, rows_per_block)
     if write is _npz:
         say_what_is_lost(data, target)
+
+
+def check_target(path: str | Path) -> Path:
+    """The file that is to be written; raises on a place or an ending that cannot be."""
+    if "://" in str(path) or not str(path).lower().endswith(ENDINGS):
+        raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet, .npz or .ctf.")
+    check_place(Path(path))
+    return Path(path)
 
 
 def check_rows(data: Any) -> None:
