@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from cli_parts import LIMIT_S, RECIPE, headrace, program
+from cli_parts import LIMIT_S, RECIPE, environment, headrace, program
 
 import headrace as hr
 from headrace.recipe import load_recipe
@@ -456,6 +457,25 @@ def test_a_run_that_was_left_is_interrupted(tmp_path: Path, capsys: Any) -> None
     del info
     (found,) = answer(capsys, "runs", tmp_path)
     assert (found["state"], found["best"]["value"]) == ("interrupted", None)
+
+
+@pytest.mark.skipif(not (shutil.which("unshare") and shutil.which("flock")), reason="needs util-linux")
+def test_a_run_is_not_running_because_a_lock_on_another_disk_has_the_same_number(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    mounted = "mount -t tmpfs none one && mount -t tmpfs none two"
+    script = f"""
+        cd {tmp_path} && {mounted} || exit 77
+        cp -r "$1" one/run && cp -r "$1" two/run
+        [ $(stat -c %i one/run/lock) = $(stat -c %i two/run/lock) ] || exit 78
+        exec flock two/run/lock {sys.executable} -m headrace runs . --json
+    """
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(Path("runs/sines").absolute())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment())
+    if "unshare" in done.stderr or done.returncode == 77:
+        pytest.skip(f"nothing can be mounted here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    assert [each["state"] for each in json.loads(done.stdout)] == ["finished", "running"]
 
 
 def test_a_report_is_written(capsys: Any) -> None:

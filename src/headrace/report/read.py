@@ -1,6 +1,7 @@
 """What is in a run's directory, as far as it can be read; what cannot is said, not raised."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,7 +205,20 @@ def _saved(path: Path) -> Saved | None:
 def _is_held(lock: Path) -> bool:
     """Whether a trainer is at work: whether the kernel lists a lock on this file. Nothing is locked to find out."""
     try:
-        inode = lock.stat().st_ino
-        return any(line.split()[5].endswith(f":{inode}") for line in Path("/proc/locks").read_text().splitlines())
-    except (OSError, IndexError):
+        file = os.open(lock, os.O_PATH)
+        try:
+            held = f"{_device(file)}:{os.fstat(file).st_ino}"
+        finally:
+            os.close(file)
+        return any(line.split()[5:6] == [held] for line in Path("/proc/locks").read_text().splitlines())
+    except (OSError, StopIteration):
         return False
+
+
+def _device(file: int) -> str:
+    """The device of an open file as the kernel lists it with locks: that of its mount, which stat may not know."""
+    facts = Path(f"/proc/self/fdinfo/{file}").read_text().splitlines()
+    mount = next(line.split()[1] for line in facts if line.startswith("mnt_id:"))
+    mounts = map(str.split, Path("/proc/self/mountinfo").read_text().splitlines())
+    major, minor = next(fields[2] for fields in mounts if fields[0] == mount).split(":")
+    return f"{int(major):02x}:{int(minor):02x}"
