@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,23 @@ def test_a_recipe_that_hides_a_module_of_python_is_refused(place: Path) -> None:
 
     assert "Give the recipe another name" in refused(written("random.py", "import headrace"))
     assert sys.modules["random"] is random
+
+
+@pytest.mark.parametrize("name", ["yaml", "torch", "headrace"])
+def test_a_recipe_that_hides_an_installed_module_is_refused(name: str, place: Path) -> None:
+    module = import_module(name)
+    said = refused(written(f"{name}.py", "import headrace as hr\ndef one() -> hr.Recipe: ...\n"))
+    assert f"{name}.py has the same name as an installed module ({module.__file__}), which it would replace" in said
+    assert sys.modules[name] is module
+
+
+def test_recipes_of_one_name_in_two_directories_take_turns(place: Path) -> None:
+    text = "import headrace as hr\ndef one(width: int = WIDTH) -> hr.Recipe: ...\n"
+    for width, folder in enumerate(["here", "there"]):
+        (place / folder).mkdir()
+        written(f"{folder}/same.py", text.replace("WIDTH", str(width)))
+    found = [find_recipe(f"{folder}/same.py") for folder in ("here", "there", "here")]
+    assert [parameters_of(one)["width"].default for one in found] == [0, 1, 0]
 
 
 # --- what it takes ----------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from site import getsitepackages, getusersitepackages
 from types import ModuleType
 from typing import Any
 
@@ -62,6 +64,11 @@ def _module(path: Path) -> ModuleType:
         raise ConfigError(f"{path} is not a Python file with a recipe.{_nearest(path)}")
     if path.stem in sys.stdlib_module_names:
         raise ConfigError(f"{path} is called as a module of Python's own. Give the recipe another name.")
+    if (other := _installed(path.stem)) is not None and not path.samefile(other):
+        raise ConfigError(
+            f"{path} has the same name as an installed module ({other}), which it would replace. Give the recipe "
+            "another name."
+        )
     beside = str(path.absolute().parent)
     if beside not in sys.path:
         sys.path.append(beside)
@@ -69,6 +76,15 @@ def _module(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     _execute(spec, module, path)
     return module
+
+
+def _installed(name: str) -> str | None:
+    """The file of the installed module of this name, if there is one; a directory that could be one has none."""
+    if name == __package__.partition(".")[0]:
+        return sys.modules[name].__file__
+    places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *getsitepackages(), getusersitepackages()}
+    found = PathFinder.find_spec(name, [*places])
+    return None if found is None or not found.has_location else found.origin
 
 
 def _execute(spec: ModuleSpec, module: ModuleType, path: Path) -> None:
