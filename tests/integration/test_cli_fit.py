@@ -154,6 +154,10 @@ def test_the_help_of_everything_comes_without_torch() -> None:
         ("0.1", "'0.1' belongs to no option."),
         ("--json --progress bar", "Leave one out."),
         ("--override --resume never --run r", "Leave one out."),
+        ("--config", "--config: expected a file, got nothing."),
+        ("--config --lr 3", "--config: expected a file, got nothing."),
+        ("--config=", "--config: expected a file, got nothing."),
+        ("--config .", ". cannot be read: Is a directory."),
         ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
         ("--config list.yaml", "list.yaml does not hold keys with values"),
         ("--config broken.yaml", "broken.yaml is no YAML"),
@@ -168,6 +172,62 @@ def test_what_makes_no_sense_is_said_in_a_sentence_that_names_who_said_it(
     for name, text in files.items():
         (place / f"{name}.yaml").write_text(text)
     assert told in refused(capsys, "fit", "sines.py:small", *words.split())
+
+
+FILED = """
+import headrace as hr
+
+def filed(file: str = "none.py", tested: bool = True) -> hr.Recipe:
+    \"\"\"Trains on what a script makes.
+
+    Args:
+        file: the script.
+        tested: a switch.
+    \"\"\"
+    from sines import small
+    made = small()
+    made.fit["run"] = "runs/own"
+    return made
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "filed.py --file make.py",
+        "--file make.py filed.py",
+        "--file=make.py filed.py",
+        "--file make.py --epochs 3 filed.py",
+        "--file make.py --tested true filed.py",
+        "--run r.py --file=make.py --tested filed.py",
+        "--file make.py --config filed.yaml",
+        "--config filed.yaml --file make.py --tested true",
+    ],
+)
+def test_what_an_option_is_given_is_not_the_recipe(words: str, place: Path, capsys: Any) -> None:
+    (place / "filed.py").write_text(FILED)
+    (place / "filed.yaml").write_text("recipe: filed.py\n")
+    assert headrace("fit", *words.split(), "--print_config") == 0
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert (found["recipe"], found["arguments"]) == (
+        str(place / "filed.py"),
+        {"file": "make.py", "tested": True},
+    )
+
+
+def test_a_recipe_that_cannot_be_told_from_a_value_has_to_come_first(place: Path, capsys: Any) -> None:
+    (place / "filed.py").write_text(FILED)
+    assert headrace("fit", "--tested", "filed.py", "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["recipe"] == str(place / "filed.py")
+    said = refused(capsys, "fit", "--file", "make.py", "--tested", "filed.py")
+    assert "which is the recipe is not clear of --file make.py or --tested filed.py. Put RECIPE first." in said
+
+
+def test_a_run_goes_on_with_its_recipe_whatever_its_options_are_given(place: Path, capsys: Any) -> None:
+    (place / "filed.py").write_text(FILED)
+    assert headrace("fit", "filed.py", "--file", "make.py", "--run", "r", "--json") == 0
+    assert headrace("resume", "r", "--file", "make.py", "--epochs", "3", "--json") == 0
+    assert [json.loads(line)["epoch"] for line in capsys.readouterr().out.splitlines()] == [2, 3]
 
 
 def test_a_parameter_of_several_parts_is_said_part_by_part(place: Path, capsys: Any) -> None:
@@ -269,6 +329,8 @@ def test_slips_in_the_environment_are_told_and_what_is_not_near_is_left(
         ("resume nowhere there", 2, "'there' is too much: RUN comes first, then options."),
         ("resume nowhere", 1, "there is no run nowhere"),
         ("resume .", 1, "is not a run: it has no run.json"),
+        ("resume nowhere --recipe", 2, "--recipe: expected file.py, got nothing."),
+        ("resume nowhere --recipe --lr 3", 2, "--recipe: expected file.py, got nothing."),
         ("resume nowhere --run there", 2, "leave --run and --resume out"),
     ],
 )
@@ -439,6 +501,19 @@ def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number:
     assert found.step == whole.step == 15
     expected = whole.tensors["model.safetensors"]
     assert all(torch.equal(value, expected[name]) for name, value in found.tensors["model.safetensors"].items())
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place: Path) -> None:
+    (place / "filed.py").write_text(FILED)
+    how = ["--workers", workers, "--engine", "processes"] if workers > 1 else []
+    with program("fit", "filed.py", *how, GATE="3") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate("\n" * workers, timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert "headrace: ended early: headrace resume runs/own goes on from there\n" in errors
 
 
 def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -34,23 +35,28 @@ def train(asked: "Asked") -> int:
 
     options = asked.options
     strategy = None if options.strategy is None else named(options.strategy)
-    training = Training(asked.recipe, asked.arguments, options.of_fit(), strategy, asked.document, options.needs_run())
-    try:
-        trained: Trained = launch(run_recipe, training, workers=options.workers, engine=options.engine)
-    except KeyboardInterrupt:
-        return _ended_early(options.run, INTERRUPTED)
-    except SystemExit as error:
-        if error.code != PREEMPTED:
-            raise
-        return _ended_early(options.run, PREEMPTED)
+    with tempfile.TemporaryDirectory(prefix="headrace-") as room:
+        note = Path(room, "run")
+        training = Training(
+            asked.recipe, asked.arguments, options.of_fit(), strategy, asked.document, options.needs_run(), str(note)
+        )
+        try:
+            trained: Trained = launch(run_recipe, training, workers=options.workers, engine=options.engine)
+        except KeyboardInterrupt:
+            return _ended_early(options.run, note, INTERRUPTED)
+        except SystemExit as error:
+            if error.code != PREEMPTED:
+                raise
+            return _ended_early(options.run, note, PREEMPTED)
     if here().leader:  # under torchrun, this is one of the workers
         report = _report(trained) if options.report else None
         say(options, trained.last | {"run": trained.run, "report": report, "why": trained.why}, _told(trained, report))
     return 0
 
 
-def _ended_early(run: str | None, status: int) -> int:
-    """Tells whoever has ended a training early how it goes on."""
+def _ended_early(run: str | None, note: Path, status: int) -> int:
+    """Tells whoever has ended a training early how it goes on; a run that the recipe names is in the note."""
+    run = run or (note.read_text() if note.is_file() else None)
     goes_on = f": headrace resume {quote(run)} goes on from there" if run is not None and Path(run).is_dir() else ""
     print(f"headrace: ended early{goes_on}", file=sys.stderr)
     return status

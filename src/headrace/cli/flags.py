@@ -18,7 +18,7 @@ from ..errors import ConfigError, unknown
 from ..recipe import LIMITS, Parameter, check_parameters, find_recipe, located, parameters_of, parser_of
 from .options import OF_A_NEW_RUN, OWN, Options
 from .parser import UsageError
-from .values import LIST, PREFIX, Known, Value, of_environment, of_file, of_flags, read_file
+from .values import LIST, PREFIX, Known, Value, of_environment, of_file, of_flags, read_file, taken
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -52,15 +52,16 @@ class Words:
     """The words of a command line, told apart."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self.configs = [os.environ[PREFIX + "CONFIG"]] if PREFIX + "CONFIG" in os.environ else []
+        self.configs = [file] if (file := os.environ.get(PREFIX + "CONFIG")) else []
         self.help = self.prints = False
         self.flags: list[str] = []
-        left = iter(words)
-        for word in left:
-            name, equals, value = word.partition("=")
-            if name == "--config":
-                self.configs.append(value if equals else next(left, ""))
-            elif word in ("-h", "--help"):
+        left = list(words)
+        while left:
+            if (file := taken(left, "--config", "a file")) is not None:
+                self.configs.append(file)
+                continue
+            word = left.pop(0)
+            if word in ("-h", "--help"):
                 self.help = True
             elif word in ("--print_config", "--print-config"):
                 self.prints = True
@@ -69,32 +70,47 @@ class Words:
         self.recipe = self._recipe()
 
     def _recipe(self) -> str | None:
-        """The first word, or the first that looks like a recipe."""
+        """The first word, or the first that looks like a recipe and is not what an option may be given."""
         if self.flags and not self.flags[0].startswith("-"):
             return self.flags.pop(0)
         like = [k for k, word in enumerate(self.flags) if _RECIPE.fullmatch(word)]
+        free = [k for k in like if not self.flags[k - 1].startswith("--") or "=" in self.flags[k - 1]]
+        return self.flags.pop(free[0]) if free else None
+
+    def after_a_switch(self) -> str | None:
+        """The recipe where it stands after an option, which is a switch then; which one has to be clear."""
+        known = parameters_of(Options)
+        names = [flag[2:].replace("-", "_") for flag in ("", *self.flags)]
+        like = [
+            k
+            for k, word in enumerate(self.flags)
+            if _RECIPE.fullmatch(word) and (names[k] not in known or known[names[k]].switch)
+        ]
+        if len(like) > 1:
+            said = " or ".join(" ".join(self.flags[k - 1 : k + 1]) for k in like)
+            raise ConfigError(f"which is the recipe is not clear of {said}. Put RECIPE first.")
         return self.flags.pop(like[0]) if like else None
 
 
 def read(command: str, words: Sequence[str]) -> Asked:
     """What the words of a command ask for; ends the program if they make no sense, or ask for no more than a word."""
-    said = Words(words)
-    if said.help and said.recipe is None and not said.configs:
-        _help(command, None)
-    with _refused(command):
+    with refused(command):
+        said = Words(words)
         files = [(file, read_file(file)) for file in said.configs]
         recipe = _named(said, files)
+    if recipe is None:
+        _help(command, None)
     function = find_recipe(recipe)
     check_parameters(function)
     if said.help:
         _help(command, function)
-    with _refused(command):
+    with refused(command):
         asked = _asked(command, recipe, function, files, said.flags)
     return _print(asked) if said.prints else asked
 
 
 @contextmanager
-def _refused(command: str) -> Iterator[None]:
+def refused(command: str) -> Iterator[None]:
     """What makes no sense ends the program."""
     try:
         yield
@@ -102,12 +118,16 @@ def _refused(command: str) -> Iterator[None]:
         fail(command, str(error))
 
 
-def _named(said: Words, files: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """The recipe that the words name, or else the last file that does; files say nothing else of it any more."""
+def _named(said: Words, files: Sequence[tuple[str, dict[str, Any]]]) -> str | None:
+    """The recipe that the words name, or else the last file that does; files say nothing else of it any more.
+
+    `None` if nothing does, and help is wanted.
+    """
     named = [str(config.pop("recipe")) for _, config in files if "recipe" in config]
-    if said.recipe is None and not named:
+    recipe = said.recipe or (named[-1] if named else said.after_a_switch())
+    if recipe is None and not said.help:
         raise ConfigError("RECIPE is missing: file.py or file.py:function, which returns a Recipe.")
-    return said.recipe or named[-1]
+    return recipe
 
 
 def _asked(

@@ -18,15 +18,20 @@ def add(parser: "Parser") -> None:
 
 def run(options: argparse.Namespace) -> int:
     from .fit import train
-    from .flags import fail, read
+    from .flags import fail, read, refused
     from .using import recipe_file
+    from .values import taken
 
     words: list[str] = options.words
     if "-h" in words or "--help" in words:
         read("resume", ["--help"])
     if not words or words[0].startswith("-"):
         fail("resume", "RUN comes first: the directory of a run.")
-    recipe = _taken(words, "--recipe")
+    at = next((k for k, word in enumerate(words) if word.partition("=")[0] == "--recipe"), len(words))
+    words, after = words[:at], words[at:]
+    with refused("resume"):
+        recipe = taken(after, "--recipe", "file.py")
+    words += after
     if any(word.partition("=")[0].removeprefix("--") in OF_A_NEW_RUN for word in words if word.startswith("--")):
         fail("resume", "it goes on with RUN, from its last checkpoint: leave --run and --resume out.")
     where = words.pop(0)
@@ -38,14 +43,3 @@ def run(options: argparse.Namespace) -> int:
         again = shlex.join(["headrace", "fit", *known, "--run", where])
         raise RunError(f"{where} has no checkpoint yet. Start it: {again}")
     return train(read("resume", [*known, *words, "--run", where, "--resume", "must"]))
-
-
-def _taken(words: list[str], flag: str) -> str | None:
-    """The value of a flag, which is taken out of the words."""
-    for k, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            taken = words[k : k + (1 if equals else 2)]
-            del words[k : k + len(taken)]
-            return value if equals else (taken[1:] or [""])[0]
-    return None

@@ -85,6 +85,19 @@ def of_flags(words: Sequence[str], known: Known, listed: Sequence[str]) -> Itera
         yield Value(name, text, flag)
 
 
+def taken(words: list[str], flag: str, what: str) -> str | None:
+    """The value of the first word if that is this flag; both are taken out of the words."""
+    name, equals, value = words[0].partition("=") if words else ("", "", "")
+    if name != flag:
+        return None
+    del words[0]
+    if not equals and words and not words[0].startswith("--"):
+        value = words.pop(0)
+    if not value:
+        raise ConfigError(f"{flag}: expected {what}, got nothing.")
+    return value
+
+
 def read_file(file: str) -> dict[str, Any]:
     """A file of options: keys with values, and `recipe:`, `arguments:` and `fit:` as a run has them."""
     import yaml

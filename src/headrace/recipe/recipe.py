@@ -1,6 +1,7 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ class Training:
     """What the run keeps as `recipe.yaml`, to be trained on or used by later."""
     needs_run: str = ""
     """What was asked for that makes no sense without a run."""
+    note: str = ""
+    """A file on the host of the command, for the directory of the run: the recipe may name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def run_recipe(training: Training) -> Trained:
     fit = merged(made.fit, training.options)
     run = fit.get("run")
     if run is not None:
-        fit["callbacks"] = [*fit.get("callbacks", ()), _Written(Path(run), training.document)]
+        fit["callbacks"] = [*fit.get("callbacks", ()), _Written(Path(run), training)]
     elif training.needs_run:
         raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
     made.fit = fit
@@ -114,13 +117,16 @@ class _Written(Callback):
 
     everywhere = False
 
-    def __init__(self, run: Path, document: Mapping[str, Any]) -> None:
-        self._path, self._document = run / RECIPE_FILE, document
+    def __init__(self, run: Path, training: Training) -> None:
+        self._run, self._path, self._training = run, run / RECIPE_FILE, training
 
     def on_fit_start(self, info: "Info") -> None:
         import yaml
 
-        text = yaml.safe_dump(dict(self._document), sort_keys=False).encode()
+        if self._training.note:
+            with suppress(OSError):  # the host may be another
+                Path(self._training.note).write_text(str(self._run))
+        text = yaml.safe_dump(dict(self._training.document), sort_keys=False).encode()
         try:
             disk.write_file(self._path, text)
         except OSError as error:
