@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import event_files
 import pytest
 import trainees
+from cli_parts import headrace
 from fault_harness import Kill
 from nursery import start, tell
 
@@ -163,6 +165,73 @@ def recorded(at: Path) -> tuple[event_files.Curves, dict[str, float], dict[str, 
             for item in record.run.config.update:
                 config[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
     return curves, summary, config
+
+
+class Ends(hr.Callback):
+    """Ends the training in one of the ways in which trainings end early."""
+
+    def __init__(self, way: str) -> None:
+        self._way = way
+
+    def on_step_end(self, info: hr.Info) -> None:
+        if info.step == 5 and self._way == "SIGTERM":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif info.step == 5 and self._way == "fails":
+            raise ValueError("on purpose")
+
+
+WAYS = {"through": "finished", "SIGTERM": "interrupted", "left": "interrupted", "fails": "failed"}
+
+
+def train_in_ways(at: str, mlflow: bool) -> None:
+    """In a process of its own: trainings that end in different ways, and what their records say of it."""
+    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+    where = f"sqlite:///{at}/mlflow.db"
+    for way in WAYS:
+        record: Any = MLflow("ways", where) if mlflow else WandB("ways", mode="offline", dir=at)
+        given: dict[str, Any] = {"run": f"{at}/{way}", "callbacks": [record, Ends(way)], "epochs": 2}
+        with suppress(ValueError, SystemExit):
+            for info in trainees.trainer().steps(trainees.Rows(), **given):
+                if way == "left" and info.step == 5:
+                    break
+        tell(f"{way}: {_status(where, record.id) if mlflow else record.id}")
+
+
+def _status(where: str, name: str) -> str:
+    from mlflow import MlflowClient
+
+    return str(MlflowClient(where).get_run(name).info.status)
+
+
+def _exit_code(at: Path, name: str) -> str:
+    """The exit code that W&B's file has, once the process is gone that writes it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = at.glob(f"wandb/offline-run-*-{name}/*.wandb")
+    (code,) = (r.exit.exit_code for r in map(Record.FromString, _records(path.read_bytes())) if r.HasField("exit"))
+    return str(code)
+
+
+@pytest.mark.parametrize(
+    ("mlflow", "words"),
+    [
+        (False, {"finished": "0", "interrupted": "255", "failed": "1"}),
+        pytest.param(
+            True, {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_record_says_how_a_training_ended_as_the_report_does(
+    mlflow: bool, words: dict[str, str], tmp_path: Path
+) -> None:
+    with start(train_in_ways, tmp_path, tmp_path, mlflow, limit_s=60) as child:
+        assert child.ending(60) == 0, child.output
+    told = dict(line.split(": ") for line in child.told)
+    found = told if mlflow else {way: _exit_code(tmp_path, name) for way, name in told.items()}
+    assert found == {way: words[state] for way, state in WAYS.items()}
+    for way, state in WAYS.items():
+        assert headrace("report", tmp_path / way, "--json") == 0
+        assert f'class="status {state}"' in (tmp_path / way / "report.html").read_text()
 
 
 def reported(run: Path) -> event_files.Curves:

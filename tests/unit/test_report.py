@@ -127,6 +127,7 @@ def test_a_report_has_everything_that_is_known_of_a_run(tmp_path: Path) -> None:
         (runs.STARTED + "2026-03-01 10:05:00 ended: SIGTERM received\n", "interrupted", "SIGTERM received"),
         (runs.STARTED + "2026-03-01 10:05:00 ended: left\n", "interrupted", "left"),
         (runs.STARTED + "2026-03-01 10:05:00 ended by ValueError: <b>\n", "failed", "ValueError: <b>"),
+        (runs.STARTED + "2026-03-01 10:05:00 ended by KeyboardInterrupt: \n", "interrupted", "KeyboardInterrupt"),
         (runs.STARTED + runs.ENDED + "2026-03-02 10:00:00 going on from step 100\n", "interrupted", "without a word"),
         ("", "unknown", "does not say"),
     ],

@@ -185,7 +185,7 @@ class Far(Tracker):
     def __init__(self) -> None:
         super().__init__()
         self.record: list[int] = []
-        self.ended: list[bool] = []
+        self.ended: list[str] = []
         self.begun: list[str] = []
         self.reached = True
 
@@ -198,8 +198,8 @@ class Far(Tracker):
             raise OSError("nobody there")
         self.record += [row["step"] for row in rows if row["step"] not in self.record]
 
-    def end(self, well: bool) -> None:
-        self.ended.append(well)
+    def end(self, state: str) -> None:
+        self.ended.append(state)
 
 
 def test_reports_wait_until_the_record_can_be_reached(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_reports_wait_until_the_record_can_be_reached(tmp_path: Path) -> None:
         train(far, away, back)
     assert len(caught) == 1
     assert far.record == [4, 6, 8, 12]
-    assert far.ended == [True]
+    assert far.ended == ["finished"]
 
 
 def test_a_training_ends_well_without_its_record() -> None:
@@ -226,7 +226,7 @@ def test_the_record_goes_on_where_the_training_does(tmp_path: Path) -> None:
     first, then = Far(), Far()
     with pytest.raises(InterruptedError):
         train(first, At(7, fail), run=tmp_path / "run")
-    assert first.ended == [False]
+    assert first.ended == ["failed"]
     train(then, run=tmp_path / "run")
     assert then.begun == ["name"]
     assert then.record == [4, 6, 8, 12]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 AT_ONCE = 1000  # metrics that MLflow takes in one call
 PARAMS_AT_ONCE = 100
 LONGEST = 500  # letters of a parameter's value, which older servers take too
+_STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 _ODD = re.compile(r"[^\w\-. :/]")  # what MLflow allows in no name
 
 
@@ -64,8 +65,8 @@ class MLflow(Tracker):
             self._client.log_batch(self.id, metrics=metrics[start : start + AT_ONCE])
         self._known = known | {metric.key: metric.step for metric in metrics}
 
-    def end(self, well: bool) -> None:
-        self._client.set_terminated(self.id, "FINISHED" if well else "FAILED")
+    def end(self, state: str) -> None:
+        self._client.set_terminated(self.id, _STATUS[state])
 
     def _go_on(self) -> None:
         try:

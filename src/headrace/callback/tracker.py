@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import disk
 from ..errors import ConfigError
-from ..history.rows import COUNTERS, Row
+from ..history.rows import COUNTERS, Row, was_interrupted
 from .base import Callback
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ class Tracker(Callback, ABC):
         self._pass_on()
 
     def on_error(self, info: Info, error: BaseException) -> None:
-        self._leave(well=False)
+        self._leave("failed" if isinstance(error, Exception) else "interrupted")
 
     def on_fit_end(self, info: Info) -> None:
-        self._leave(well=True)
+        self._leave("interrupted" if was_interrupted(info.stopping) else "finished")
 
     @abstractmethod
     def begin(self, info: Info) -> None:
@@ -137,8 +137,8 @@ class Tracker(Callback, ABC):
         """Passes on what the record does not have of these reports."""
 
     @abstractmethod
-    def end(self, well: bool) -> None:
-        """Closes the record."""
+    def end(self, state: str) -> None:
+        """Closes the record of a training that is "finished", "interrupted" or "failed", as its report has it."""
 
     def _pass_on(self) -> None:
         try:
@@ -149,14 +149,14 @@ class Tracker(Callback, ABC):
                 self._failing = True
                 self._warn(f"has not taken step {self._waiting[-1]['step']}, which is tried again", error)
 
-    def _leave(self, well: bool) -> None:
+    def _leave(self, state: str) -> None:
         if not self._begun:
             return
         self._begun = False
         if self._waiting:
             self._pass_on()
         try:
-            self.end(well)
+            self.end(state)
         except Exception as error:
             self._warn("could not be closed", error)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..info import Info
 
 _OURS = ("id", "resume", "config")
+_EXIT = {"finished": 0, "interrupted": 255, "failed": 1}
+"""Exit codes as W&B gives them itself: 255 after Ctrl-C."""
 _BLOCK, _HEAD = 1 << 15, 7  # bytes of a block, and of what a file or a piece of a record begins with
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
@@ -64,8 +66,8 @@ class WandB(Tracker):
             if tested := {key: value for key, value in found.items() if key.startswith("test/")}:
                 self._run.summary.update(tested)
 
-    def end(self, well: bool) -> None:
-        self._run.finish(exit_code=0 if well else 1)
+    def end(self, state: str) -> None:
+        self._run.finish(exit_code=_EXIT[state])
 
 
 def _steps(path: Path) -> Iterator[int]:

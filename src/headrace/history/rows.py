@@ -12,6 +12,11 @@ COUNTERS = ("epoch", "step", "samples", "minutes")
 FAMILIES = ("train", "val", "test")
 
 
+def was_interrupted(why: str) -> bool:
+    """Whether a training that ended for this reason was asked to end, and would have gone on."""
+    return why in ("left", "preempted") or why.endswith(" received")
+
+
 def number(value: Any) -> float | None:
     """A plain number; `None` for what is missing, a matrix, or text."""
     if isinstance(value, int | float):

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import disk
 from ..errors import RunError
-from ..history.rows import COUNTERS, Row, best_of, by_step, number, read_row
+from ..history.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
 from .answers import Answers, read_answers
 
 SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
@@ -69,10 +69,10 @@ class Found:
         for _, text in reversed(self.log):
             if text.startswith("ended: "):
                 why = text.removeprefix("ended: ")
-                asked = why in ("left", "preempted") or why.endswith(" received")
-                return ("interrupted" if asked else "finished"), why
+                return ("interrupted" if was_interrupted(why) else "finished"), why
             if text.startswith("ended by "):
-                return "failed", text.removeprefix("ended by ")
+                why = text.removeprefix("ended by ")
+                return ("interrupted" if why.startswith(("KeyboardInterrupt", "SystemExit")) else "failed"), why
             if text.startswith(BEGINS):
                 return "interrupted", "it ended without a word: killed, or the machine stopped"
         return "unknown", f"the log does not say whether it ended{'' if self.rows else ', and nothing was reported'}"
