@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 import yaml
 from cli_parts import LIMIT_S, RECIPE, environment, finished, headrace, program
+from nursery import start, tell
 
 import headrace as hr
 from headrace.cli import _as_flags
@@ -533,3 +536,60 @@ def test_what_a_recipe_passes_to_fit_stays(place: Path, capsys: Any) -> None:
     assert headrace("fit", "sines.py:small", "--steps", "3", "--run", "r", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["step"], found["why"]) == (3, "3 steps reached")
+
+
+# --- what is printed --------------------------------------------------------------------------------------
+
+PRINTING = [
+    "--help",
+    "fit --help",
+    "runs --help",
+    "--version",
+    "completion bash",
+    "fit sines.py:small --print_config",
+    "fit sines.py:small --steps 1 --progress plain --run r",
+    "rehearse sines.py:small --workers 2 --strategy diloco --strategy synchronous --steps 2",
+    "runs r --json",
+    "checkpoint list r",
+    "fit nowhere.py",
+    "fit --xyz",
+]
+
+
+def print_for_nobody(place: str, at_once: bool) -> None:
+    """Each command, with a standard output and a standard error that nobody reads."""
+    os.chdir(place)
+    for line in PRINTING:
+        reading, writing = os.pipe()
+        os.close(reading)
+        for number in (1, 2):
+            os.dup2(writing, number)
+        os.close(writing)
+        with (
+            open(1, "w", closefd=False) as out,
+            open(2, "w", closefd=False) as errors,
+            redirect_stdout(out),
+            redirect_stderr(errors),
+        ):
+            out.reconfigure(write_through=at_once)
+            try:
+                tell(f"{line}: {headrace(*line.split())}")
+            except BaseException as error:
+                tell(f"{line}: {error!r}")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_reader_that_has_left_is_no_error_and_ends_no_work(at_once: bool, place: Path) -> None:
+    (place / "out").mkdir()
+    with start(print_for_nobody, place / "out", place, at_once) as child:
+        assert child.ending() == 0
+    assert child.told == [f"{line}: {('nowhere' in line) + 2 * ('xyz' in line)}" for line in PRINTING]
+    assert (place / "rehearsal.png").is_file()
+
+
+def test_a_command_leaves_how_warnings_are_shown_as_it_was(capsys: Any) -> None:
+    before, handler = warnings.formatwarning, signal.getsignal(signal.SIGTERM)
+    for words, status in (("--version", 0), ("fit nowhere.py", 1), ("fit --xyz", 2), ("runs .", 0)):
+        assert headrace(*words.split()) == status
+        assert warnings.formatwarning is before
+    assert signal.getsignal(signal.SIGTERM) == handler

@@ -5,7 +5,6 @@ Exit status: 0 if all is well, 1 if something was found wrong or could not be do
 """
 
 import json
-import os
 import re
 import sys
 import warnings
@@ -15,6 +14,7 @@ from dataclasses import fields
 from ..errors import HeadraceError
 from .options import Options
 from .parser import Parser, UsageError, find, overview
+from .say import put
 
 INTERRUPTED, PREEMPTED = 130, 143
 """The exit status after Ctrl-C, and after a signal that asks for the machine."""
@@ -22,8 +22,17 @@ INTERRUPTED, PREEMPTED = 130, 143
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; its exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"headrace: warning: {message}\n"
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    finally:
+        warnings.formatwarning = before
+        for file in (sys.stdout, sys.stderr):
+            put("", file)
+
+
+def _run(words: Sequence[str]) -> int:
     parser = overview()
     try:
         if not words or words[0].startswith("-"):
@@ -31,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         parser, run = find(words[0])
-        return _flushed(run(parser.parse_args(words[1:])))
+        return run(parser.parse_args(words[1:]))
     except UsageError as error:
         _tell(words, error, str(error))
         return 2
@@ -39,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _tell(words, error, _as_flags(str(error), parser), "headrace: ")
         return 1
     except KeyboardInterrupt:
-        print("headrace: interrupted", file=sys.stderr)
+        put("headrace: interrupted\n", sys.stderr)
         return INTERRUPTED
 
 
 def _tell(words: Sequence[str], error: HeadraceError, said: str, before: str = "") -> None:
     document = {"error": said, "kind": type(error).__name__}
-    print(json.dumps(document) if "--json" in words else before + said, file=sys.stderr)
+    put(f"{json.dumps(document) if '--json' in words else before + said}\n", sys.stderr)
 
 
 def _as_flags(said: str, parser: Parser) -> str:
@@ -60,12 +69,3 @@ def _as_flags(said: str, parser: Parser) -> str:
     said = re.sub(r"\b(\w+)=True, (?=--\1\b)", "", said)  # where both are said
     said = re.sub(r": columns= says which are read[^.]*", "", said)  # which no command has
     return re.sub(r"(?<![\w.,:(\[{'\"-])([a-z_]+)=(True\b)?(?=([\s.,'\"]|$))", flag, said)
-
-
-def _flushed(status: int) -> int:
-    """The status, once all is printed; that a reader such as `head` has left is no error of the command."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return status

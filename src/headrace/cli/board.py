@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, RunError
 from .runs import find
+from .say import put
 
 HOST = "127.0.0.1"
 
@@ -27,10 +28,11 @@ def run(options: argparse.Namespace) -> int:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(folder.absolute(), target_is_directory=True)
         url = _served(Path(room), options.port)
-        print(f"{url} shows {', '.join(curves)}; Ctrl-C ends it", flush=True)
+        put(f"{url} shows {', '.join(curves)}; Ctrl-C ends it\n")
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         with suppress(KeyboardInterrupt):
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
             threading.Event().wait()
+        signal.signal(signal.SIGTERM, before)
     return 0
 
 

@@ -1,10 +1,10 @@
 """`headrace completion bash|zsh|fish`: what makes a shell complete the commands, their options, recipes and runs."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from ..errors import ConfigError
+from .say import put
 
 TEMPLATES = Path(__file__).parent / "templates"
 SHELLS = ("bash", "zsh", "fish")
@@ -20,9 +20,9 @@ def run(options: argparse.Namespace) -> int:
     if options.line is not None:
         from .candidates import candidates
 
-        sys.stdout.writelines(f"{word}\n" for word in candidates(options.line, options.breaks))
+        put("".join(f"{word}\n" for word in candidates(options.line, options.breaks)))
         return 0
     if options.shell is None:
         raise ConfigError('say which shell, as in eval "$(headrace completion bash)". There are bash, zsh and fish.')
-    sys.stdout.write((TEMPLATES / f"completion.{options.shell}").read_text())
+    put((TEMPLATES / f"completion.{options.shell}").read_text())
     return 0

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from . import INTERRUPTED, PREEMPTED
-from .say import numbers, say
+from .say import numbers, put, say
 
 if TYPE_CHECKING:
     from ..recipe import Trained
@@ -58,7 +58,7 @@ def _ended_early(run: str | None, note: Path, status: int) -> int:
     """Tells whoever has ended a training early how it goes on; a run that the recipe names is in the note."""
     run = run or (note.read_text() if note.is_file() else None)
     goes_on = f": headrace resume {quote(run)} goes on from there" if run is not None and Path(run).is_dir() else ""
-    print(f"headrace: ended early{goes_on}", file=sys.stderr)
+    put(f"headrace: ended early{goes_on}\n", sys.stderr)
     return status
 
 

@@ -18,6 +18,7 @@ from ..errors import ConfigError, unknown
 from ..recipe import LIMITS, Parameter, check_parameters, find_recipe, located, parameters_of, parser_of
 from .options import OF_A_NEW_RUN, OWN, Options
 from .parser import UsageError
+from .say import put
 from .values import LIST, PREFIX, Known, Value, of_environment, of_file, of_flags, read_file, taken
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _help(command: str, function: Callable[..., Any] | None) -> NoReturn:
             "--recipe", metavar="RECIPE", help="file.py or file.py:function, if the run does not know it"
         )
     group.add_argument("--print_config", action="store_true", help="print all of it as --config takes it, and end")
-    print(parser.format_help(), end="")
+    put(parser.format_help())
     sys.exit(0)
 
 
@@ -253,5 +254,5 @@ class _Formatter(HelpFormatter):
 def _print(asked: Asked) -> NoReturn:
     import yaml
 
-    print(yaml.safe_dump(asked.document, sort_keys=False), end="")
+    put(yaml.safe_dump(asked.document, sort_keys=False))
     sys.exit(0)

@@ -1,22 +1,36 @@
 """What commands print: JSON for programs, lines and tables for people."""
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
 from ..history.rows import encoded
 
 
 def say(options: Any, document: Any, text: str) -> None:
     """The result of a command: the document for a program, the text for people."""
-    print(json.dumps(encoded(document), allow_nan=False) if options.json else text)
+    put(f"{json.dumps(encoded(document), allow_nan=False) if options.json else text}\n")
 
 
 def tell(options: Any, line: str) -> None:
     """A line on the way, for people."""
     if not options.json:
-        print(line, flush=True)
+        put(f"{line}\n")
+
+
+def put(text: str, file: TextIO | None = None) -> None:
+    """Writes at once; that a reader such as `head` has left is no error of a command, which goes on."""
+    file = file or sys.stdout
+    try:
+        file.write(text)
+        file.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
