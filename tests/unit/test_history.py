@@ -1,6 +1,8 @@
 """A history says which row is the best, and shows itself as a frame, as a figure and as a table in a notebook."""
 
+import io
 import math
+import pickle
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import headrace as hr
 from headrace.history.curves import axis_of, panels, thin
@@ -178,6 +181,31 @@ found.plot().savefig(io.BytesIO())
 assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+def shown(figure: Any) -> dict[str, Any]:
+    """What a notebook's kernel gets of an object for which nobody has told it anything else."""
+    ways = {"image/png": "_repr_png_", "image/svg+xml": "_repr_svg_", "text/html": "_repr_html_"}
+    found = {kind: getattr(figure, way)() for kind, way in ways.items() if hasattr(figure, way)}
+    return {kind: value for kind, value in found.items() if value is not None}
+
+
+def test_a_figure_shows_itself_once_in_a_notebook_that_knows_no_pyplot() -> None:
+    modules = set(sys.modules)
+    figure = losses(3.0, 1.0, 2.0).plot()
+    assert list(shown(figure)) == ["image/png"]
+    image = Image.open(io.BytesIO(shown(figure)["image/png"]))
+    assert image.size == tuple(figure.canvas.get_width_height())
+    assert {(0x00, 0x72, 0xB2, 255), (0xD5, 0x5E, 0x00, 255)} & {colour for _, colour in image.getcolors(1 << 20)}
+    assert list(shown(pickle.loads(pickle.dumps(figure)))) == ["image/png"]
+    assert "matplotlib.pyplot" not in sys.modules.keys() - modules
+
+
+def test_a_figure_is_none_of_pyplots() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    figure = losses(3.0, 1.0).plot()
+    figure._repr_png_()
+    assert pyplot.get_fignums() == [], "which would be shown a second time at the end of a cell"
 
 
 def test_a_long_history_is_drawn_with_its_extremes_and_few_points() -> None:

@@ -79,8 +79,8 @@ class History:
     def plot(self, keys: str | Sequence[str] | None = None, ax: "Axes | None" = None) -> "Figure":
         """A figure with a panel for the loss, each of its terms, each metric and the rate; the best step is marked.
 
-        `keys`: only these; `ax`: axes of your own, in which all of them are drawn. Show the figure in a notebook by
-        naming it, or keep it: `history.plot().savefig("curves.png")`.
+        `keys`: only these; `ax`: axes of your own, in which all of them are drawn. As the last line of a cell of a
+        notebook the figure shows itself; keep it with `history.plot().savefig("curves.png")`.
         """
         best = self.best
         return plot.figure(self.rows, self._wanted(keys), ax, None if best is None else best["step"])

@@ -46,11 +46,12 @@ def figure(rows: Sequence[Row], keys: Sequence[str] | None, ax: "Axes | None", b
 def new_figure(count: int = 1, width: float = WIDTH, height: float = HEIGHT) -> "Figure":
     """A figure with at least so many axes of this size in inches, which any backend may save."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+
+    from .figure import ShownFigure
 
     across = min(count, ACROSS)
     down = math.ceil(count / across)
-    made = Figure(figsize=(width * across, height * down), layout="constrained")
+    made = ShownFigure(figsize=(width * across, height * down), layout="constrained")
     FigureCanvasAgg(made)
     made.subplots(down, across, squeeze=False)
     return made
