@@ -377,6 +377,11 @@ def test_a_run_is_trained_on_from_where_it_stands(place: Path, capsys: Any) -> N
     assert on["val/loss"] == whole["val/loss"]
     assert headrace("resume", "runs/one", "--lr", "0.5", "--json") == 1
     assert "lr" in json.loads(capsys.readouterr().err)["error"]
+    assert headrace("fit", "sines.py:small", *how, "--width", "16") == 1
+    said = json.loads(capsys.readouterr().err)["error"].splitlines()
+    assert said[:2] == ["the recipe is given other values than the run has:", "  width: 8 in the run, 16 now"]
+    assert said[2].startswith("Give those, or name another run.")
+    assert yaml.safe_load((place / "runs/one/recipe.yaml").read_text())["arguments"]["width"] == 8
 
 
 @pytest.mark.parametrize("recipe", ["small", "passes"])

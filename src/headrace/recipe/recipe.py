@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import config, disk
 from ..callback import Callback
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError, CorruptError
 from ..history import History
 from ..strategy import Strategy
 from ..trainer import Trainer
@@ -94,10 +94,30 @@ def run_recipe(training: Training) -> Trained:
     elif training.needs_run:
         raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
     made.fit = fit
-    history = made.run()
+    try:
+        history = made.run()
+    except CorruptError:
+        raise
+    except CheckpointError as error:
+        if run is not None and (changed := _changed(Path(run), training.arguments)):
+            listed = "\n  ".join(changed)
+            said = f"the recipe is given other values than the run has:\n  {listed}\nGive those, or name another run."
+            raise type(error)(f"{said} As it is, {error}") from error
+        raise
     given = [name for name in LIMITS if fit.get(name) is not None] or ["epochs"]
     limit = next((name for name in given if name[:-1] in history.stopped), given[0])
     return Trained(history.last, None if run is None else str(run), history.stopped, limit)
+
+
+def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
+    """What a recipe is given now and was given another value of when the run was trained."""
+    import yaml
+
+    try:
+        had = yaml.safe_load((run / RECIPE_FILE).read_text())["arguments"]
+        return config.differences({name: had.get(name, value) for name, value in arguments.items()}, arguments)
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
