@@ -324,6 +324,22 @@ def test_settings_that_cannot_work_are_refused_at_fit(options: dict[str, Any], s
         small(**options).fit(X, Y)
 
 
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (nn.Linear(4, 5), r"an output for each class: expected \[3\] for a row, got \[5\]. The classes are 0, 1, 2."),
+        (nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (3, 2))), r"expected \[3\] for a row, got \[3, 2\]"),
+        (nn.LSTM(4, 3), "returns a tensor with a row for each row, got a tuple"),
+    ],
+)
+def test_a_module_without_an_output_for_each_class_is_refused_at_fit(module: nn.Module, said: str) -> None:
+    seen: list[int] = []
+    loss = hr.RowMean(lambda outputs, target: seen.append(1) or torch.zeros((), requires_grad=True), name="own")
+    with pytest.raises(hr.ConfigError, match=said):
+        small(module, loss=loss).fit(np.zeros((9, 4), np.float32), np.arange(9) % 3)
+    assert not seen, "nothing has been trained"
+
+
 def test_a_loss_that_knows_no_rows_refuses_weights() -> None:
     mean = hr.RowMean(lambda outputs, target: nn.functional.cross_entropy(outputs, target), name="own")
     small(loss=mean).fit(X, Y)

@@ -98,6 +98,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             trainer = self._trainer(
                 module, loss, optimizer, X, seed=seed, metrics=self.metrics, batch_size=self.batch_size
             )
+            with _seeded(seed):  # a module may draw even at rest
+                self._check_outputs(trainer.predict({"x": X[:2]}), n_outputs)
             options = {"epochs": self.epochs, "progress": "auto" if self.verbose else False}
             history = trainer.fit(train, val, run=run, callbacks=callbacks, **{**options, **asked})
         self.run_ = run
@@ -142,6 +144,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(made, nn.Module):
             raise ConfigError(f"module= makes an nn.Module of (n_features, n_outputs), got a {type(made).__name__}.")
         return made
+
+    def _check_outputs(self, outputs: Any, n_outputs: int) -> None:
+        """Raises unless what a new module returns for the first rows is something to fit to targets."""
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(f"module= returns a tensor with a row for each row, got a {type(outputs).__name__}.")
 
     def _callbacks(self) -> list[Callback]:
         if self.patience is None:

@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from ..callback import Callback
+from ..errors import ConfigError
 from ..loss import MSE, CrossEntropy
 from .base import Estimator
 
@@ -107,6 +108,14 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         weights = None if weights is None else weights[kept].astype(self.dtype)
         self._train(X[kept], target[kept], weights, len(self.classes_), CrossEntropy(), split_by=target[kept])
         return self
+
+    def _check_outputs(self, outputs: Any, n_outputs: int) -> None:
+        super()._check_outputs(outputs, n_outputs)
+        if outputs.shape[1:] != (n_outputs,):
+            raise ConfigError(
+                f"module= has an output for each class: expected [{n_outputs}] for a row, got {[*outputs.shape[1:]]}. "
+                f"The classes are {', '.join(map(str, self.classes_[:10]))}{' ...' * (n_outputs > 10)}."
+            )
 
     def decision_function(self, X: Any) -> np.ndarray:
         """The outputs of the module, one for each class; of two classes, by how much the second is above the first."""
