@@ -342,6 +342,32 @@ def test_a_model_that_says_yes_or_no_gets_a_class_and_its_probability(capsys: An
     assert np.allclose(found["probability"], torch.maximum(yes, 1 - yes), atol=1e-5)
 
 
+def test_python_does_what_predict_does(capsys: Any) -> None:
+    recipe = hr.Recipe.of_run("runs/flowers")
+    assert recipe.step == answer(capsys, "predict", "runs/flowers", "flowers.csv", "--out", "told.arrow")["step"]
+    found, told = recipe.predict("flowers.csv", batch_size=7), hr.open_table("told.arrow")
+    assert [stream.name for stream in found.streams] == ["output", "class", "probability"]
+    assert found.categories == told.categories == {"class": NAMES}
+    for name in ("output", "class", "probability"):
+        torch.testing.assert_close(found.rows(0, 60)[name], told.rows(0, 60)[name])
+    assert torch.equal(found.rows(0, 60)["output"].argmax(dim=1), found.rows(0, 60)["class"].long())
+
+
+def test_a_recipe_of_a_run_takes_arrays_and_other_weights(tmp_path: Path) -> None:
+    x = torch.cos(torch.arange(55.0)).reshape(11, 5)
+    for which, step in ((None, 10), ("last", 10), (5, 5)):
+        recipe = hr.Recipe.of_run("runs/sines", which=which)
+        assert recipe.step == step
+        assert torch.equal(recipe.predict(x).rows(0, 11)["output"], recipe.trainer.predict(x))
+    with pytest.raises(hr.RunError, match="there is no run"):
+        hr.Recipe.of_run(tmp_path / "nowhere")
+    load_recipe("garden.py:sure").run(run=tmp_path / "script", progress=False)
+    with pytest.raises(hr.RunError, match="does not say what its recipe is"):
+        hr.Recipe.of_run(tmp_path / "script")
+    named = hr.Recipe.of_run(tmp_path / "script", recipe="garden.py:sure").predict(torch.zeros(3, 2))
+    assert named.rows(0, 3)["probability"].shape == (3,)
+
+
 @pytest.mark.parametrize(
     ("out", "status", "told"),
     [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CheckpointError
 from .parser import add_json
 from .say import moment, say, shown
-from .using import add_which, check_run, chosen, recipe_of
+from .using import add_which
 
 if TYPE_CHECKING:
     from ..checkpoint import Store
@@ -75,17 +75,21 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from ..export import SUFFIXES, export
+    from ..recipe.of_run import check_run, chosen
 
+    check_run(options.run)
     out = options.out or options.run / f"model{SUFFIXES[options.to]}"
     recipe, arguments = _recipe(options)
-    step = export(options.run, out, to=options.to, which=chosen(options), recipe=recipe, arguments=arguments)
+    step = export(
+        options.run, out, to=options.to, which=chosen(options.run, options.which), recipe=recipe, arguments=arguments
+    )
     say(options, {"file": str(out), "step": step}, f"{out}: the weights of step {step}")
     return 0
 
 
 def _recipe(options: argparse.Namespace) -> tuple[str | None, dict[str, Any]]:
     """The recipe that makes the model, and its arguments: what is given, and what the run says."""
-    from ..recipe import RECIPE_FILE
+    from ..recipe import RECIPE_FILE, recipe_of
 
     known = options.recipe is not None or (options.run / RECIPE_FILE).is_file()
     return recipe_of(options.run, options.recipe) if known and options.to != "safetensors" else (None, {})
@@ -93,6 +97,7 @@ def _recipe(options: argparse.Namespace) -> tuple[str | None, dict[str, Any]]:
 
 def _store(run: Path) -> "Store":
     from ..checkpoint import Store
+    from ..recipe.of_run import check_run
     from ..run import CHECKPOINTS, run_id
 
     check_run(run)

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ..errors import ConfigError, unknown
-from ..recipe import LIMITS, Parameter, check_parameters, find_recipe, located, parameters_of, parser_of
+from ..recipe import LIMITS, Parameter, check_parameters, find_recipe, located, parameters_of, parser_of, read_file
 from .options import OF_A_NEW_RUN, OWN, Options
 from .parser import UsageError
 from .say import put
-from .values import LIST, PREFIX, Known, Value, of_environment, of_file, of_flags, read_file, taken
+from .values import LIST, PREFIX, Known, Value, of_environment, of_file, of_flags, taken
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser

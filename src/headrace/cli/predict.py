@@ -3,7 +3,7 @@
 import argparse
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from .parser import file_of
@@ -11,7 +11,7 @@ from .say import say
 from .using import add_run
 
 if TYPE_CHECKING:
-    from .answers import Answers
+    from ..data.arrays import ArrayTable
 
 ENDINGS = (".arrow", ".csv", ".npy", ".parquet")
 
@@ -29,20 +29,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     _check(options.out, options.data)
     from ..data.compose import take
-    from .answers import answers_of
-    from .data import like_training
+    from ..recipe.answers import outputs_in
+    from ..recipe.data import like_training
     from .using import trained
 
-    made, step = trained(options)
+    made = trained(options)
     data = like_training(made, options.data, "predict", targets=False)
     if len(data):
         with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row
-            _write(answers_of(made, made.trainer.predict(take(data, 1))), Path(room, f"first{options.out.suffix}"))
-    found = answers_of(made, made.trainer.predict(data, batch_size=options.batch_size))
+            _write(made.predict(take(data, 1)), Path(room, f"first{options.out.suffix}"))
+    found = made.predict(data, batch_size=options.batch_size)
     _write(found, options.out)
-    columns = found.outputs if options.out.suffix.lower() == ".npy" else found.columns
-    document = {"file": str(options.out), "rows": len(data), "step": step, "columns": list(columns)}
-    said = f"{options.out}: {', '.join(columns)} of {len(data):,} rows, by the weights of step {step}"
+    columns = outputs_in(found) if options.out.suffix.lower() == ".npy" else [stream.name for stream in found.streams]
+    document = {"file": str(options.out), "rows": len(data), "step": made.step, "columns": columns}
+    said = f"{options.out}: {', '.join(columns)} of {len(data):,} rows, by the weights of step {made.step}"
     say(options, document, said)
     return 0
 
@@ -56,14 +56,13 @@ def _check(out: Path, data: str) -> None:
         raise ConfigError(f"--out {out} is the file to be read. Name another.")
 
 
-def _write(found: "Answers", out: Path) -> None:
+def _write(found: "ArrayTable", out: Path) -> None:
+    from ..data.files import write_table
+    from ..data.files.whole import whole
+    from ..recipe.answers import write_csv, write_npy
+
     ending = out.suffix.lower()
     if ending in (".arrow", ".parquet"):
-        from ..data.files import write_table
-
-        return write_table(found.table(), out)
-    from ..data.files.whole import whole
-
+        return write_table(found, out)
     with whole(out) as beside, open(beside, "wb") as file:
-        writes: dict[str, Any] = {".npy": found.write_npy, ".csv": found.write_csv}
-        writes[ending](file)
+        (write_npy if ending == ".npy" else write_csv)(found, file)

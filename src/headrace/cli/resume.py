@@ -17,9 +17,9 @@ def add(parser: "Parser") -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from ..recipe import recipe_file
     from .fit import train
     from .flags import fail, read, refused
-    from .using import recipe_file
     from .values import taken
 
     words: list[str] = options.words

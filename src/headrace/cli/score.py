@@ -16,11 +16,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from .data import like_training
+    from ..recipe.data import like_training
     from .using import trained
 
     name = NAMES[options.command]
-    made, step = trained(options)
+    made = trained(options)
     own = {"val": made.val, "test": made.test}
     data = own[name] if options.data is None else like_training(made, options.data, name)
     if data is None:
@@ -28,6 +28,6 @@ def run(options: argparse.Namespace) -> int:
         hint = f" It has {', '.join(others)} data." if others else ""
         raise ConfigError(f"the recipe has no {name} data.{hint} Name a file: headrace {options.command} RUN DATA.")
     scores = made.trainer.validate(data, name, batch_size=options.batch_size)
-    text = "\n".join([f"the weights of step {step}", *numbers(scores)])
-    say(options, {"step": step, **scores}, text)
+    text = "\n".join([f"the weights of step {made.step}", *numbers(scores)])
+    say(options, {"step": made.step, **scores}, text)
     return 0

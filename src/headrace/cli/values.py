@@ -4,15 +4,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, unknown
-from ..recipe import Parameter
+from ..recipe import PARTS, Parameter
 
 PREFIX = "HEADRACE_"
-PARTS = ("arguments", "fit")
-"""What a file of options may put under keys of their own, as a run does."""
 LIST = "'[3, 4]'"
 """How a list is written, as an example."""
 _NOT_OPTIONS = {"CONFIG", "TIMEOUT_S"}
@@ -96,19 +93,3 @@ def taken(words: list[str], flag: str, what: str) -> str | None:
     if not value:
         raise ConfigError(f"{flag}: expected {what}, got nothing.")
     return value
-
-
-def read_file(file: str) -> dict[str, Any]:
-    """A file of options: keys with values, and `recipe:`, `arguments:` and `fit:` as a run has them."""
-    import yaml
-
-    try:
-        found = yaml.safe_load(Path(file).read_text())
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}.") from None
-    parts = [found.get(part) or {} for part in PARTS] if isinstance(found, dict) else [None]
-    if not all(isinstance(part, dict) for part in parts):
-        raise ConfigError(f"{file} does not hold keys with values. Write lr: 0.1 and the like, a line for each.")
-    return dict(found)

@@ -16,6 +16,7 @@ from .find import find_recipe
 from .parameters import required, typed
 
 if TYPE_CHECKING:
+    from ..data.arrays import ArrayTable
     from ..info import Info
 
 RECIPE_FILE = "recipe.yaml"
@@ -31,6 +32,32 @@ class Recipe:
     val: Any = None
     test: Any = None
     fit: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = field(default=None, init=False)
+    """The step that the weights are of, if a run has kept them."""
+
+    @staticmethod
+    def of_run(run: str | Path, *, which: str | int | None = None, recipe: str | None = None) -> "Recipe":
+        """The recipe that a run was trained with, its model with the weights that the run has kept.
+
+        `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last.
+        `recipe`: `file.py` or `file.py:function`, if the run does not know it or the file has moved.
+        """
+        from .of_run import load_run
+
+        return load_run(Path(run), which, recipe)
+
+    def predict(self, data: Any, *, batch_size: int | None = None) -> "ArrayTable":
+        """What the model says of every row, as columns: `output`, or the names of several outputs, and of a classifier
+        `class` and `probability`.
+
+        `data`: what `Trainer.predict` takes, or the name of a file, which is read as the training data were.
+        """
+        from .answers import answers_of
+        from .data import like_training
+
+        if isinstance(data, str | Path):
+            data = like_training(self, str(data), "predict", targets=False)
+        return answers_of(self, self.trainer.predict(data, batch_size=batch_size))
 
     def run(self, **options: Any) -> History:
         """Trains; `options` go before the recipe's own."""

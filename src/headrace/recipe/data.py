@@ -13,7 +13,7 @@ from ..data.reader import Reader
 from ..data.source import Table
 from ..data.views import Wrapper
 from ..errors import DataError, SourceError
-from ..recipe import Recipe
+from .recipe import Recipe
 
 Columns = Mapping[str, Sequence[str]]
 """The columns of a file that each stream is made of."""
