@@ -25,7 +25,9 @@ def positive(name: str, value: Any, whole: bool = False) -> None:
     """Raises unless an optional number is greater than zero."""
     kinds = int if whole else int | float
     if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
-        raise ConfigError(f"{name}= is {'a whole number' if whole else 'a number'} greater than 0, got {value!r}.")
+        raise ConfigError(
+            f"{name}= is {'a whole number' if whole else 'a number'} greater than 0, got {value!r}.", argument=name
+        )
 
 
 def settings(given: Mapping[str, Any]) -> None:

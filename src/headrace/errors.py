@@ -25,7 +25,11 @@ class HeadraceError(Exception):
 
 
 class ConfigError(HeadraceError, ValueError):
-    """An argument or a setting that cannot work."""
+    """An argument or a setting that cannot work; `argument` is the name of the one that is meant, if it is one."""
+
+    def __init__(self, *said: object, argument: str = "") -> None:
+        super().__init__(*said)
+        self.argument = argument
 
 
 class DataError(HeadraceError, ValueError):

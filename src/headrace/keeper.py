@@ -258,7 +258,7 @@ class RunKeeper(Keeper):
             listed = "\n  ".join(found)
             raise CheckpointError(
                 f"{self.path} was trained with other settings:\n  {listed}\n"
-                "Set them as they were, name another run, or go on with the new ones: override=True, --override."
+                "Set them as they were, name another run, or go on with the new ones: override=True (--override)."
             )
         for difference in found:
             self._run.log(f"overridden: {difference}")
@@ -272,12 +272,12 @@ def make_keeper(
     if resume not in RESUME:
         raise ConfigError(unknown("resume", resume, RESUME))
     if run is not None and (not isinstance(run, str | Path) or not str(run)):
-        raise ConfigError(f"run= is the path of a directory, got {run!r}.")
+        raise ConfigError(f"run= is the path of a directory, got {run!r}.", argument="run")
     length, kept = Length.parse(every, "checkpoint_every"), Keep.of(keep)
     if run is not None:
         return RunKeeper(Path(run), resume, length, kept, override, wait)
     if resume == "must":
-        raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.")
+        raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")
     return Keeper()
 
 

@@ -41,9 +41,9 @@ class Length:
             raise ConfigError(unknown("unit", self.unit, set(_UNITS.values())))
         number = isinstance(self.count, Real) and not isinstance(self.count, bool)
         if not number or not 0 < self.count < float("inf"):
-            raise ConfigError(f"{self.unit}= is greater than 0, got {self.count!r}.")
+            raise ConfigError(f"{self.unit}= is greater than 0, got {self.count!r}.", argument=self.unit)
         if self.unit != "minutes" and self.count != int(self.count):
-            raise ConfigError(f"{self.unit}= counts whole {self.unit}, got {self.count!r}.")
+            raise ConfigError(f"{self.unit}= counts whole {self.unit}, got {self.count!r}.", argument=self.unit)
 
     @classmethod
     def parse(cls, text: "str | Length", what: str) -> "Length":
@@ -52,10 +52,12 @@ class Length:
             return text
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text) if isinstance(text, str) else None
         if match is None:
-            raise ConfigError(f'{what}= is a number and a unit, as in "1 epoch" or "500 steps", got {text!r}.')
+            raise ConfigError(
+                f'{what}= is a number and a unit, as in "1 epoch" or "500 steps", got {text!r}.', argument=what
+            )
         number, unit = float(match[1]), match[2].lower()
         if unit not in _UNITS:
-            raise ConfigError(f"{what}={text!r}: {unknown('unit', unit, _UNITS)}")
+            raise ConfigError(f"{what}={text!r}: {unknown('unit', unit, _UNITS)}", argument=what)
         return cls.of(number, _UNITS[unit], what)
 
     @classmethod
@@ -64,7 +66,7 @@ class Length:
         try:
             return cls(count, unit)
         except ConfigError as error:
-            raise ConfigError(str(error).replace(f"{unit}=", f"{what}=", 1)) from None
+            raise ConfigError(str(error).replace(f"{unit}=", f"{what}=", 1), argument=what) from None
 
     def reached(self, counters: Counters) -> bool:
         """Whether a run that has come this far has this length."""
@@ -85,7 +87,9 @@ def interval(text: "str | Length", what: str) -> Length:
     """How often something is done in a loop; wall-clock time would make it differ from run to run."""
     found = Length.parse(text, what)
     if found.unit == "minutes":
-        raise ConfigError(f"{what}={text!r}: minutes differ from run to run. Count epochs, steps or samples.")
+        raise ConfigError(
+            f"{what}={text!r}: minutes differ from run to run. Count epochs, steps or samples.", argument=what
+        )
     return found
 
 

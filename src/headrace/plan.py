@@ -149,7 +149,7 @@ def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool
     if progress is False:
         return Callbacks(wanted, leader)
     if not isinstance(progress, str | bool) or progress not in styles:
-        raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.")
+        raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.", argument="progress")
     return Callbacks([*wanted, Progress(styles[progress])], leader)
 
 

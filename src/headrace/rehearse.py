@@ -94,7 +94,8 @@ def rehearse(
             asked = {**(options or {}), **({} if room is None else {"run": f"{room}/run", "wait_for_saves": True})}
             rows, report = launch(perform, recipe, by, asked, workers=workers, network=network, restarts=failures)
     except HeadraceError as error:
-        raise type(error)(f"{strategy}: {error}") from error
+        error.args = (f"{strategy}: {error}",)
+        raise
     found = report()
     return Rehearsal(strategy, rows, found["workers"], found["clock_s"])
 

@@ -51,7 +51,7 @@ def saved_weights(run: Path, which: str | int) -> Contents:
     if best is None:
         raise CheckpointError(
             f"{run} has no best checkpoint: nothing told good from bad. Train with EarlyStopping or BestModel, "
-            "or load which='last'."
+            "or load the last."
         )
     return store.load(best["step"], _weights_only)
 

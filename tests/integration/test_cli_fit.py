@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,8 +19,6 @@ from cli_parts import LIMIT_S, RECIPE, environment, finished, headrace, program
 from nursery import start, tell
 
 import headrace as hr
-from headrace.cli import _as_flags
-from headrace.cli.parser import find
 from headrace.recipe import load_recipe
 from headrace.weights import saved_weights
 
@@ -394,7 +393,7 @@ def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place:
     assert "--run," not in said
     assert headrace("resume", "r", "--steps", "4", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 4
-    assert "go on with the new ones: --override." in _whole(capsys, "resume", "r", "--epochs", "2")
+    assert "go on with the new ones: override=True (--override)." in _whole(capsys, "resume", "r", "--epochs", "2")
     assert headrace("resume", "r", "--epochs", "2", "--override", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 10
 
@@ -446,14 +445,31 @@ def refused_after(capsys: Any, *words: object) -> str:
     return refused(capsys, *words, status=1)
 
 
-def test_what_is_said_of_arguments_is_said_of_the_flags_of_a_command() -> None:
-    fit, predict = (find(name)[0] for name in ("fit", "predict"))
-    assert _as_flags("keep= is 1 or more, or fit(steps=3).", fit) == "--keep is 1 or more, or fit(steps=3)."
-    assert _as_flags("Go on: override=True, --override.", fit) == "Go on: --override."
-    assert _as_flags("batch_size= and keep= are whole.", predict) == "--batch-size and keep= are whole.", (
-        "its own alone"
-    )
-    assert _as_flags("Leave it out: columns= says which are read.", predict) == "Leave it out."
+@pytest.mark.parametrize(
+    ("option", "value", "argument", "told"),
+    [
+        ("checkpoint_every", "often", "checkpoint_every", ' is a number and a unit, as in "1 epoch" or "500 steps"'),
+        ("checkpoint_every", "3 weeks", "checkpoint_every", "='3 weeks': unknown unit 'weeks'"),
+        ("validate_every", "3 min", "validate_every", "='3 min': minutes differ from run to run"),
+    ],
+)
+def test_an_error_names_its_argument_and_a_command_its_flag(
+    option: str, value: str, argument: str, told: str, place: Path, capsys: Any
+) -> None:
+    with pytest.raises(hr.ConfigError) as caught:
+        load_recipe("sines.py:small").run(**{option: value, "run": "r", "progress": False})
+    assert caught.value.argument == argument
+    assert str(caught.value).startswith(f"{argument}={told.removeprefix('=')}")
+    said = refused(capsys, "fit", "sines.py:small", f"--{option}", value, "--run", "r", status=1)
+    assert said.startswith(f"headrace: --{option}{told}")
+
+
+def test_an_error_of_no_argument_and_one_that_is_sent_say_the_same() -> None:
+    assert hr.ConfigError("of nothing in particular").argument == ""
+    with pytest.raises(hr.ConfigError) as caught:
+        hr.Length.parse("often", "log_every")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.argument) == (str(caught.value), "log_every")
 
 
 def test_a_run_in_use_is_left_alone(place: Path, capsys: Any) -> None:

@@ -31,7 +31,7 @@ class Keep:
         if keep == "all":
             return cls(None)
         if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
-            raise ConfigError(f"keep= is a number of checkpoints, at least 1, or 'all'; got {keep!r}.")
+            raise ConfigError(f"keep= is a number of checkpoints, at least 1, or 'all'; got {keep!r}.", argument="keep")
         return cls(keep)
 
 

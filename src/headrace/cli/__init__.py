@@ -5,13 +5,12 @@ Exit status: 0 if all is well, 1 if something was found wrong or could not be do
 """
 
 import json
-import re
 import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import fields
 
-from ..errors import HeadraceError
+from ..errors import ConfigError, HeadraceError
 from .options import Options
 from .parser import Parser, UsageError, find, overview
 from .say import put
@@ -45,7 +44,7 @@ def _run(words: Sequence[str]) -> int:
         _tell(words, error, str(error))
         return 2
     except HeadraceError as error:
-        _tell(words, error, _as_flags(str(error), parser), "headrace: ")
+        _tell(words, error, _in_flags(error, parser), "headrace: ")
         return 1
     except KeyboardInterrupt:
         put("headrace: interrupted\n", sys.stderr)
@@ -57,15 +56,11 @@ def _tell(words: Sequence[str], error: HeadraceError, said: str, before: str = "
     put(f"{json.dumps(document) if '--json' in words else before + said}\n", sys.stderr)
 
 
-def _as_flags(said: str, parser: Parser) -> str:
-    """What is said of arguments of Python, `keep= is ...`, in the words of a command that has them as options."""
+def _in_flags(error: HeadraceError, parser: Parser) -> str:
+    """What is said of an argument of Python, `keep= is ...`, with the flag that a command has for it."""
     flags = {option.name: f"--{option.name}" for option in fields(Options)} if parser.takes_all else {}
     flags |= {flag[2:].replace("-", "_"): flag for flag in parser.flags()}
-
-    def flag(found: re.Match[str]) -> str:
-        name, value, after = found.groups()
-        return found[0] if name not in flags else flags[name] + ("=" if after in ("'", '"') and not value else "")
-
-    said = re.sub(r"\b(\w+)=True, (?=--\1\b)", "", said)  # where both are said
-    said = re.sub(r": columns= says which are read[^.]*", "", said)  # which no command has
-    return re.sub(r"(?<![\w.,:(\[{'\"-])([a-z_]+)=(True\b)?(?=([\s.,'\"]|$))", flag, said)
+    name = error.argument if isinstance(error, ConfigError) else ""
+    if name not in flags:
+        return str(error)
+    return f" {error}".replace(f" {name}= ", f" {flags[name]} ").replace(f" {name}=", f" {flags[name]}=")[1:]

@@ -18,7 +18,9 @@ def make_crew(strategy: Strategy | None) -> Crew:
         strategy = Single() if comm.count == 1 else Synchronous()
     if not isinstance(strategy, Strategy):
         what = f"the class {strategy.__name__}" if isinstance(strategy, type) else f"a {type(strategy).__name__}"
-        raise ConfigError(f"strategy= takes a Strategy, as in hr.Periodic(every='1 epoch'), got {what}.")
+        raise ConfigError(
+            f"strategy= takes a Strategy, as in hr.Periodic(every='1 epoch'), got {what}.", argument="strategy"
+        )
     strategy.join(comm)
     if isinstance(strategy, Centered):
         return Loose(strategy)

@@ -186,7 +186,7 @@ class Reader(Source):
             listed = "; ".join(f"{k}: saved {state.get(k)!r}, now {expected[k]!r}" for k in differ)
             if changed := self.table.changed_files(str(state["fingerprint"])):
                 listed += f"; changed: {', '.join(changed)}"
-            advice = "Read the same table, or say override=True to go on with this one."
+            advice = "Read the same table, or say override=True (--override) to go on with this one."
             if "rows" in differ:
                 advice = "A run goes on with as many rows as it had: read the same table, or begin another run."
             raise SourceError(f"this cursor belongs to other data or another order ({listed}). {advice}")

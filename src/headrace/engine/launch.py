@@ -79,41 +79,49 @@ def _check(job: Job, engine: str) -> None:
     seconds: Any = job.timeout_s
     number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < float("inf"):
-        raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {seconds!r}.")
+        raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {seconds!r}.", argument="timeout_s")
     if job.centered and engine == "processes" and job.workers > 1:
         raise ConfigError(NO_CENTER)
     if job.workers % job.nodes:
-        raise ConfigError(f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.")
+        raise ConfigError(
+            f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.", argument="workers"
+        )
     _check_devices(job.devices, job.workers // job.nodes)
     real = {"nodes": job.nodes > 1, "devices": job.devices is not None}
     real |= {"address": bool(job.address), "interface": bool(job.interface)}
     for name, given in real.items():
         if given and engine == "local":
-            raise ConfigError(f"{name}= is for engine='processes' or 'ray'; engine='local' is this process alone.")
+            raise ConfigError(
+                f"{name}= is for engine='processes' or 'ray'; engine='local' is this process alone.", argument=name
+            )
     _check_network(job.network, job.workers, engine)
 
 
 def _engine(name: str) -> Callable[[Job], Result]:
     if name == "ray" and find_spec("ray") is None:
-        raise ConfigError("engine='ray' needs Ray, which is not installed: pip install \"headrace[ray]\"")
+        raise ConfigError(
+            "engine='ray' needs Ray, which is not installed: pip install \"headrace[ray]\"", argument="engine"
+        )
     run: Callable[[Job], Result] = import_module(f".{name}", __package__).run
     return run
 
 
 def _whole(value: Any, what: str, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{what}= is a whole number, {least} or more, got {value!r}.")
+        raise ConfigError(f"{what}= is a whole number, {least} or more, got {value!r}.", argument=what)
 
 
 def _check_devices(devices: Any, needed: int) -> None:
     if devices is None:
         return
     if isinstance(devices, str) or not isinstance(devices, Sequence):
-        raise ConfigError(f"devices= lists the accelerators of a node by number, as in [0, 1], got {devices!r}.")
+        raise ConfigError(
+            f"devices= lists the accelerators of a node by number, as in [0, 1], got {devices!r}.", argument="devices"
+        )
     for device in devices:
         _whole(device, "a device in devices", 0)
     if len(set(devices)) != len(devices):
-        raise ConfigError(f"devices= names each accelerator once, got {list(devices)}.")
+        raise ConfigError(f"devices= names each accelerator once, got {list(devices)}.", argument="devices")
     if len(devices) < needed:
         raise ConfigError(f"each of a node's {needed} workers needs a device of its own, got devices={list(devices)}.")
 
@@ -122,9 +130,12 @@ def _check_network(network: Any, workers: int, engine: str) -> None:
     if network is None:
         return
     if engine != "local":
-        raise ConfigError(f"network= is a virtual cluster's, for engine='local'; engine={engine!r} has a real one.")
+        raise ConfigError(
+            f"network= is a virtual cluster's, for engine='local'; engine={engine!r} has a real one.",
+            argument="network",
+        )
     if not isinstance(network, Network):
-        raise ConfigError(f"network= is a headrace.Network, got a {type(network).__name__}.")
+        raise ConfigError(f"network= is a headrace.Network, got a {type(network).__name__}.", argument="network")
     network.check(workers)
 
 

@@ -41,11 +41,11 @@ class Network:
     def __post_init__(self) -> None:
         _positive(self.rows_per_s, "rows_per_s")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ConfigError(f"seed= is a whole number, got {self.seed!r}.")
+            raise ConfigError(f"seed= is a whole number, got {self.seed!r}.", argument="seed")
         for name in ("bytes_per_s", "latency_s", "restart_s", "_speeds", "_stragglers", "_failures"):
             getattr(self, name)
         if self.bytes_per_s <= 0:
-            raise ConfigError(f"bandwidth= is greater than 0, got {self.bandwidth!r}.")
+            raise ConfigError(f"bandwidth= is greater than 0, got {self.bandwidth!r}.", argument="bandwidth")
 
     @cached_property
     def bytes_per_s(self) -> float:
@@ -74,7 +74,9 @@ class Network:
     def check(self, workers: int) -> None:
         """That what is said of workers is said of those that there are."""
         if not isinstance(self.speeds, Mapping) and len(self.speeds) not in (0, workers):
-            raise ConfigError(f"speeds= has one factor for each of the {workers} workers, got {len(self.speeds)}.")
+            raise ConfigError(
+                f"speeds= has one factor for each of the {workers} workers, got {len(self.speeds)}.", argument="speeds"
+            )
         named: dict[str, Mapping[int, Any]] = {
             "speeds": self._speeds,
             "stragglers": self._stragglers,
@@ -83,12 +85,14 @@ class Network:
         for name, of in named.items():
             for worker in of:
                 if worker >= workers:
-                    raise ConfigError(f"{name}= is of workers 0 to {workers - 1}, got worker {worker}.")
+                    raise ConfigError(f"{name}= is of workers 0 to {workers - 1}, got worker {worker}.", argument=name)
 
     @cached_property
     def _speeds(self) -> dict[int, float]:
         if not isinstance(self.speeds, Mapping | Sequence) or isinstance(self.speeds, str):
-            raise ConfigError(f"speeds= is a factor for every worker, or a dict of some, got {self.speeds!r}.")
+            raise ConfigError(
+                f"speeds= is a factor for every worker, or a dict of some, got {self.speeds!r}.", argument="speeds"
+            )
         given: Any = self.speeds if isinstance(self.speeds, Mapping) else dict(enumerate(self.speeds))
         return {_worker(who, "speeds"): _positive(speed, f"speeds of worker {who}") for who, speed in given.items()}
 
@@ -99,7 +103,8 @@ class Network:
             numbers: Any = pair if isinstance(pair, Sequence) and len(pair) == 2 else (None, None)
             if not all(map(_is_number, numbers)) or not 0 <= numbers[0] <= 1 or numbers[1] < 1:
                 raise ConfigError(
-                    f"stragglers= of worker {who} is a probability (0 to 1) and a factor (1 or more), got {pair!r}."
+                    f"stragglers= of worker {who} is a probability (0 to 1) and a factor (1 or more), got {pair!r}.",
+                    argument="stragglers",
                 )
             found[_worker(who, "stragglers")] = (float(numbers[0]), float(numbers[1]))
         return found
@@ -119,18 +124,18 @@ def _draw(seed: int, worker: int, update: int) -> float:
 def _pairs(given: Any, what: str, example: str) -> list[tuple[Any, Any]]:
     pairs = list(given.items()) if isinstance(given, Mapping) else given or []
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
-        raise ConfigError(f"{what}= looks like {example}, got {given!r}.")
+        raise ConfigError(f"{what}= looks like {example}, got {given!r}.", argument=what)
     if not all(isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2 for pair in pairs):
-        raise ConfigError(f"{what}= looks like {example}, got {given!r}.")
+        raise ConfigError(f"{what}= looks like {example}, got {given!r}.", argument=what)
     return [(pair[0], pair[1]) for pair in pairs]
 
 
 def _amount(given: Any, units: Mapping[str, float], what: str, example: str) -> float:
     match = re.fullmatch(_AMOUNT, given.lower()) if isinstance(given, str) else None
     if match is None:
-        raise ConfigError(f"{what}= is a number and a unit, as in {example}, got {given!r}.")
+        raise ConfigError(f"{what}= is a number and a unit, as in {example}, got {given!r}.", argument=what)
     if match[2] not in units:
-        raise ConfigError(f"{what}={given!r}: {unknown('unit', match[2], units)}")
+        raise ConfigError(f"{what}={given!r}: {unknown('unit', match[2], units)}", argument=what)
     return float(match[1]) * units[match[2]]
 
 
@@ -144,11 +149,11 @@ def _is_number(value: Any) -> bool:
 
 def _positive(value: Any, what: str) -> float:
     if not _is_number(value) or value <= 0:
-        raise ConfigError(f"{what}= is a number greater than 0, got {value!r}.")
+        raise ConfigError(f"{what}= is a number greater than 0, got {value!r}.", argument=what)
     return float(value)
 
 
 def _worker(value: Any, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{what}= names workers by their numbers, 0 or more, got {value!r}.")
+        raise ConfigError(f"{what}= names workers by their numbers, 0 or more, got {value!r}.", argument=what)
     return value

@@ -56,7 +56,7 @@ def _refuse_empty(file: File, table: Any) -> None:
     if empty := [name for name in table.column_names if 0 < table.num_rows == table[name].null_count]:
         raise DataError(
             f"column {empty[0]!r} of {file} is empty in every row. "
-            "Fill it or leave it out: columns= says which are read."
+            "Fill it, or leave it out of the columns that are read."
         )
 
 

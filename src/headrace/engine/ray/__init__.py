@@ -16,7 +16,7 @@ def run(job: Job) -> Result:
     from . import cluster
 
     if job.workers < 1:
-        raise ConfigError(f"workers={job.workers}: at least one is needed.")
+        raise ConfigError(f"workers={job.workers}: at least one is needed.", argument="workers")
     with cluster.joined(job) as there:
         found = None
         if not job.centered or job.workers == 1:

@@ -51,7 +51,7 @@ def load(name: str = "ray") -> Any:
             warnings.simplefilter("ignore")  # about the settings and libraries of others
             ray, found = import_module("ray"), import_module(name)
     except ImportError as error:
-        raise ConfigError(f"engine='ray' needs Ray, with Ray Train ({error}). {INSTALL}") from None
+        raise ConfigError(f"engine='ray' needs Ray, with Ray Train ({error}). {INSTALL}", argument="engine") from None
     if tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2]) < OLDEST:
         raise ConfigError(f"Ray {ray.__version__} has known holes: {OLDEST[0]}.{OLDEST[1]} is needed. {INSTALL}")
     return found
@@ -61,7 +61,9 @@ def load(name: str = "ray") -> Any:
 def joined(job: Job) -> Iterator[Cluster]:
     """The cluster that this process is in, that `RAY_ADDRESS` names, or one that is started and ended here."""
     if job.interface is not None:
-        raise ConfigError("interface= is not for engine='ray': a cluster knows its own addresses. Leave it out.")
+        raise ConfigError(
+            "interface= is not for engine='ray': a cluster knows its own addresses. Leave it out.", argument="interface"
+        )
     with ExitStack() as stack:
         own_handlers = stack.enter_context(_handlers_kept())
         scratch = stack.enter_context(_scratch())
@@ -98,10 +100,15 @@ def _connect(ray: Any, address: str) -> None:
 def _fits(ray: Any, job: Job) -> bool:
     """Whether workers have accelerators; what the cluster cannot have at all is refused."""
     if job.devices is not None:
-        raise ConfigError("devices= is not for a Ray cluster that is there already: Ray places workers. Leave it out.")
+        raise ConfigError(
+            "devices= is not for a Ray cluster that is there already: Ray places workers. Leave it out.",
+            argument="devices",
+        )
     nodes = sum(node["Alive"] for node in ray.nodes())
     if nodes < job.nodes:
-        raise ConfigError(f"nodes={job.nodes} were asked for, and the Ray cluster has {nodes}. Start more of them.")
+        raise ConfigError(
+            f"nodes={job.nodes} were asked for, and the Ray cluster has {nodes}. Start more of them.", argument="nodes"
+        )
     there = ray.cluster_resources()
     gpus = 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else int(there.get("GPU", 0))
     if 0 < gpus < job.workers:
