@@ -15,7 +15,7 @@ from .data.source import Source
 from .errors import ConfigError, DataError, ModelError, unknown
 from .field import Ragged, Sparse
 from .length import Length
-from .objective import Objective
+from .objective import Objective, scoring
 from .sizes import Sizes
 
 SCAN_ROWS = 65536
@@ -174,11 +174,13 @@ def categories_of(source: Source) -> Mapping[str, Sequence[str]]:
     return source.table.categories if isinstance(source, Reader) else {}
 
 
-def has_stream(streams: Sequence[Stream], name: str, who: str) -> None:
-    """Raises unless there is a stream of this name."""
+def measurable(objectives: Mapping[str, Objective], streams: Sequence[Stream], target: str) -> None:
+    """Raises unless there is a target for metrics to compare with, and it is known with which output."""
     names = [stream.name for stream in streams]
-    if name not in names:
-        raise ConfigError(f"{who}= compare with an {unknown('stream', name, names)} Say target=.")
+    if target not in names:
+        raise ConfigError(f"metrics= compare with an {unknown('stream', target, names)} Say target=.")
+    if why := objectives[scoring(objectives)].unclear():
+        raise ConfigError(why)
 
 
 def columns_of(source: Source | None) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from .field import Ragged, Rows, Sparse, cat, map_tensors
 from .guard import Scalar
 from .loss import Term, is_flat
 from .metric import BLOCK_BYTES, Metrics
-from .objective import Objective, Supervised, Terms, first_call
+from .objective import Objective, Supervised, Terms, first_call, scoring, terms_of
 from .outcome import Outcome, as_outcome
 from .precision import Precision
 from .tally import Tally
@@ -48,14 +48,14 @@ def measure(
     scored: bool,
 ) -> Outcome:
     """The terms of one batch, and the outputs, which have to be there if they are `scored` by metrics."""
-    outcome = Outcome({})
+    outcome, compared = Outcome({}), scoring(objectives)
     for key, objective in objectives.items():
         with precision.context():
-            terms = objective.terms(model, batch)
+            terms = terms_of(objective, model, batch)
             found = _read(terms, batch, read)
-            if scored and not found.outputs:
+            if scored and key == compared and not found.outputs:
                 found.outputs.append((objective.outputs(model, batch), batch))
-        outcome.outputs += found.outputs
+        outcome.outputs += found.outputs if key == compared else []
         for name, term in found.terms.items():
             full = name if len(objectives) == 1 else key if len(terms) == 1 else f"{key}/{name}"
             outcome.terms[full] = term
@@ -88,12 +88,14 @@ def together(
     batches: Iterable[Batch],
     precision: Precision,
     read: Callable[[Scalar], Scalar],
+    scored: Sequence[str],
 ) -> Iterator[Outcome]:
     """The outcomes of a pass: the model sees a batch at a time, the loss a block of outputs.
 
     Outputs are joined as long as they are one tensor with a row for each of the batch; of the batch, only what
-    the loss compares with is kept.
+    the loss compares with, or metrics do, is kept.
     """
+    kept = dict.fromkeys([*objective.compared(), *scored])
     outputs: list[Tensor] = []
     held: list[Batch] = []
     size = 0
@@ -106,7 +108,7 @@ def together(
     for batch in batches:
         with precision.context():
             answer = objective.answers(model, batch)
-        part = Batch({name: batch[name] for name in objective.compared()}, batch.rows)
+        part = Batch({name: batch[name] for name in kept}, batch.rows)
         joins = _is_rows(answer, batch.rows) and all(_is_rows(field, batch.rows) for field in part.fields.values())
         if held and not (joins and _alike(answer, outputs[-1]) and all(_alike(part[k], held[-1][k]) for k in part)):
             yield judged()

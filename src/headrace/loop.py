@@ -18,6 +18,7 @@ from .keeper import Keeper
 from .leased import Leased
 from .leaving import mind_if_unheard
 from .memory import is_out_of_memory
+from .objective import scoring
 from .outcome import as_outcome
 from .plan import Plan, deterministic_mode
 from .preempt import Interrupted
@@ -36,7 +37,7 @@ class Loop:
 
     def __init__(self, trainer: Trainer, plan: Plan, info: Info, keeper: Keeper) -> None:
         self._trainer, self._plan, self._info, self._keeper = trainer, plan, info, keeper
-        self._objective = next(iter(trainer.objectives.values()))
+        self._objective = trainer.objectives[scoring(trainer.objectives)]
         self._at = Standing(trainer, plan, info)
         self._guard = trainer._step.guard
         self._asked = trainer._preemption

@@ -82,6 +82,8 @@ class Objective(ABC):
     """The label that neither the loss nor a metric counts."""
     call: Call = Call()
     """Calls the model on its input streams, as the trainer's `inputs=` says."""
+    compares: bool = False
+    """Whether a term is known to compare an output with the trainer's target."""
 
     @abstractmethod
     def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
@@ -102,6 +104,10 @@ class Objective(ABC):
     def scored(self, outputs: Any) -> Any:
         """Which of the outputs metrics compare with the target."""
         return outputs
+
+    def unclear(self) -> str:
+        """Why it is not known which of the outputs metrics compare with the target; nothing where it is known."""
+        return ""
 
     def bind(self, inputs: Inputs, target: str) -> None:
         """Learns what the trainer calls inputs and target."""
@@ -124,10 +130,9 @@ class Supervised(Objective):
             raise ConfigError(
                 "loss= holds priors only. Add a term that looks at the data: CrossEntropy() + L2Prior(1e-4)."
             )
-        self._main = next(iter(self._data_terms.values()))
         self.joins = all(term.joins and term.reduce == "mean" for term in self._data_terms.values())
         self.splits = all(term.splits for term in self.loss.values())
-        self.reads, self.ignores = self._main.reads, self._main.ignore_index
+        self._find_main("y")
         self._columns: Mapping[str, Mapping[str, Any]] | None = None
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
@@ -151,12 +156,41 @@ class Supervised(Objective):
         return {name: loss.whole(batch) for name, loss in self.loss.items()}
 
     def scored(self, outputs: Any) -> Any:
-        return outputs if self._main.output is None else pick(outputs, self._main.output, self._main.name)
+        main = self._main
+        if main is None:
+            raise ConfigError(self.unclear())
+        return outputs if main.output is None else pick(outputs, main.output, main.name)
+
+    def unclear(self) -> str:
+        if self._main is not None:
+            return ""
+        terms = [f"{name} compares output {t.output!r} with {t.target!r}" for name, t in self._data_terms.items()]
+        others = " or ".join(repr(t) for t in dict.fromkeys(term.target for term in self._data_terms.values()))
+        return (
+            f"metrics compare with target={self._target!r}, and no term of the loss does, so that it is not known "
+            f"which output they are of: {', '.join(terms)}. Say target={others}."
+        )
 
     def bind(self, inputs: Inputs, target: str) -> None:
         for loss in self.loss.values():
             loss.bind(target)
         self.call = Call(inputs, {target, *self.compared()})
+        self._find_main(target)
+
+    def _find_main(self, target: str) -> None:
+        """Finds the term whose output is compared with the trainer's target: by it, or at least by the metrics.
+
+        It is the first of the terms that compare with this target, before all of those that say which output they
+        take; where none does, any, if all of them take the same output.
+        """
+        terms = list(self._data_terms.values())
+        ours = [term for term in terms if term.target == target]
+        self.compares, self._target = bool(ours), target
+        if not ours and len({term.output for term in terms}) == 1:
+            ours = terms
+        self._main = next((term for term in ours if term.output is not None), ours[0] if ours else None)
+        self.reads = None if self._main is None else self._main.reads
+        self.ignores = None if self._main is None else self._main.ignore_index
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         names = [s.name for s in streams]
@@ -187,6 +221,36 @@ class Supervised(Objective):
 def as_objective(loss: Any, argument: str = "loss") -> Objective:
     """An Objective for whatever `loss=` may be."""
     return loss if isinstance(loss, Objective) else Supervised(translate(loss, argument))
+
+
+def terms_of(objective: Objective, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+    """The terms of one microbatch, which are terms."""
+    found = objective.terms(model, batch)
+    if isinstance(found, Mapping):
+        for name, term in found.items():
+            if not isinstance(term, Term):
+                raise _no_terms(objective, f"{name!r}: a {type(term).__name__}")
+            if not isinstance(term.sum, Tensor) or term.sum.dim():
+                raise ConfigError(f"term {name!r}: sum must be a single number, got {_shape_of(term.sum)}.")
+        return found
+    raise _no_terms(objective, f"a {type(found).__name__}")
+
+
+def _no_terms(objective: Objective, came: str) -> ConfigError:
+    return ConfigError(
+        f"{type(objective).__name__}.terms() returns terms by name, got {came}. Return "
+        "{'name': hr.Term(sum, weight)}: the sum over the rows, and what to divide it by; for a mean over rows "
+        "{'name': hr.Term(mean * batch.rows, batch.rows)}."
+    )
+
+
+def _shape_of(value: Any) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def scoring(objectives: Mapping[str, Objective]) -> str:
+    """The key of the objective whose outputs metrics look at: the first that compares with the target, or the first."""
+    return next((key for key, objective in objectives.items() if objective.compares), next(iter(objectives)))
 
 
 def view(batch: Batch, path: str) -> Any:

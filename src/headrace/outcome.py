@@ -45,13 +45,17 @@ def as_outcome(result: Any, giver: str) -> Outcome:
     return Outcome({name: Term(_number(loss), 1.0) for name, loss in terms.items()})
 
 
-def merged(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
-    """Several updates as one outcome: a key's only term goes by the key, several by key and name."""
+def merged(outcomes: Iterable[tuple[str, Outcome]], scored: str) -> Outcome:
+    """Several updates as one outcome: a key's only term goes by the key, several by key and name.
+
+    The outputs are those of the key that is `scored` by metrics.
+    """
     whole = Outcome({})
     for key, outcome in outcomes:
         for name, term in outcome.terms.items():
             whole.terms[key if len(outcome.terms) == 1 else f"{key}/{name}"] = term
         whole.applied = whole.applied & outcome.applied
+        whole.outputs += outcome.outputs if key == scored else []
     return whole
 
 

@@ -10,7 +10,7 @@ from .data.reader import rewound
 from .data.source import Source
 from .feed import Feed
 from .info import Info
-from .objective import Supervised
+from .objective import Supervised, scoring
 from .sizes import Sizes
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def score(
     trainer: Trainer, source: Source, name: str, size: int | None = None, limit: int | None = None
 ) -> dict[str, Any]:
     """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
-    objective, crew = next(iter(trainer.eval_objectives.values())), trainer._crew
+    objective, crew = trainer.eval_objectives[scoring(trainer.eval_objectives)], trainer._crew
     metrics = crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
     joins = trainer._evaluates_plainly and len(trainer.eval_objectives) == 1
     at_rest = evaluate.mode(trainer._modules, training=False)
@@ -67,7 +67,8 @@ def score(
         batches = evaluate.limited(feed, limit, trainer._preemption.check_scoring)
         outcomes = evaluate.apart(trainer.evaluate_step, batches)
         if joins and isinstance(objective, Supervised) and objective.joins:
-            outcomes = evaluate.together(objective, trainer.model, batches, trainer.precision, trainer._step.guard.read)
+            read, scored = trainer._step.guard.read, [trainer.target] if metrics else []
+            outcomes = evaluate.together(objective, trainer.model, batches, trainer.precision, read, scored)
         return evaluate.score(outcomes, name, metrics, objective, trainer.target, crew.scored)
 
 

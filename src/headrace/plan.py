@@ -94,8 +94,8 @@ class Plan:
         columns = {name: check.columns_of(source) for name, source in given.items()}
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
             objective.prepare(self.train.streams, columns)
-        if measured is not None:
-            check.has_stream(self.train.streams, measured, "metrics")
+        for each in (objectives, scorers) if measured is not None else ():
+            check.measurable(each, self.train.streams, measured)
 
 
 def source_on(

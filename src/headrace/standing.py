@@ -15,6 +15,7 @@ from .errors import CheckpointError, ConfigError
 from .frozen import Frozen
 from .info import Best, Info
 from .length import Counters
+from .objective import scoring
 from .plan import Plan
 from .schedule import Rates, groups_of, make_rates, put_rate, shares_of
 from .tally import Tally
@@ -32,7 +33,7 @@ class Standing:
     def __init__(self, trainer: Trainer, plan: Plan, info: Info) -> None:
         self._trainer, self._plan, self.info = trainer, plan, info
         self.model = trainer.model
-        objective = next(iter(trainer.objectives.values()))
+        objective = trainer.objectives[scoring(trainer.objectives)]
         self.metrics = trainer._crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
         self.tally = Tally()
         self.rates: Rates = make_rates(None, [], [], None)

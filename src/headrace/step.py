@@ -13,7 +13,7 @@ from .arena import Arena, Buffers, Replica, by_name, check_state, is_plain, load
 from .batch import Batch
 from .errors import CheckpointError
 from .guard import Guard
-from .objective import Objective
+from .objective import Objective, scoring
 from .outcome import Outcome, merged
 from .precision import Precision
 from .strategy import Strategy
@@ -47,7 +47,11 @@ class Step:
         precision: Precision,
         guard: Guard,
         strategy: Strategy,
+        measured: bool,
     ) -> None:
+        self.scored = scoring(objectives)
+        """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
+        self.measured = self.scored if measured else None
         self.model, self.guard, self.settings = model, guard, settings
         self.precision, self.strategy = precision, strategy
         self.objectives, self.optimizers = dict(objectives), dict(optimizers)
@@ -158,7 +162,7 @@ class Step:
         if len(self._parts) == 1:
             outcome = self._parts[0](batch)
         else:
-            outcome = merged([(part.name, part(batch)) for part in self._parts])
+            outcome = merged([(part.name, part(batch)) for part in self._parts], self.scored)
         self.updates += 1
         return outcome
 

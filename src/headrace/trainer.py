@@ -102,7 +102,10 @@ class Trainer:
         check.can_split(self.objectives, microbatch)
         settings = Settings(microbatch, clip_norm, clip_value, arena)
         guard = make_guard(self.device, skip=nonfinite == "skip")
-        self._step = Step(model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy)
+        measured = bool(self.metrics)
+        self._step = Step(
+            model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, measured
+        )
         self.history = History()
         """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
@@ -210,6 +213,8 @@ class Trainer:
         source = passes.source_of(self, data, name, batch_size, limit)
         for objective in self.eval_objectives.values():
             objective.prepare(source.streams, {name: check.columns_of(source)})
+        if self.metrics:
+            check.measurable(self.eval_objectives, source.streams, self.target)
         return passes.score(self, source, name, batch_size, limit)
 
     def test(self, data: Any, *, batch_size: int | None = None) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from .arena import Arena, Buffers
 from .arena.gradients import clip
 from .batch import Batch
-from .errors import ConfigError, ModelError, OutOfMemoryError
+from .errors import ModelError, OutOfMemoryError
 from .guard import Scalar
 from .loss import Term
 from .memory import is_out_of_memory
-from .objective import Objective, Terms
+from .metric import check_outputs
+from .objective import Objective, Terms, terms_of
 from .outcome import Outcome, detached
 from .rng import capture_torch, restore_torch
 from .together import Together
@@ -37,7 +38,7 @@ class Update:
         self._step, self._model = step, step.model
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
-        self._several = len(step.optimizers) > 1
+        self._several, self._measured = len(step.optimizers) > 1, step.measured == name
         self._device = next(iter(arena.params)).device
         self._together = Together(step.strategy, self._device) if step.strategy.shares_updates else None
         self._batch: Batch | None = None
@@ -237,10 +238,9 @@ class Update:
 
     def _forward(self, part: Batch) -> Mapping[str, Term]:
         with self._precision.context():
-            terms = self.objective.terms(self._model, part)
-        for name, term in terms.items():
-            if term.sum.dim():
-                raise ConfigError(f"term {name!r}: sum must be a single number, got shape {list(term.sum.shape)}.")
+            terms = terms_of(self.objective, self._model, part)
+        if self._measured and isinstance(terms, Terms):
+            check_outputs(self.objective.scored(terms.outputs))
         return terms
 
     def _seed(self, term: Term, weight: Scalar) -> Tensor:

@@ -80,7 +80,9 @@ class Answers(Callback):
     def _asked(self, info: Info, source: Source, objective: Objective) -> _Found | None:
         """Answers to the first rows, a piece after the other; `None` where they are nothing for a report."""
         compared = isinstance(objective, Supervised) or bool(info.trainer.metrics)  # what is predicted, with the target
-        if not compared or source.state_dict() is None:  # or it could not be put back to where it stood
+        if (
+            not compared or objective.unclear() or source.state_dict() is None
+        ):  # or it could not be put back to where it stood
             return None
         trainer, rows = info.trainer, 0
         pieces: list[_Found] = []

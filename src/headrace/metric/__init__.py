@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, HeadraceError
+from ..field import Ragged
 from .catalogue import Task, check_name
 from .state import add_state, adds_up, by_itself, keeps_state, set_state, state_of
 
@@ -76,11 +77,7 @@ class Metrics:
 
     def add(self, outputs: Any, target: Tensor) -> None:
         """One batch. Nothing is computed until a block is full."""
-        if not isinstance(outputs, Tensor):
-            raise ConfigError(
-                f"metrics need one tensor per batch, the model returned a {type(outputs).__name__}. "
-                "Say which one is meant with output= in the loss."
-            )
+        check_outputs(outputs)
         self._outputs.append(outputs)
         self._targets.append(target)
         self._bytes += outputs.nbytes + target.nbytes
@@ -158,12 +155,22 @@ class Metrics:
             self._task = Task.of(outputs, targets, self._reads, self._ignore)
         for name, wanted in self._wanted.items():
             if not isinstance(wanted, str):
-                self._live.setdefault(name, _on(wanted, outputs.device)).update(outputs, targets)
+                with _named(name):
+                    self._live.setdefault(name, _on(wanted, outputs.device)).update(outputs, targets)
                 continue
             with _named(wanted):
                 if name not in self._live:
                     self._live[name] = self._built(wanted, outputs.device)
                 self._live[name].update(*self._task.arrange(wanted, outputs, targets))
+
+
+def check_outputs(outputs: Any) -> None:
+    """Raises unless metrics can compare this with a target."""
+    if not isinstance(outputs, Tensor | Ragged):
+        raise ConfigError(
+            f"metrics need one tensor per batch, the model returned a {type(outputs).__name__}. Say which one is "
+            "meant with output= in the loss; in an Objective of your own, override scored(outputs)."
+        )
 
 
 @contextmanager
@@ -173,7 +180,7 @@ def _named(name: str) -> Iterator[None]:
         yield
     except HeadraceError:
         raise
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+    except (ValueError, TypeError, RuntimeError, LookupError, AttributeError) as error:
         raise DataError(f"metric {name!r} cannot be computed from these outputs and targets: {error}") from error
 
 

@@ -68,8 +68,7 @@ def _columns(outputs: Any) -> dict[str, Any]:
 
 def _judged(objective: Objective, outputs: Any) -> dict[str, Tensor]:
     """The likeliest class of every row, and how likely it is; nothing where there is no one class for a row."""
-    scored = objective.scored(outputs)
-    if objective.reads is None or not isinstance(scored, Tensor):
+    if objective.reads is None or not isinstance(scored := objective.scored(outputs), Tensor):
         return {}
     if objective.reads == "classes" and scored.dim() == 2:
         code, probability = likeliest(scored, objective.reads)

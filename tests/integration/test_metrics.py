@@ -1,0 +1,106 @@
+"""Which output and which target metrics compare: the terms of the loss tell, or it is refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+
+ROWS = 60
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(ROWS, 6, generator=GENERATOR)
+DIGIT = X[:, :3].argmax(1)
+INK = torch.randn(ROWS, 3, generator=GENERATOR)
+DATA = {"x": X, "digit": DIGIT, "ink": INK}
+
+
+class Heads(nn.Module):
+    """One head for each task, of the same shape: taken for each other, they score badly without an error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.digit, self.ink = nn.Linear(6, 3), nn.Linear(6, 3)
+        with torch.no_grad():
+            self.digit.weight.copy_(torch.eye(3, 6))
+            self.digit.bias.zero_()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"digit": self.digit(x), "ink": self.ink(x)}
+
+
+def still(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.0)
+
+
+def two_tasks(target: str, metrics: Any = "accuracy", **of_digit: Any) -> hr.Trainer:
+    loss = hr.MSE(output="ink", target="ink") + hr.CrossEntropy(output="digit", target="digit", **of_digit)
+    return hr.Trainer(model := Heads(), loss, still(model), inputs="x", target=target, metrics=metrics, batch_size=16)
+
+
+def test_a_metric_is_of_the_output_that_is_compared_with_its_target() -> None:
+    last = two_tasks("digit").fit(DATA, DATA, epochs=1, progress=False).last
+    assert last["train/accuracy"] == last["val/accuracy"] == 1.0
+    last = two_tasks("ink", "mse").fit(DATA, DATA, epochs=1, progress=False).last
+    assert last["val/mse"] == pytest.approx(last["val/loss/mse"])
+
+
+def test_what_does_not_count_is_told_by_the_term_of_the_metric() -> None:
+    hidden = {**DATA, "digit": DIGIT.where(torch.arange(ROWS) > 5, -1)}
+    assert two_tasks("digit", ignore_index=-1).validate(hidden)["val/accuracy"] == 1.0
+
+
+def test_metrics_may_have_a_target_of_their_own_where_there_is_one_output() -> None:
+    """Training goes by soft labels, and accuracy by hard ones."""
+    data = {"x": X, "soft": F.one_hot(DIGIT.roll(1), 3).float() / 2 + 1 / 6, "y": DIGIT}
+    model = Heads().digit
+    loss = hr.CrossEntropy(target="soft")
+    trainer = hr.Trainer(model, loss, still(model), inputs="x", metrics="accuracy", batch_size=16)
+    last = trainer.fit(data, data, epochs=1, progress=False).last
+    assert last["train/accuracy"] == last["val/accuracy"] == 1.0
+
+
+def test_a_target_that_no_term_compares_with_is_refused_where_there_are_several_outputs() -> None:
+    data = {**DATA, "y": DIGIT}
+    message = r"target='y'.*mse compares output 'ink' with 'ink'.*output 'digit'.*Say target='ink' or 'digit'"
+    trainer = two_tasks("y")
+    with pytest.raises(hr.ConfigError, match=message):
+        trainer.fit(data, epochs=1, progress=False)
+    with pytest.raises(hr.ConfigError, match=message):
+        trainer.validate(data)
+    with pytest.raises(hr.ConfigError, match="metrics= compare with an unknown stream 'y'"):
+        trainer.validate(DATA)
+
+
+def test_outputs_that_are_no_tensor_are_refused_before_the_first_update() -> None:
+    def both(outputs: Mapping[str, Tensor], target: Tensor) -> Tensor:
+        return F.cross_entropy(outputs["digit"], target) + outputs["ink"].square().mean()
+
+    model = Heads()
+    trainer = hr.Trainer(model, hr.RowMean(both), torch.optim.SGD(model.parameters(), 0.1), metrics="accuracy")
+    with pytest.raises(hr.ConfigError, match="one tensor per batch, the model returned a dict"):
+        trainer.fit((X, DIGIT), epochs=1, progress=False)
+    assert torch.equal(model.ink.weight, Heads().ink.weight)
+
+
+def test_several_objectives_feed_the_metrics_once() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    optimizers = {"body": still(model[0]), "head": still(model[1])}
+    losses = {"body": hr.CrossEntropy(), "head": hr.CrossEntropy(label_smoothing=0.1)}
+    trainer = hr.Trainer(model, losses, optimizers, metrics=["confusion"], batch_size=16)
+    last = trainer.fit((X, DIGIT), (X, DIGIT), epochs=1, progress=False).last
+    for family in ("train", "val"):
+        assert sum(map(sum, last[f"{family}/confusion"])) == ROWS
+
+
+def test_of_several_objectives_metrics_look_at_the_one_that_compares_with_their_target() -> None:
+    model = Heads()
+    losses = {"ink": hr.MSE(output="ink", target="ink"), "digit": hr.CrossEntropy(output="digit", target="digit")}
+    optimizers = {"ink": still(model.ink), "digit": still(model.digit)}
+    trainer = hr.Trainer(model, losses, optimizers, inputs="x", target="digit", metrics="accuracy")
+    last = trainer.fit(DATA, DATA, epochs=1, progress=False).last
+    assert last["train/accuracy"] == last["val/accuracy"] == 1.0
