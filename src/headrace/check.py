@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .batch import Stream
+from .batch import Batch, Stream
 from .data.arrays import ArrayTable
 from .data.reader import Reader
 from .data.source import Source
@@ -90,6 +90,15 @@ def optimizers_fit(model: nn.Module, optimizers: Mapping[str, Optimizer], object
         for p in params:
             if seen.setdefault(id(p), name) != name:
                 raise ModelError(f"optimizers {seen[id(p)]!r} and {name!r} hold the same parameter. Give each its own.")
+
+
+def is_batch(batch: Any, giver: str) -> None:
+    """Raises unless a step of the trainer is given a batch."""
+    if not isinstance(batch, Batch):
+        raise ConfigError(
+            f"{giver} takes an hr.Batch, got a {type(batch).__name__}. Make one with other fields of the batch that "
+            "you have: hr.Batch({**batch.fields, 'x': x}, batch.rows, total=batch.total)."
+        )
 
 
 def can_split(objectives: Mapping[str, Objective], microbatch: Any) -> None:

@@ -1,5 +1,6 @@
 """Passes over data that change nothing: scores of a model, and its predictions."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -138,7 +139,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 def apart(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Outcome]:
     """The outcomes of a pass, a batch at a time."""
     for batch in batches:
-        yield as_outcome(step(batch), "evaluate_step")
+        yield as_outcome(step(batch), "evaluate_step", batch)
 
 
 AddUp = Callable[[Tally, Metrics], tuple[dict[str, float], dict[str, Any]]]
@@ -170,6 +171,7 @@ def record(outcome: Outcome, tally: Tally, metrics: Metrics, objective: Objectiv
             weight = weight * outcome.applied
         tally.add(name, total, weight, term.coefficient)
     if metrics:
+        metrics.missed |= not outcome.outputs
         for outputs, batch in outcome.outputs:
             scored, wanted = objective.scored(outputs), batch[target]
             if type(wanted) is not Tensor:
@@ -188,6 +190,13 @@ def _compared(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
 def report(name: str, tally: Tally, metrics: Metrics, add_up: AddUp) -> dict[str, Any]:
     """What has been added up since the last report, if anything; it starts anew."""
     losses, scores = add_up(tally, metrics)
+    if losses and metrics.missed and not scores:
+        warnings.warn(
+            f"{', '.join(f'{name}/{metric}' for metric in metrics.names)}: not measured, for want of outputs. An "
+            "Objective gives them as hr.Terms with .outputs, a train_step or an evaluate_step as "
+            "hr.Outcome(losses, outputs).",
+            stacklevel=2,
+        )
     row: dict[str, Any] = {f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items()}
     row |= {f"{name}/{metric}": value for metric, value in scores.items()}
     tally.reset()

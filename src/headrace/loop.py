@@ -62,7 +62,7 @@ class Loop:
                             call("on_epoch_start", info)
                         found = True
                         self._at.rates.before(self._crew.progress(info))
-                        info.outcome = as_outcome(trainer.train_step(batch), "train_step")
+                        info.outcome = as_outcome(trainer.train_step(batch), "train_step", batch)
                         self._count(batch, feed.macrobatch, feed.finished)
                         evaluate.record(info.outcome, self._at.tally, self._at.metrics, self._objective, trainer.target)
                         self._crew.updated(self._at, batch)

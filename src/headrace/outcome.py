@@ -17,11 +17,13 @@ from .loss import Term
 class Outcome:
     """What an update, or a batch of a validation, showed: every term, and what the model returned.
 
-    The terms are those of the whole update, their sums and weights numbers where the host knows them.
+    The terms are those of the whole update, their sums and weights numbers where the host knows them. A `train_step` or
+    an `evaluate_step` may give losses by name instead, as means over the rows of its batch, and the outputs for it.
     """
 
-    terms: dict[str, Term]
-    outputs: list[tuple[Any, Batch]] = field(default_factory=list)
+    terms: dict[str, Any]
+    outputs: Any = field(default_factory=list)
+    """What the model returned, with the batch that it was given, for each of its calls."""
     applied: bool | Tensor = True
     """Whether the update was made; on a device perhaps a flag that the host has not read."""
 
@@ -33,16 +35,26 @@ class Outcome:
         return {"total_loss": total, **means}
 
 
-def as_outcome(result: Any, giver: str) -> Outcome:
-    """What a `train_step` or an `evaluate_step` may return: an Outcome, or losses by name."""
-    if isinstance(result, Outcome):
+def as_outcome(result: Any, giver: str, batch: Batch) -> Outcome:
+    """What a `train_step` or an `evaluate_step` of this batch may return: an Outcome, or losses by name.
+
+    Losses that come as numbers are means over the rows of the batch. Outputs that come without a batch are of this one.
+    """
+    if isinstance(result, Outcome) and _is_plain(result):
         return result
-    if not isinstance(result, Mapping):
-        raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(result).__name__}.")
-    if not result:
+    given = result.terms if isinstance(result, Outcome) else result
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(given).__name__}.")
+    if not given and given is result:
         raise ConfigError(f"{giver} returned no losses. Name at least one: {{'loss': loss}}.")
-    terms = {name: loss for name, loss in result.items() if name != "total_loss"} or {"loss": result["total_loss"]}
-    return Outcome({name: Term(_number(loss), 1.0) for name, loss in terms.items()})
+    named = {name: loss for name, loss in given.items() if name != "total_loss"}
+    if not named and "total_loss" in given:
+        named = {"loss": given["total_loss"]}
+    outcome = Outcome({name: _term(loss, batch.rows, f"{giver}: the loss {name!r}") for name, loss in named.items()})
+    if isinstance(result, Outcome):
+        outcome.outputs = result.outputs if _are_pairs(result.outputs) else [(detached(result.outputs), batch)]
+        outcome.applied = result.applied
+    return outcome
 
 
 def merged(outcomes: Iterable[tuple[str, Outcome]], scored: str) -> Outcome:
@@ -76,5 +88,34 @@ def _mean(term: Term) -> Any:
     return term.sum / term.weight if term.weight else 0.0
 
 
-def _number(loss: Any) -> float | Tensor:
-    return loss.detach() if isinstance(loss, Tensor) else float(loss)
+def _is_plain(outcome: Outcome) -> bool:
+    """Whether it is as an update leaves it."""
+    for term in outcome.terms.values():
+        if type(term) is not Term or term.times != 1.0:
+            return False
+    return _are_pairs(outcome.outputs)
+
+
+def _are_pairs(outputs: Any) -> bool:
+    return type(outputs) is list and all(map(_is_pair, outputs))
+
+
+def _is_pair(each: Any) -> bool:
+    return type(each) is tuple and len(each) == 2 and isinstance(each[1], Batch)
+
+
+def _term(loss: Any, rows: int, what: str) -> Term:
+    """A term that can be added to those of other batches."""
+    if isinstance(loss, Term):
+        return Term(_number(loss.sum, what) * loss.times, _number(loss.weight, what), loss.coefficient)
+    return Term(_number(loss, what) * rows, float(rows))
+
+
+def _number(loss: Any, what: str) -> float | Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss.detach().reshape(())
+    try:
+        return float(loss)
+    except (TypeError, ValueError, RuntimeError):
+        came = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ConfigError(f"{what} is one number, the mean over the rows; got {came}.") from None

@@ -237,20 +237,23 @@ class Trainer:
                 objective.prepare(streams, {})
             self._known_streams = streams
         with evaluate.mode(self._modules, training=True), plans.deterministic_mode(self.deterministic):
-            outcome = as_outcome(self.train_step(batch), "train_step")
+            outcome = as_outcome(self.train_step(batch), "train_step", batch)
             self._step.guard.settle()
         return outcome.losses
 
     def train_step(self, batch: Batch) -> Outcome:
         """One update. Override it to do something before or after, or an update of your own instead.
 
-        Return what this returns, or losses by name. An override that never comes here finds an ordinary model and
+        Return what this returns, an `Outcome(losses, outputs)`, or losses by name, as means over the rows of the batch;
+        without outputs there are no training metrics. An override that never comes here finds an ordinary model and
         optimizer; one that mixes both says `arena=False`.
         """
+        check.is_batch(batch, "train_step")
         return self._step(batch)
 
     def evaluate_step(self, batch: Batch) -> Outcome:
         """One batch of a validation. Override it as you override `train_step`."""
+        check.is_batch(batch, "evaluate_step")
         read, scored = self._step.guard.read, bool(self.metrics)
         return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
 

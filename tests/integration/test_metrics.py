@@ -104,3 +104,82 @@ def test_of_several_objectives_metrics_look_at_the_one_that_compares_with_their_
     trainer = hr.Trainer(model, losses, optimizers, inputs="x", target="digit", metrics="accuracy")
     last = trainer.fit(DATA, DATA, epochs=1, progress=False).last
     assert last["train/accuracy"] == last["val/accuracy"] == 1.0
+
+
+class Plain(hr.Objective):
+    """Gives no outputs."""
+
+    reads = "classes"
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        return {"ce": hr.Term(F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum"), float(batch.rows))}
+
+
+def test_training_metrics_that_cannot_be_measured_are_told_of() -> None:
+    trainer = hr.Trainer(model := Heads().digit, Plain(), still(model), metrics="accuracy")
+    with pytest.warns(UserWarning, match=r"train/accuracy: not measured.*hr\.Terms"):
+        last = trainer.fit((X, DIGIT), (X, DIGIT), epochs=1, progress=False).last
+    assert last["val/accuracy"] == 1.0
+
+
+class Named(hr.Trainer):
+    """Gives losses by name."""
+
+    def evaluate_step(self, batch: hr.Batch) -> Any:
+        return {"far": F.mse_loss(self.model(batch["x"]), batch["y"])}
+
+
+class Shown(Named):
+    """Gives the outputs, too."""
+
+    def evaluate_step(self, batch: hr.Batch) -> Any:
+        out = self.model(batch["x"])
+        return hr.Outcome({"total_loss": F.mse_loss(out, batch["y"])}, outputs=out)
+
+
+LINE = torch.arange(10.0).unsqueeze(1)
+
+
+@pytest.mark.parametrize("kind", [Named, Shown])
+def test_losses_by_name_are_means_over_rows_also_where_the_last_batch_is_short(kind: type[hr.Trainer]) -> None:
+    trainer = kind(model := nn.Linear(1, 1), hr.MSE(), still(model), batch_size=9)
+    expected = F.mse_loss(model(LINE), LINE**2).item()
+    assert trainer.validate((LINE, LINE**2))["val/loss"] == pytest.approx(expected)
+
+
+def test_a_train_step_may_give_losses_by_name_and_outputs() -> None:
+    class Trains(hr.Trainer):
+        def train_step(self, batch: hr.Batch) -> Any:
+            out = self.model(batch["x"])
+            return hr.Outcome({"far": F.mse_loss(out, batch["y"])}, out)
+
+    trainer = Trains(model := nn.Linear(1, 1), hr.MSE(), still(model), batch_size=9, metrics="mse")
+    last = trainer.fit((LINE, LINE**2), epochs=1, progress=False).last
+    expected = F.mse_loss(model(LINE), LINE**2).item()
+    assert last["train/mse"] == pytest.approx(expected)
+    assert last["train/loss"] == last["train/loss/far"] == pytest.approx(expected)
+
+
+def test_validation_metrics_that_cannot_be_measured_are_told_of() -> None:
+    trainer = Named(model := nn.Linear(1, 1), hr.MSE(), still(model), metrics="mse")
+    with pytest.warns(UserWarning, match=r"val/mse: not measured.*hr\.Outcome"):
+        trainer.validate((LINE, LINE**2))
+    shown = Shown(model, hr.MSE(), still(model), metrics="mse")
+    scores = shown.validate((LINE, LINE**2))
+    assert scores["val/mse"] == pytest.approx(scores["val/loss"])
+
+
+def test_a_metric_that_fails_is_named() -> None:
+    class Fails:
+        def update(self, outputs: Tensor, target: Tensor) -> None:
+            raise KeyError("digit")
+
+        def compute(self) -> float:
+            return 0.0
+
+        def reset(self) -> None:
+            pass
+
+    trainer = hr.Trainer(model := Heads().digit, hr.CrossEntropy(), still(model), metrics={"mine": Fails()})
+    with pytest.raises(hr.DataError, match="metric 'mine'"):
+        trainer.validate((X, DIGIT))

@@ -247,3 +247,25 @@ def test_two_optimizers_take_turns_on_their_own_parameters() -> None:
     for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-7)
     assert {"train/loss/critic/real", "train/loss/critic/made", "train/loss/generator"} <= history.last.keys()
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [
+        (lambda loss: loss, r"Objective.terms\(\) returns terms by name, got a Tensor. Return .*hr.Term"),
+        (lambda loss: {"ce": loss}, "got 'ce': a Tensor"),
+        (lambda loss: {"ce": hr.Term(loss.item(), 1.0)}, "term 'ce': sum must be a single number, got a float"),
+        (lambda loss: {"ce": hr.Term(loss.repeat(2), 1.0)}, r"term 'ce': .* got shape \[2\]"),
+    ],
+)
+def test_an_objective_that_returns_no_terms_is_told_what_to_return(returns: Any, message: str) -> None:
+    class AnObjective(hr.Objective):
+        def terms(self, model: nn.Module, batch: hr.Batch) -> Any:
+            return returns(F.cross_entropy(model(batch["x"]), batch["y"]))
+
+    model = net(4, 3)
+    data = (torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64))
+    trainer = hr.Trainer(model, AnObjective(), torch.optim.SGD(model.parameters(), 0.1))
+    for attempt in (lambda: trainer.fit(data, epochs=1, progress=False), lambda: trainer.validate(data)):
+        with pytest.raises(hr.ConfigError, match=message):
+            attempt()

@@ -90,3 +90,28 @@ def test_an_epoch_of_which_every_step_was_skipped_has_no_loss_of_zero() -> None:
     assert equal(model, network())
     assert history.last["step"] == 3
     assert history.last.get("train/loss") != 0.0
+
+
+def test_a_step_that_is_given_no_batch_says_how_to_make_one() -> None:
+    class Pairs(hr.Trainer):
+        def train_step(self, batch: hr.Batch) -> Any:
+            return super().train_step((batch["x"], batch["y"]))  # type: ignore[arg-type]
+
+        def evaluate_step(self, batch: hr.Batch) -> Any:
+            return super().evaluate_step((batch["x"], batch["y"]))  # type: ignore[arg-type]
+
+    trainer = Pairs(model := network(), hr.CrossEntropy(), sgd(model), batch_size=BATCH)
+    with pytest.raises(hr.ConfigError, match=r"train_step takes an hr.Batch, got a tuple.*\*\*batch.fields"):
+        trainer.fit((X, Y), epochs=1, progress=False)
+    with pytest.raises(hr.ConfigError, match=r"evaluate_step takes an hr.Batch, got a tuple"):
+        trainer.validate((X, Y))
+
+
+@pytest.mark.parametrize("loss", [torch.zeros(3), "far", None])
+def test_a_loss_by_name_that_is_no_number_is_told_so(loss: Any) -> None:
+    class Strange(hr.Trainer):
+        def evaluate_step(self, batch: hr.Batch) -> Any:
+            return {"far": loss}
+
+    with pytest.raises(hr.ConfigError, match="evaluate_step: the loss 'far' is one number, the mean over the rows"):
+        Strange(model := network(), hr.CrossEntropy(), sgd(model)).validate((X, Y))

@@ -48,6 +48,8 @@ class Metrics:
         self._targets: list[Tensor] = []
         self._bytes = 0
         self._holds = False
+        self.missed = False
+        """Whether a batch came without outputs since the last report."""
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
@@ -77,7 +79,7 @@ class Metrics:
 
     def add(self, outputs: Any, target: Tensor) -> None:
         """One batch. Nothing is computed until a block is full."""
-        check_outputs(outputs)
+        check_outputs(outputs, Tensor)
         self._outputs.append(outputs)
         self._targets.append(target)
         self._bytes += outputs.nbytes + target.nbytes
@@ -94,7 +96,7 @@ class Metrics:
         return found
 
     def reset(self) -> None:
-        self._outputs, self._targets, self._bytes = [], [], 0
+        self._outputs, self._targets, self._bytes, self.missed = [], [], 0, False
         for metric in self._live.values():
             metric.reset()
 
@@ -164,9 +166,9 @@ class Metrics:
                 self._live[name].update(*self._task.arrange(wanted, outputs, targets))
 
 
-def check_outputs(outputs: Any) -> None:
-    """Raises unless metrics can compare this with a target."""
-    if not isinstance(outputs, Tensor | Ragged):
+def check_outputs(outputs: Any, kinds: Any = Tensor | Ragged) -> None:
+    """Raises unless metrics can compare this with a target; sequences are laid out for them first."""
+    if not isinstance(outputs, kinds):
         raise ConfigError(
             f"metrics need one tensor per batch, the model returned a {type(outputs).__name__}. Say which one is "
             "meant with output= in the loss; in an Objective of your own, override scored(outputs)."
