@@ -111,7 +111,14 @@ class Objective(ABC):
 
     def bind(self, inputs: Inputs, target: str) -> None:
         """Learns what the trainer calls inputs and target."""
-        self.call = Call(inputs, {target})
+        call, before = Call(inputs, {target}), vars(self).get("call")
+        if before is not None and (before.inputs, before.targets) != (call.inputs, call.targets):
+            raise ConfigError(
+                f"this {type(self).__name__} is at work in a trainer with inputs={before.inputs!r} and "
+                f"target={', '.join(sorted(before.targets))!r}. Make another one for this trainer, which has "
+                f"inputs={inputs!r} and target={target!r}."
+            )
+        self.call = call
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Before a training: raises on what cannot work with these streams.
@@ -125,14 +132,12 @@ class Supervised(Objective):
 
     def __init__(self, loss: Loss | Sum) -> None:
         self.loss = _named([loss] if isinstance(loss, Loss) else list(loss))
-        self._data_terms = {name: term for name, term in self.loss.items() if not term.training_only}
+        self._bind_terms("y")
         if not self._data_terms:
             raise ConfigError(
                 "loss= holds priors only. Add a term that looks at the data: CrossEntropy() + L2Prior(1e-4)."
             )
-        self.joins = all(term.joins and term.reduce == "mean" for term in self._data_terms.values())
         self.splits = all(term.splits for term in self.loss.values())
-        self._find_main("y")
         self._columns: Mapping[str, Mapping[str, Any]] | None = None
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
@@ -172,25 +177,35 @@ class Supervised(Objective):
         )
 
     def bind(self, inputs: Inputs, target: str) -> None:
-        for loss in self.loss.values():
-            loss.bind(target)
+        self._bind_terms(target)
         self.call = Call(inputs, {target, *self.compared()})
-        self._find_main(target)
 
-    def _find_main(self, target: str) -> None:
-        """Finds the term whose output is compared with the trainer's target: by it, or at least by the metrics.
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        return all(term.joins and term.reduce == "mean" for term in self._data_terms.values())
 
-        It is the first of the terms that compare with this target, before all of those that say which output they
-        take; where none does, any, if all of them take the same output.
+    @property
+    def reads(self) -> str | None:  # type: ignore[override]
+        return None if self._main is None else self._main.reads
+
+    @property
+    def ignores(self) -> int | None:  # type: ignore[override]
+        return None if self._main is None else self._main.ignore_index
+
+    def _bind_terms(self, target: str) -> None:
+        """Binds the terms to the trainer's target, and finds the one whose output metrics compare with it.
+
+        It is the first that compares with this target, before all of those that say which output they take; where none
+        does, the first of all, if all of them take the same output.
         """
+        self.loss = {name: term.for_target(target) for name, term in self.loss.items()}
+        self._data_terms = {name: term for name, term in self.loss.items() if not term.training_only}
         terms = list(self._data_terms.values())
         ours = [term for term in terms if term.target == target]
         self.compares, self._target = bool(ours), target
         if not ours and len({term.output for term in terms}) == 1:
             ours = terms
         self._main = next((term for term in ours if term.output is not None), ours[0] if ours else None)
-        self.reads = None if self._main is None else self._main.reads
-        self.ignores = None if self._main is None else self._main.ignore_index
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         names = [s.name for s in streams]

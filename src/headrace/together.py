@@ -38,6 +38,12 @@ class Together:
         if not self._names:
             self._agree(None if not batch.rows else [[name, whole.get(name) is not None] for name in (here or whole)])
         if self._known:
+            if batch.rows and any(whole.get(name) is None for name in self._names):
+                raise ConfigError(
+                    "a setting of the loss makes rows count by their classes or labels, which the workers have agreed "
+                    "at the first update that they do not. Set it before the first update: class_weights=[1.0, ...] "
+                    "count as none."
+                )
             return {name: float(whole.get(name) or 1.0) if batch.rows else 1.0 for name in self._names}
         if len(self._names) == 1:
             return dict.fromkeys(self._names, float(batch.total))

@@ -5,13 +5,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
 from ..batch import Batch
 from ..errors import ConfigError, DataError
 from ..field import Field, Ragged, Rows, Sparse
+from .setting import number, one_of, setting
 
 Weight = float | Tensor
 """A denominator: a number where the host knows it, a 0-dimensional tensor where only the device does."""
@@ -40,7 +41,12 @@ class Loss(ABC):
     `output` picks from a model that returns a tuple or a dict; `target` and `weight` name streams: what to
     compare with (the trainer's target by default), and how much each row counts. `reduce="sum"` divides by
     nothing; what is reported then is the mean over batches of their sums.
+
+    Its settings may be set at any time, as in `loss.coefficient = 0.5`, and are in effect from the next update on. A
+    product is a term of its own: after `half = 0.5 * loss` set those of `half`.
     """
+
+    __slots__ = ("__dict__", "__weakref__", "_trainers_target")  # `for_target` shares all but the last
 
     training_only: ClassVar[bool] = False
     """Whether validation leaves the term out."""
@@ -52,6 +58,8 @@ class Loss(ABC):
     """Whether it looks at outputs, target and row weights only, so that a validation may join batches."""
     splits: bool = True
     """Whether the term of a batch is the sum of the terms of its parts."""
+    reduce: Literal["mean", "sum"] = setting(one_of("mean", "sum"))
+    coefficient: float = setting(number("a number"))
 
     def __init__(
         self,
@@ -63,10 +71,8 @@ class Loss(ABC):
         coefficient: float = 1.0,
         name: str | None = None,
     ) -> None:
-        if reduce not in ("mean", "sum"):
-            raise ConfigError(f"reduce= is 'mean' or 'sum', got {reduce!r}.")
         self.output, self.row_weight = output, weight
-        self.own_target, self._default_target = target, "y"
+        self.own_target, self._trainers_target = target, "y"
         self.reduce, self.coefficient = reduce, coefficient
         self.name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
@@ -92,11 +98,23 @@ class Loss(ABC):
     @property
     def target(self) -> str:
         """The stream to compare with."""
-        return self.own_target or self._default_target
+        return self.own_target or self._trainers_target
 
-    def bind(self, target: str) -> None:
-        """Learns the name of the trainer's target stream."""
-        self._default_target = target
+    def for_target(self, target: str) -> Self:
+        """The same term, settings and all, for a trainer with this target: several trainers may have one term."""
+        term: Self = object.__new__(type(self))
+        term.__dict__ = self.__dict__
+        term._trainers_target = target
+        return term
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "target" or callable(getattr(Loss, name, None)):
+            there = ", ".join(each for each in vars(self) if not each.startswith("_") and each not in _FIXED)
+            raise ConfigError(
+                f"{type(self).__name__}.{name} cannot be set: streams are named when the term is made, and how much it "
+                f"counts is its coefficient. What can be set: {there}."
+            )
+        super().__setattr__(name, value)
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         """Before the first update: raises on a target that these outputs can never match."""
@@ -124,6 +142,9 @@ class Loss(ABC):
 
     def read(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         return pick(outputs, self.output, self.name), batch[self.target]
+
+
+_FIXED = ("output", "row_weight", "own_target", "name")
 
 
 class Sum:

@@ -1,7 +1,8 @@
 """Which of several classes: cross entropy and its focal form."""
 
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,8 @@ from ..batch import Batch
 from ..errors import ConfigError, DataError
 from .base import Loss, Weight, pick, shape_of, spread
 from .elements import fit_rows
+from .setting import class_weights as checked_weights
+from .setting import label, number, one_of, setting
 
 NO_INDEX = -(1 << 62)  # torch ignores -100 unless it is told something else
 
@@ -24,8 +27,14 @@ class CrossEntropy(Loss):
     plain loss; `"samples"`, the number of rows.
     """
 
+    __slots__ = ("_one_hot",)
+
     reads = "classes"
     joins = True
+    class_weights: Tensor | None = setting(checked_weights)
+    ignore_index: int | None = setting(label)
+    label_smoothing: float = setting(number("between 0 and 1", lambda value: 0 <= value <= 1))
+    normalize: Literal["met", "classes", "samples"] = setting(one_of("met", "classes", "samples"))
 
     def __init__(
         self,
@@ -38,16 +47,17 @@ class CrossEntropy(Loss):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if normalize not in ("met", "classes", "samples"):
-            raise ConfigError(f"normalize= is 'met', 'classes' or 'samples', got {normalize!r}.")
-        if not 0 <= label_smoothing <= 1:
-            raise ConfigError(f"label_smoothing= is between 0 and 1, got {label_smoothing}.")
-        self.class_weights = _class_weights(class_weights)
+        self.class_weights = class_weights  # type: ignore[assignment]
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.normalize, self.logits = normalize, logits
         self._one_hot: bool | None = None
-        self._seen: tuple[Tensor | None, int, bool] = (None, 0, False)
-        self._moved: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._seen: tuple[Tensor | None, int, int | None, bool] = (None, 0, None, False)
+        self._moved: dict[tuple[torch.device, torch.dtype], tuple[Tensor, int, Tensor]] = {}
+
+    def for_target(self, target: str) -> Self:
+        term = super().for_target(target)
+        term._one_hot = None  # it is for the outputs of one model to tell
+        return term
 
     def weight(self, batch: Batch) -> Weight | None:
         if self.reduce == "sum":
@@ -84,7 +94,7 @@ class CrossEntropy(Loss):
             self._one_hot = logits.dim() == batch[self.target].dim()
         targets = self._targets(batch)
         reduction = "sum" if self.row_weight is None else "none"
-        weights = None if self.class_weights is None else self._weights_as(logits)
+        weights = None if self.class_weights is None else self._weights_as(logits, logits.shape[1])
         ignored = NO_INDEX if self.ignore_index is None else self.ignore_index
         if self.logits:
             loss = F.cross_entropy(
@@ -109,11 +119,8 @@ class CrossEntropy(Loss):
                 "For one number per row use BinaryCrossEntropy or MSE."
             )
         classes = logits.shape[1]
-        if self.class_weights is not None and len(self.class_weights) != classes:
-            raise ConfigError(
-                f"{self.name}: class_weights= has {len(self.class_weights)} numbers, the model {classes} outputs. "
-                "Give one per class."
-            )
+        if self.class_weights is not None:
+            self._weights_as(logits, classes)
         if self._may_be_one_hot(targets):
             self._one_hot = targets.dim() == logits.dim()
         if targets.is_floating_point() or targets.dim() == logits.dim():
@@ -155,10 +162,10 @@ class CrossEntropy(Loss):
             return False
         if _memory(batch[self.target]) is not _memory(whole):
             return False  # somebody has put other targets there
-        seen, version, none_ignored = self._seen
-        if seen is not whole or version != seen._version:
+        seen, version, ignored, none_ignored = self._seen
+        if seen is not whole or version != seen._version or ignored != self.ignore_index:
             none_ignored = not bool(whole.eq(self.ignore_index).any())
-            self._seen = whole, whole._version, none_ignored
+            self._seen = whole, whole._version, self.ignore_index, none_ignored
         return none_ignored
 
     def _weight_of(self, targets: Tensor) -> Tensor:
@@ -176,13 +183,23 @@ class CrossEntropy(Loss):
         counted = met if each is None else met * each
         return (counted if rows is None else counted * spread(rows, counted)).sum()
 
-    def _weights_as(self, like: Tensor) -> Tensor:
-        """The class weights where and as the outputs are; for targets, where they are."""
-        assert self.class_weights is not None
-        key = like.device, like.dtype if like.is_floating_point() else self.class_weights.dtype
-        if key not in self._moved:
-            self._moved[key] = self.class_weights.to(*key)
-        return self._moved[key]
+    def _weights_as(self, like: Tensor, classes: int | None = None) -> Tensor:
+        """The class weights where and as the outputs are; for targets, where they are.
+
+        A copy serves until others are set, or these are changed in place.
+        """
+        weights = self.class_weights
+        assert weights is not None
+        if classes is not None and len(weights) != classes:
+            raise ConfigError(
+                f"{self.name}: class_weights= has {len(weights)} numbers, the model {classes} outputs. "
+                "Give one per class."
+            )
+        key = like.device, like.dtype if like.is_floating_point() else weights.dtype
+        moved = self._moved.get(key)
+        if moved is None or moved[0] is not weights or moved[1] != weights._version:
+            moved = self._moved[key] = weights, weights._version, weights.to(*key)
+        return moved[2]
 
 
 class Focal(Loss):
@@ -195,15 +212,15 @@ class Focal(Loss):
 
     reads = "logits"
     joins = True
+    gamma: float = setting(number("a number that is not negative", lambda value: 0 <= value < math.inf))
+    class_weights: Tensor | None = setting(checked_weights)
 
     def __init__(
         self, gamma: float = 2.0, *, class_weights: Sequence[float] | Tensor | None = None, **options: Any
     ) -> None:
         super().__init__(**options)
-        if gamma < 0:
-            raise ConfigError(f"gamma= is not negative, got {gamma}.")
         self.gamma = gamma
-        self.class_weights = _class_weights(class_weights)
+        self.class_weights = class_weights  # type: ignore[assignment]
 
     def weight(self, batch: Batch) -> Weight:
         if self.reduce == "sum":
@@ -251,13 +268,3 @@ class Focal(Loss):
 def _memory(tensor: Tensor) -> Tensor:
     """The tensor that this one is a view of, or itself."""
     return tensor if tensor._base is None else tensor._base
-
-
-def _class_weights(weights: Sequence[float] | Tensor | None) -> Tensor | None:
-    if weights is None:
-        return None
-    tensor = torch.as_tensor(weights)
-    tensor = tensor if tensor.is_floating_point() else tensor.float()
-    if tensor.dim() != 1 or (tensor < 0).any():
-        raise ConfigError(f"class_weights= are non-negative numbers, one per class, got {weights!r}.")
-    return tensor

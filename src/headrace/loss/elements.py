@@ -1,5 +1,6 @@
 """Outputs and targets compared number by number."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..batch import Batch
 from ..errors import ConfigError, DataError
 from .base import Loss, Weight, dtype_of, pick, spread
+from .setting import number, one_of, positive_weights, setting
 
 
 class Elementwise(Loss):
@@ -79,12 +81,11 @@ class Huber(Elementwise):
     `form="smooth"`: x²/2δ up to |x| = δ, |x| − δ/2 beyond ("smooth L1"); `form="classic"`: δ times that.
     """
 
+    delta: float = setting(number("greater than 0", lambda value: 0 < value < math.inf))
+    form: Literal["smooth", "classic"] = setting(one_of("smooth", "classic"))
+
     def __init__(self, delta: float = 0.11, *, form: Literal["smooth", "classic"] = "smooth", **options: Any) -> None:
         super().__init__(**options)
-        if not delta > 0:
-            raise ConfigError(f"delta= is greater than 0, got {delta}.")
-        if form not in ("smooth", "classic"):
-            raise ConfigError(f"form= is 'smooth' or 'classic', got {form!r}.")
         self.delta, self.form = delta, form
 
     def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
@@ -97,6 +98,7 @@ class BinaryCrossEntropy(Elementwise):
     """Cross entropy of one yes-or-no question per element, from logits or from probabilities."""
 
     whole_targets = True
+    positive_weight: Tensor | None = setting(positive_weights)
 
     def __init__(
         self,
@@ -107,18 +109,25 @@ class BinaryCrossEntropy(Elementwise):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if positive_weight is not None and not logits:
-            raise ConfigError("positive_weight= needs logits=True, as in torch.")
         self.logits = logits
-        self.reads = "logits" if logits else "probabilities"
-        self.positive_weight = None if positive_weight is None else torch.as_tensor(positive_weight)
+        self.positive_weight = positive_weight  # type: ignore[assignment]
         self.element_weight = element_weight
+        self._check_positive_weight()
+
+    @property
+    def reads(self) -> str:  # type: ignore[override]
+        return "logits" if self.logits else "probabilities"
+
+    def _check_positive_weight(self) -> None:
+        if self.positive_weight is not None and not self.logits:
+            raise ConfigError("positive_weight= needs logits=True, as in torch.")
 
     def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
         if not target.is_floating_point():
             target = target.to(output.dtype)
         weight = None if self.element_weight is None else self.element_weight.to(output.device)
         if not self.logits:
+            self._check_positive_weight()
             return F.binary_cross_entropy(output, target, weight, reduction=reduction)
         positive = None if self.positive_weight is None else self.positive_weight.to(output.device)
         return F.binary_cross_entropy_with_logits(output, target, weight, reduction=reduction, pos_weight=positive)

@@ -11,7 +11,10 @@ from .base import Loss, Term, Weight
 
 
 class L2Prior(Loss):
-    """½ · weight · Σ w² over all weights, biases left out: once per update, logged, not part of a validation."""
+    """½ · weight · Σ w² over all weights, biases left out: once per update, logged, not part of a validation.
+
+    The weight is its `coefficient`, which may change between updates.
+    """
 
     training_only = True
 

@@ -1,7 +1,7 @@
 """What torch and users call a loss, as a term: standard modules exactly, any other function as declared."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +11,16 @@ from ..errors import ConfigError
 from .base import Loss, Sum, Term, pick
 from .classes import CrossEntropy
 from .elements import L1, MSE, BinaryCrossEntropy, Huber
+from .setting import Check, setting
+
+
+def _left_alone(only: str | None) -> Check:
+    def check(name: str, value: Any) -> Any:
+        if value != only:
+            raise ConfigError("RowMean takes neither weight= nor reduce=: the function gives the mean itself.")
+        return value
+
+    return check
 
 
 class RowMean(Loss):
@@ -20,11 +30,12 @@ class RowMean(Loss):
     workers are exact. `reads` tells metrics what the outputs are: "classes", "logits" or "probabilities".
     """
 
+    row_weight: str | None = setting(_left_alone(None))
+    reduce: Literal["mean", "sum"] = setting(_left_alone("mean"))
+
     def __init__(self, fn: Callable[[Any, Any], Tensor], *, reads: str | None = None, **options: Any) -> None:
         options.setdefault("name", getattr(fn, "__name__", type(fn).__name__).strip("<>"))
         super().__init__(**options)
-        if self.row_weight is not None or self.reduce != "mean":
-            raise ConfigError("RowMean takes neither weight= nor reduce=: the function gives the mean itself.")
         self.fn, self.reads = fn, reads
 
     def weight(self, batch: Batch) -> float:

@@ -1,0 +1,194 @@
+"""Settings of a loss that change between two updates: in effect from the next one on, wholly, or refused."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from stand_ins import Through
+from torch import Tensor, nn
+
+import headrace as hr
+
+N, K = 23, 5
+GENERATOR = torch.Generator().manual_seed(4)
+X = torch.randn(N, K, dtype=torch.float64, generator=GENERATOR)
+Y = torch.arange(N) % K
+ANSWERS = torch.randint(2, (N, K), generator=GENERATOR).double()
+R = torch.rand(N, dtype=torch.float64, generator=GENERATOR)
+W = torch.tensor([0.5, 2.0, 0.0, 1.25, 3.0], dtype=torch.float64)
+ONES = [1.0] * K
+
+_CE, _BCE, _FOCAL, _HUBER = hr.CrossEntropy, hr.BinaryCrossEntropy, hr.Focal, hr.Huber
+CHANGES: dict[str, tuple[hr.Loss, str, Any]] = {
+    "weights met": (_CE(class_weights=ONES), "class_weights", W),
+    "weights by classes": (_CE(class_weights=ONES, normalize="classes"), "class_weights", W),
+    "weights by samples": (_CE(class_weights=ONES, normalize="samples"), "class_weights", W.tolist()),
+    "weights from none on": (_CE(), "class_weights", W),
+    "no weights any more": (_CE(class_weights=W), "class_weights", None),
+    "what weights are divided by": (_CE(class_weights=W), "normalize", "samples"),
+    "an ignored label": (_CE(), "ignore_index", 2),
+    "another ignored label": (_CE(ignore_index=1), "ignore_index", 2),
+    "smoothing": (_CE(), "label_smoothing", 0.2),
+    "rows": (_CE(), "row_weight", "r"),
+    "sums": (_CE(), "reduce", "sum"),
+    "a coefficient": (hr.MSE(), "coefficient", 0.25),
+    "gamma": (_FOCAL(), "gamma", 0.5),
+    "focal weights": (_FOCAL(class_weights=ONES), "class_weights", W),
+    "delta": (_HUBER(0.1), "delta", 2.0),
+    "form": (_HUBER(0.1), "form", "classic"),
+    "positive": (_BCE(), "positive_weight", W.tolist()),
+    "elements": (_BCE(), "element_weight", W),
+    "a function": (hr.RowMean(F.mse_loss), "fn", F.l1_loss),
+}
+
+
+def still(loss: Any, model: nn.Module, **options: Any) -> hr.Trainer:
+    return hr.Trainer(model, loss, lambda p: torch.optim.SGD(p, 0.0), inputs="x", device="cpu", **options)
+
+
+def data(loss: hr.Loss) -> dict[str, Tensor]:
+    return {"x": X, "y": Y if isinstance(loss, _CE | _FOCAL) else ANSWERS, "r": R}
+
+
+def one_update(trainer: hr.Trainer, streams: dict[str, Tensor]) -> tuple[dict[str, Any], float]:
+    """What it reports, and where it takes the weight."""
+    trainer.optimizer.param_groups[0]["lr"] = 0.1
+    losses = trainer.step(streams)
+    trainer.release()
+    return losses, next(trainer.model.parameters()).item()
+
+
+@pytest.mark.parametrize("microbatch", [None, 7])
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_setting_is_in_effect_from_the_next_update_on(what: str, microbatch: int | None) -> None:
+    loss, name, value = CHANGES[what]
+    loss, streams = copy.deepcopy(loss), data(loss)
+    trainer = still(loss, Through(), microbatch=microbatch)
+    before = trainer.step(streams)
+    setattr(loss, name, value)
+    made = copy.deepcopy(CHANGES[what][0])
+    setattr(made, name, value)
+    got = one_update(trainer, streams)
+    assert got == one_update(still(made, Through(), microbatch=microbatch), streams)
+    assert got[0] != before
+
+
+@pytest.mark.parametrize("normalize", ["met", "classes", "samples"])
+def test_class_weights_may_change_in_place(normalize: Any) -> None:
+    loss = hr.CrossEntropy(class_weights=ONES, normalize=normalize)
+    trainer = still(loss, Through())  # whose outputs are float64, and the weights are not
+    trainer.step((X, Y))
+    assert loss.class_weights is not None
+    loss.class_weights.copy_(W)
+    expected = one_update(still(hr.CrossEntropy(class_weights=W.float(), normalize=normalize), Through()), data(loss))
+    assert one_update(trainer, data(loss)) == expected
+
+
+def test_an_ignored_label_is_looked_for_again_in_rows_that_were_looked_through_before() -> None:
+    loss = hr.CrossEntropy(ignore_index=-1)
+    trainer = still(loss, Through(), batch_size=8, order="none")
+    for info, part in zip(trainer.steps((X, Y), epochs=1), range(0, N, 8), strict=True):
+        expected = F.cross_entropy(X[part : part + 8], Y[part : part + 8], ignore_index=loss.ignore_index or 0)
+        assert info.losses["total_loss"] == pytest.approx(expected.item())
+        loss.ignore_index = 2
+
+
+def test_a_prior_may_change_its_coefficient_and_take_in_biases() -> None:
+    model = nn.Linear(K, K, dtype=torch.float64)
+    prior = hr.L2Prior(1e-3)
+    trainer = still(hr.CrossEntropy() + prior, model)
+    before = trainer.step((X, Y))
+    prior.coefficient, prior.biases = 0.5, True
+    after = trainer.step((X, Y))
+    penalty = 0.5 * sum(p.square().sum().item() for p in model.parameters())
+    assert after["l2_prior"] == pytest.approx(penalty)
+    assert after["total_loss"] == pytest.approx(before["cross_entropy"] + 0.5 * penalty)
+
+
+REFUSED: dict[str, Callable[[], None]] = {
+    r"coefficient= is a number, got nan": lambda: setattr(hr.MSE(), "coefficient", float("nan")),
+    r"reduce= is 'mean' or 'sum', got 'total'": lambda: setattr(hr.MSE(), "reduce", "total"),
+    r"normalize= is 'met', 'classes' or 'samples', got 'rows'": lambda: setattr(_CE(), "normalize", "rows"),
+    r"label_smoothing= is between 0 and 1, got 2": lambda: setattr(_CE(), "label_smoothing", 2),
+    r"ignore_index= is a whole number or None, got 1\.5": lambda: setattr(_CE(), "ignore_index", 1.5),
+    r"class_weights= are non-negative numbers, one per class, got": lambda: setattr(_CE(), "class_weights", [-1.0]),
+    r"class_weights= are all 0": lambda: setattr(_CE(), "class_weights", [0.0] * K),
+    r"class_weights= are non-negative": lambda: setattr(_FOCAL(), "class_weights", [float("nan"), 1.0]),
+    r"gamma= is a number that is not negative, got -1": lambda: setattr(_FOCAL(), "gamma", -1),
+    r"delta= is greater than 0, got 0": lambda: setattr(_HUBER(), "delta", 0),
+    r"form= is 'smooth' or 'classic', got 'rough'": lambda: setattr(_HUBER(), "form", "rough"),
+    r"positive_weight= are non-negative numbers, got": lambda: setattr(_BCE(), "positive_weight", [-2.0]),
+    r"neither weight= nor reduce=": lambda: setattr(hr.RowMean(F.mse_loss), "row_weight", "r"),
+    r"L2Prior\.weight cannot be set: .*coefficient": lambda: setattr(hr.L2Prior(0.1), "weight", 0.2),
+    r"MSE\.target cannot be set": lambda: setattr(hr.MSE(), "target", "z"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_set_is_refused(message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        REFUSED[message]()
+
+
+def test_class_weights_of_another_number_are_refused_before_the_update() -> None:
+    loss = hr.CrossEntropy()
+    trainer = still(loss, Through())
+    trainer.step((X, Y))
+    loss.class_weights = torch.ones(K + 1)
+    with pytest.raises(hr.ConfigError, match="class_weights= has 6 numbers, the model 5 outputs"):
+        trainer.step((X, Y))
+
+
+def test_one_loss_may_serve_several_trainers_with_targets_of_their_own() -> None:
+    loss = hr.MSE()
+    streams = {"x": X, "near": X + 1, "far": X + 10}
+    near, far = still(loss, Through(), target="near"), still(loss, Through(), target="far")
+    assert near.validate(streams)["val/loss"] == pytest.approx(1.0)
+    assert far.validate(streams)["val/loss"] == pytest.approx(100.0)
+    assert near.step(streams)["mse"] == pytest.approx(1.0)
+    loss.coefficient = 0.5  # of both
+    assert [trainer.validate(streams)["val/loss"] for trainer in (near, far)] == pytest.approx([0.5, 50.0])
+
+
+def test_one_loss_may_serve_a_trainer_with_one_hot_rows_and_another_with_a_label_for_each_pixel() -> None:
+    loss = hr.CrossEntropy()
+    rows = still(loss, Through(), microbatch=7)
+    pixels = still(loss, Through(), microbatch=7)
+    images, masks = X.view(N, K, 1).expand(N, K, 5), Y.view(N, 1).expand(N, 5)
+    for _ in range(2):
+        assert rows.step((X, F.one_hot(Y, K)))["total_loss"] == pytest.approx(F.cross_entropy(X, Y).item())
+        assert pixels.step((images, masks))["total_loss"] == pytest.approx(F.cross_entropy(X, Y).item())
+
+
+def test_an_objective_of_ones_own_is_refused_by_a_trainer_that_calls_the_model_otherwise() -> None:
+    class Size(hr.Objective):
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            return {"size": hr.Term(self.call(model, batch).square().sum(), float(batch.rows))}
+
+    size = Size()
+    for _ in range(2):
+        still(size, Through())
+    with pytest.raises(hr.ConfigError, match=r"this Size is at work in a trainer with inputs='x' and target='y'"):
+        still(size, Through(), target="z")
+
+
+@pytest.mark.parametrize("first", [None, ONES])
+def test_several_workers_take_other_class_weights_like_one_or_refuse_them(first: list[float] | None) -> None:
+    def train(strategy: Any = None) -> float:
+        loss, model = hr.CrossEntropy(class_weights=first), nn.Linear(K, K, dtype=torch.float64)
+        nn.init.eye_(model.weight)
+        nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = hr.Trainer(model, loss, optimizer, strategy=strategy, batch_size=12)
+        for info in trainer.steps((X, Y), epochs=1):
+            loss.class_weights = W if info.step == 1 else loss.class_weights
+        return sum(p.square().sum().item() for p in model.parameters())
+
+    if first is not None:
+        assert hr.launch(train, workers=2) == pytest.approx(train())
+        return
+    with pytest.raises(hr.HeadraceError, match="Set it before the first update"):
+        hr.launch(train, workers=2)
