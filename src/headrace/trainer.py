@@ -202,6 +202,7 @@ class Trainer:
         plan = Plan.of(source, val, test, self.device, validate_every, log_every, called, others)
         check.has_an_end(source, bounds, sized=self.batch_size is not None)
         plan.check(self.objectives, self.eval_objectives, scan, self.target if self.metrics else None)
+        self.metrics.load()
         info = Info(self, Counters(), bounds, History(), ("train",) if val is None else ("train", "val"))
         self.history, self._known_streams, self._categories = info.history, None, check.categories_of(source)
         return leave_at_exit(Loop(self, plan, info, keeper).run())

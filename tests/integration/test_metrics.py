@@ -1,5 +1,7 @@
 """Which output and which target metrics compare: the terms of the loss tell, or it is refused."""
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -183,3 +185,22 @@ def test_a_metric_that_fails_is_named() -> None:
     trainer = hr.Trainer(model := Heads().digit, hr.CrossEntropy(), still(model), metrics={"mine": Fails()})
     with pytest.raises(hr.DataError, match="metric 'mine'"):
         trainer.validate((X, DIGIT))
+
+
+LATE = """
+import sys, torch, headrace as hr
+
+class Watch(hr.Callback):
+    def on_fit_start(self, info):
+        print("torchmetrics" in sys.modules)
+
+model, data = torch.nn.Linear(1, 1), (torch.zeros(4, 1), torch.zeros(4, 1))
+for metrics in ((), "mae"):
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), metrics=metrics)
+    trainer.fit(data, epochs=1, progress=False, callbacks=[Watch()])
+"""
+
+
+def test_what_metrics_are_made_of_is_imported_before_the_training_and_only_for_them() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -68,6 +68,12 @@ class Metrics:
         wanted = self._wanted.get(name)
         return wanted if isinstance(wanted, str) else name
 
+    def load(self) -> None:
+        """Imports what metrics by name are made of: it takes seconds, which are not to count as training."""
+        if any(isinstance(metric, str) for metric in self._wanted.values()):
+            import torchmetrics.classification
+            import torchmetrics.regression  # noqa: F401
+
     def fresh(self, reads: str | None = None, ignore: int | None = None) -> "Metrics":
         """The same metrics, empty."""
         wanted = {name: m if isinstance(m, str) else copy.deepcopy(m) for name, m in self._wanted.items()}
