@@ -45,6 +45,9 @@ class Loop:
         info.run, info.scored = keeper.path, plan.scored
         self._saved = -1  # the step of the last checkpoint
         self._due = False  # whether another is due
+        self._left_out = self._skipped = (
+            0  # updates not made, as far as the host knew; those skipped before this training
+        )
         self._common = False  # whether something was due after the last update for all workers
 
     def run(self) -> Generator[Info]:
@@ -63,6 +66,7 @@ class Loop:
                         found = True
                         self._at.rates.before(self._crew.progress(info))
                         info.outcome = as_outcome(trainer.train_step(batch), "train_step", batch)
+                        self._left_out += info.outcome.applied is False
                         self._count(batch, feed.macrobatch, feed.finished)
                         evaluate.record(info.outcome, self._at.tally, self._at.metrics, self._objective, trainer.target)
                         self._crew.updated(self._at, batch)
@@ -138,6 +142,7 @@ class Loop:
             with _readable():
                 self._at.load_state_dict(state)
             self._saved = info.step if self._at.complete else -1
+        self._skipped = self._guard.skipped
         with _readable():
             self._crew.begin(self._at, state)
         if keeper.keeps:
@@ -298,6 +303,7 @@ class Loop:
         """The last checkpoint is written; then the model becomes the one that is kept, and is tested."""
         plan, info = self._plan, self._info
         self._save()
+        self._warn_if_nothing_was_learnt()
         self._crew.finish(self._at)
         if info.best is not None and info.best.restore and info.best.step != info.step:
             self._keeper.restore(info.best, self._trainer.model)
@@ -307,6 +313,18 @@ class Loop:
             self._score(plan.test, "test")
             self._tell(told, info.row())
         self._keeper.end(info.stopping)
+
+    def _warn_if_nothing_was_learnt(self) -> None:
+        self._guard.settle()
+        made, skipped = self._info.step - self._info.resumed, self._guard.skipped - self._skipped
+        several = len(self._trainer.optimizers)  # of which one may have learnt
+        if made and max(self._left_out if several == 1 else 0, skipped // several) >= made:
+            why = (
+                "a loss or a gradient was not finite. Lower the rate, use clip_norm=, look for bad rows with scan=True."
+            )
+            if not skipped:
+                why = "no row counted. Look at the labels that are ignored, and at the weights of rows and classes."
+            warnings.warn(f"none of the {made} updates was made, and the weights are as they were: {why}", stacklevel=3)
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""

@@ -284,3 +284,22 @@ def test_a_mask_of_infinities_hides_nothing(how: str) -> None:
     with pytest.raises(hr.NonFiniteError, match=r"^step 3 "):
         quiet(trainer, (x, Y))
     assert model.norm.running_mean.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("x", "loss", "why"),
+    [
+        (float("nan"), hr.CrossEntropy(), "a loss or a gradient was not finite"),
+        (1.0, hr.CrossEntropy(ignore_index=1), "no row counted"),
+    ],
+)
+def test_a_training_that_has_learnt_nothing_says_so_at_its_end(x: float, loss: hr.Loss, why: str) -> None:
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, loss, optimizer, batch_size=2, nonfinite="skip", device="cpu")
+    data = (torch.full((4, 2), x), torch.ones(4, dtype=torch.int64))
+    with pytest.warns(UserWarning, match=f"none of the 4 updates was made, and the weights are as they were: {why}"):
+        trainer.fit(data, epochs=2, progress=False)
+    data[0][:2], data[1][:2] = 0.0, 0  # from here on two rows of four are sound: no word of it
+    trainer.fit(data, epochs=1, progress=False)
+    assert trainer.skipped == (5 if x != x else 0)
