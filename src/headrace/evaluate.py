@@ -197,7 +197,10 @@ def report(name: str, tally: Tally, metrics: Metrics, add_up: AddUp) -> dict[str
             "hr.Outcome(losses, outputs).",
             stacklevel=2,
         )
-    row: dict[str, Any] = {f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items()}
+    alone = losses.keys() == {"", "loss"} and not abs(losses[""] - losses["loss"]) > 0  # the same, perhaps no number
+    row: dict[str, Any] = {
+        f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items() if not alone or not term
+    }
     row |= {f"{name}/{metric}": value for metric, value in scores.items()}
     tally.reset()
     metrics.reset()

@@ -267,4 +267,5 @@ def _terms(objectives: Mapping[str, Objective], step: Callable[..., Any], traini
     only = next(iter(objectives.values()))
     if len(objectives) > 1 or type(only) is not Supervised or step.__module__ != "headrace.trainer":
         return None
-    return [name for name, loss in only.loss.items() if training or not loss.training_only]
+    terms = {name: loss for name, loss in only.loss.items() if training or not loss.training_only}
+    return [] if terms.keys() == {"loss"} and terms["loss"].coefficient == 1 else list(terms)  # it is the loss itself

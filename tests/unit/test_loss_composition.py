@@ -125,3 +125,17 @@ def test_targets_that_can_never_match_are_refused(
 ) -> None:
     with pytest.raises(hr.DataError, match=message):
         trainer(loss).fit((outputs, targets), steps=1, progress=False)
+
+
+def test_a_term_called_loss_is_the_loss() -> None:
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(outputs, target)
+
+    training = trainer(hr.RowMean(loss))
+    stopping = hr.EarlyStopping("train/loss")
+    last = training.fit({"x": PRICES, "y": PAID}, epochs=1, progress=False, callbacks=[stopping]).last
+    assert [key for key in last if "loss" in key] == ["train/loss"]
+    with pytest.raises(hr.ConfigError, match="'train/loss/loss', which is not measured"):
+        training.fit({"x": PRICES, "y": PAID}, progress=False, callbacks=[hr.EarlyStopping("train/loss/loss")])
+    scores = trainer(0.5 * hr.RowMean(loss)).validate({"x": PRICES, "y": PAID})
+    assert scores == pytest.approx({"val/loss": MSE / 2, "val/loss/loss": MSE})
