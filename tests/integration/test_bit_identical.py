@@ -225,6 +225,15 @@ def test_binary_cross_entropy_agrees_to_rounding() -> None:
         torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
 
 
+def test_label_smoothing_agrees_to_rounding() -> None:
+    (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["momentum"](model.parameters()))
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    raw_loop(raw, o1, loss=loss)
+    fitted(ours, o2, loss=loss)
+    for p, q in zip(raw.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
+
+
 def test_another_order_gives_other_weights() -> None:
     """The control: the comparison is able to fail."""
     (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS["sgd"](model.parameters()))
