@@ -16,6 +16,8 @@ GENERATOR = torch.Generator().manual_seed(1)
 X = torch.randn(N, K, dtype=torch.float64, generator=GENERATOR)
 Y = torch.randint(K, (N,), generator=GENERATOR)
 PRICES, PAID = torch.randn(2, N, 2, dtype=torch.float64, generator=GENERATOR)
+ANSWERS, PLACES = (PAID > 0).long(), torch.arange(2 * N).view(N, 2)
+TEXTS, WORDS = X.view(N, 1, K).expand(N, 4, K), Y.view(N, 1).expand(N, 4)
 MSE, L1 = F.mse_loss(PRICES, PAID).item(), F.l1_loss(PRICES, PAID).item()
 
 
@@ -118,13 +120,54 @@ def test_arguments_that_cannot_work_are_refused(message: str) -> None:
         (hr.MSE(), PRICES, PAID[:, 0], "must be equal"),
         (hr.MSE(), PRICES, PAID.float(), "Convert the stream to float64"),
         (hr.Focal(), X, Y.where(torch.arange(N) != 9, 7), "row 9: label 7 is out of range"),
+        (hr.Focal(class_weights=[1.0, 2.0]), X, Y, "class_weights= has 2 numbers, the model 5 outputs"),
+        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, 2), r"row 4: 2 is no answer.* \(1 such targets\)"),
+        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, -1).double(), "row 4: -1 is no answer"),
+        (hr.BinaryCrossEntropy(logits=False), PRICES, (ANSWERS + 1).to(torch.uint16), "is no answer"),
+        (hr.Focal(), PRICES, ANSWERS.where(PLACES != 9, 2), "row 4: 2 is no answer"),
+        (
+            hr.CrossEntropy(),
+            X,
+            F.one_hot(Y, K).index_fill(0, torch.tensor([7]), 1),
+            "row 7: .*one-hot rows.*BinaryCross",
+        ),
+        (hr.CrossEntropy(), TEXTS, WORDS, r"rows of shape \[4\], the model's outputs \[4, 5\].* dimension 1.*movedim"),
+        (hr.CrossEntropy(), TEXTS.mT, WORDS[:, :3], r"rows of shape \[3\], the model's outputs \[5, 4\]"),
     ],
 )
 def test_targets_that_can_never_match_are_refused(
     loss: hr.Loss, outputs: Tensor, targets: Tensor, message: str
 ) -> None:
-    with pytest.raises(hr.DataError, match=message):
+    with pytest.raises(hr.ConfigError if "class_weights" in message else hr.DataError, match=message):
         trainer(loss).fit((outputs, targets), steps=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets"),
+    [
+        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.bool()),
+        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.to(torch.uint8)),
+        (hr.BinaryCrossEntropy(), PRICES, ANSWERS.double() * 0.5),
+        (hr.Focal(), PRICES, ANSWERS),
+        (hr.CrossEntropy(), X, F.one_hot(Y, K).bool()),
+        (hr.CrossEntropy(), TEXTS.mT, WORDS),
+    ],
+)
+def test_targets_that_match_are_taken(loss: hr.Loss, outputs: Tensor, targets: Tensor) -> None:
+    assert trainer(loss).step((outputs, targets))["total_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "loss", [hr.CrossEntropy(weight="w"), hr.BinaryCrossEntropy(weight="w"), hr.Focal(weight="w"), hr.MSE(weight="w")]
+)
+@pytest.mark.parametrize("microbatch", [None, 7])
+def test_weights_of_more_than_a_row_are_refused(loss: hr.Loss, microbatch: int | None) -> None:
+    model = Through()
+    streams = {"x": PRICES, "y": ANSWERS if isinstance(loss, hr.BinaryCrossEntropy | hr.Focal) else PAID, "w": PRICES}
+    streams |= {"x": TEXTS.mT, "y": WORDS, "w": TEXTS[:, :, 0]} if isinstance(loss, hr.CrossEntropy) else {}
+    with pytest.raises(hr.DataError, match=r"weight='w' has rows of shape \[\d\]\. Expected one number for each row"):
+        trainer(loss, model, microbatch=microbatch).step(streams)
+    assert model.scale.item() == 1
 
 
 def test_a_term_called_loss_is_the_loss() -> None:

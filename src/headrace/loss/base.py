@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
@@ -226,9 +227,27 @@ def _terms(loss: "Loss | Sum") -> list[Loss]:
     return list(loss) if isinstance(loss, Sum) else [loss]
 
 
+def row_weights(loss: Loss, batch: Batch) -> Tensor:
+    """A number for each row."""
+    assert loss.row_weight is not None
+    rows: Tensor = batch[loss.row_weight]
+    if rows.numel() != batch.rows:
+        raise DataError(
+            f"{loss.name}: weight={loss.row_weight!r} has rows of shape {list(rows.shape[1:])}. Expected one number "
+            "for each row, or for each item of a sequence. Weights of pixels or outputs are for a term of your own: "
+            "subclass hr.Loss."
+        )
+    return rows
+
+
 def spread(rows: Tensor, like: Tensor) -> Tensor:
     """A number per row, shaped so that it multiplies everything in its row."""
     return rows.view(-1, *[1] * (like.dim() - 1))
+
+
+def comparable(labels: Tensor) -> Tensor:
+    """Labels that torch can compare with numbers."""
+    return labels.long() if labels.dtype in (torch.uint16, torch.uint32, torch.uint64) else labels
 
 
 def shape_of(value: Any) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Weight, pick, shape_of, spread
-from .elements import fit_rows
+from .base import Loss, Weight, comparable, pick, row_weights, shape_of, spread
+from .elements import between_0_and_1, fit_rows
 from .setting import class_weights as checked_weights
 from .setting import label, number, one_of, setting
 
@@ -66,7 +66,7 @@ class CrossEntropy(Loss):
         if self._may_be_one_hot(targets) and self._one_hot is None:
             return None  # whether these are one-hot rows, only the outputs can tell
         targets = self._targets(batch)
-        rows = None if self.row_weight is None else batch[self.row_weight]
+        rows = None if self.row_weight is None else row_weights(self, batch)
         if targets.is_floating_point():
             if rows is None:
                 weight: Weight = float(targets.numel() // targets.shape[1])
@@ -108,7 +108,7 @@ class CrossEntropy(Loss):
         else:
             loss = F.nll_loss(logits, targets, weights, ignore_index=ignored, reduction=reduction)
         if self.row_weight is not None:
-            loss = (loss * spread(batch[self.row_weight], loss)).sum()
+            loss = (loss * spread(row_weights(self, batch), loss)).sum()
         return loss
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
@@ -130,7 +130,17 @@ class CrossEntropy(Loss):
                     f"the model's outputs {list(logits.shape[1:])}. "
                     "Expected class indices (int64) or one probability per class."
                 )
+            if not targets.is_floating_point():
+                self._check_one_hot(targets)
             return
+        if targets.shape[1:] != logits.shape[2:]:
+            turn = " Classes go in dimension 1, as in torch: return outputs.movedim(-1, 1)."
+            raise DataError(
+                f"{self.name}: stream {self.target!r} has rows of shape {list(targets.shape[1:])}, the model's outputs "
+                f"{list(logits.shape[1:])}. Expected one label for each place: outputs of shape (rows, classes, "
+                f"{', '.join(map(str, targets.shape[1:]))}).{turn if targets.shape[1:] == logits.shape[1:-1] else ''}"
+            )
+        targets = comparable(targets)
         bad = (targets < 0) | (targets >= classes)
         if self.ignore_index is not None:
             bad &= targets != self.ignore_index
@@ -140,6 +150,17 @@ class CrossEntropy(Loss):
                 f"stream {self.target!r}, row {int(where[0])}: label {int(targets[tuple(where)])} is out of range "
                 f"for a model with {classes} outputs ({int(bad.sum())} such labels). "
                 f"Labels go from 0 to {classes - 1}; give the model more outputs, or mark rows with ignore_index=."
+            )
+
+    def _check_one_hot(self, targets: Tensor) -> None:
+        targets = comparable(targets)
+        wrong = ((targets != 0).sum(dim=1) != 1) | (targets.sum(dim=1) != 1)
+        if wrong.any():
+            where = torch.nonzero(wrong)[0]
+            raise DataError(
+                f"{self.name}: stream {self.target!r}, row {int(where[0])}: whole numbers of the shape of the outputs "
+                f"are one-hot rows, one 1 and otherwise 0; this is none ({int(wrong.sum())} such rows). For several "
+                "answers to a row use BinaryCrossEntropy; probabilities are floating-point numbers."
             )
 
     def _may_be_one_hot(self, targets: Tensor) -> bool:
@@ -226,7 +247,7 @@ class Focal(Loss):
         if self.reduce == "sum":
             return self.share(batch)
         if self.row_weight is not None:
-            rows: Tensor = batch[self.row_weight]
+            rows = row_weights(self, batch)
             per_row = batch[self.target].numel() / max(1, batch.rows)
             total: Tensor = rows.sum() * per_row
             return total
@@ -240,13 +261,17 @@ class Focal(Loss):
         logits, target = self.read(outputs, batch)
         each = self._exclusive(logits, target) if logits.dim() == target.dim() + 1 else self._questions(logits, target)
         if self.row_weight is not None:
-            each = each * spread(batch[self.row_weight], each)
+            each = each * spread(row_weights(self, batch), each)
         return each.sum()
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         logits = pick(outputs, self.output, self.name)
         if logits.dim() == targets.dim() + 1:
-            CrossEntropy(output=self.output, target=self.target, name=self.name).check_targets(outputs, targets)
+            options: dict[str, Any] = {"output": self.output, "target": self.target, "name": self.name}
+            CrossEntropy(class_weights=self.class_weights, **options).check_targets(outputs, targets)
+        else:
+            fit_rows(self.name, self.target, logits[:1], targets[:1])
+            between_0_and_1(self, targets)
 
     def _exclusive(self, logits: Tensor, target: Tensor) -> Tensor:
         log_p = F.log_softmax(logits, dim=1).gather(1, target.long().unsqueeze(1)).squeeze(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Weight, dtype_of, pick, spread
+from .base import Loss, Weight, comparable, dtype_of, pick, row_weights, spread
 from .setting import number, one_of, positive_weights, setting
 
 
@@ -19,8 +19,8 @@ class Elementwise(Loss):
     """A loss that compares outputs and targets element by element; the mean is over all elements."""
 
     joins = True
-    whole_targets = False
-    """Whether whole numbers will do as targets."""
+    answers = False
+    """Whether targets are 0, 1 or what is between them, so that whole numbers will do."""
 
     def weight(self, batch: Batch) -> Weight:
         if self.reduce == "sum":
@@ -28,7 +28,7 @@ class Elementwise(Loss):
         elements = batch[self.target].numel()
         if self.row_weight is None:
             return float(elements)
-        rows: Tensor = batch[self.row_weight]
+        rows = row_weights(self, batch)
         per_row = elements / max(1, batch.rows)
         total: Tensor = rows.sum() * per_row
         return total
@@ -44,7 +44,7 @@ class Elementwise(Loss):
         if self.row_weight is None:
             return self.compare(output, target, "sum")
         each = self.compare(output, target, "none")
-        return (each * spread(batch[self.row_weight], each)).sum()
+        return (each * spread(row_weights(self, batch), each)).sum()
 
     @abstractmethod
     def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
@@ -53,7 +53,9 @@ class Elementwise(Loss):
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         output = pick(outputs, self.output, self.name)
         fit_rows(self.name, self.target, output[:1], targets[:1])
-        whole = self.whole_targets and not targets.is_floating_point()
+        if self.answers:
+            between_0_and_1(self, targets)
+        whole = self.answers and not targets.is_floating_point()
         if output.dtype in (torch.float32, torch.float64) and output.dtype != targets.dtype and not whole:
             raise DataError(
                 f"{self.name}: stream {self.target!r} is {dtype_of(targets)}, the model's outputs are "
@@ -97,7 +99,7 @@ class Huber(Elementwise):
 class BinaryCrossEntropy(Elementwise):
     """Cross entropy of one yes-or-no question per element, from logits or from probabilities."""
 
-    whole_targets = True
+    answers = True
     positive_weight: Tensor | None = setting(positive_weights)
 
     def __init__(
@@ -131,6 +133,19 @@ class BinaryCrossEntropy(Elementwise):
             return F.binary_cross_entropy(output, target, weight, reduction=reduction)
         positive = None if self.positive_weight is None else self.positive_weight.to(output.device)
         return F.binary_cross_entropy_with_logits(output, target, weight, reduction=reduction, pos_weight=positive)
+
+
+def between_0_and_1(loss: Loss, targets: Tensor) -> None:
+    """Raises unless targets can be answers to yes-or-no questions."""
+    targets = comparable(targets)
+    bad = (targets < 0) | (targets > 1)
+    if bad.any():
+        where = torch.nonzero(bad)[0]
+        raise DataError(
+            f"{loss.name}: stream {loss.target!r}, row {int(where[0])}: {targets[tuple(where)].item():g} is no answer "
+            f"to a yes-or-no question ({int(bad.sum())} such targets). Expected 0, 1, or a probability. For class "
+            "numbers use CrossEntropy; rows that do not count may have any answer, and the weight 0 by weight=."
+        )
 
 
 def _squeezed(tensor: Tensor) -> list[int]:
