@@ -94,8 +94,9 @@ class Plan:
         columns = {name: check.columns_of(source) for name, source in given.items()}
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
             objective.prepare(self.train.streams, columns)
-        for each in (objectives, scorers) if measured is not None else ():
-            check.measurable(each, self.train.streams, measured)
+        if measured is not None:
+            check.measurable(objectives, self.train.streams, measured)
+            check.measurable(scorers, self.train.streams, measured)
 
 
 def source_on(
