@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .arena import Arena, Buffers
 from .arena.gradients import clip
 from .batch import Batch
-from .errors import ModelError, OutOfMemoryError
+from .errors import ConfigError, ModelError, OutOfMemoryError
 from .guard import Scalar
 from .loss import Term
 from .memory import is_out_of_memory
@@ -212,6 +212,11 @@ class Update:
         found = self._forward(part)
         roots, seeds = [], []
         for name, term in found.items():
+            if totals is not None and name not in totals:
+                raise ConfigError(
+                    f"{type(self.objective).__name__}.weights() gives {', '.join(totals)}, and terms() {name!r}, too. "
+                    "They must have the same names; where only the forward pass can tell, leave weights() out."
+                )
             weight = read(term.weight) if totals is None else totals[name]
             if term.coefficient and (isinstance(weight, Tensor) or weight) and term.sum.requires_grad:
                 roots.append(term.sum)

@@ -269,3 +269,17 @@ def test_an_objective_that_returns_no_terms_is_told_what_to_return(returns: Any,
     for attempt in (lambda: trainer.fit(data, epochs=1, progress=False), lambda: trainer.validate(data)):
         with pytest.raises(hr.ConfigError, match=message):
             attempt()
+
+
+def test_weights_of_other_names_than_the_terms_are_told_so() -> None:
+    class Misnamed(hr.Objective):
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            return {"size": hr.Term(model(batch["x"]).square().sum(), float(batch.rows))}
+
+        def weights(self, batch: hr.Batch) -> dict[str, float]:
+            return {"sizes": float(batch.rows)}
+
+    model = net(4, 3)
+    trainer = hr.Trainer(model, Misnamed(), torch.optim.SGD(model.parameters(), 0.1), microbatch=4)
+    with pytest.raises(hr.ConfigError, match=r"Misnamed\.weights\(\) gives sizes, and terms\(\) 'size'"):
+        trainer.step({"x": torch.zeros(8, 4)})
