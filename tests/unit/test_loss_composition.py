@@ -121,6 +121,8 @@ def test_arguments_that_cannot_work_are_refused(message: str) -> None:
         (hr.MSE(), PRICES, PAID.float(), "Convert the stream to float64"),
         (hr.Focal(), X, Y.where(torch.arange(N) != 9, 7), "row 9: label 7 is out of range"),
         (hr.Focal(class_weights=[1.0, 2.0]), X, Y, "class_weights= has 2 numbers, the model 5 outputs"),
+        (hr.Focal(class_weights=[1.0] * 3), PRICES, ANSWERS, r"class_weights= has the shape \[3\], a row .* \[2\]"),
+        (hr.BinaryCrossEntropy(positive_weight=[1.0] * 3), PRICES, ANSWERS, r"positive_weight= has the shape \[3\]"),
         (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, 2), r"row 4: 2 is no answer.* \(1 such targets\)"),
         (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, -1).double(), "row 4: -1 is no answer"),
         (hr.BinaryCrossEntropy(logits=False), PRICES, (ANSWERS + 1).to(torch.uint16), "is no answer"),
@@ -138,7 +140,7 @@ def test_arguments_that_cannot_work_are_refused(message: str) -> None:
 def test_targets_that_can_never_match_are_refused(
     loss: hr.Loss, outputs: Tensor, targets: Tensor, message: str
 ) -> None:
-    with pytest.raises(hr.ConfigError if "class_weights" in message else hr.DataError, match=message):
+    with pytest.raises(hr.ConfigError if "_weight" in message else hr.DataError, match=message):
         trainer(loss).fit((outputs, targets), steps=1, progress=False)
 
 

@@ -108,6 +108,14 @@ def test_a_prior_may_change_its_coefficient_and_take_in_biases() -> None:
     assert after["total_loss"] == pytest.approx(before["cross_entropy"] + 0.5 * penalty)
 
 
+def test_metrics_go_by_what_the_outputs_are_now() -> None:
+    loss, shares = hr.BinaryCrossEntropy(), torch.linspace(0.01, 0.4, N, dtype=torch.float64)
+    trainer, streams = still(loss, Through(), metrics="accuracy"), {"x": shares, "y": torch.ones(N).double()}
+    assert trainer.validate(streams)["val/accuracy"] == 1
+    loss.logits = False
+    assert trainer.validate(streams)["val/accuracy"] == 0
+
+
 REFUSED: dict[str, Callable[[], None]] = {
     r"coefficient= is a number, got nan": lambda: setattr(hr.MSE(), "coefficient", float("nan")),
     r"reduce= is 'mean' or 'sum', got 'total'": lambda: setattr(hr.MSE(), "reduce", "total"),

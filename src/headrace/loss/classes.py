@@ -11,7 +11,7 @@ from torch import Tensor
 from ..batch import Batch
 from ..errors import ConfigError, DataError
 from .base import Loss, Weight, comparable, pick, row_weights, shape_of, spread
-from .elements import between_0_and_1, fit_rows
+from .elements import between_0_and_1, fit_rows, one_per_output
 from .setting import class_weights as checked_weights
 from .setting import label, number, one_of, setting
 
@@ -272,6 +272,7 @@ class Focal(Loss):
         else:
             fit_rows(self.name, self.target, logits[:1], targets[:1])
             between_0_and_1(self, targets)
+            one_per_output(self, "class_weights", self.class_weights, logits)
 
     def _exclusive(self, logits: Tensor, target: Tensor) -> Tensor:
         log_p = F.log_softmax(logits, dim=1).gather(1, target.long().unsqueeze(1)).squeeze(1)

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -116,9 +117,14 @@ class BinaryCrossEntropy(Elementwise):
         self.element_weight = element_weight
         self._check_positive_weight()
 
-    @property
-    def reads(self) -> str:  # type: ignore[override]
-        return "logits" if self.logits else "probabilities"
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "logits":
+            self.reads = "logits" if value else "probabilities"
+
+    def check_targets(self, outputs: Any, targets: Tensor) -> None:
+        super().check_targets(outputs, targets)
+        one_per_output(self, "positive_weight", self.positive_weight, pick(outputs, self.output, self.name))
 
     def _check_positive_weight(self) -> None:
         if self.positive_weight is not None and not self.logits:
@@ -145,6 +151,18 @@ def between_0_and_1(loss: Loss, targets: Tensor) -> None:
             f"{loss.name}: stream {loss.target!r}, row {int(where[0])}: {targets[tuple(where)].item():g} is no answer "
             f"to a yes-or-no question ({int(bad.sum())} such targets). Expected 0, 1, or a probability. For class "
             "numbers use CrossEntropy; rows that do not count may have any answer, and the weight 0 by weight=."
+        )
+
+
+def one_per_output(loss: Loss, setting: str, weights: Tensor | None, output: Tensor) -> None:
+    """Raises on weights of the columns of an output that has others."""
+    row = list(output.shape[1:])
+    if weights is not None and any(
+        size not in (1, wide) for size, wide in zip_longest(weights.shape[::-1], row[::-1], fillvalue=1)
+    ):
+        raise ConfigError(
+            f"{loss.name}: {setting}= has the shape {list(weights.shape)}, a row of the model's outputs {row}. "
+            "Give one number per output."
         )
 
 
