@@ -134,7 +134,8 @@ class Loop:
                 state = self._crew.handed(state)
                 self._at.check(state)
         self._plan.callbacks.forget()
-        optimizers, rows = list(trainer.optimizers.values()), self._crew.epoch_rows
+        optimizers = list(trainer.optimizers.values())
+        rows = self._crew.epoch_rows or passes.rows_of(self._plan.train)
         self._at.rates = make_rates(trainer.schedule, optimizers, info.limits, batches, rows)
         info.expected = expected(trainer, info.measured, self._plan.callbacks.those_before(AFTER_THE_REPORT))
         self._at.rates.check(info.expected)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import check, evaluate
 from . import plan as plans
-from .data.reader import rewound
+from .data.epochs import Epochs
+from .data.reader import Reader, rewound
 from .data.source import Source
 from .feed import Feed
 from .info import Info
@@ -31,6 +32,13 @@ def to_train(trainer: Trainer, source: Source, info: Info) -> Feed:
         counters=lambda: info.counters,
         shard=crew.trains,
     )
+
+
+def rows_of(source: Source) -> int | None:
+    """How many rows an epoch has, where that is known."""
+    if isinstance(source, Reader | Epochs):
+        return source.epoch_rows if isinstance(source, Reader) else source.rows
+    return None if source.own_size else source.batches(1)
 
 
 def once(trainer: Trainer, source: Source, batch_size: int | None = None) -> Feed:

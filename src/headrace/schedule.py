@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -20,8 +22,15 @@ from .history import History
 from .history.monitor import Expected, check_watched, number_of
 from .length import Counters, Length, interval
 
-Factory = Callable[[Optimizer, int | None], LRScheduler | ReduceLROnPlateau]
+Made = LRScheduler | ReduceLROnPlateau
+Factory = Callable[[Optimizer, int | None], Made] | Callable[[Optimizer], Made]
 Factor = Callable[[float], float]
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TAKEN = (
+    "A function of (optimizer, total_steps), or of the optimizer alone, returns a torch scheduler; a function of the "
+    "progress, from 0 to 1, returns a factor."
+)
 
 
 @dataclass(frozen=True)
@@ -84,13 +93,15 @@ class OneCycle:
 class Schedule:
     """A torch scheduler and when it steps.
 
-    `make`: (optimizer, total_steps) -> scheduler; `every`: after which interval it steps; `monitor`: what
-    `ReduceLROnPlateau` is given, which waits until it is measured: its patience counts measurements.
+    `make`: a function of (optimizer, total_steps), or of the optimizer alone, that returns a scheduler; `every`: after
+    which interval it steps; `monitor`: what `ReduceLROnPlateau` is given, which waits until it is measured: its
+    patience counts measurements.
     """
 
     def __init__(self, make: Factory, *, every: str | Length = "1 epoch", monitor: str = "val/loss") -> None:
         if not callable(make):
             raise ConfigError(f"a Schedule takes a function of (optimizer, total_steps), got a {type(make).__name__}.")
+        _check_factory(make)
         self.make, self.every, self.monitor = make, interval(every, "every"), monitor
 
 
@@ -109,7 +120,7 @@ class Rates(Protocol):
     def state_dict(self) -> list[Any]: ...
     def load_state_dict(self, state: list[Any]) -> None: ...
     def rebase(self) -> None:
-        """The optimizers' first rates have been changed."""
+        """The optimizers' rates are those that were set, and not where they stood when the training was saved."""
 
 
 def check_schedule(schedule: Any) -> None:
@@ -121,13 +132,14 @@ def check_schedule(schedule: Any) -> None:
             "schedule= takes a function of the progress (0 to 1), a function of (optimizer, total_steps) that makes a "
             f"torch scheduler, or a Schedule; got a {type(schedule).__name__}."
         )
+    _check_factory(schedule)
 
 
 def interval_of(schedule: Any) -> Length | None:
     """How often a torch scheduler steps; `None` where there is none."""
-    if isinstance(schedule, Schedule):
-        return schedule.every
-    return None if schedule is None or _arguments(schedule) == 1 else Schedule(schedule).every
+    if schedule is None or isinstance(schedule, Schedule):
+        return None if schedule is None else schedule.every
+    return None if _is_factor(schedule) else Schedule(schedule).every
 
 
 def make_rates(
@@ -142,14 +154,17 @@ def make_rates(
     An epoch has so many `batches`, or `rows` of all workers, where that is known.
     """
     if schedule is None:
-        return _Constant()
-    if not isinstance(schedule, Schedule) and _arguments(schedule) == 1:
+        return _Constant(optimizers)
+    if not isinstance(schedule, Schedule) and _is_factor(schedule):
         return _ByProgress(schedule, optimizers, limits, batches, rows)
     return _ByTorch(schedule if isinstance(schedule, Schedule) else Schedule(schedule), optimizers, limits, batches)
 
 
 class _Constant:
     """Rates that only the user changes."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._groups = groups_of(optimizers)
 
     def check(self, expected: Expected) -> None:
         pass
@@ -167,11 +182,12 @@ class _Constant:
         pass
 
     def rebase(self) -> None:
-        pass
+        for group in self._groups:
+            put_rate(group, group.get("initial_lr", float(group["lr"])))
 
 
 class _ByProgress(_Constant):
-    """The first rate times a factor, anew for every update; nothing to remember but the first rate."""
+    """The first rate times a factor, anew for every update."""
 
     def __init__(
         self,
@@ -181,18 +197,77 @@ class _ByProgress(_Constant):
         batches: int | None,
         rows: int | None,
     ) -> None:
-        self._factor, self._batches, self._rows = factor, batches, rows
+        super().__init__(optimizers)
+        self._factor = factor
         self._limits = [limit for limit in limits if limit.unit != "minutes"]
         if not self._limits:
             raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
-        self._groups = groups_of(optimizers)
+        self._epoch = _Epoch(batches, rows)
         for group in self._groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
     def before(self, counters: Counters) -> None:
-        factor = self._factor(max(_share(limit, counters, self._batches, self._rows) for limit in self._limits))
+        factor = self._factor(max(self._share(limit, counters) for limit in self._limits))
         for group in self._groups:
             put_rate(group, group["initial_lr"] * factor)
+
+    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+        if ends_epoch:
+            self._epoch.begin(counters)
+
+    def _share(self, limit: Length, counters: Counters) -> float:
+        """How much of a limit has been used."""
+        if limit.unit == "epochs":
+            return self._epoch.share(limit.count, counters)
+        return float(getattr(counters, limit.unit) / limit.count)
+
+    def state_dict(self) -> list[Any]:
+        return [self._epoch.state_dict()]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        self._epoch.load_state_dict(state[0] if state else {})  # 0.1.0 kept nothing
+
+
+class _Epoch:
+    """How much of a number of epochs has been used: by batches, else by rows, else by the epochs that are over."""
+
+    def __init__(self, batches: int | None, rows: int | None) -> None:
+        self._batches, self._rows = batches, rows
+        self._steps, self._samples = 0, 0  # where the epoch at hand began
+        self._before: int | None = batches  # how many batches an epoch had when the training was saved
+        self._known = True  # whether it is known where the epoch began
+
+    def begin(self, counters: Counters) -> None:
+        """An epoch is over, and another begins here."""
+        self._steps, self._samples, self._known = counters.steps, counters.samples, True
+
+    def share(self, count: float, counters: Counters) -> float:
+        """The part of `count` epochs that has been used."""
+        batches, rows = self._batches, self._rows
+        if not batches:
+            return counters.samples / (count * rows) if rows else (counters.epochs + self._part(None, counters)) / count
+        if not self._known:
+            self._steps, self._known = counters.epochs * batches, True
+        if self._before != batches:  # the training goes on with batches of another size
+            self._steps = counters.steps - round(self._part(self._before, counters) * batches)
+            self._before = batches
+        return (counters.epochs * batches + min(batches, counters.steps - self._steps)) / (count * batches)
+
+    def _part(self, batches: int | None, counters: Counters) -> float:
+        """The part of the epoch at hand that has been used, which has so many batches; if nothing tells, one half."""
+        if batches and not self._rows:
+            return min(1.0, (counters.steps - self._steps) / batches)
+        rows = self._rows or (self._known and counters.epochs and self._samples / counters.epochs)
+        return min(1.0, (counters.samples - self._samples) / rows) if rows else 0.5
+
+    def state_dict(self) -> dict[str, Any]:
+        known = {"steps": self._steps, "samples": self._samples} if self._known else {}
+        return {**known, "batches": self._before}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._known = "steps" in state
+        self._steps, self._samples = int(state.get("steps", 0)), int(state.get("samples", 0))
+        self._before = state.get("batches", self._batches)
 
 
 class _ByTorch:
@@ -203,13 +278,8 @@ class _ByTorch:
     ) -> None:
         self._every, self._monitor = schedule.every, schedule.monitor
         self._make, self._total = schedule.make, (total := _total_steps(limits, batches))
-        self._schedulers = [schedule.make(optimizer, total) for optimizer in optimizers]
+        self._schedulers = [_made(schedule.make, optimizer, total) for optimizer in optimizers]
         for made in self._schedulers:
-            if not isinstance(made, LRScheduler):
-                raise ConfigError(
-                    f"schedule= made a {type(made).__name__}. A function of two arguments, (optimizer, total_steps), "
-                    "returns a torch scheduler; a function of one, the progress, returns a factor."
-                )
             if all(made.optimizer is not optimizer for optimizer in optimizers):
                 raise ConfigError("schedule= made a scheduler of another optimizer. Use the one that it is given.")
         self._plateaus = [made for made in self._schedulers if isinstance(made, ReduceLROnPlateau)]
@@ -262,7 +332,7 @@ class _ByTorch:
         states = []
         for steps in (total, self._total):
             groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
-            made = self._make(Optimizer(groups, dict(optimizer.defaults)), steps)
+            made = _made(self._make, Optimizer(groups, dict(optimizer.defaults)), steps)
             states.append(repr(sorted(plain(made.state_dict()).items())))
         return states[0] == states[1]
 
@@ -310,23 +380,67 @@ def _as_counters(saved: Any, now: Any) -> Any:
     return saved
 
 
-def _arguments(function: Any) -> int:
-    """How many arguments a function has to be given."""
+def _parameters(function: Any) -> list[inspect.Parameter] | None:
+    """The parameters of a function; `None` where Python cannot tell."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return 2
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is p.empty for p in parameters) or 1
+        return None
 
 
-def _share(limit: Length, counters: Counters, batches: int | None, rows: int | None) -> float:
-    """How much of a limit has been used."""
-    if limit.unit == "epochs" and batches:
-        return counters.steps / (limit.count * batches)
-    if limit.unit == "epochs" and rows:
-        return counters.samples / (limit.count * rows)
-    return float(getattr(counters, limit.unit) / limit.count)
+def _required(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    """The names of the arguments that have to be given by position."""
+    return [p.name for p in parameters if p.kind in _BY_PLACE and p.default is p.empty]
+
+
+def _scheduler_of(function: Any) -> type | None:
+    """The class of torch's schedulers that this is, or of which it is a `partial`."""
+    found = function.func if isinstance(function, partial) else function
+    return found if isinstance(found, type) and issubclass(found, LRScheduler) else None
+
+
+def _check_factory(function: Any) -> None:
+    """Raises on one of torch's classes that needs more than the optimizer."""
+    kind, parameters = _scheduler_of(function), _parameters(function)
+    if kind is None or parameters is None or len(needed := _required(parameters)) < 2:
+        return
+    rest = ", ".join(f"{name}=..." for name in needed[1:])
+    raise ConfigError(f"{kind.__name__} needs {', '.join(needed[1:])}. Use functools.partial({kind.__name__}, {rest}).")
+
+
+def _is_factor(function: Any) -> bool:
+    """Whether a function takes the progress: it has one argument, and gives a number for 0."""
+    parameters = _parameters(function)
+    if parameters is None or _scheduler_of(function) is not None or len(_required(parameters)) > 1:
+        return False
+    try:
+        return isinstance(function(0.0), Real | Tensor)
+    except Exception:  # what it is will be known once it is called with an optimizer
+        return False
+
+
+def _made(make: Any, optimizer: Optimizer, total: int | None) -> Made:
+    """The scheduler that a function makes of the optimizer and, where it takes that, of the total of steps."""
+    by_place, by_name = _takes_total(make)
+    try:
+        made = make(optimizer, *[total][:by_place], **({"total_steps": total} if by_name else {}))
+    except Exception as error:
+        told = f"schedule= made no scheduler for {total} steps: {type(error).__name__}: {error}"
+        raise ConfigError(f"{told.rstrip('.')}. {_TAKEN}") from error
+    if not isinstance(made, LRScheduler):
+        raise ConfigError(f"schedule= made a {type(made).__name__}. {_TAKEN}")
+    return made
+
+
+def _takes_total(make: Any) -> tuple[bool, bool]:
+    """Whether a function takes the total of steps: as its second argument, or by name, where it is `None` so far."""
+    parameters = _parameters(make)
+    if parameters is None or len(_required(parameters)) > 1:
+        return True, False
+    waiting = [p for p in parameters[1:] if p.default is None]
+    if any(p.name == "total_steps" for p in waiting):
+        return False, True
+    return waiting[:1] == parameters[1:2] and bool(waiting) and waiting[0].kind in _BY_PLACE, False
 
 
 def _total_steps(limits: Sequence[Length], batches: int | None) -> int | None:

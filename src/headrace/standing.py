@@ -164,7 +164,8 @@ class Standing:
     def mark_round(self) -> None:
         """All workers have the same weights now: others than these could go on from here."""
         counters = asdict(self.info.counters)
-        self.round = {"counters": counters, "place": self.place(), "cursor": self.cursor}
+        rates = copy.deepcopy(self.rates.state_dict())
+        self.round = {"counters": counters, "place": self.place(), "cursor": self.cursor, "rates": rates}
 
     def place(self) -> dict[str, Any]:
         return {"batch": self.info.batch, "rows": self.rows, "ends_epoch": self.info.ends_epoch}
@@ -222,8 +223,9 @@ class Standing:
         self.frozen.restore(state["frozen"])
         for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
             module.load_state_dict(saved)
-        trainer._step.load_state_dict(state["step"], overridden="optimizer" in changed)
-        if "optimizer" in changed:
+        anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now, not where others have led
+        trainer._step.load_state_dict(state["step"], overridden=anew)
+        if anew:
             self.rates.rebase()
         info.counters = Counters(**state["counters"])
         info.batch, self.rows, info.ends_epoch = place["batch"], place["rows"], place["ends_epoch"]

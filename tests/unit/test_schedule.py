@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,116 @@ def test_the_rate_of_an_update_is_that_of_the_progress_before_it(limits: Any, pr
     assert found == pytest.approx([1 - p for p in progress])
 
 
+@pytest.mark.parametrize("rows_of", ["rows", "items", "take"])
+def test_where_batches_change_their_size_progress_goes_by_rows(rows_of: str) -> None:
+    data: Any = DATA
+    if rows_of == "items":
+        data = hr.ArrayTable({"words": hr.Ragged.of([torch.randn(1 + k % 3, 6) for k in range(ROWS)]), "y": Y})
+        data = hr.Reader(data, count="words", seed=1)
+    if rows_of == "take":
+        data = hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y})), ROWS)
+    trainer = make(lambda p: 1 - p)
+    trainer.batch_size = {0: 4, "1 epoch": 6}
+    if rows_of == "items":
+        model = Summed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=4, schedule=lambda p: 1 - p)
+    before = 0
+    for info in trainer.steps(data, epochs=2):
+        assert info.rate == pytest.approx(1 - before / (2 * ROWS))
+        before = info.samples
+
+
+class Summed(nn.Module):
+    """The sum of what a linear layer makes of the items of a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, words: hr.Ragged) -> torch.Tensor:
+        return self.layer(words.padded().sum(dim=1))
+
+
+class Plain(hr.Source):
+    """Rows in order, that nobody has counted beforehand."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    @property
+    def streams(self) -> list[hr.Stream]:
+        return [hr.Stream("x", (6,)), hr.Stream("y", (), "int64")]
+
+    def next_batch(self, size: int, shard: Any = None) -> hr.Batch | None:
+        start, self.at = self.at, min(ROWS, self.at + size)
+        return None if start == self.at else hr.Batch({"x": X[start : self.at], "y": Y[start : self.at]})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def test_where_no_source_counts_its_rows_the_first_epoch_tells_how_many_the_next_ones_have() -> None:
+    seen = Rates()
+    make(lambda p: 1 - p).fit(Plain(), epochs=3, callbacks=[seen], progress=False)
+    later = [(ROWS * epoch + min(ROWS, BATCH * k)) / (3 * ROWS) for epoch in (1, 2) for k in range(5)]
+    assert seen.used == pytest.approx([1 - 0.5 / 3] * 5 + [1 - progress for progress in later])
+    warm = Rates()
+    make(hr.WarmupCosine()).fit(Plain(), epochs=3, callbacks=[warm], progress=False)
+    assert min(warm.used) > 0
+
+
+@pytest.mark.parametrize("left", [3, 5, 8])
+def test_progress_by_what_the_first_epoch_has_told_is_resumed(left: int, tmp_path: Path) -> None:
+    whole, parts = Rates(), Rates()
+    make(lambda p: 1 - p).fit(Plain(), epochs=3, callbacks=[whole], progress=False)
+    for info in make(lambda p: 1 - p).steps(Plain(), epochs=3, callbacks=[parts], run=tmp_path / "run"):
+        if info.step == left:
+            break
+    make(lambda p: 1 - p).fit(Plain(), epochs=3, callbacks=[parts], progress=False, run=tmp_path / "run")
+    assert parts.used == whole.used
+
+
+@pytest.mark.parametrize("left", [2, 5, 8])
+def test_progress_goes_on_where_it_was_with_batches_of_another_size(left: int, tmp_path: Path) -> None:
+    seen = Rates()
+    for info in make(lambda p: 1 - p).steps(DATA, epochs=4, callbacks=[seen], run=tmp_path / "run"):
+        if info.step == left:
+            break
+    trainer = make(lambda p: 1 - p)
+    smaller = hr.Trainer(
+        trainer.model, hr.CrossEntropy(), trainer.optimizer, batch_size=2, schedule=lambda p: 1 - p
+    )  # nine batches
+    smaller.fit(DATA, epochs=4, callbacks=[seen], progress=False, run=tmp_path / "run", override=True)
+    assert seen.used[left] == pytest.approx(1 - left / 20, abs=1 / 36)
+    falls = [a - b for a, b in zip(seen.used[left:], seen.used[left + 1 :], strict=False)]
+    assert max(falls) == pytest.approx(1 / 36)
+    assert seen.used[-1] == pytest.approx(1 / 36)
+
+
+def test_a_training_that_goes_on_without_its_schedule_has_the_first_rate_again(tmp_path: Path) -> None:
+    for info in make(lambda p: 1 - p).steps(DATA, epochs=4, run=tmp_path / "run"):
+        if info.step == 7:
+            break
+    seen = Rates()
+    options: dict[str, Any] = {"epochs": 4, "progress": False, "run": tmp_path / "run", "override": True}
+    make(None).fit(DATA, callbacks=[seen], **options)
+    assert seen.used == [1.0] * 13
+
+
+def test_or_with_one_of_torch_begins_that_with_the_first_rate(tmp_path: Path) -> None:
+    for info in make(lambda p: 1 - p).steps(DATA, epochs=4, run=tmp_path / "run"):
+        if info.step == 10:
+            break
+    seen = Rates()
+    options: dict[str, Any] = {"epochs": 4, "progress": False, "run": tmp_path / "run", "override": True}
+    make(halving).fit(DATA, callbacks=[seen], **options)
+    assert seen.used == [1.0] * 5 + [0.5] * 5
+
+
 def test_the_report_shows_the_rate_of_the_last_update() -> None:
     trainer = make(lambda p: 1 - p)
     used(trainer)
@@ -182,6 +293,50 @@ def halving(optimizer: torch.optim.Optimizer, total: int | None) -> Any:
 
 def test_a_scheduler_of_torch_steps_after_every_epoch() -> None:
     assert used(make(halving), epochs=3) == [1.0] * 5 + [0.5] * 5 + [0.25] * 5
+
+
+def optional_total(optimizer: torch.optim.Optimizer, total: int | None = None) -> Any:
+    return rates.LinearLR(optimizer, 1.0, 0.0, total_iters=total or 1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (lambda optimizer: rates.StepLR(optimizer, 1, gamma=0.5), [1.0] * 5 + [0.5] * 5),
+        (lambda o, gamma=0.5: rates.StepLR(o, 1, gamma), [1.0] * 5 + [0.5] * 5),
+        (partial(rates.StepLR, step_size=1, gamma=0.5), [1.0] * 5 + [0.5] * 5),
+        (hr.Schedule(partial(rates.ExponentialLR, gamma=0.5), every="5 steps"), [1.0] * 5 + [0.5] * 5),
+        (hr.Schedule(partial(rates.LinearLR, start_factor=0.5, total_iters=1)), [0.5] * 5 + [1.0] * 5),
+        (hr.Schedule(optional_total, every="1 step"), [1 - k / 10 for k in range(10)]),
+        (rates.ReduceLROnPlateau, [1.0] * 10),
+        (lambda progress, power=2: (1 - progress) ** power, [(1 - k / 10) ** 2 for k in range(10)]),
+    ],
+)
+def test_a_function_of_one_argument_takes_the_progress_or_the_optimizer(schedule: Any, expected: list[float]) -> None:
+    assert used(make(schedule), DATA, epochs=2) == pytest.approx(expected)
+
+
+def test_one_that_waits_for_the_total_of_steps_by_its_name_is_told_it() -> None:
+    schedule = partial(rates.OneCycleLR, max_lr=1.0, cycle_momentum=False)
+    found = used(make(hr.Schedule(schedule, every="1 step")), epochs=2)
+    assert (found[0], max(found), found[-1]) == pytest.approx((0.04, 1.0, 4e-6))
+
+
+@pytest.mark.parametrize("schedule", [rates.StepLR, rates.OneCycleLR, partial(rates.StepLR, gamma=0.5)])
+def test_a_scheduler_that_lacks_an_argument_is_refused_at_once(schedule: Any) -> None:
+    for refused in (lambda: make(schedule), lambda: hr.Schedule(schedule)):
+        with pytest.raises(hr.ConfigError, match=r"needs (step_size|max_lr)\. Use functools\.partial"):
+            refused()
+
+
+@pytest.mark.parametrize("schedule", [lambda p: 1 / p, lambda o: rates.StepLR(o), lambda p: None, lambda: 1.0])
+def test_a_function_that_gives_neither_a_factor_nor_a_scheduler_is_refused_before_the_first_update(
+    schedule: Any,
+) -> None:
+    trainer, seen = make(schedule), Rates()
+    with pytest.raises(hr.ConfigError, match=r"schedule= made .* A function of \(optimizer, total_steps\)"):
+        trainer.fit(DATA, epochs=2, progress=False, callbacks=[seen])
+    assert seen.used == []
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,7 @@ def _anew(state: State) -> State:
         state["model"] = {name: start.get(name, value) for name, value in state["model"].items()}
         state["source"] = state["source"] | {"cursor": began["cursor"]}
         state |= {"counters": began["counters"], "place": began["place"], "done": [], "complete": True}
+        state["rates"] = began.get("rates", state["rates"])  # 0.1.0 kept none for the round
     return state
 
 

@@ -144,8 +144,13 @@ class Reader(Source):
     def item_bytes(self) -> float:
         return self.row_bytes * self._packing.rows_per_item
 
+    @property
+    def epoch_rows(self) -> int:
+        """How many rows an epoch has; fewer than the table where it is finished before its end."""
+        return self._span.epoch_end(0)
+
     def batches(self, size: int) -> int | None:
-        return self._packing.batches(size, self._span.epoch_end(0))
+        return self._packing.batches(size, self.epoch_rows)
 
     def resident(self, device: torch.device) -> bool:
         return self.table.resident(device)
