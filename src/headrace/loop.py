@@ -84,6 +84,7 @@ class Loop:
                             self._grant()
                         if info.noted:
                             self._tell(info.history.keys_at(info.step), info.row())
+                        self._keep_best()
                         self._due |= self._crew.decide(info, self._asked, self._keeper.overdue(), self._common)
                         if info.stopping and not self._asked.why:  # else it goes on from here, and nothing is over
                             self._boundary()
@@ -218,13 +219,20 @@ class Loop:
             row = info.history.rows[-1] if info.history.keys_at(info.step) else counters
             call("on_epoch_end", info, row)
         self._tell(told, counters)
-        kept = self._crew.keeps(info, self._common) and self._once("best")
-        if kept and info.best is not None and info.step == info.best.step:
+        self._keep_best()
+        self._at.complete = True
+        self._due = self._due or (self._once("save") and self._keeper.due(info, self._at.rows))
+
+    def _keep_best(self) -> None:
+        """The weights of this step are kept, if a callback or whoever drives the loop has marked it."""
+        info = self._info
+        if not self._crew.keeps(info, self._common):
+            return
+        if info.best is not None and info.step == info.best.step != info.history.marked:
             info.history.marked = info.step
             with self._crew.agreed(self._at):
                 self._keeper.mark_best(self._trainer.model)
-        self._at.complete = True
-        self._due = self._due or kept or (self._once("save") and self._keeper.due(info, self._at.rows))
+        self._due |= self._once("best")
 
     def _report(self) -> dict[str, Any]:
         """What has been trained since the last report."""

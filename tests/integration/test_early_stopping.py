@@ -461,3 +461,59 @@ def test_the_best_is_the_best_also_when_its_validation_was_cut_short(step: int, 
     assert json.loads((tmp_path / "run" / "best" / "best.json").read_text()) == {"step": step, "val/loss": 0.5}
     assert same(load_file(tmp_path / "run" / "best" / "model.safetensors"), kept)
     assert hr.load_weights(network(), tmp_path / "run") == step
+
+
+# --- marked elsewhere than at a report of the loop's own --------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["log", "mark", "hook"])
+@pytest.mark.parametrize("kept", ["in a run", "in memory"])
+def test_a_best_step_is_kept_wherever_it_is_marked(where: str, kept: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = network()
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), lr=0.02), batch_size=BATCH)
+    hook = hr.Lambda(on_step_end=lambda info: info.step == 7 and info.mark_best("s", 0.0, 7, restore=True))
+    watching = {"log": hr.EarlyStopping("s", patience=50, mode="min"), "mark": hr.Lambda(), "hook": hook}[where]
+    run = tmp_path / "run" if kept == "in a run" else None
+    best: dict[str, Tensor] = {}
+    for info in trainer.steps(DATA, epochs=3, callbacks=[watching], run=run, keep=1):
+        if where == "log":
+            info.log({"s": abs(info.step - 7)})
+        elif where == "mark" and info.step == 7:
+            info.mark_best("s", 0.0, 7, restore=True)
+        best = values(model) if info.step == 7 else best
+    assert info.history.best is not None or where != "log"
+    assert info.history.marked == 7
+    assert same(model, best), "the model ends as it was at its best"
+    if run is not None:
+        again = network(seed=1)
+        hr.load_weights(again, run, which="best")
+        assert same(again, best)
+
+
+def test_workers_keep_a_best_step_that_their_drivers_mark_where_they_report(tmp_path: Path) -> None:
+    def main() -> dict[str, Tensor]:
+        model, best = network(), {}
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.02), batch_size=BATCH)
+        for info in trainer.steps(DATA, epochs=3, run=tmp_path / "run", keep=1, checkpoint_every="3 epochs"):
+            if info.step == 10:
+                info.mark_best("s", 0.0, 10)
+                best = values(model)
+        return best
+
+    best = hr.launch(main, workers=2)
+    again = network(seed=1)
+    hr.load_weights(again, tmp_path / "run", which="best")
+    assert torch.equal(again[0].weight, best["0.weight"])
+
+
+def test_workers_say_of_a_best_step_between_reports_that_it_is_not_kept() -> None:
+    def main() -> None:
+        model = network()
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.02), batch_size=BATCH)
+        for info in trainer.steps(DATA, epochs=1):
+            if info.step == 3:
+                info.mark_best("s", 0.0, 3)
+
+    with pytest.warns(UserWarning, match="step 3 was marked as the best, .* are not kept"):
+        hr.launch(main, workers=2)

@@ -219,7 +219,7 @@ class Crew:
 
     def keeps(self, info: Info, common: bool) -> bool:
         """Whether the weights of this step are to be kept; `common`: all workers have come to where they report."""
-        return bool(info.marks) and info.step in info.kept
+        return any(info.step in mark.keep for mark in info.marks.values())
 
     def tell(self, error: BaseException) -> None:
         """This worker ends because of an error."""

@@ -50,6 +50,7 @@ class Lockstep(Crew):
         self._rows, self._since = 0, self.comm.now()
         self._model: nn.Module | None = None
         self._made_before = -1  # updates
+        self._warned = False  # of a best step that cannot be kept
         self._measures = False  # whether each worker measures its own rows, as batch normalisation does
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
@@ -174,6 +175,14 @@ class Lockstep(Crew):
     def keeps(self, info: Info, common: bool) -> bool:
         """Worker 0 tells good from bad for all, where all have come to report."""
         if not common:
+            if not self._warned and super().keeps(info, common):
+                self._warned = True
+                warnings.warn(
+                    f"step {info.step} was marked as the best, and several workers keep weights only where all of them "
+                    "report: these are not kept. Mark it at the end of an epoch, or where log_every= or "
+                    "validate_every= is due.",
+                    stacklevel=2,
+                )
             return False
         marks = {name: asdict(mark) for name, mark in info.marks.items()}
         marks = self.comm.share(marks if self.comm.leader else None)
