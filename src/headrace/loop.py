@@ -105,7 +105,8 @@ class Loop:
                             "after None; give it state_dict and load_state_dict, and it is rewound."
                         )
                     empty = not found
-                    info.batch = 0 if found else info.batch
+                    if found and (info.ends_epoch or not info.stopping):
+                        info.batch = 0
                     if feed.finished and info.leased:
                         info.stopping = info.stopping or " or ".join(f"{limit} reached" for limit in info.limits)
                         if self._crew.last_news(info):  # what was reported is not what all have learnt

@@ -252,6 +252,15 @@ def test_a_run_in_steps_that_is_made_longer_within_an_epoch_has_the_same_weights
     assert equal(parts.model, whole.model)
 
 
+def test_one_that_is_made_longer_within_an_epoch_goes_on_counting_its_batches(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    begins = hr.Lambda(on_epoch_start=lambda info: seen.append("epoch"))
+    for steps in (3, 8):
+        for info in make().steps(DATA, VAL, steps=steps, run=tmp_path / "run", callbacks=[begins]):
+            seen.append(info.batch)
+    assert seen == ["epoch", 1, 2, 3, 4, 5, "epoch", 1, 2, 3]
+
+
 def test_minutes_count_on_from_where_they_were(tmp_path: Path) -> None:
     fit(make(), tmp_path / "run", epochs=1, minutes=1e6)
     before = [info.counters.minutes for info in make().steps(DATA, VAL, run=tmp_path / "run", epochs=2, minutes=1e6)]
