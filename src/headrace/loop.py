@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Generator, Iterator, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import config, evaluate, passes, rng
@@ -382,9 +382,10 @@ class Loop:
                 callbacks.tell(info, error)
                 raise
             finally:
-                self._crew.leave()
-                self._at.frozen.restore({})
-                trainer.release()
+                with ExitStack() as stack:  # each of them, even if one fails
+                    stack.callback(trainer.release)
+                    stack.callback(self._at.frozen.restore, {})
+                    stack.callback(self._crew.leave)
 
 
 @contextmanager
