@@ -14,7 +14,7 @@ from torch import Tensor
 from .errors import ConfigError
 from .history import History
 from .history.monitor import Expected
-from .length import Counters, Length
+from .length import Counters, Length, interval
 from .objective import Objective, Supervised
 
 if TYPE_CHECKING:
@@ -184,9 +184,9 @@ class Info:
         self.claimed.add(f"{owner} {key}")
         self.marks[f"{owner} {key}"] = Best(key, value, step, tuple(keep) or (step,), restore)
 
-    def fires(self, every: Length) -> bool:
-        """Whether the last update ended an interval of this length."""
-        return every.fires(self.counters, self.rows, self.ends_epoch)
+    def fires(self, every: str | Length) -> bool:
+        """Whether the last update ended an interval of this length, as "100 steps"."""
+        return interval(every, "every").fires(self.counters, self.rows, self.ends_epoch)
 
     def log(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers to the report of this step: they stand in the history, in metrics.jsonl and with trackers.

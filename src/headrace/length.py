@@ -88,7 +88,7 @@ def interval(text: "str | Length", what: str) -> Length:
     found = Length.parse(text, what)
     if found.unit == "minutes":
         raise ConfigError(
-            f"{what}={text!r}: minutes differ from run to run. Count epochs, steps or samples.", argument=what
+            f"{what}={str(text)!r}: minutes differ from run to run. Count epochs, steps or samples.", argument=what
         )
     return found
 

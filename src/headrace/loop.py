@@ -368,6 +368,7 @@ class Loop:
                 yield
             except GeneratorExit:  # the caller has left the loop of `steps`
                 info.stop("left")
+                info.history.stopped = info.stopping or info.wish
                 try:
                     self._save()
                     self._keeper.end("left")

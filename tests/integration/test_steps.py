@@ -84,6 +84,22 @@ def test_steps_can_be_left_early() -> None:
     trainer.fit(DATA, epochs=1, progress=False)
 
 
+def test_a_training_that_is_left_says_so_in_its_history() -> None:
+    trainer = make()
+    for _ in trainer.steps(DATA):
+        break
+    assert trainer.history.stopped == "left"
+
+
+def test_an_interval_may_be_asked_for_by_its_name_and_is_none_of_the_clock() -> None:
+    trainer = make()
+    fired = [info.step for info in trainer.steps(DATA, epochs=2) if info.fires("3 steps")]
+    assert fired == [3, 6]
+    for info in trainer.steps(DATA, epochs=1):
+        with pytest.raises(hr.ConfigError, match="every='5 minutes': minutes differ from run to run"):
+            info.fires("5 minutes")
+
+
 def test_steps_can_be_asked_to_stop_and_reports_what_it_has() -> None:
     trainer = make()
     for info in trainer.steps(DATA, val=DATA):
@@ -276,3 +292,18 @@ def test_validation_within_a_training_gives_train_mode_back() -> None:
     assert not any(model[0].seen)
     assert model[2].seen == ([True] * 4 + [False] * 4) * 2
     assert [m.training for m in model] == [False, True, True]
+
+
+class Leaves(hr.Elastic):
+    """A strategy whose goodbye to the center fails."""
+
+    def leave(self, ended: bool = False) -> None:
+        super().leave(ended)
+        raise OSError("the center is gone")
+
+
+def test_the_model_is_ordinary_again_also_where_taking_leave_of_the_others_fails() -> None:
+    trainer = make(strategy=Leaves("2 steps"))
+    with pytest.raises(OSError, match="the center is gone"):
+        trainer.fit(DATA, epochs=1, progress=False)
+    assert ordinary(trainer)
