@@ -1,13 +1,10 @@
 """Learning rates that move: functions of progress, and torch's own schedulers."""
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -21,16 +18,9 @@ from .errors import CheckpointError, ConfigError
 from .history import History
 from .history.monitor import Expected, check_watched, number_of
 from .length import Counters, Length, interval
+from .maker import Maker, check_maker, is_factor, scheduler_of
 
-Made = LRScheduler | ReduceLROnPlateau
-Factory = Callable[[Optimizer, int | None], Made] | Callable[[Optimizer], Made]
 Factor = Callable[[float], float]
-
-_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_TAKEN = (
-    "A function of (optimizer, total_steps), or of the optimizer alone, returns a torch scheduler; a function of the "
-    "progress, from 0 to 1, returns a factor."
-)
 
 
 @dataclass(frozen=True)
@@ -98,10 +88,10 @@ class Schedule:
     patience counts measurements.
     """
 
-    def __init__(self, make: Factory, *, every: str | Length = "1 epoch", monitor: str = "val/loss") -> None:
+    def __init__(self, make: Maker, *, every: str | Length = "1 epoch", monitor: str = "val/loss") -> None:
         if not callable(make):
             raise ConfigError(f"a Schedule takes a function of (optimizer, total_steps), got a {type(make).__name__}.")
-        _check_factory(make)
+        check_maker(make)
         self.make, self.every, self.monitor = make, interval(every, "every"), monitor
 
 
@@ -132,14 +122,14 @@ def check_schedule(schedule: Any) -> None:
             "schedule= takes a function of the progress (0 to 1), a function of (optimizer, total_steps) that makes a "
             f"torch scheduler, or a Schedule; got a {type(schedule).__name__}."
         )
-    _check_factory(schedule)
+    check_maker(schedule)
 
 
 def interval_of(schedule: Any) -> Length | None:
     """How often a torch scheduler steps; `None` where there is none."""
     if schedule is None or isinstance(schedule, Schedule):
         return None if schedule is None else schedule.every
-    return None if _is_factor(schedule) else Schedule(schedule).every
+    return None if is_factor(schedule) else Schedule(schedule).every
 
 
 def make_rates(
@@ -155,7 +145,7 @@ def make_rates(
     """
     if schedule is None:
         return _Constant(optimizers)
-    if not isinstance(schedule, Schedule) and _is_factor(schedule):
+    if not isinstance(schedule, Schedule) and is_factor(schedule):
         return _ByProgress(schedule, optimizers, limits, batches, rows)
     return _ByTorch(schedule if isinstance(schedule, Schedule) else Schedule(schedule), optimizers, limits, batches)
 
@@ -278,7 +268,7 @@ class _ByTorch:
     ) -> None:
         self._every, self._monitor = schedule.every, schedule.monitor
         self._make, self._total = schedule.make, (total := _total_steps(limits, batches))
-        self._schedulers = [_made(schedule.make, optimizer, total) for optimizer in optimizers]
+        self._schedulers = [scheduler_of(schedule.make, optimizer, total) for optimizer in optimizers]
         for made in self._schedulers:
             if all(made.optimizer is not optimizer for optimizer in optimizers):
                 raise ConfigError("schedule= made a scheduler of another optimizer. Use the one that it is given.")
@@ -332,7 +322,7 @@ class _ByTorch:
         states = []
         for steps in (total, self._total):
             groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
-            made = _made(self._make, Optimizer(groups, dict(optimizer.defaults)), steps)
+            made = scheduler_of(self._make, Optimizer(groups, dict(optimizer.defaults)), steps)
             states.append(repr(sorted(plain(made.state_dict()).items())))
         return states[0] == states[1]
 
@@ -378,69 +368,6 @@ def _as_counters(saved: Any, now: Any) -> Any:
     if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
         return [_as_counters(before, after) for before, after in zip(saved, now, strict=True)]
     return saved
-
-
-def _parameters(function: Any) -> list[inspect.Parameter] | None:
-    """The parameters of a function; `None` where Python cannot tell."""
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None
-
-
-def _required(parameters: Iterable[inspect.Parameter]) -> list[str]:
-    """The names of the arguments that have to be given by position."""
-    return [p.name for p in parameters if p.kind in _BY_PLACE and p.default is p.empty]
-
-
-def _scheduler_of(function: Any) -> type | None:
-    """The class of torch's schedulers that this is, or of which it is a `partial`."""
-    found = function.func if isinstance(function, partial) else function
-    return found if isinstance(found, type) and issubclass(found, LRScheduler) else None
-
-
-def _check_factory(function: Any) -> None:
-    """Raises on one of torch's classes that needs more than the optimizer."""
-    kind, parameters = _scheduler_of(function), _parameters(function)
-    if kind is None or parameters is None or len(needed := _required(parameters)) < 2:
-        return
-    rest = ", ".join(f"{name}=..." for name in needed[1:])
-    raise ConfigError(f"{kind.__name__} needs {', '.join(needed[1:])}. Use functools.partial({kind.__name__}, {rest}).")
-
-
-def _is_factor(function: Any) -> bool:
-    """Whether a function takes the progress: it has one argument, and gives a number for 0."""
-    parameters = _parameters(function)
-    if parameters is None or _scheduler_of(function) is not None or len(_required(parameters)) > 1:
-        return False
-    try:
-        return isinstance(function(0.0), Real | Tensor)
-    except Exception:  # what it is will be known once it is called with an optimizer
-        return False
-
-
-def _made(make: Any, optimizer: Optimizer, total: int | None) -> Made:
-    """The scheduler that a function makes of the optimizer and, where it takes that, of the total of steps."""
-    by_place, by_name = _takes_total(make)
-    try:
-        made = make(optimizer, *[total][:by_place], **({"total_steps": total} if by_name else {}))
-    except Exception as error:
-        told = f"schedule= made no scheduler for {total} steps: {type(error).__name__}: {error}"
-        raise ConfigError(f"{told.rstrip('.')}. {_TAKEN}") from error
-    if not isinstance(made, LRScheduler):
-        raise ConfigError(f"schedule= made a {type(made).__name__}. {_TAKEN}")
-    return made
-
-
-def _takes_total(make: Any) -> tuple[bool, bool]:
-    """Whether a function takes the total of steps: as its second argument, or by name, where it is `None` so far."""
-    parameters = _parameters(make)
-    if parameters is None or len(_required(parameters)) > 1:
-        return True, False
-    waiting = [p for p in parameters[1:] if p.default is None]
-    if any(p.name == "total_steps" for p in waiting):
-        return False, True
-    return waiting[:1] == parameters[1:2] and bool(waiting) and waiting[0].kind in _BY_PLACE, False
 
 
 def _total_steps(limits: Sequence[Length], batches: int | None) -> int | None:
