@@ -55,8 +55,11 @@ class Keeper:
         """The state to go on from, once it is known to fit this model and these settings."""
         return None
 
-    def begin(self, info: Info, nbytes: int, data: str) -> None:
-        """The training begins, or goes on."""
+    def begin(self, info: Info, nbytes: int) -> None:
+        """The training is about to begin, or to go on; the history gets what was reported after its checkpoint."""
+
+    def started(self, info: Info, data: str) -> None:
+        """Nobody has refused it: the training begins, or goes on."""
 
     def due(self, info: Info, rows: int) -> bool:
         """Whether a checkpoint is to be written now."""
@@ -102,6 +105,7 @@ class RunKeeper(Keeper):
         self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
         self._config: config.Config = {}
         self._overtakes = -1  # a checkpoint that the training has gone back from; the next one replaces it
+        self._refusable = False  # whether it has been trained in this run, and this training has not begun
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
     def __enter__(self) -> "RunKeeper":
@@ -122,11 +126,13 @@ class RunKeeper(Keeper):
             error.add_note(f"And the last checkpoint could not be written: {failure}")
         finally:
             if error is not None and not isinstance(error, GeneratorExit):
-                self._run.log(f"ended by {type(error).__name__}: {error}")
+                how = "refused" if self._refusable else "ended by"
+                self._run.log(f"{how} {type(error).__name__}: {error}")
             self._run.close()
 
     def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> State | None:
         steps = self._store.steps()
+        self._refusable = bool(steps)
         if self._resume == "never" and steps:
             raise RunError(
                 f"resume='never', and {self.path} has {len(steps)} checkpoints, the last of step {steps[-1]}. "
@@ -153,12 +159,15 @@ class RunKeeper(Keeper):
             self._best_steps[step] = self._marked_by(step, contents)
         return state
 
-    def begin(self, info: Info, nbytes: int, data: str) -> None:
+    def begin(self, info: Info, nbytes: int) -> None:
         with suppress(OSError):  # whatever a save that was cut short has left
             self._store.clean()
         self._run.probe(2 * nbytes)
         _add_later(info.history.rows, self._run.cut(min(self._rows_until, info.step), info.samples))
         self._overtakes = info.resumed if info.step < info.resumed else -1
+
+    def started(self, info: Info, data: str) -> None:
+        self._refusable = False
         self._run.configure(self._config)
         if info.best is not None and not self._run.tells_best(info.best.step):
             self._tell_best(info.best)

@@ -8,22 +8,21 @@ from collections.abc import Generator, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import config, evaluate, passes, rng
+from . import check, config, evaluate, passes, rng
 from .batch import Batch
 from .data.reader import Reader
 from .data.source import Source
-from .errors import ConfigError, CorruptError, DataError, HeadraceError
+from .errors import ConfigError, DataError
 from .info import Info, expected
-from .keeper import Keeper
+from .keeper import Keeper, State
 from .leased import Leased
 from .leaving import mind_if_unheard
-from .memory import is_out_of_memory
 from .objective import scoring
 from .outcome import as_outcome
 from .plan import Plan, deterministic_mode
 from .preempt import Interrupted
-from .schedule import make_rates
-from .standing import Standing
+from .schedule import groups_of, make_rates, put_rate
+from .standing import Standing, readable
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -43,20 +42,23 @@ class Loop:
         self._asked = trainer._preemption
         self._crew = trainer._crew
         info.run, info.scored = keeper.path, plan.scored
+        self._loaded = False  # whether the training goes on from a state
         self._saved = -1  # the step of the last checkpoint
         self._due = False  # whether another is due
-        self._left_out = self._skipped = (
-            0  # updates not made, as far as the host knew; those skipped before this training
-        )
+        self._left_out = 0  # updates not made, as far as the host knew
+        self._skipped = 0  # updates that were skipped before this training
         self._common = False  # whether something was due after the last update for all workers
 
     def run(self) -> Generator[Info]:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
         trainer, plan, info, call = self._trainer, self._plan, self._info, self._call
-        with self._at_work(), passes.to_train(trainer, plan.train, info) as feed:
+        alone = trainer._use.during("fit() or steps()", trains=True)
+        with alone, self._at_work(), passes.to_train(trainer, plan.train, info) as feed:
             empty = False
             try:
-                self._begin(feed.batches, feed.macrobatches)
+                with self._unless_refused():
+                    state = self._begin(feed.batches, feed.macrobatches)
+                self._catch_up(state)
                 feed.share(self._crew.trains)
                 while not info.stopping:
                     found = starts = False
@@ -80,6 +82,7 @@ class Loop:
                         if plan.within_epochs or info.ends_epoch or info.stopping or info.noted:
                             self._boundary()
                         yield info
+                        trainer._use.go_on()
                         if info.asked:
                             self._grant()
                         if info.noted:
@@ -126,34 +129,43 @@ class Loop:
         if info.parting is not None:
             raise info.parting
 
-    def _begin(self, batches: int | None, macrobatches: int | None) -> None:
-        """The start of a training, or the point at which it goes on."""
+    def _begin(self, batches: int | None, macrobatches: int | None) -> State | None:
+        """The start of a training, or the point at which it goes on; the state that it goes on from."""
         trainer, info, keeper = self._trainer, self._info, self._keeper
         settings = trainer._config | self._plan.config
         state = keeper.find(self._trainer.model, settings, config.of_limits(info.limits))
         if state is not None:
-            with _readable():
+            with readable():
                 state = self._crew.handed(state)
                 self._at.check(state)
-        self._plan.callbacks.forget()
         optimizers = list(trainer.optimizers.values())
         rows = self._crew.epoch_rows or passes.rows_of(self._plan.train)
         self._at.rates = make_rates(trainer.schedule, optimizers, info.limits, batches, rows)
         info.expected = expected(trainer, info.measured, self._plan.callbacks.those_before(AFTER_THE_REPORT))
         self._at.rates.check(info.expected)
+        self._plan.callbacks.check(info)
+        self._plan.callbacks.forget()
         if state is not None:
-            with _readable():
+            self._loaded = True
+            with readable():
                 self._at.load_state_dict(state)
             self._saved = info.step if self._at.complete else -1
         self._skipped = self._guard.skipped
-        with _readable():
+        with readable():
             self._crew.begin(self._at, state)
         if keeper.keeps:
             self._warn_of_gaps(new=state is None)
         info.start(batches, macrobatches)
+        keeper.begin(info, trainer._step.nbytes)
         train = self._plan.train
-        keeper.begin(info, trainer._step.nbytes, f"the train data ({type(train).__name__}) resume {train.level}")
+        trainer.history, trainer._known_streams, trainer._categories = info.history, None, check.categories_of(train)
         self._call("on_fit_start", info)
+        keeper.started(info, f"the train data ({type(train).__name__}) resume {train.level}")
+        return state
+
+    def _catch_up(self, state: State | None) -> None:
+        """What was due where the training goes on is done; of a new one, step 0 is saved."""
+        trainer, info = self._trainer, self._info
         if state is not None:
             self._at.forget_absent()
             if not info.alone:
@@ -169,7 +181,23 @@ class Loop:
             info.batch = 0 if info.ends_epoch else info.batch
         else:
             self._save()
-            keeper.settle()  # whatever is reported from now on has a checkpoint before it
+            self._keeper.settle()  # whatever is reported from now on has a checkpoint before it
+
+    @contextmanager
+    def _unless_refused(self) -> Iterator[None]:
+        """What is refused before the first update leaves the trainer's history and the optimizers' settings alone."""
+        trainer = self._trainer
+        before = trainer.history, trainer._known_streams, trainer._categories
+        groups = [(group, dict(group), float(group["lr"])) for group in groups_of(trainer.optimizers.values())]
+        try:
+            yield
+        except BaseException:
+            trainer.history, trainer._known_streams, trainer._categories = before
+            for group, settings, rate in groups if not self._loaded else ():
+                group.clear()
+                group.update(settings)
+                put_rate(group, rate)
+            raise
 
     def _warn_of_gaps(self, new: bool) -> None:
         """Says what a run cannot keep; of the source when the run is `new`."""
@@ -367,6 +395,7 @@ class Loop:
             try:
                 yield
             except GeneratorExit:  # the caller has left the loop of `steps`
+                trainer._use.go_on()
                 info.stop("left")
                 info.history.stopped = info.stopping or info.wish
                 try:
@@ -387,18 +416,3 @@ class Loop:
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._crew.leave)
-
-
-@contextmanager
-def _readable() -> Iterator[None]:
-    """A state that is whole, and yet not one that was ever saved, is corrupt."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise CorruptError(
-            f"the checkpoint holds a state that makes no sense: {type(error).__name__}: {error}"
-        ) from error

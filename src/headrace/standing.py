@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 
 from . import config, rng
 from .arena import Replica, plain_name
-from .errors import CheckpointError, ConfigError
+from .errors import CheckpointError, ConfigError, CorruptError, HeadraceError
 from .frozen import Frozen
 from .info import Best, Info
 from .length import Counters
+from .memory import is_out_of_memory
 from .objective import scoring
 from .plan import Plan
 from .schedule import Rates, groups_of, make_rates, put_rate, shares_of
@@ -255,3 +257,18 @@ def _reordered(cursor: Any, now: Any) -> Any:
         return cursor
     settings = {key: now[key] for key in _OF_ORDER if key in cursor and key in now}
     return {key: settings.get(key, _reordered(value, now.get(key))) for key, value in cursor.items()}
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """A state that is whole, and yet not one that was ever saved, is corrupt."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CorruptError(
+            f"the checkpoint holds a state that makes no sense: {type(error).__name__}: {error}"
+        ) from error

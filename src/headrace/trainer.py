@@ -31,6 +31,7 @@ from .schedule import check_schedule, interval_of
 from .sizes import BatchSize, Sizes
 from .step import Settings, Step
 from .strategy import Strategy
+from .use import Use, one_thread
 
 if TYPE_CHECKING:
     from .finders import BatchFinding, LrFinding
@@ -111,7 +112,7 @@ class Trainer:
         """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
         self._categories: Mapping[str, Sequence[str]] = {}
-        self._preemption = Preemption()
+        self._preemption, self._use = Preemption(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
         if compile:
             plans.compile_in_place(model)
@@ -126,6 +127,7 @@ class Trainer:
         """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
         return self._step.guard.skipped
 
+    @one_thread
     def fit(
         self,
         train: Any,
@@ -164,6 +166,7 @@ class Trainer:
             pass
         return self.history
 
+    @one_thread
     def steps(
         self,
         train: Any,
@@ -205,9 +208,9 @@ class Trainer:
         plan.check(self.objectives, self.eval_objectives, scan, self.target if self.metrics else None)
         self.metrics.load()
         info = Info(self, Counters(), bounds, History(), ("train",) if val is None else ("train", "val"))
-        self.history, self._known_streams, self._categories = info.history, None, check.categories_of(source)
         return leave_at_exit(Loop(self, plan, info, keeper).run())
 
+    @one_thread
     def validate(
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
@@ -223,10 +226,12 @@ class Trainer:
         """As `validate`, with keys that begin with "test"."""
         return self.validate(data, "test", batch_size=batch_size)
 
+    @one_thread
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """What the model returns for every row, in order, on the host."""
         return passes.predict(self, passes.source_of(self, data, "predict", batch_size), batch_size)
 
+    @one_thread
     def step(self, batch: Any) -> dict[str, Any]:
         """One update from a Batch, a tuple, a dict or a list of sample dicts: `total_loss` and every term.
 
@@ -259,12 +264,14 @@ class Trainer:
         read, scored = self._step.guard.read, bool(self.metrics)
         return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
 
+    @one_thread
     def find_lr(self, train: Any, **options: Any) -> "LrFinding":
         """Tries rising learning rates and suggests one; nothing is changed. See `headrace.finders.find_lr`."""
         from .finders import find_lr
 
         return find_lr(self, train, **options)
 
+    @one_thread
     def find_batch_size(self, train: Any, **options: Any) -> "BatchFinding":
         """Tries growing batches and suggests a size; nothing is changed. See `headrace.finders.find_batch_size`."""
         from .finders import find_batch_size
@@ -275,6 +282,7 @@ class Trainer:
         """Asks the training at hand, from any thread or handler, to save and to end with exit status 143."""
         self._preemption.request()
 
+    @one_thread
     def release(self) -> None:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.checkpoint import Store
+from headrace.cli import main
 
 ROWS, BATCH = 20, 4  # five batches
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
@@ -60,6 +61,65 @@ def left_at(run: Path, step: int, **options: Any) -> hr.Trainer:
         if info.step == step:
             break
     return trainer
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+
+class Refuses(hr.Callback):
+    """Does not want to begin."""
+
+    def on_fit_start(self, info: hr.Info) -> None:
+        raise ZeroDivisionError
+
+
+def plateau(optimizer: torch.optim.Optimizer) -> Any:
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1)  # changes the rate at once
+    assert warm is not None
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]]] = {
+    "another word": ({}, {"resume": "never"}, hr.RunError),
+    "another setting": ({"clip_norm": 3.0}, {}, hr.CheckpointError),
+    "a shorter training": ({}, {"epochs": 1}, hr.CheckpointError),
+    "a number that will not come": ({}, {"callbacks": [hr.EarlyStopping("val/nothing", mode="min")]}, hr.ConfigError),
+    "no such parameter": ({}, {"callbacks": [hr.Freeze("nothing.*")]}, hr.ConfigError),
+    "a plateau of nothing": (
+        {"schedule": hr.Schedule(plateau, monitor="val/nothing")},
+        {"override": True},
+        hr.ConfigError,
+    ),
+    "a callback": ({}, {"callbacks": [Refuses()]}, ZeroDivisionError),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_refused_before_the_first_update_leaves_everything_as_it_was(what: str, tmp_path: Path) -> None:
+    settings, options, error = REFUSED[what]
+    fit(make(), tmp_path / "run")
+    trainer = make(seed=5, **settings)
+    history = trainer.fit(DATA, VAL, epochs=1, progress=False, validate_every="2 steps") if not settings else None
+    if settings:
+        trainer.validate(VAL)
+    rows, weights = list(trainer.history.rows), values(trainer.model)
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in trainer.optimizer.param_groups]
+    before = contents(tmp_path / "run")
+    with pytest.raises(error):
+        fit(trainer, tmp_path / "run", **{"epochs": 3} | options)
+    after = contents(tmp_path / "run")
+    log = after.pop("log.txt").decode()
+    assert log.startswith(before.pop("log.txt").decode())
+    assert log.splitlines()[-1][20:].startswith(f"refused {error.__name__}")
+    assert "ended by" not in log
+    assert after == before
+    assert trainer.history.rows == rows
+    assert history is None or trainer.history is history
+    if what != "a callback":  # which may look at the model that goes on
+        assert same(values(trainer.model), weights)
+    assert [{k: v for k, v in g.items() if k != "params"} for g in trainer.optimizer.param_groups] == groups
+    assert main(["report", str(tmp_path / "run")]) == 0
+    assert '<p class="status finished">' in (tmp_path / "run" / "report.html").read_text()
 
 
 # --- how it begins ------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """The loop driven by its user, single updates, predictions, and the modes that modules keep."""
 
+import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
@@ -306,4 +308,67 @@ def test_the_model_is_ordinary_again_also_where_taking_leave_of_the_others_fails
     trainer = make(strategy=Leaves("2 steps"))
     with pytest.raises(OSError, match="the center is gone"):
         trainer.fit(DATA, epochs=1, progress=False)
+    assert ordinary(trainer)
+
+
+# --- one thread at a time ---------------------------------------------------------------------------------------
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """What a call gives, or raises, in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+USES: dict[str, Callable[[hr.Trainer], Any]] = {
+    "predict": lambda trainer: trainer.predict(X),
+    "validate": lambda trainer: trainer.validate(DATA),
+    "test": lambda trainer: trainer.test(DATA),
+    "step": lambda trainer: trainer.step(DATA),
+    "fit": lambda trainer: trainer.fit(DATA, epochs=1, progress=False),
+    "steps": lambda trainer: trainer.steps(DATA, epochs=1),
+    "release": lambda trainer: trainer.release(),
+    "find_lr": lambda trainer: trainer.find_lr(DATA),
+    "find_batch_size": lambda trainer: trainer.find_batch_size(DATA),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_another_thread_cannot_use_a_trainer_that_trains(use: str) -> None:
+    def second(info: hr.Info) -> None:
+        if info.step == 3:
+            with pytest.raises(hr.ConfigError, match=r"\(\) was called while another thread trains"):
+                elsewhere(lambda: USES[use](trainer))
+
+    alone, trainer = make(), make()
+    alone.fit(DATA, epochs=2, progress=False)
+    torch.manual_seed(0)
+    network()
+    trainer.fit(DATA, epochs=2, progress=False, callbacks=[hr.Lambda(on_step_end=second)])
+    assert all(map(torch.equal, values(trainer.model).values(), values(alone.model).values()))
+    assert trainer.history.rows == alone.history.rows
+    elsewhere(lambda: USES[use](trainer))  # afterwards any thread may
+
+
+@pytest.mark.parametrize("use", ["predict", "validate", "step", "fit", "release"])
+def test_the_thread_that_trains_may_use_the_trainer_as_it_likes(use: str) -> None:
+    trainer = make()
+    both = hr.Lambda(on_step_end=lambda info: USES[use](trainer))
+    seen = [USES[use](trainer) for _ in trainer.steps(DATA, epochs=1, callbacks=[both])]
+    assert len(seen) == 4
+
+
+def test_a_loop_may_be_handed_from_thread_to_thread() -> None:
+    trainer = make()
+    steps = iter(trainer.steps(DATA, epochs=1))
+    seen = [elsewhere(lambda: next(steps).step), next(steps).step, elsewhere(lambda: next(steps).step)]
+    assert trainer.predict(X).shape == (ROWS, 3), "the thread that had it last has ended"
+    elsewhere(lambda: steps.close())  # type: ignore[attr-defined]
+    assert seen == [1, 2, 3]
+    assert ordinary(trainer)
+
+
+def test_a_trainer_can_be_copied() -> None:
+    trainer = copy.deepcopy(make())
+    trainer.fit(DATA, epochs=1, progress=False)
     assert ordinary(trainer)

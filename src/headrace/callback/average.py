@@ -37,12 +37,14 @@ class Average(Callback):
     def share(self) -> float:
         """How far the average moves towards the weights now, from 0 to 1."""
 
-    def on_fit_start(self, info: Info) -> None:
+    def _check(self, info: Info) -> None:
         if not info.trainer.strategy.joint:
             raise ConfigError(
                 f"{type(self).__name__} averages the weights of one model, and under "
                 f"{type(info.trainer.strategy).__name__} every worker has its own. Use strategy=hr.Synchronous()."
             )
+
+    def on_fit_start(self, info: Info) -> None:
         if self._saved is not None:
             saved, now = info.replica.joined(self._saved), _averaged(info)
             self._average = [*saved, *(tensor.clone() for tensor in now[len(saved) :])][: len(now)]  # other workers
@@ -128,8 +130,8 @@ class SWA(Average):
     def share(self) -> float:
         return 1 / (self.count + 1)
 
-    def on_fit_start(self, info: Info) -> None:
-        super().on_fit_start(info)
+    def _check(self, info: Info) -> None:
+        super()._check(info)
         if self.rate is not None and info.trainer.schedule is not None:
             raise ConfigError(
                 "SWA(rate=) sets the learning rate, and so does the trainer's schedule. Drop one of them."

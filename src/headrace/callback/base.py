@@ -41,6 +41,9 @@ class Callback:
     only = ""
     """What there can be one of in a training, if this is one."""
 
+    def _check(self, info: Info) -> None:
+        """Before anything is loaded: raises on what cannot work."""
+
     def forget(self) -> None:
         """Another training begins; if it goes on from somewhere, `load_state_dict` follows."""
 
@@ -102,6 +105,11 @@ class Callbacks:
     def state_dict(self) -> dict[str, Any]:
         """The state of each by its kind, and by its number among those of its kind."""
         return {name: state for name, callback in self._named() if (state := callback.state_dict())}
+
+    def check(self, info: Info) -> None:
+        """Before anything is loaded: raises on what cannot work."""
+        for callback in self._callbacks:
+            callback._check(info)
 
     def forget(self) -> None:
         """Another training begins."""

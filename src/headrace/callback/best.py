@@ -49,6 +49,9 @@ class BestModel(Callback):
         """The best value so far."""
         return self.ranking[0][0] if self.ranking else None
 
+    def _check(self, info: Info) -> None:
+        watched(type(self).__name__, self.monitor, self._asked, info)
+
     def on_fit_start(self, info: Info) -> None:
         ranked, self.mode = self.mode, watched(type(self).__name__, self.monitor, self._asked, info)
         if self.ranking and self.mode != ranked:  # the other side was better when it was saved

@@ -31,8 +31,10 @@ class Freeze(Callback):
             raise ConfigError(f"Freeze: after={str(self.after)!r} is not before until={str(self.until)!r}.")
         self._frozen = False
 
+    def _check(self, info: Info) -> None:
+        matching(info.trainer.model, self.patterns)
+
     def on_fit_start(self, info: Info) -> None:
-        matching(info.trainer.model, self.patterns)  # a name that is wrong is told now
         self._ask(info)
 
     def on_step_end(self, info: Info) -> None:

@@ -71,12 +71,15 @@ class SharedKeeper(Keeper):
             return state | {"owns": [mine if k == self._comm.shard.index else None for k in range(self._comm.count)]}
         return state | {"owns": self._comm.share(owns)}
 
-    def begin(self, info: Info, nbytes: int, data: str) -> None:
+    def begin(self, info: Info, nbytes: int) -> None:
         def begun() -> list[dict[str, Any]]:
-            self._own.begin(info, nbytes, data)
+            self._own.begin(info, nbytes)
             return info.history.rows[-1:]
 
         info.history.rows[-1:] = by_leader(self._comm, begun)  # with what was reported after the last checkpoint
+
+    def started(self, info: Info, data: str) -> None:
+        by_leader(self._comm, lambda: self._own.started(info, data))
 
     def due(self, info: Info, rows: int) -> bool:
         every = self.every if self.keeps else None

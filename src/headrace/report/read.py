@@ -15,7 +15,7 @@ from .answers import Answers, read_answers
 SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
 LOG_LINES = 500  # of the end of a long log
 BEGINS = ("started", "going on from step")
-BAD = ("warning", "overridden:", "ended by", "cannot", "could not", "failed", "not finite", "left out")
+BAD = ("warning", "overridden:", "ended by", "refused", "cannot", "could not", "failed", "not finite", "left out")
 """What a line of the log says when somebody should look at it."""
 
 

@@ -1,0 +1,69 @@
+"""Keeps two threads from using a trainer at the same time, which would silently change what it trains."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from .errors import ConfigError
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Use:
+    """Which thread uses a trainer. It may do so within a use of its own; others wait, or are refused by a training."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread = 0
+        self._uses = self._trainings = 0  # one within another
+
+    def __reduce__(self) -> Any:
+        return Use, ()  # nobody uses a copy
+
+    @property
+    def trains(self) -> bool:
+        """Whether a training is under way."""
+        return self._trainings > 0
+
+    @contextmanager
+    def during(self, what: str, trains: bool = False) -> Iterator[None]:
+        """This thread uses the trainer for a while, for `what`."""
+        with self._changed:
+            while self._uses and self._is_elsewhere():
+                if self.trains:
+                    raise ConfigError(
+                        f"{what} was called while another thread trains, and would change what it trains. Call it in "
+                        "that thread, from a callback or in the loop of steps(), or give each thread a trainer and a "
+                        "model of its own."
+                    )
+                self._changed.wait()
+            self.go_on()
+            self._uses, self._trainings = self._uses + 1, self._trainings + trains
+            self._changed.notify_all()  # whoever waits is refused if this is a training
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._uses, self._trainings = self._uses - 1, self._trainings - trains
+                self._changed.notify_all()
+
+    def go_on(self) -> None:
+        """The use at hand goes on, perhaps in another thread than before: a loop of `steps` may be handed over."""
+        self._thread = threading.get_ident()
+
+    def _is_elsewhere(self) -> bool:
+        """Whether it is another thread that uses the trainer, and one that has not ended."""
+        return self._thread != threading.get_ident() and any(t.ident == self._thread for t in threading.enumerate())
+
+
+def one_thread(method: Method) -> Method:
+    """A method of a trainer that one thread at a time may call."""
+
+    @wraps(method)
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        with self._use.during(f"{method.__name__}()"):
+            return method(self, *arguments, **options)
+
+    return cast(Method, call)
