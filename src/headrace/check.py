@@ -16,6 +16,7 @@ from .errors import ConfigError, DataError, ModelError, unknown
 from .field import Ragged, Sparse
 from .length import Length
 from .objective import Objective, scoring
+from .schedule import check_schedule
 from .sizes import Sizes
 
 SCAN_ROWS = 65536
@@ -30,15 +31,16 @@ def positive(name: str, value: Any, whole: bool = False) -> None:
         )
 
 
-def settings(given: Mapping[str, Any]) -> None:
-    """Raises on arguments of a trainer that nothing could work with."""
-    if given["batch_size"] is not None:
-        Sizes(given["batch_size"])
-    positive("microbatch", None if given["microbatch"] == "auto" else given["microbatch"], whole=True)
-    positive("clip_norm", given["clip_norm"])
-    positive("clip_value", given["clip_value"])
-    if given["nonfinite"] not in ("stop", "skip"):
-        raise ConfigError(unknown("nonfinite", given["nonfinite"], ("stop", "skip")))
+def setting(name: str, value: Any) -> None:
+    """Raises on an argument of a trainer that nothing could work with."""
+    if name == "batch_size" and value is not None:
+        Sizes(value)
+    elif name in ("microbatch", "clip_norm", "clip_value") and not (name == "microbatch" and value == "auto"):
+        positive(name, value, whole=name == "microbatch")
+    elif name == "nonfinite" and value not in ("stop", "skip"):
+        raise ConfigError(unknown("nonfinite", value, ("stop", "skip")))
+    elif name == "schedule":
+        check_schedule(value)
 
 
 def device_for(device: str | torch.device, model: nn.Module) -> torch.device:

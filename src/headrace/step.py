@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -20,6 +20,10 @@ from .strategy import Strategy
 from .update import Update, draws_random
 
 _ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
+
+
+CHANGEABLE = ("microbatch", "clip_norm", "clip_value")
+"""The settings that may change from one update to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +56,25 @@ class Step:
         self.scored = scoring(objectives)
         """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
         self.measured = self.scored if measured else None
-        self.model, self.guard, self.settings = model, guard, settings
+        self.model, self.guard, self.settings = model, guard, Settings()
         self.precision, self.strategy = precision, strategy
         self.objectives, self.optimizers = dict(objectives), dict(optimizers)
         self.updates = 0
-        self.adapts = settings.microbatch == "auto"
+        self.adapts = False
         """Whether the microbatch is made smaller when memory runs out."""
-        self.microbatch = None if settings.microbatch == "auto" else settings.microbatch
+        self.microbatch: int | None = None
         """Rows that pass the model at once; `None`: all of a batch."""
         self._parts: list[Update] = []
-        if self.microbatch is not None:
-            _warn_where_splits_differ(model)
+        self.change(**asdict(settings))
+
+    def change(self, **settings: Any) -> None:
+        """The next update is made with these settings."""
+        before, self.settings = self.settings, replace(self.settings, **settings)
+        wanted = self.settings.microbatch
+        if wanted != before.microbatch:
+            self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
+            if self.microbatch is not None:
+                _warn_where_splits_differ(self.model)
 
     @property
     def homed(self) -> bool:
@@ -99,6 +111,7 @@ class Step:
             "updates": self.updates,
             "skipped": self.guard.skipped,
             "microbatch": self.microbatch,
+            "settings": {name: getattr(self.settings, name) for name in CHANGEABLE},
             "scaler": self.precision.state_dict(),
             "optimizers": dict(zip(self.optimizers, self._optimizer_states(), strict=True)),
         }

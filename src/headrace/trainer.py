@@ -14,6 +14,7 @@ from .batch import Batch, Stream
 from .callback import Callback
 from .comm import here
 from .crew import make_crew
+from .errors import ConfigError
 from .guard import make_guard
 from .history import History
 from .info import Info
@@ -27,7 +28,7 @@ from .outcome import Outcome, as_outcome
 from .plan import OptimizerLike, Plan
 from .precision import Precision
 from .preempt import Preemption
-from .schedule import check_schedule, interval_of
+from .schedule import interval_of
 from .sizes import BatchSize, Sizes
 from .step import Settings, Step
 from .strategy import Strategy
@@ -35,6 +36,12 @@ from .use import Use, one_thread
 
 if TYPE_CHECKING:
     from .finders import BatchFinding, LrFinding
+
+_BETWEEN_TRAININGS = ("batch_size", "schedule", "metrics", "seed", "order", "macrobatch", "deterministic")
+"""Settings that may be changed between two trainings."""
+_MADE_WITH = ("model", "loss", "optimizer", "precision", "strategy", "device", "inputs", "target", "compile")
+_MADE_WITH += ("nonfinite", "eval_loss", "arena", "objectives", "optimizers", "eval_objectives")
+"""What stays as it was given."""
 
 
 class Trainer:
@@ -83,8 +90,8 @@ class Trainer:
         arena: bool = True,
     ) -> None:
         given = locals().copy()
-        check.settings(given)
-        check_schedule(schedule)
+        for name, value in given.items():
+            check.setting(name, value)
         self._wanted, self._crew = strategy, make_crew(strategy)
         self.device = check.device_for(device, model)
         self.model, self._crew.device = model.to(self.device), self.device
@@ -116,6 +123,45 @@ class Trainer:
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
         if compile:
             plans.compile_in_place(model)
+        self._made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_made" in vars(self):
+            if name in _MADE_WITH:
+                raise ConfigError(
+                    f"{name} is what a trainer is made with, and stays as it is. Make another Trainer with it."
+                )
+            if name in _BETWEEN_TRAININGS:
+                value = self._between_trainings(name, value)
+        super().__setattr__(name, value)
+
+    @property
+    def microbatch(self) -> int | Literal["auto"] | None:
+        """Rows that pass the model at once, from the next update on; "auto": fewer when memory runs out."""
+        return self._step.settings.microbatch
+
+    @microbatch.setter
+    def microbatch(self, rows: int | Literal["auto"] | None) -> None:
+        check.can_split(self.objectives, rows)
+        self._from_the_next_update("microbatch", rows)
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The largest norm of the gradients, from the next update on."""
+        return self._step.settings.clip_norm
+
+    @clip_norm.setter
+    def clip_norm(self, norm: float | None) -> None:
+        self._from_the_next_update("clip_norm", norm)
+
+    @property
+    def clip_value(self) -> float | None:
+        """The largest value in the gradients, from the next update on."""
+        return self._step.settings.clip_value
+
+    @clip_value.setter
+    def clip_value(self, value: float | None) -> None:
+        self._from_the_next_update("clip_value", value)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -297,8 +343,25 @@ class Trainer:
         if self._crew.comm is not here() and not (self._crew.comm.count == 1 == here().count):
             self._follow(self._wanted)
 
+    def _from_the_next_update(self, name: str, value: Any) -> None:
+        """Changes a setting; within a training, which then keeps it in its state, that is no setting of the run."""
+        check.setting(name, value)
+        self._step.change(**{name: value})
+        if not self._use.trains:
+            self._config = self._config | {name: config.plain(value)}
+
+    def _between_trainings(self, name: str, value: Any) -> Any:
+        """A setting of the next training, checked."""
+        if self._use.trains:
+            hint = "Say batch_size={0: 32, '5 epochs': 64}." if name == "batch_size" else "Set it before fit()."
+            raise ConfigError(f"{name} cannot be changed while a training is under way. {hint}")
+        check.setting(name, value)
+        if name in self._config:
+            self._config = self._config | {name: config.plain(value)}
+        return Metrics(value) if name == "metrics" and not isinstance(value, Metrics) else value
+
     def _follow(self, strategy: Strategy | None) -> None:
         """From now on it works with the others, or alone, as this strategy says."""
         self._wanted, self._crew = strategy, make_crew(strategy)
-        self._crew.device, self.strategy = self.device, self._crew.strategy
-        self._step.strategy = self.strategy
+        self._crew.device, self._step.strategy = self.device, self._crew.strategy
+        vars(self)["strategy"] = self._crew.strategy

@@ -45,7 +45,7 @@ class Update:
         self._divisors: Mapping[str, Scalar] | None = None
         self._found: Sequence[Tensor] = ()
         self._summing = self._stepping = False
-        self._random = step.adapts or any(map(draws_random, step.model.modules()))
+        self._random = any(map(draws_random, step.model.modules()))
         """Whether a forward pass is known to draw random numbers, which a step that is not made gives back."""
         self._first = not arena.optimizer.state
         self._fresh: list[int] = []
@@ -57,7 +57,7 @@ class Update:
         self._batch, self._divisors = batch, None
         self.buffers.save()
         while True:
-            random = capture_torch(self._device) if self._random else None
+            random = capture_torch(self._device) if self._random or self._step.adapts else None
             outcome, complaint = self._attempt(batch)
             if outcome is not None:
                 return outcome

@@ -1,5 +1,7 @@
 """Where a user may take part: callbacks, a Trainer of one's own, and what may change between two steps."""
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,6 +276,113 @@ def test_what_is_changed_between_two_steps_takes_effect_in_the_next(change: Any)
     list(raw_loop(still, sgd(still), epochs=2))
     assert not equal(trainer.model, still)
     assert change is not change_rate or info.rate == 0.01
+
+
+LIVE: dict[str, Any] = {"clip_norm": 0.01, "clip_value": 0.001, "microbatch": 3}
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_setting_that_is_changed_between_two_steps_holds_from_the_next_one_on(name: str) -> None:
+    changed, before, after = make(), make(), make(**{name: LIVE[name]})
+    for info in changed.steps(DATA, epochs=1):
+        if info.step == 1:
+            setattr(changed, name, LIVE[name])
+    for info in before.steps(DATA, epochs=1):
+        if info.step == 1:
+            break
+    after.model.load_state_dict(before.model.state_dict())
+    after.optimizer.load_state_dict(before.optimizer.state_dict())
+    order = hr.Order(len(X), seed=0).indices(0, 0, len(X))
+    for start in range(BATCH, len(X), BATCH):
+        rows = torch.from_numpy(order[start : start + BATCH])
+        after.step((X[rows], Y[rows]))
+    after.release()
+    assert equal(changed.model, after.model)
+    assert getattr(changed, name) == LIVE[name]
+    unchanged = make()
+    unchanged.fit(DATA, epochs=1, progress=False)
+    assert not equal(changed.model, unchanged.model)
+
+
+def test_settings_that_were_changed_within_a_training_go_on_with_its_run(tmp_path: Path) -> None:
+    def train(run: Path | None, until: int) -> hr.Trainer:
+        trainer = make(clip_norm=1.0)
+        for info in trainer.steps(DATA, epochs=2, run=run):
+            if info.step == 2:
+                trainer.clip_norm, trainer.clip_value, trainer.microbatch = None, 0.001, 3
+            if info.step == until:
+                break
+        return trainer
+
+    train(tmp_path / "run", 3)
+    rest, whole = train(tmp_path / "run", 10**6), train(None, 10**6)
+    assert equal(rest.model, whole.model)
+    assert (rest.clip_norm, rest.clip_value, rest.microbatch) == (None, 0.001, 3)
+
+
+def test_a_setting_that_is_changed_between_two_trainings_is_one_of_the_next_run(tmp_path: Path) -> None:
+    trainer = make()
+    trainer.batch_size, trainer.seed, trainer.schedule = 7, 3, hr.WarmupLinear()
+    trainer.clip_norm, trainer.metrics = 0.5, ["accuracy"]
+    other = make(batch_size=7, seed=3, schedule=hr.WarmupLinear(), clip_norm=0.5, metrics=["accuracy"])
+    rows = trainer.fit(DATA, epochs=2, progress=False, run=tmp_path / "run").rows
+    assert rows == other.fit(DATA, epochs=2, progress=False).rows
+    assert equal(trainer.model, other.model)
+    other.fit(DATA, epochs=2, progress=False, run=tmp_path / "run")
+    with pytest.raises(hr.CheckpointError, match="batch_size: 7 in the run, 4 now"):
+        make(batch_size=4).fit(DATA, epochs=2, progress=False, run=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["model", "loss", "optimizer", "precision", "strategy", "device", "inputs", "target", "compile", "nonfinite"],
+        *["eval_loss", "arena", "objectives", "optimizers", "eval_objectives"],
+    ],
+)
+def test_what_a_trainer_is_made_with_cannot_be_changed(name: str) -> None:
+    with pytest.raises(hr.ConfigError, match=f"{name} is what a trainer is made with"):
+        setattr(make(), name, None)
+
+
+def test_every_argument_of_a_trainer_can_be_changed_or_is_refused() -> None:
+    trainer = make()
+    for name in inspect.signature(hr.Trainer).parameters:
+        before = vars(trainer).copy()
+        try:
+            setattr(trainer, name, getattr(trainer, name, None))
+        except hr.ConfigError:
+            continue
+        assert vars(trainer).keys() == before.keys(), name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", 0),
+        ("clip_norm", -1.0),
+        ("clip_value", "1"),
+        ("microbatch", 0),
+        ("schedule", 3),
+        ("metrics", "no"),
+    ],
+)
+def test_a_value_that_nothing_could_work_with_is_refused_and_the_old_one_stays(name: str, value: Any) -> None:
+    trainer = make()
+    before = getattr(trainer, name)
+    with pytest.raises(hr.ConfigError):
+        setattr(trainer, name, value)
+    assert getattr(trainer, name) is before
+
+
+@pytest.mark.parametrize("name", ["batch_size", "schedule", "metrics", "seed", "order", "macrobatch", "deterministic"])
+def test_what_holds_for_a_whole_training_cannot_be_changed_within_one(name: str) -> None:
+    trainer = make()
+    for info in trainer.steps(DATA, epochs=1):
+        if info.step == 2:
+            with pytest.raises(hr.ConfigError, match=f"{name} cannot be changed while a training is under way"):
+                setattr(trainer, name, getattr(trainer, name))
+    setattr(trainer, name, getattr(trainer, name))
 
 
 def test_the_coefficient_of_a_prior_may_be_changed_between_two_steps() -> None:

@@ -156,7 +156,7 @@ def _why_enough(trials: Sequence[Trial], largest: int | None, rows: int | None, 
 
 def _try(trainer: Trainer, source: Source, size: int, seconds: float) -> tuple[Trial, bool]:
     """A few updates with batches of this size; and whether there was a batch with as many rows."""
-    trainer.batch_size = size
+    vars(trainer)["batch_size"] = size
     most, start, before, seen, whole = WARM + TIMED[1], 0.0, 0, 0, False
     _begin_peak(trainer.device)
     with rewound(source), updates(trainer, source, most) as made:

@@ -48,7 +48,7 @@ def untouched(trainer: Trainer, data: Any) -> Iterator[Source]:
         stack.callback(_kept(trainer).restore)
         stack.callback(trainer.precision.load_state_dict, trainer.precision.state_dict())
         stack.callback(trainer.release)  # first of all
-        trainer.schedule, trainer.metrics = None, Metrics()
+        vars(trainer).update(schedule=None, metrics=Metrics())
         trainer._step.adapts = False  # memory that runs out is something to be told of
         yield source
 
