@@ -12,6 +12,7 @@ import torch
 
 from headrace.cli import doctor, main, measure
 from headrace.cli.measure import Finding, Part
+from headrace.memory import Group
 
 PARTS = ["versions", "devices", "threads", "memory", "disk", "environment"]
 
@@ -116,9 +117,9 @@ def test_little_shared_memory_and_little_memory_are_told(monkeypatch: pytest.Mon
         total = 64 << 20
 
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage)
-    monkeypatch.setattr(doctor, "_group_limit", lambda: 1 << 30)
+    monkeypatch.setattr(doctor, "groups", lambda: [Group(2 << 30, 1 << 30)])
     part = doctor.memory()
-    assert part.facts["limit of this container"] == "1.07 GB"
+    assert part.facts["limit of this container"] == "2.15 GB"
     assert [finding.what.split(":")[0] for finding in part.findings][:2] == [
         "only 1.07 GB of memory is available",
         "/dev/shm has 67.1 MB",

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainees import Noise, Rows
 
 import headrace as hr
-from headrace import rng
+from headrace import memory, rng
 from headrace.codec import encode
 from headrace.finders import LrFinding, find_batch_size, find_lr
 
@@ -413,6 +414,73 @@ def test_a_size_finding_shows_itself(clock: Clock) -> None:
     assert "memory ran out with 64 rows" in repr(found)
     assert found._repr_html_().count("<tr>") == 1 + len(found.trials)
     assert found.plot().axes
+
+
+V1, V2 = "memory.limit_in_bytes memory.usage_in_bytes total_inactive_file", "memory.max memory.current inactive_file"
+MOUNTS = """
+29 23 0:26 / /sys/fs/cgroup/cpu,memory-like rw shared:9 - cgroup cgroup rw,cpu
+{number} 23 0:27 {root} {at} rw,nosuid shared:10 - {kind} {kind} rw,{options}
+"""
+
+
+def group(folder: Path, names: str, limit: object, used: int, idle: int = 0) -> None:
+    """Describes a control group as Linux does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    most, now, cached = names.split()
+    (folder / most).write_text(f"{limit}\n")
+    (folder / now).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon {used - idle}\n{cached} {idle}\nslab 3\n")
+
+
+def groups_of(system: Path, kind: str, path: str, root: str = "/") -> Path:
+    """The files of a process in a control group; where groups are described."""
+    first = kind == "cgroup"
+    at = "/sys/fs/cgroup/memory" if first else "/sys/fs/cgroup"
+    (system / "proc/self").mkdir(parents=True)
+    lines = [f"4:memory:{path}", "0::/elsewhere"] if first else ["3:cpu:/elsewhere", f"0::{path}"]
+    (system / "proc/self/cgroup").write_text("\n".join(lines) + "\n")
+    options = "memory" if first else "nsdelegate"
+    (system / "proc/self/mountinfo").write_text(
+        MOUNTS.lstrip().format(number=31, root=root, at=at, kind=kind, options=options)
+    )
+    return system / at.lstrip("/")
+
+
+@pytest.mark.parametrize(("kind", "names"), [("cgroup", V1), ("cgroup2", V2)])
+def test_the_tightest_of_nested_control_groups_counts(
+    kind: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
+    base = groups_of(tmp_path, kind, "/user/job/step")
+    group(base / "user/job/step", names, 9223372036854771712 if kind == "cgroup" else "max", 100)
+    group(base / "user/job", names, 1000, 900, idle=300)
+    group(base / "user", names, 5000, 1000)
+    assert memory.Group(1000, 600) in memory.groups()
+    assert min(found.free for found in memory.groups()) == 400
+
+
+@pytest.mark.parametrize(("kind", "names"), [("cgroup", V1), ("cgroup2", V2)])
+@pytest.mark.parametrize("root", ["/docker/abc", "/"])
+def test_a_container_that_sees_its_own_control_group_only(
+    kind: str, names: str, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
+    group(groups_of(tmp_path, kind, "/docker/abc", root), names, 1000, 900)
+    assert memory.groups() == [memory.Group(1000, 900)]
+
+
+def test_where_there_are_no_control_groups_there_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
+    assert memory.groups() == []
+
+
+def test_no_more_memory_is_used_than_the_control_group_allows(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
+    group(groups_of(tmp_path, "cgroup2", "/job"), V2, 10_000, 10_000)  # not a byte is left: nine tenths of what is held
+    with pytest.raises(hr.OutOfMemoryError, match=r"8 rows take .* more than .* MB\. Lower smallest="):
+        find_batch_size(hungry(clock, 500), Rows(400))
 
 
 REAL = """

@@ -9,10 +9,10 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__, disk
+from ..memory import groups
 from . import measure
 from .measure import Finding, Part
 from .parser import add_json
@@ -177,9 +177,10 @@ def memory() -> Part:
     facts = {"memory": f"{disk.size(sizes['MemTotal'])}, {disk.size(sizes['MemAvailable'])} available"}
     findings = []
     available = sizes["MemAvailable"]
-    if (limit := _group_limit()) is not None and limit < sizes["MemTotal"]:
-        facts["limit of this container"] = disk.size(limit)
-        available = min(available, limit)
+    limits = [group for group in groups() if group.limit < sizes["MemTotal"]]
+    if limits:
+        facts["limit of this container"] = disk.size(min(group.limit for group in limits))
+        available = min([available, *(group.free for group in limits)])
     if available < 2 << 30:
         findings.append(Finding(f"only {disk.size(available)} of memory is available", "End what else is running"))
     facts |= _shared(findings)
@@ -200,14 +201,6 @@ def _meminfo() -> dict[str, int]:
     """Bytes by name."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
-
-
-def _group_limit() -> int | None:
-    """Bytes that a container may use, if it is told."""
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            return int(Path(file).read_text())
-    return None
 
 
 def _shared(findings: list[Finding]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, OutOfMemoryError
 from ..history.plot import new_figure
-from ..memory import is_out_of_memory
+from ..memory import groups, is_out_of_memory
 from .rate import rate_setter
 from .untouched import untouched, updates
 
@@ -95,7 +95,7 @@ def find_batch_size(
 
     It ends with `largest`, with the rows there are, when two sizes in a row are no faster than those before, when
     memory runs out, or before a size that is expected to take more than `memory_bytes`: if not given, what there is of
-    a host's memory. Rates are 0 meanwhile. Everything is as it was afterwards.
+    a host's memory, or of a container's. Rates are 0 meanwhile. Everything is as it was afterwards.
     """
     for name, value in {"smallest": smallest, "largest": largest, "memory_bytes": memory_bytes}.items():
         check.positive(name, value, whole=True)
@@ -195,7 +195,9 @@ def _room(device: torch.device) -> int | None:
     if device.type == "cuda":
         return None
     free, held = _kilobytes("meminfo", "MemAvailable"), _kilobytes("self/status", "VmRSS")
-    return None if free is None or held is None else int(ROOM * (free + held))
+    if free is None or held is None:
+        return None
+    return int(ROOM * (min([free, *(group.free for group in groups())]) + held))
 
 
 def _kilobytes(file: str, key: str) -> int | None:
