@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 
 _BETWEEN_TRAININGS = ("batch_size", "schedule", "metrics", "seed", "order", "macrobatch", "deterministic")
 """Settings that may be changed between two trainings."""
-_MADE_WITH = ("model", "loss", "optimizer", "precision", "strategy", "device", "inputs", "target", "compile")
-_MADE_WITH += ("nonfinite", "eval_loss", "arena", "objectives", "optimizers", "eval_objectives")
+_MADE_WITH = (
+    *("model", "loss", "optimizer", "precision", "strategy", "device", "inputs", "target", "compile", "nonfinite"),
+    *("eval_loss", "arena", "objectives", "optimizers", "eval_objectives"),
+)
 """What stays as it was given."""
 
 
