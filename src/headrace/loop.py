@@ -153,6 +153,7 @@ class Loop:
         self._skipped = self._guard.skipped
         with readable():
             self._crew.begin(self._at, state)
+        trainer._step.ends_alone = passes.ends_alone(trainer, self._plan.train, info.limits)
         if keeper.keeps:
             self._warn_of_gaps(new=state is None)
         info.start(batches, macrobatches)

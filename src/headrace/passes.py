@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import check, evaluate
@@ -11,6 +13,7 @@ from .data.reader import Reader, rewound
 from .data.source import Source
 from .feed import Feed
 from .info import Info
+from .length import Length
 from .objective import Supervised, scoring
 from .sizes import Sizes
 
@@ -39,6 +42,21 @@ def rows_of(source: Source) -> int | None:
     if isinstance(source, Reader | Epochs):
         return source.epoch_rows if isinstance(source, Reader) else source.rows
     return None if source.own_size else source.batches(1)
+
+
+def ends_alone(trainer: Trainer, source: Source, limits: Sequence[Length]) -> bool:
+    """Whether it is certain that this worker's part of the last batch of an epoch, or of a microbatch, is one row."""
+    sizes = Sizes(trainer.batch_size or DEFAULT_BATCH).times(trainer._crew.times)
+    batches = source.batches(sizes.first) if sizes.constant and isinstance(source, Reader | Epochs) else None
+    if batches is None or (isinstance(source, Reader) and source.state_dict()["cross_epochs"]):
+        return False
+    rows = rows_of(source) or 0
+    ends = {"epochs": 1, "steps": batches, "samples": rows, "minutes": math.inf}
+    if any(limit.count < ends[limit.unit] for limit in limits):
+        return False
+    start, stop = trainer._crew.trains.of(rows % sizes.first or min(rows, sizes.first))
+    microbatch = trainer._step.microbatch or stop - start + 1
+    return (stop - start) % microbatch == 1
 
 
 def once(trainer: Trainer, source: Source, batch_size: int | None = None) -> Feed:

@@ -64,6 +64,8 @@ class Step:
         """Whether the microbatch is made smaller when memory runs out."""
         self.microbatch: int | None = None
         """Rows that pass the model at once; `None`: all of a batch."""
+        self.ends_alone = False
+        """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
         self._parts: list[Update] = []
         self.change(**asdict(settings))
 
@@ -172,6 +174,12 @@ class Step:
 
     def __call__(self, batch: Batch) -> Outcome:
         self.home()
+        if self.ends_alone:
+            self.ends_alone = False
+            for part in (
+                self._parts if any(isinstance(m, _ROWS_MEET) and m.training for m in self.model.modules()) else ()
+            ):
+                part.try_alone(batch)
         if len(self._parts) == 1:
             outcome = self._parts[0](batch)
         else:

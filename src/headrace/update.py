@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .arena import Arena, Buffers
 from .arena.gradients import clip
 from .batch import Batch
-from .errors import ConfigError, ModelError, OutOfMemoryError
+from .errors import ConfigError, DataError, ModelError, OutOfMemoryError
 from .guard import Scalar
 from .loss import Term
 from .memory import is_out_of_memory
@@ -26,6 +26,7 @@ from .together import Together
 if TYPE_CHECKING:
     from .step import Step
 
+_ALONE = "Expected more than 1 value per channel when training"
 _A_BUFFER = "(a buffer of some worker)"
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 
@@ -241,9 +242,22 @@ class Update:
         if isinstance(found, Terms):
             outcome.outputs.append((detached(found.outputs), part))
 
+    def try_alone(self, batch: Batch) -> None:
+        """Raises if batch normalisation cannot train on a single row, as the last batch of an epoch will be."""
+        self.buffers.save()
+        try:
+            with torch.no_grad(), _untouched(self.buffers, self._device), self._precision.context():
+                self.objective.outputs(self._model, batch.split(1)[0])
+        except Exception as error:  # any other will be raised by the update that meets it
+            _refuse_alone(error, "the last batch of every epoch")
+
     def _forward(self, part: Batch) -> Mapping[str, Term]:
-        with self._precision.context():
-            terms = terms_of(self.objective, self._model, part)
+        try:
+            with self._precision.context():
+                terms = terms_of(self.objective, self._model, part)
+        except ValueError as error:
+            _refuse_alone(error, "this batch, or a microbatch of it,")
+            raise
         if self._measured and isinstance(terms, Terms):
             check_outputs(self.objective.scored(terms.outputs))
         return terms
@@ -276,8 +290,20 @@ class Update:
 def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
     """Random state and buffers afterwards as before."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    buffers.restore()
+        try:
+            yield
+        finally:
+            buffers.restore()
+
+
+def _refuse_alone(error: Exception, which: str) -> None:
+    """Raises what to do about batch normalisation of a single row, if that is what an error is about."""
+    if _ALONE in str(error):
+        raise DataError(
+            f"{which} has a single row, of which batch normalisation can tell no variance. Choose another batch_size= "
+            "or microbatch=, drop a row, or fill the last batch up from the next epoch: "
+            "hr.Reader(table, cross_epochs=True)."
+        ) from error
 
 
 def draws_random(module: nn.Module) -> bool:

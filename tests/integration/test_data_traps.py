@@ -1,5 +1,6 @@
 """What is easily done with data, and would go wrong in silence: it works, or it is told."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,73 @@ def test_what_a_reader_reads_is_a_table() -> None:
     with pytest.raises(hr.ConfigError, match=r"reads a Table, got a dict.*ArrayTable"):
         hr.Reader({"x": X})  # type: ignore[arg-type]
     assert len(dense_table(3)) == 3
+
+
+# --- batch normalisation of a single row -------------------------------------------------------------------
+
+
+def normalised() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1), nn.Flatten(0))
+
+
+def trainer_of(model: nn.Module, **options: Any) -> hr.Trainer:
+    return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.01), **{"batch_size": 8} | options)
+
+
+ALONE = {
+    "a row more than whole batches": (33, {}),
+    "a row more than whole microbatches": (40, {"microbatch": 7}),
+    "one of the last": (36, {"microbatch": 3}),
+}
+
+
+@pytest.mark.parametrize("how", ALONE)
+def test_a_last_batch_that_cannot_be_normalised_is_refused_before_the_first_update(how: str) -> None:
+    rows, options = ALONE[how]
+    model = normalised()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # statistics of microbatches are theirs
+        trainer = trainer_of(model, **options)
+    made: list[int] = []
+    counts = hr.Lambda(on_step_end=lambda info: made.append(info.step))
+    with pytest.raises(
+        hr.DataError, match=r"the last batch of every epoch has a single row.*Choose another batch_size="
+    ):
+        trainer.fit((X[:rows], Y[:rows]), epochs=2, progress=False, callbacks=[counts])
+    assert made == []
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_where_nobody_knows_the_rows_the_batch_itself_says_so() -> None:
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X[:33], Y[:33]), batch_size=8)
+    with pytest.raises(hr.DataError, match=r"this batch, .*, has a single row"):
+        trainer_of(normalised(), batch_size=None).fit(loader, epochs=1, progress=False)
+    with pytest.raises(hr.DataError, match=r"this batch, .*, has a single row"):
+        trainer_of(normalised()).step((X[:1], Y[:1]))
+
+
+def test_a_training_that_never_comes_to_its_last_batch_is_not_refused() -> None:
+    for limits in ({"steps": 4}, {"samples": 32}, {"epochs": 3, "steps": 4}):
+        trainer_of(normalised()).fit((X[:33], Y[:33]), progress=False, **limits)
+    reader = hr.Reader(hr.ArrayTable({"x": X[:33], "y": Y[:33]}), cross_epochs=True)
+    trainer_of(normalised()).fit(reader, epochs=2, progress=False)
+
+
+def test_a_model_that_can_normalise_one_row_trains_as_a_loop_of_ones_own() -> None:
+    def model() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = [nn.Unflatten(1, (1, 3)), nn.BatchNorm1d(1), nn.Dropout(0.2), nn.Flatten(), nn.Linear(3, 1)]
+        return nn.Sequential(*layers, nn.Flatten(0))
+
+    ours, raw = model(), model()
+    torch.manual_seed(1)
+    trainer_of(ours, order="none").fit((X[:33], Y[:33]), epochs=2, progress=False)
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(raw.parameters(), 0.01)
+    for x, y in 2 * [*zip(X[:33].split(8), Y[:33].split(8), strict=True)]:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(raw(x), y).backward()
+        optimizer.step()
+    assert all(map(torch.equal, ours.state_dict().values(), raw.state_dict().values()))
