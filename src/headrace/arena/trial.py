@@ -46,7 +46,8 @@ def _after_update(
     small = nn.Parameter(torch.zeros(tuple(shape), dtype=param.dtype, device=param.device))
     small.grad = torch.zeros_like(small)
     try:
-        twin = type(optimizer)([{**group, "params": [small]}])
+        make: Any = type(optimizer)
+        twin = make([{**group, "params": [small]}])
         for _ in range(2):  # some hyperparameters are not used by the first one
             twin.step()
     except Exception:

@@ -114,7 +114,7 @@ def _points(row: Row) -> list[Point]:
 
 def _common(path: Path, points: Sequence[Point]) -> tuple[int, int]:
     """How many bytes of a file tell of nothing but these points, and of how many of them, from the first on."""
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event
 
     end = known = 0

@@ -113,8 +113,9 @@ class Agent(LocalElasticAgent):
 
     def _read(self, group: WorkerGroup, ended: set[int]) -> tuple[Told | None, dict[int, str], set[int]]:
         """What the store of the workers says: the first error, where workers were, and who has ended by exit()."""
-        address: Any = group.master_addr, group.master_port
-        store, count = attempt_of(connect(*address, _READING_S), self._attempt(group)), group.workers[0].world_size
+        host: Any = group.master_addr
+        port: Any = group.master_port
+        store, count = attempt_of(connect(host, port, _READING_S), self._attempt(group)), group.workers[0].world_size
         places = {rank: f" at {place}" for rank in ended if (place := read_place(store, rank, count))}
         return read_told(store), places, {rank for rank in ended if wrote_exit(store, rank)}
 

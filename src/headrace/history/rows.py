@@ -69,8 +69,9 @@ def read_row(line: bytes) -> dict[str, Any] | None:
         row = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
-    counted = isinstance(row, dict) and isinstance(row.get("step"), int)
-    return _decoded(row) if counted and all(isinstance(row.get(key, 0), int | float) for key in COUNTERS) else None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    return _decoded(row) if all(isinstance(row.get(counter, 0), int | float) for counter in COUNTERS[:3]) else None
 
 
 def encoded(value: Any) -> Any:
