@@ -55,7 +55,8 @@ class Step:
     ) -> None:
         self.scored = scoring(objectives)
         """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
-        self.measured = self.scored if measured else None
+        self.measured: str | None = None
+        """That key, if metrics look at its outputs."""
         self.model, self.guard, self.settings = model, guard, Settings()
         self.precision, self.strategy = precision, strategy
         self.objectives, self.optimizers = dict(objectives), dict(optimizers)
@@ -67,7 +68,13 @@ class Step:
         self.ends_alone = False
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
         self._parts: list[Update] = []
+        self.measure(measured)
         self.change(**asdict(settings))
+
+    def measure(self, measured: bool) -> None:
+        """From the next training on, metrics look at the outputs, or none does."""
+        self.release()
+        self.measured = self.scored if measured else None
 
     def change(self, **settings: Any) -> None:
         """The next update is made with these settings."""

@@ -360,7 +360,10 @@ class Trainer:
         check.setting(name, value)
         if name in self._config:
             self._config = self._config | {name: config.plain(value)}
-        return Metrics(value) if name == "metrics" and not isinstance(value, Metrics) else value
+        if name == "metrics":
+            value = value if isinstance(value, Metrics) else Metrics(value)
+            self._step.measure(bool(value))
+        return value
 
     def _follow(self, strategy: Strategy | None) -> None:
         """From now on it works with the others, or alone, as this strategy says."""
