@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from .batch import Batch, Stream
 from .data.arrays import ArrayTable
+from .data.codes import Categories
 from .data.reader import Reader
 from .data.source import Source
 from .errors import ConfigError, DataError, ModelError, unknown
@@ -140,11 +141,11 @@ def ends(source: Source, name: str, limit: int | None = None) -> None:
         )
 
 
-def can_be_read(source: Source, name: str, categories: Mapping[str, Sequence[str]], limit: int | None) -> None:
+def can_be_read(source: Source, name: str, categories: Categories | None, limit: int | None) -> None:
     """Raises on data that cannot be scored or predicted after a training on data with these categories."""
     positive("limit", limit, whole=True)
     ends(source, name, limit)
-    same_categories(categories, source, name)
+    same_categories(categories, source.categories, name)
 
 
 def another(source: Source, train: Source, name: str) -> None:
@@ -169,20 +170,34 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) ->
             raise DataError(f"the {name} data have {stream} where the training data have {expected}. They must agree.")
 
 
-def same_categories(known: Mapping[str, Sequence[str]], other: Source, name: str) -> None:
-    """Raises where the numbers of another data set stand for other strings than those of the training data."""
-    held = categories_of(other)
+def same_categories(
+    known: Categories | None,
+    held: Categories | None,
+    name: str,
+    other: str = "the training data",
+    owner: str = "trainer",
+) -> None:
+    """Raises where the numbers of a data set stand for other strings than those of the training data.
+
+    Nothing is compared where one of them does not know, and none of it with numbers that say nothing of strings.
+    """
+    if known is None or held is None:
+        return
     for stream in sorted(known.keys() & held.keys()):
-        if list(known[stream]) != list(held[stream]):
-            raise DataError(
-                f"the {name} data have other categories in {stream!r} ({len(held[stream])} strings) than the training "
-                f"data ({len(known[stream])}). Open them with categories=train.categories, or use pd.Categorical."
+        there, here = list(known[stream]), list(held[stream])
+        if not here or there == here:
+            continue
+        facts, remedy = "there they are numbers, here strings", "Give numbers here, or the strings there, too."
+        if there:
+            facts = f"{len(there)} strings there and {len(here)} here"
+            if unlike := [k for k, pair in enumerate(zip(there, here, strict=False)) if pair[0] != pair[1]]:
+                k = unlike[0]
+                facts += f"; {k} is {there[k]!r} there and {here[k]!r} here"
+            remedy = (
+                "Give the trainer the path or the frame itself, which it reads by those, or open it with "
+                f"categories={{{stream!r}: {owner}.categories[{stream!r}]}}."
             )
-
-
-def categories_of(source: Source) -> Mapping[str, Sequence[str]]:
-    """What the numbers of the streams of a source stand for, where it is known."""
-    return source.table.categories if isinstance(source, Reader) else {}
+        raise DataError(f"the {name} data have other categories in {stream!r} than {other}: {facts}. {remedy}")
 
 
 def measurable(objectives: Mapping[str, Objective], streams: Sequence[Stream], target: str) -> None:

@@ -1,6 +1,6 @@
 """A worker's part of the data: rows that a center leases it, read by a Reader."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -51,6 +51,10 @@ class Leased(Source):
     @property
     def title(self) -> str:
         return self._reader.title
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[str]] | None:
+        return self._reader.categories
 
     @property
     def level(self) -> str:

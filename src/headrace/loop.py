@@ -23,6 +23,7 @@ from .plan import Plan, deterministic_mode
 from .preempt import Interrupted
 from .schedule import groups_of, make_rates, put_rate
 from .standing import Standing, readable
+from .weights import remember_categories
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -159,7 +160,8 @@ class Loop:
         info.start(batches, macrobatches)
         keeper.begin(info, trainer._step.nbytes)
         train = self._plan.train
-        trainer.history, trainer._known_streams, trainer._categories = info.history, None, check.categories_of(train)
+        trainer.history, trainer._known_streams = info.history, None
+        remember_categories(trainer.model, self._at.categories)
         self._call("on_fit_start", info)
         keeper.started(info, f"the train data ({type(train).__name__}) resume {train.level}")
         return state

@@ -16,6 +16,7 @@ from .info import Info
 from .length import Length
 from .objective import Supervised, scoring
 from .sizes import Sizes
+from .weights import categories_of
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -76,8 +77,8 @@ def source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, li
     """Data for one pass, checked; `name` is what errors call them."""
     trainer._muster()
     check.positive("batch_size", batch_size, whole=True)
-    source = plans.source_on(data, trainer.device, name)
-    check.can_be_read(source, name, trainer._categories, limit)
+    source = plans.source_on(data, trainer.device, name, categories=categories_of(trainer.model))
+    check.can_be_read(source, name, categories_of(trainer.model), limit)
     return source
 
 

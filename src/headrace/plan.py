@@ -13,6 +13,7 @@ from . import check
 from .batch import Batch
 from .callback import Answers, Callback, Callbacks, LogFile, Progress, TensorBoard
 from .data.adapt import as_data, as_table
+from .data.codes import Categories
 from .data.reader import Reader
 from .data.source import Source
 from .data.views import Moved
@@ -88,7 +89,7 @@ class Plan:
             if name != "train":
                 check.ends(source, name)
                 check.another(source, self.train, name)
-            check.same_categories(check.categories_of(self.train), source, name)
+            check.same_categories(self.train.categories, source.categories, name, owner="train")
             if scan:
                 check.finite(source, name)
         columns = {name: check.columns_of(source) for name, source in given.items()}
@@ -100,14 +101,21 @@ class Plan:
 
 
 def source_on(
-    data: Any, device: torch.device, name: str, order: str = "none", seed: int = 0, like: Source | None = None
+    data: Any,
+    device: torch.device,
+    name: str,
+    order: str = "none",
+    seed: int = 0,
+    like: Source | None = None,
+    categories: Categories | None = None,
 ) -> Source:
     """Data as a source for a device; `name` is what errors call it. What fits into a GPU is moved there once.
 
-    Where batches of the training data, `like`, count items, those of this table do so too.
+    Where batches of the training data, `like`, count items, those of this table do so too. Strings are read by the
+    `categories` of the training.
     """
     try:
-        table = as_data(data)
+        table = as_data(data, categories if like is None else like.categories)
         if isinstance(table, Source):
             return table
         if not len(table):
@@ -154,20 +162,24 @@ def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool
     return Callbacks([*wanted, Progress(styles[progress])], leader)
 
 
-def as_batch(batch: Any) -> Batch:
-    """A batch from a Batch, a list of sample dicts, or whatever a table can be made of."""
+def as_batch(batch: Any, categories: Categories | None = None) -> tuple[Batch, Categories | None]:
+    """A batch from a Batch, a list of sample dicts, or whatever a table can be made of, and what its numbers stand for.
+
+    Strings are read by the `categories` of the training.
+    """
     if isinstance(batch, Batch):
-        return batch
+        return batch, None
     if isinstance(batch, list) and batch and all(isinstance(sample, Mapping) for sample in batch):
         names = list(batch[0])
         for k, sample in enumerate(batch):
             if list(sample) != names:
                 raise DataError(f"sample {k} has the keys {list(sample)}, sample 0 has {names}. They must be equal.")
-        return Batch({name: _joined([torch.as_tensor(s[name]) for s in batch]) for name in names}, len(batch))
-    table = as_table(batch)
+        return Batch({name: _joined([torch.as_tensor(s[name]) for s in batch]) for name in names}, len(batch)), None
+    table = as_table(batch, categories)
+    check.same_categories(categories, table.read_by, "batch")
     if table.augments:
         raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
-    return table.rows(0, len(table))
+    return table.rows(0, len(table)), table.read_by or None
 
 
 def _joined(samples: Sequence[Tensor]) -> Tensor | Ragged:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from . import config, rng
 from .arena import Replica, plain_name
+from .check import same_categories
+from .data.codes import Categories
 from .errors import CheckpointError, ConfigError, CorruptError, HeadraceError
 from .frozen import Frozen
 from .info import Best, Info
@@ -21,7 +23,7 @@ from .objective import scoring
 from .plan import Plan
 from .schedule import Rates, groups_of, make_rates, put_rate, shares_of
 from .tally import Tally
-from .weights import check_model, load_model
+from .weights import as_categories, check_model, load_model
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -50,6 +52,8 @@ class Standing:
         """Whether all of it has been done."""
         self.initial = copy.deepcopy(plan.train.state_dict())
         """Where the source stood at first, and is rewound to."""
+        self.categories = _lists(plan.train.categories)
+        """For each stream of the training data the strings that its numbers stand for; `None` if it does not know."""
         self.cursor = self.initial
         """Where the source stood after the last batch that was used."""
         self.round: dict[str, Any] = {}
@@ -80,6 +84,7 @@ class Standing:
             "best": None if info.best is None else asdict(info.best),
             "marks": {name: asdict(mark) for name, mark in info.marks.items()},
             "config": trainer._config | self._plan.config,
+            "categories": self.categories,
             "limits": config.of_limits(info.limits),
             "source": {"cursor": self.cursor, "initial": self.initial},
             "round": self.round,
@@ -198,7 +203,9 @@ class Standing:
         self._trainer._step.check_state(state["step"])
         self._check_workers(len(state["owns"]))
         source = state["source"]
-        if state["forced"]:
+        if not state["forced"]:
+            same_categories(as_categories(state.get("categories")), self.categories, "train", "those of the run")
+        else:
             now = self._plan.train.state_dict()
             source |= {name: _reordered(cursor, now) for name, cursor in source.items()}
         self._load_cursor(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
@@ -251,6 +258,10 @@ class Standing:
                 f"the run stopped within an epoch, and {type(source).__name__} cannot go back to where it was: give it "
                 "state_dict and load_state_dict."
             )
+
+
+def _lists(categories: Categories | None) -> dict[str, list[str]] | None:
+    return None if categories is None else {stream: [*map(str, held)] for stream, held in categories.items()}
 
 
 def _reordered(cursor: Any, now: Any) -> Any:

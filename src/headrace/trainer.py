@@ -33,6 +33,7 @@ from .sizes import BatchSize, Sizes
 from .step import Settings, Step
 from .strategy import Strategy
 from .use import Use, one_thread
+from .weights import categories_of, remember_categories
 
 if TYPE_CHECKING:
     from .finders import BatchFinding, LrFinding
@@ -120,7 +121,6 @@ class Trainer:
         self.history = History()
         """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
-        self._categories: Mapping[str, Sequence[str]] = {}
         self._preemption, self._use = Preemption(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
         if compile:
@@ -174,6 +174,15 @@ class Trainer:
     def skipped(self) -> int:
         """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
         return self._step.guard.skipped
+
+    @property
+    def categories(self) -> dict[str, list[str]]:
+        """What the numbers of each stream stood for in the training, where they were strings.
+
+        They are those of the last `fit` of the model, or of the run whose weights it was given.
+        """
+        known = categories_of(self.model) or {}
+        return {stream: list(strings) for stream, strings in known.items() if strings}
 
     @one_thread
     def fit(
@@ -286,7 +295,11 @@ class Trainer:
         The model stays in its arena between calls; `release` takes it out.
         """
         self._muster()
-        batch = self._crew.shared(plans.as_batch(batch).to(self.device), self.model)
+        known = categories_of(self.model)
+        batch, held = plans.as_batch(batch, known)
+        if known is None and held is not None:
+            remember_categories(self.model, held)  # or each batch would number its strings by itself
+        batch = self._crew.shared(batch.to(self.device), self.model)
         if (streams := batch.streams) != self._known_streams:
             for objective in self.objectives.values():
                 objective.prepare(streams, {})

@@ -6,19 +6,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from . import codec
 from .arena import plain_name
 from .checkpoint import Contents, Store
 from .checkpoint.contents import MODEL, TRAINER
 from .checkpoint.shape import COUNT, check, maybe
-from .errors import CheckpointError, RunError
+from .data.codes import Categories
+from .errors import CheckpointError, CorruptError, RunError
 from .run import CHECKPOINTS, run_id
+
+_CATEGORIES = "_headrace_categories"  # an attribute of the model: copies of it, and other trainers, know them too
 
 
 def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best", strict: bool = True) -> int:
     """Gives a model the weights that a run has kept; the step they are of.
 
     `which`: "best", "last" or a step. With `strict=False` only what fits is loaded: names that both have, with equal
-    shapes.
+    shapes. The model remembers the categories of the run, and its trainer reads strings by them: see
+    `Trainer.categories`.
     """
     contents = saved_weights(Path(run), which)
     saved = contents.tensors_of(MODEL)
@@ -29,8 +34,34 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best"
         saved = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
         if not saved:
             raise CheckpointError(f"{run} and the model have no weight in common: names or shapes all differ.")
+    known = as_categories(contents.documents[TRAINER].get("categories"))
     load_model(model, saved, strict=False)
+    remember_categories(model, known if len(saved) == len(contents.tensors[MODEL]) else None)
     return contents.step
+
+
+def remember_categories(model: nn.Module, categories: Categories | None) -> None:
+    """A model has been trained on streams whose numbers stand for these strings, or nobody knows for which."""
+    model.__dict__[_CATEGORIES] = categories
+
+
+def categories_of(model: nn.Module) -> Categories | None:
+    """For each stream that a model was trained on the strings that its numbers stand for; `None` if nothing is known.
+
+    Those of a part of it count, where the model itself has not been trained.
+    """
+    return next((m.__dict__[_CATEGORIES] for m in model.modules() if _CATEGORIES in m.__dict__), None)
+
+
+def as_categories(saved: Any) -> Categories | None:
+    """Categories as a checkpoint holds them; earlier versions have saved none."""
+    if saved is None:
+        return None
+    found = codec.decode(saved, {})
+    lists = found.values() if isinstance(found, Mapping) else [None]
+    if not all(isinstance(strings, list) and all(isinstance(s, str) for s in strings) for strings in lists):
+        raise CorruptError("the checkpoint has categories that are no lists of strings.")
+    return dict(found)
 
 
 def saved_weights(run: Path, which: str | int) -> Contents:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import disk, rng
-from ..data.reader import Reader, rewound
+from ..data.reader import rewound
 from ..errors import ConfigError
 from ..metric.likely import likeliest, yes_or_no
 from ..objective import Objective, Supervised
@@ -64,7 +64,7 @@ class Answers(Callback):
         found = None if others else self._asked(info, source, objective)
         if found is None or info.run is None or not len(found.tensors["target"]):
             return
-        names = source.table.categories.get(trainer.target) if isinstance(source, Reader) else None
+        names = (source.categories or {}).get(trainer.target)
         best = info.best
         facts = {
             "kind": found.kind,

@@ -12,13 +12,14 @@ from torch import Tensor
 from ..errors import DataError
 from ..field import Rows
 from .arrays import ArrayTable
+from .codes import Categories
 from .reader import Reader
 from .source import Source, Table
 
 
-def as_table(data: Any) -> Table:
+def as_table(data: Any, categories: Categories | None = None) -> Table:
     """Data that has rows by number, as a Table: one array is stream "x", two are "x" and "y", a dict names its own."""
-    found = as_data(data)
+    found = as_data(data, categories)
     if isinstance(found, Table):
         return found
     raise DataError(f"expected rows by number, got a {type(data).__name__}, which gives batches in sequence only.")
@@ -30,12 +31,16 @@ def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
     return found if isinstance(found, Source) else Reader(found, order, seed)
 
 
-def as_data(data: Any) -> Table | Source:
-    """What a user calls data: arrays, a frame, a table, a path, a loader or an iterable of batches."""
+def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
+    """What a user calls data: arrays, a frame, a table, a path, a loader or an iterable of batches.
+
+    Columns of strings that have `categories` are read by them, where it is here that they are read.
+    """
     if isinstance(data, Table | Source):
         return data
+    given = {name: strings for name, strings in (categories or {}).items() if strings}
     for known in (_of_arrays, _of_files, _of_libraries):
-        found: Table | Source | None = known(data)
+        found: Table | Source | None = known(data, given)
         if found is not None:
             return found
     raise _refused(data)
@@ -50,19 +55,19 @@ def _refused(data: Any) -> DataError:
     )
 
 
-def _of_arrays(data: Any) -> Table | None:
+def _of_arrays(data: Any, categories: Categories) -> Table | None:
     """One column, (x, y), or columns by name."""
     if isinstance(data, Mapping):
         from .torch import hugging_kind
 
-        return None if hugging_kind(data) else _table(data)
+        return None if hugging_kind(data) else _table(data, categories)
     if isinstance(data, tuple | list):
-        return _of_parts(data)
+        return _of_parts(data, categories)
     alone = _is_column(data) and not _is_pandas(data, "DataFrame")  # the columns of a frame are streams
-    return _table({"x": data}) if alone else None
+    return _table({"x": data}, categories) if alone else None
 
 
-def _of_parts(data: tuple[Any, ...] | list[Any]) -> Table | None:
+def _of_parts(data: tuple[Any, ...] | list[Any], categories: Categories) -> Table | None:
     """(x, y); `None` for batches or paths. A tuple of two is never two batches."""
     if not data:
         return None
@@ -72,7 +77,7 @@ def _of_parts(data: tuple[Any, ...] | list[Any]) -> Table | None:
     if not all(map(_is_column, data)) or (isinstance(data, list) and isinstance(data[0], list)):
         raise _refused(data)  # lists in a list may be rows, columns or batches
     if len(data) == 2:
-        return _table(dict(zip("xy", data, strict=True)))
+        return _table(dict(zip("xy", data, strict=True)), categories)
     raise DataError(f"expected (x, y), got {len(data)} arrays. Name the streams: {{'a': ..., 'b': ..., 'y': ...}}.")
 
 
@@ -95,7 +100,7 @@ def _first_number(part: Any) -> Any:
     return part
 
 
-def _table(parts: Mapping[str, Any]) -> ArrayTable:
+def _table(parts: Mapping[str, Any], known: Categories) -> ArrayTable:
     columns: dict[str, Any] = {}
     categories: dict[str, Sequence[str]] = {}
     for name, part in parts.items():
@@ -103,7 +108,7 @@ def _table(parts: Mapping[str, Any]) -> ArrayTable:
         if _is_pandas(part, "Series"):
             from .files import from_pandas
 
-            table = from_pandas(part.to_frame(name))
+            table = from_pandas(part.to_frame(name), known)
             columns[name] = table.columns[name]
             categories |= table.categories
         elif _is_pandas(part, "DataFrame"):
@@ -140,25 +145,25 @@ def _array(name: str, rows: Any) -> np.ndarray | Tensor:
     return torch.from_numpy(array).to(torch.get_default_dtype()) if plain else array
 
 
-def _of_files(data: Any) -> Table | None:
+def _of_files(data: Any, categories: Categories) -> Table | None:
     several = isinstance(data, list) and data and all(isinstance(path, str | Path) for path in data)
     if not several and not isinstance(data, str | Path):
         return None
-    from .files import open_table
+    from .files import open_by
 
-    return open_table(data)
+    return open_by(data, categories)
 
 
-def _of_libraries(data: Any) -> Table | Source | None:
+def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
     """What other libraries hold; none of them is imported to find out."""
     if _is_pandas(data, "DataFrame"):
         from .files import from_pandas
 
-        return from_pandas(data)
+        return from_pandas(data, categories)
     if type(data).__module__.partition(".")[0] == "pyarrow":
         from .files import from_arrow
 
-        return from_arrow(data)
+        return from_arrow(data, categories)
     from .torch import wrap
 
     return wrap(data)

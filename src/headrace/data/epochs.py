@@ -1,7 +1,7 @@
 """A source cut into epochs of a given length."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..batch import Batch, State, Stream
 from ..errors import SourceError
@@ -37,6 +37,10 @@ class Epochs(Source):
     @waiting.setter
     def waiting(self, call: Callable[[], None]) -> None:
         self._source.waiting = call
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[str]] | None:
+        return self._source.categories
 
     @property
     def level(self) -> str:

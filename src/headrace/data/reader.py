@@ -124,6 +124,10 @@ class Reader(Source):
         return self.table.streams
 
     @property
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        return {stream.name: () for stream in self.streams} | dict(self.table.read_by)
+
+    @property
     def title(self) -> str:
         return f"{type(self.table).__name__}'s Reader"
 

@@ -177,6 +177,11 @@ class Source(ABC):
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
     @property
+    def categories(self) -> Mapping[str, Sequence[str]] | None:
+        """What the numbers of its streams stand for where they were strings; `None` if it does not know."""
+        return None
+
+    @property
     def title(self) -> str:
         """What it is called in messages."""
         return type(self).__name__
@@ -291,6 +296,11 @@ class Table(ABC):
     def categories(self) -> Mapping[str, Sequence[str]]:
         """What the numbers of a stream stand for, where it was strings."""
         return {}
+
+    @property
+    def read_by(self) -> Mapping[str, Sequence[str]]:
+        """The categories by which it was read, also those of streams that a map has made others of."""
+        return self.categories
 
     @property
     def row_bytes(self) -> float:

@@ -31,7 +31,7 @@ class Concat(Table):
             if list(table.streams) != list(first.streams):
                 listed = [", ".join(map(str, each.streams)) for each in (first, table)]
                 raise DataError(f"concat(): table 0 has the streams {listed[0]}; table {k} has {listed[1]}.")
-            if dict(table.categories) != dict(first.categories):
+            if dict(table.read_by) != dict(first.read_by):
                 raise DataError(f"concat(): table {k} has other categories than table 0. Open it with categories=.")
         self.tables, self._first = list(tables), first
         self._bounds = np.array([0, *accumulate(map(len, tables))])
@@ -82,6 +82,10 @@ class Concat(Table):
     @property
     def categories(self) -> Mapping[str, Sequence[str]]:
         return self._first.categories
+
+    @property
+    def read_by(self) -> Mapping[str, Sequence[str]]:
+        return self._first.read_by
 
     @property
     def row_bytes(self) -> float:
@@ -136,6 +140,10 @@ class Wrapper(Table):
     @property
     def categories(self) -> Mapping[str, Sequence[str]]:
         return self.table.categories
+
+    @property
+    def read_by(self) -> Mapping[str, Sequence[str]]:
+        return {**self.table.read_by, **self.categories}
 
     @property
     def row_bytes(self) -> float:
@@ -249,6 +257,10 @@ class Zipped(Table):
         return {name: strings for table in self.tables for name, strings in table.categories.items()}
 
     @property
+    def read_by(self) -> Mapping[str, Sequence[str]]:
+        return {name: strings for table in self.tables for name, strings in table.read_by.items()}
+
+    @property
     def row_bytes(self) -> float:
         return sum(table.row_bytes for table in self.tables)
 
@@ -270,6 +282,10 @@ class Moved(Wrapper):
 
     def expect(self, start: int, stop: int, *, now: bool = True) -> None:
         pass
+
+    @property
+    def read_by(self) -> Mapping[str, Sequence[str]]:
+        return self._origin.read_by
 
     def fingerprint(self) -> str:
         return self._origin.fingerprint()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from ..batch import Stream
 from ..check import same_streams
 from ..data.adapt import as_data
+from ..data.codes import Categories
 from ..data.compose import map as map_rows
 from ..data.files import FileTable, column_names, open_table
 from ..data.files.select import are_numbers, begins_with_numbers, no_names
@@ -32,19 +33,24 @@ def like_training(recipe: Recipe, path: str, name: str, *, targets: bool = True)
     base, changes = _unwrapped(table)
     inputs = _inputs(recipe, base, mapped=bool(changes))
     others = {stream.name for stream in base.streams} - inputs
+    categories = {**base.categories, **recipe.trainer.categories}  # those of the run, if it has kept any
     try:
-        opened = _opened(path, base, name, inputs, others if targets else set())
+        opened = _opened(path, base, categories, name, inputs, others if targets else set())
         if targets:
             same_streams(base.streams, opened.streams, name)
         return _mapped(opened, changes)
     except SourceError:
         if targets or not changes:
             raise
-        return _mapped(_opened(path, base, name, inputs, others), changes)  # a map may read the targets, too
+        return _mapped(
+            _opened(path, base, categories, name, inputs, others), changes
+        )  # a map may read the targets, too
 
 
 def categories_of(recipe: Recipe, stream: str) -> Sequence[str] | None:
     """What the numbers of a stream of the training data stand for, if it is known."""
+    if stream in recipe.trainer.categories:
+        return recipe.trainer.categories[stream]
     data = as_data(recipe.train)
     table = data.table if isinstance(data, Reader) else data
     return table.categories.get(stream) if isinstance(table, Table) else None
@@ -76,7 +82,7 @@ def _mapped(table: Table, changes: Sequence[Changed]) -> Table:
     return table
 
 
-def _opened(path: str, base: Table, name: str, inputs: set[str], others: set[str]) -> Table:
+def _opened(path: str, base: Table, categories: Categories, name: str, inputs: set[str], others: set[str]) -> Table:
     """The file with these streams of the training data; the `others` only if they are there."""
     if path.lower().endswith((".ctf", ".ctf.gz")):
         return open_table(path, streams=[stream for stream in base.streams if stream.name in inputs | others])
@@ -92,12 +98,12 @@ def _opened(path: str, base: Table, name: str, inputs: set[str], others: set[str
             )
     kept = {key: list(named) for key, named in columns.items() if key in inputs | others and set(named) <= set(there)}
     streams = [stream for stream in base.streams if stream.name in kept]
-    texts = _texts(path, {key: named[0] for key, named in kept.items() if key in base.categories})
+    texts = _texts(path, {key: named[0] for key, named in kept.items() if key in categories})
     found = open_table(
         path,
         columns={key: named[0] if len(named) == 1 else named for key, named in kept.items()},
         dtypes={stream.name: stream.dtype for stream in streams if stream.name not in texts},
-        categories={key: base.categories[key] for key in texts},
+        categories={key: categories[key] for key in texts},
         streams=[stream for stream in streams if stream.layout == "sparse"] or None,
     )
     same_streams(streams, found.streams, name)

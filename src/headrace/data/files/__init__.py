@@ -6,7 +6,16 @@ Arrow and scipy hold, and `write` goes the other way.
 """
 
 from .frames import from_arrow, from_pandas, from_scipy
-from .table import FileTable, column_names, open_table
+from .table import FileTable, column_names, open_by, open_table
 from .write import write_table
 
-__all__ = ["FileTable", "column_names", "from_arrow", "from_pandas", "from_scipy", "open_table", "write_table"]
+__all__ = [
+    "FileTable",
+    "column_names",
+    "from_arrow",
+    "from_pandas",
+    "from_scipy",
+    "open_by",
+    "open_table",
+    "write_table",
+]

@@ -5,17 +5,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...errors import DataError
+from ...errors import DataError, unknown
 from ...field import Field, Sparse, cat
 from ..arrays import ArrayTable
 from ..arrow import fields_of, streams_of
-from ..codes import Place, is_text, leaf_of, leaves, strings_of
+from ..codes import Categories, Place, is_text, leaf_of, leaves, strings_of
 from ..schema import index_in
 
 
-def from_arrow(table: Any, *, where: str = "this table") -> ArrayTable:
-    """The columns of an Arrow table or record batch: in place where they lie in one piece, else copied into one."""
+def from_arrow(table: Any, known: Categories | None = None, *, where: str = "this table") -> ArrayTable:
+    """The columns of an Arrow table or record batch: in place where they lie in one piece, else copied into one.
+
+    Columns of strings have the categories that are `known`, or those that they hold.
+    """
     import pyarrow as pa
 
     if isinstance(table, pa.RecordBatch):
@@ -30,7 +34,9 @@ def from_arrow(table: Any, *, where: str = "this table") -> ArrayTable:
     streams = streams_of(table.schema, where=where)
     texts = [field.name for field in table.schema if is_text(leaves(field.type))]
     categories = {
-        name: strings_of(leaf_of(chunk, Place(name, where)) for chunk in table.column(name).chunks) for name in texts
+        name: list((known or {}).get(name, ()))
+        or strings_of(leaf_of(chunk, Place(name, where)) for chunk in table.column(name).chunks)
+        for name in texts
     }
     parts: list[Mapping[str, Field]] = []
     first = 0
@@ -40,8 +46,11 @@ def from_arrow(table: Any, *, where: str = "this table") -> ArrayTable:
     return ArrayTable({s.name: cat([part[s.name] for part in parts]) for s in streams}, categories=categories)
 
 
-def from_pandas(frame: Any) -> ArrayTable:
-    """The columns of a pandas DataFrame: numbers in place, strings and categoricals as codes."""
+def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
+    """The columns of a pandas DataFrame: numbers in place, strings and categoricals as codes.
+
+    Those have the categories that are `known`, or their own.
+    """
     import pandas as pd
 
     columns: dict[str, Any] = {}
@@ -56,7 +65,8 @@ def from_pandas(frame: Any) -> ArrayTable:
             )
         columns[name], strings = _column(name, column, pd)
         if strings is not None:
-            categories[name] = strings
+            categories[name] = list((known or {}).get(name, strings))
+            columns[name] = _renumbered(columns[name], strings, categories[name], name)
     return ArrayTable(columns, categories=categories)
 
 
@@ -92,6 +102,18 @@ def _column(name: str, column: Any, pd: Any) -> tuple[Any, list[str] | None]:
         f"column {name!r} of this frame holds {dtype}, which is not a number. "
         "Cast it to int64 or float64, or leave it out: frame[['a', 'b']]."
     )
+
+
+def _renumbered(codes: NDArray[np.int64], strings: list[str], known: list[str], name: str) -> NDArray[np.int64]:
+    """Codes of strings as places among those that are known."""
+    if strings == known:
+        return codes
+    place = {string: k for k, string in enumerate(known)}
+    found = np.array([place.get(string, -1) for string in strings], np.int64)[codes]
+    if len(missing := np.flatnonzero(found < 0)):
+        row = int(missing[0])
+        raise DataError(f"column {name!r} of this frame, row {row}: {unknown('string', strings[codes[row]], known)}")
+    return found
 
 
 def _strings(name: str, column: Any) -> tuple[Any, list[str]]:

@@ -1,7 +1,7 @@
 """Tables from files: whatever their kind, columns become streams and strings become codes."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ...batch import Stream
@@ -15,7 +15,7 @@ from .ipc import open_ipc
 from .npy import open_npy, open_npz
 from .parquet import open_parquet
 from .paths import SUFFIXES, File, Paths, find, reading
-from .select import Columns, Selection, categories_in, inner, streams_in
+from .select import Columns, Selection, are_numbers, categories_in, inner, streams_in
 
 FINGERPRINTED = 1000  # files that a fingerprint tells apart
 JOINED_BYTES = BUDGET_BYTES // 2  # of a table, and not of each file; what is decoded besides has room in the cache too
@@ -59,6 +59,14 @@ def open_table(
     return _assemble(files, Wish(selection, dict(categories or {}), tuple(streams or ())))
 
 
+def open_by(path: Paths, categories: Categories) -> Table:
+    """As `open_table`, with these categories for those columns of strings that have any."""
+    files = find(path)
+    if files[0].kind in ("", "ctf"):
+        return open_table(path)
+    return _assemble(files, Wish(Selection(), {}, (), categories))
+
+
 def column_names(path: Paths) -> list[str]:
     """What the columns of a file are called, whatever they hold; of several files, those of the first."""
     try:
@@ -75,6 +83,8 @@ class Wish:
     selection: Selection
     categories: Categories
     streams: tuple[Stream, ...]
+    known: Categories = field(default_factory=dict)
+    """The categories of columns that may be there, and may hold strings."""
 
     def inner(self, stream: str) -> list[str]:
         """The columns of a stream, by the names under which they are read."""
@@ -84,6 +94,7 @@ class Wish:
         """What columns of text are to be read as, where that has been said."""
         kinds = {name: kind for name, kind in self.selection.dtypes.items() if kind in READ_AS}
         kinds |= dict.fromkeys(self.categories, "string")
+        kinds |= {name: "string" for name, strings in self.known.items() if any(are_numbers([s]) for s in strings)}
         return {column: kind for name, kind in kinds.items() for column in self.selection.columns_of(name)}
 
 
@@ -181,6 +192,7 @@ def _texts(stores: Sequence[Store], wish: Wish) -> dict[str, Sequence[str]]:
                     f"categories=: {unknown('column of strings', name, sorted(map(shown, columns)) or ['none'])}"
                 )
             found[column] = list(strings)
+    found = {inner(name): list(strings) for name, strings in wish.known.items() if inner(name) in columns} | found
     for column in columns - set(found):
         said = [store.texts.get(column) for store in stores]
         agreed = said[0] is not None and said.count(said[0]) == len(said)

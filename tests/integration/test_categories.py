@@ -1,0 +1,191 @@
+"""Strings have the numbers that they had in the training, wherever a model is used, or the data are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from fault_harness import recommit
+from torch import Tensor, nn
+
+import headrace as hr
+
+KINDS = ["ant", "bee", "zoo"]
+TRAIN = pd.DataFrame({"kind": KINDS * 4, "y": [0.0, 1.0, 2.0] * 4})
+
+
+class Look(nn.Module):
+    """Looks a number up for each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(torch.zeros(3, 1, dtype=torch.float64), freeze=False)
+
+    def forward(self, kind: Tensor) -> Tensor:
+        return self.table(kind)[:, 0]
+
+
+def make() -> hr.Trainer:
+    model = Look()
+    return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 1.0), batch_size=12, inputs="kind")
+
+
+def fitted(data: Any = TRAIN, run: Path | None = None, **options: Any) -> hr.Trainer:
+    trainer = make()
+    trainer.fit(data, epochs=1, progress=False, run=run, logs=False, **options)
+    return trainer
+
+
+def loaded(run: Path, **options: Any) -> hr.Trainer:
+    """What a new process has: a trainer that has not trained, and the weights of the run."""
+    trainer = make()
+    hr.load_weights(trainer.model, run, which="last", **options)
+    return trainer
+
+
+def written(path: Path, kinds: list[str], **columns: Any) -> str:
+    pd.DataFrame({"kind": kinds, **columns}).to_csv(path, index=False)
+    return str(path)
+
+
+def zoos(path: Path) -> list[Any]:
+    """Rows that are all of the last kind, of which a look at themselves makes the first."""
+    alone = {"kind": ["zoo", "zoo"]}
+    return [written(path, alone["kind"]), pd.DataFrame(alone), pa.table(alone), {"kind": pd.Series(alone["kind"])}]
+
+
+def test_a_trainer_that_is_given_the_weights_of_a_run_reads_strings_as_the_run_did(tmp_path: Path) -> None:
+    trained = fitted(run=tmp_path / "run")
+    trainer = loaded(tmp_path / "run")
+    assert trainer.categories == trained.categories == {"kind": KINDS}
+    wanted = trained.model.table.weight[2].repeat(2)
+    assert wanted[0] > 0
+    for data in zoos(tmp_path / "new.csv"):
+        assert torch.equal(trainer.predict(data), wanted)
+
+
+def test_tables_that_were_opened_with_categories_of_their_own_are_refused(tmp_path: Path) -> None:
+    fitted(run=tmp_path / "run")
+    trainer, path = loaded(tmp_path / "run"), written(tmp_path / "new.csv", ["zoo"], y=[2.0])
+    for call in (trainer.predict, trainer.validate, trainer.test):
+        with pytest.raises(
+            hr.DataError, match=r"'kind' than the training data: 3 strings there and 1 here; 0 is 'ant'"
+        ):
+            call(hr.open_table(path))
+    assert trainer.predict(hr.open_table(path, categories=trainer.categories)) > 0
+    assert trainer.predict({"kind": torch.tensor([2])}) > 0  # numbers say nothing of strings
+
+
+def test_a_string_that_the_training_had_not_is_refused_where_it_stands(tmp_path: Path) -> None:
+    fitted(run=tmp_path / "run")
+    trainer = loaded(tmp_path / "run")
+    with pytest.raises(hr.DataError, match=r"column 'kind' of this frame, row 1: unknown string 'cat'"):
+        trainer.predict(pd.DataFrame({"kind": ["zoo", "cat"]}))
+    with pytest.raises(hr.DataError, match=r"new\.csv, row 1: unknown string 'cat'"):
+        trainer.predict(written(tmp_path / "new.csv", ["zoo", "cat"]))
+
+
+def test_validation_data_by_path_or_frame_are_read_by_the_categories_of_the_training_data(tmp_path: Path) -> None:
+    for val in (TRAIN.iloc[2:3], written(tmp_path / "val.csv", ["zoo"], y=[2.0])):
+        trainer = fitted(val=val)
+        error = 2 - trainer.model.table.weight[2].item()
+        assert trainer.history.last["val/loss"] == pytest.approx(error**2)
+    with pytest.raises(hr.DataError, match=r"the val data have other.*train\.categories\['kind'\]"):
+        fitted(val=hr.open_table(tmp_path / "val.csv"))
+
+
+def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path) -> None:
+    trainer = fitted(TRAIN.assign(kind=["1", "2", "other"] * 4))
+    assert trainer.predict(written(tmp_path / "new.csv", ["2"])) == trainer.model.table.weight[1]
+
+
+def test_what_a_map_makes_of_codes_depends_on_them_too(tmp_path: Path) -> None:
+    def hot(fields: Any) -> Any:
+        return {"x": nn.functional.one_hot(fields["kind"], 3).double(), "y": fields["y"]}
+
+    def trainer() -> hr.Trainer:
+        model = nn.Sequential(nn.Linear(3, 1).double(), nn.Flatten(0))
+        return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
+
+    whole, other = TRAIN, TRAIN.replace("ant", "cat")
+    trainer().fit(hr.map(whole, hot), epochs=1, progress=False, run=tmp_path / "run")
+    another = trainer()
+    hr.load_weights(another.model, tmp_path / "run", which="last")
+    another.predict(hr.map(whole, hot))
+    with pytest.raises(hr.DataError, match="other categories in 'kind'"):
+        another.predict(hr.map(other, hot))
+    with pytest.raises(hr.DataError, match="table 1 has other categories"):
+        hr.concat(hr.map(whole, hot), hr.map(other, hot))
+
+
+def test_a_run_is_not_resumed_with_strings_that_have_other_numbers(tmp_path: Path) -> None:
+    fitted(run=tmp_path / "run")
+    other = TRAIN.replace("ant", "cat")
+    with pytest.raises(hr.DataError, match=r"other categories in 'kind' than those of the run: .* 0 is 'ant' there"):
+        make().fit(other, epochs=2, progress=False, run=tmp_path / "run")
+    trainer = make()
+    trainer.fit(other, epochs=2, progress=False, run=tmp_path / "run", override=True, logs=False)
+    assert trainer.categories == loaded(tmp_path / "run").categories == {"kind": ["bee", "cat", "zoo"]}
+
+
+def test_categories_are_known_through_views_of_a_reader_and_at_a_center() -> None:
+    y = torch.arange(12, dtype=torch.float64)
+    table = hr.ArrayTable({"kind": torch.arange(12) % 3, "y": y}, categories={"kind": KINDS})
+    for data, strategy in ((hr.take(hr.Reader(table), 6), None), (table, hr.Elastic())):
+        model = Look()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = hr.Trainer(model, hr.MSE(), optimizer, inputs="kind", strategy=strategy)
+        trainer.fit(data, epochs=1, progress=False)
+        assert trainer.categories == {"kind": KINDS}
+
+
+def test_strings_are_not_taken_for_numbers_that_the_training_data_had() -> None:
+    codes = {"kind": torch.arange(12) % 3, "y": torch.tensor([0.0, 1.0, 2.0] * 4, dtype=torch.float64)}
+    trainer = fitted(codes)
+    assert trainer.categories == {}
+    with pytest.raises(hr.DataError, match="there they are numbers, here strings"):
+        trainer.predict(pd.DataFrame({"kind": ["zoo"]}))
+    with pytest.raises(hr.DataError, match="there they are numbers, here strings"):
+        fitted(codes, val=TRAIN)
+
+
+def test_batches_of_a_loop_of_ones_own_number_strings_alike() -> None:
+    trainer = make()
+    trainer.step(TRAIN)
+    before = trainer.model.table.weight.clone()
+    trainer.step(TRAIN.iloc[2:3])
+    changed = (trainer.model.table.weight != before).flatten().tolist()
+    assert changed == [False, False, True]
+    with pytest.raises(hr.DataError, match="unknown string 'cat'"):
+        trainer.step(TRAIN.replace("zoo", "cat"))
+
+
+def test_weights_of_a_run_that_kept_no_categories_can_be_used(tmp_path: Path) -> None:
+    fitted(run=tmp_path / "run")
+    forget(tmp_path / "run")
+    trainer = loaded(tmp_path / "run")
+    assert trainer.categories == {}
+    assert len(trainer.predict(TRAIN)) == 12
+    make().fit(TRAIN, epochs=2, progress=False, run=tmp_path / "run", logs=False)
+    assert loaded(tmp_path / "run").categories == {"kind": KINDS}
+
+
+def test_weights_that_were_loaded_in_part_say_nothing_of_categories(tmp_path: Path) -> None:
+    model = Look()
+    model.scale = nn.Parameter(torch.ones(()))
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 1.0), inputs="kind")
+    trainer.fit(TRAIN, epochs=1, progress=False, run=tmp_path / "run", logs=False)
+    assert loaded(tmp_path / "run", strict=False).categories == {}
+    hr.load_weights(model, tmp_path / "run", which="last", strict=False)
+    assert trainer.categories == {"kind": KINDS}
+
+
+def forget(run: Path) -> None:
+    """Makes the checkpoints of a run those of a version that kept no categories."""
+    for path in (run / "checkpoints").glob("step-*"):
+        document = json.loads((path / "trainer.json").read_text())
+        del document["categories"]
+        recommit(path, files={"trainer.json": json.dumps(document).encode()})
