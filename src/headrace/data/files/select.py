@@ -188,8 +188,11 @@ def cast(field: Any, dtype: torch.dtype, name: str, where: Callable[[int], str])
 
 
 def _cast(rows: Tensor, dtype: torch.dtype, name: str, where: Callable[[int], str]) -> Tensor:
-    cast = rows.to(dtype)
-    lost = _lost(rows, cast)
+    parts = rows.real if rows.dtype.is_complex and not dtype.is_complex else rows
+    cast = parts.to(dtype)
+    lost = _lost(parts, cast)
+    if parts is not rows:
+        lost = rows.imag.ne(0) if lost is None else lost | rows.imag.ne(0)
     if lost is not None and bool(lost.any()):
         first = int(torch.nonzero(lost.view(-1))[0])
         item = first // max(1, rows[0].numel())
@@ -202,25 +205,35 @@ def _cast(rows: Tensor, dtype: torch.dtype, name: str, where: Callable[[int], st
 
 
 def _lost(rows: Tensor, cast: Tensor) -> Tensor | None:
-    """Where a number became another; floats may be rounded, to a finite number."""
-    if rows.dtype == torch.bool or cast.dtype.is_complex:
+    """Where a number became another; fractions may be rounded, to a finite number."""
+    if rows.dtype == torch.bool:
         return None
+    fractions = rows.dtype.is_floating_point or rows.dtype.is_complex
     if cast.dtype == torch.bool:
-        return (
-            torch.from_numpy(~np.isin(rows.numpy(), (0, 1)))
-            if not rows.dtype.is_floating_point
-            else rows.ne(0) & rows.ne(1)
-        )
-    if cast.dtype.is_floating_point:
-        narrower = rows.dtype.is_floating_point and torch.finfo(cast.dtype).max < torch.finfo(rows.dtype).max
+        return rows.ne(0) & rows.ne(1) if fractions else torch.from_numpy(~np.isin(rows.numpy(), (0, 1)))
+    if cast.dtype.is_floating_point or cast.dtype.is_complex:
+        if not fractions:
+            return _inexact(rows.numpy(), torch.finfo(cast.dtype))
+        narrower = torch.finfo(cast.dtype).max < torch.finfo(rows.dtype).max
         return rows.isfinite() & ~cast.isfinite() if narrower else None
     fits = torch.iinfo(cast.dtype)
-    if rows.dtype.is_floating_point:
+    if fractions:
         return ~((rows >= fits.min) & (rows < float(fits.max) + 1) & (rows == rows.trunc()))
     numbers = rows.numpy()  # torch does not compare unsigned integers
     if np.can_cast(numbers.dtype, cast.numpy().dtype, "safe"):
         return None
     return torch.from_numpy((numbers < fits.min) | (numbers > fits.max))
+
+
+def _inexact(numbers: Any, kind: torch.finfo) -> Tensor | None:
+    """Which whole numbers a kind of float does not hold: beyond its largest, or with more digits than it has."""
+    held = round(2 / kind.eps)  # up to here all of them
+    if not numbers.size or (numbers.max() <= held and numbers.min() >= -held):
+        return None
+    large = numbers.astype(np.uint64)
+    large = np.where(numbers < 0, ~large + np.uint64(1), large)
+    digits = large // np.maximum(large & (~large + np.uint64(1)), np.uint64(1))  # without the zeros at their end
+    return torch.from_numpy((digits >= held) | (large.astype(np.float64) > kind.max))
 
 
 def _stacked(name: str, parts: Sequence[Stream], texts: Sequence[str], where: object) -> Stream:
