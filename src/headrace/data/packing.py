@@ -54,7 +54,7 @@ class Packing(ABC):
         """A shard's part of the batch between these bounds."""
 
     @abstractmethod
-    def batches(self, size: int, rows: int) -> int | None:
+    def batches(self, size: int, span: Span) -> int | None:
         """How many batches an epoch has, if they are the same number in each."""
 
 
@@ -71,8 +71,10 @@ class ByRows(Packing):
         first, last = shard.of(stop - start)
         return start + first, start + last
 
-    def batches(self, size: int, rows: int) -> int:
-        return -(-rows // size)
+    def batches(self, size: int, span: Span) -> int | None:
+        rows, end = span.epoch_end(0), span.end or 0
+        alike = end % span.rows == 0 and (not span.crosses or span.rows % size == 0)
+        return -(-rows // size) if alike or rows == end else None
 
 
 class ByItems(Packing):
@@ -98,7 +100,7 @@ class ByItems(Packing):
         sums = self._sums(start, stop, stop)
         return start + self._cut(sums, shard.index, shard.count), start + self._cut(sums, shard.index + 1, shard.count)
 
-    def batches(self, size: int, rows: int) -> int | None:
+    def batches(self, size: int, span: Span) -> int | None:
         return None
 
     def _next(self, start: int, size: int, reach: int) -> int:

@@ -154,7 +154,7 @@ class Reader(Source):
         return self._span.epoch_end(0)
 
     def batches(self, size: int) -> int | None:
-        return self._packing.batches(size, self.epoch_rows)
+        return self._packing.batches(size, self._span)
 
     def resident(self, device: torch.device) -> bool:
         return self.table.resident(device)
