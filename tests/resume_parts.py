@@ -69,6 +69,8 @@ class GoesOn(Ends):
 class Elsewhere(hr.Table):
     """Rows that are not in the memory of the device: a thread reads them ahead."""
 
+    block = 10
+
     @property
     def streams(self) -> list[hr.Stream]:
         return STREAMS

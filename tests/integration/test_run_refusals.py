@@ -365,7 +365,7 @@ class Huge(hr.Table):
 @pytest.mark.parametrize("order", ["full", "blocks", "none"])
 def test_a_run_far_into_its_data_goes_on_without_reading_what_came_before(order: str, tmp_path: Path) -> None:
     def reader(position: int) -> hr.Reader:
-        reader = hr.Reader(Huge(), order, seed=3)
+        reader = hr.Reader(Huge(), order, seed=3, block=10**6)
         reader.load_state_dict({**reader.state_dict(), "position": position})
         return reader
 

@@ -232,6 +232,19 @@ def test_batches_are_cut_as_a_plain_loop_would(
     assert [batch.cursor["epoch"] * rows + batch.cursor["position"] for batch in batches] == cuts[1:]
 
 
+@pytest.mark.parametrize("order", ["blocks", "blocks-only", "rows-only"])
+def test_an_order_by_blocks_is_refused_where_nothing_says_how_many_rows_make_one(order: str) -> None:
+    told = rf"order='{order}' goes by blocks.* this ArrayTable does not say how many make one\. Say it: .*block=1000"
+    with pytest.raises(hr.ConfigError, match=told):
+        hr.Reader(table(), order)
+    model = torch.nn.Linear(1, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), order=order)
+    with pytest.raises(hr.ConfigError, match=told):
+        trainer.fit((torch.zeros(4, 1), torch.zeros(4, 1)), epochs=1, progress=False)
+    rows = hr.Reader(hr.ArrayTable(table().columns, block=5), order).next_batch(23)["x"].tolist()
+    assert rows == hr.Reader(table(), order, block=5).next_batch(23)["x"].tolist() != list(range(23))
+
+
 def test_a_batch_that_crosses_belongs_to_the_epoch_of_its_first_row() -> None:
     source = reader(10, "none", cross_epochs=True)
     batches = [source.next_batch(4) for _ in range(6)]

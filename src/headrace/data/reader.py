@@ -21,6 +21,7 @@ from .packing import STRETCH, ByItems, ByRows, Packing, Span
 from .source import WHOLE, Cursor, Macrobatch, Shard, Source, Table, check_batch, check_names
 
 WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
+BY_BLOCKS = ("blocks", "blocks-only", "rows-only")
 OF_RUN = ("epoch", "position", "lanes")  # what a cursor says of its run, rather than of what is read
 OF_OTHERS = 2048  # rows of other workers that are worth a call of its own to leave out
 
@@ -28,7 +29,8 @@ OF_OTHERS = 2048  # rows of other workers that are worth a call of its own to le
 class Reader(Source):
     """Reads a table in an order, epoch after epoch, in batches of whatever size is asked.
 
-    `order`, `seed`, `block` and `mix` are those of `Order`; a table of files knows its own `block`. `count`: a size
+    `order`, `seed`, `block` and `mix` are those of `Order`; a table of files knows its own `block`, and any other is
+    asked for one by an order that goes by blocks. `count`: a size
     counts "rows", or the items of a sequence stream; sequences stay whole. `cross_epochs`: the last batch of an epoch
     is filled up with the first rows of the next. It is finished after `max_epochs` or `max_samples` rows.
 
@@ -66,6 +68,12 @@ class Reader(Source):
                 raise ConfigError(f"{name}= is at least 1, got {limit!r}.")
         check_names(table.streams)
         self.table, self.sized_by = table, count
+        if order in BY_BLOCKS and block is None and table.block is None:
+            raise ConfigError(
+                f"order={order!r} goes by blocks of rows that lie together, and this {type(table).__name__} does not "
+                "say how many make one. Say it: hr.ArrayTable({...}, block=1000), or "
+                f"hr.Reader(table, {order!r}, block=1000); or use order='full'."
+            )
         if isinstance(order, MixOrder):
             self._plain: Order | MixOrder = order
         else:

@@ -39,9 +39,10 @@ def open_table(
     with `.gz`. Files are read one after the other, sorted by name.
 
     `columns`: which of them, ["a", "b"], or what is made of them, {"x": ["width", "height"], "y": "species"}: several
-    columns of numbers stand side by side. `dtypes`: {"x": "float32"}; a number that it does not hold is refused, and fractions are rounded.
-    `categories`: what the codes of a column of strings stand for, {"y": ["setosa", ...]}, when it is not to be all of
-    its strings, sorted: validation data take those of the training data, `categories=train.categories`.
+    columns of numbers stand side by side. `dtypes`: {"x": "float32"}; a number that it does not hold is refused, and
+    fractions are rounded. `categories`: what the codes of a column of strings stand for, {"y": ["setosa", ...]}, when
+    it is not to be all of its strings, sorted: validation data take those of the training data,
+    `categories=train.categories`.
     `streams`: what a file does not say of itself: the streams of a `.ctf` file, the width of sparse rows.
     `fields` and `bad_rows`: for `.ctf` files, as `open_ctf` takes them.
     """
