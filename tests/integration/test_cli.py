@@ -407,6 +407,7 @@ def test_convert_writes_what_it_has_read(tmp_path: Path, command: Callable[..., 
     assert table.rows(0, 2)["words"].ids.padded().tolist() == [[12, 7], [3, 0]]
     assert command("convert", tmp_path / "out.parquet", tmp_path / "again.ctf")[0] == 0
     assert (tmp_path / "again.ctf").read_text() == TEXT
+    assert not list(tmp_path.glob(".*"))  # no copy of the rows is left, beside the old file or the new
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import headrace as hr
 from headrace.batch import Stream
 from headrace.data.arrays import ArrayTable
 from headrace.data.ctf import build, cache, keep, open_ctf, table, write_ctf
@@ -140,7 +141,10 @@ def test_a_directory_that_cannot_be_written_asks_for_another(tmp_path: Path, mon
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(ConfigError, match=r"cannot be kept in .*: Permission denied\. Pass cache="):
         open_ctf(path, [X])
+    with pytest.raises(ConfigError, match="Pass cache="):
+        hr.open_table(path, streams=[X])
     assert len(open_ctf(path, [X], cache=elsewhere)) == 5
+    assert len(hr.open_table([path], streams=[X], cache=elsewhere)) == 5
     assert len(kept(elsewhere)) == 1
 
 

@@ -803,7 +803,7 @@ def test_a_dtype_is_one_of_torch_or_numpy_or_a_name(dtype: Any) -> None:
         ({"categories": {"y": [1, 2]}}, r"stream 'y' takes strings, got 1, a int"),
         ({"categories": {"y": "u"}}, r"stream 'y' takes a list of strings, got 'u'"),
         ({"categories": {"y": ["u", "v", "u"]}}, r"stream 'y' has 'u' twice"),
-        ({"bad_rows": "skip"}, r"bad_rows= are for \.ctf files"),
+        ({"bad_rows": "skip"}, r"bad_rows= and cache= are for \.ctf files"),
     ],
 )
 def test_an_argument_of_another_kind_is_refused(options: dict[str, Any], message: str) -> None:

@@ -1,7 +1,9 @@
 """`headrace convert IN OUT`: data files into a file of another kind."""
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -30,13 +32,20 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from ..data.files import open_table, write_table
+    from ..data.files.paths import find
     from ..data.files.write import check_target
 
     check_target(options.out)
     streams = [_stream(text) for text in options.stream] or None
     data = options.data if len(options.data) > 1 else options.data[0]
-    table = open_table(data, streams=streams, bad_rows="skip" if options.skip_bad_rows else "stop")
-    write_table(table, options.out)
+    bad_rows: Any = "skip" if options.skip_bad_rows else "stop"
+    with ExitStack() as stack:
+        cache = None
+        if find(data)[0].kind == "ctf":  # its rows are in the new file: nobody needs a copy of them beside the old one
+            where = options.out.parent if options.out.parent.is_dir() else None
+            cache = stack.enter_context(TemporaryDirectory(prefix=".headrace-", dir=where))
+        table = open_table(data, streams=streams, bad_rows=bad_rows, cache=cache)
+        write_table(table, options.out)
     document = {"file": str(options.out), "rows": len(table), "streams": list(map(str, table.streams))}
     say(options, document, f"{options.out}: {len(table)} rows of {', '.join(map(str, table.streams))}")
     return 0

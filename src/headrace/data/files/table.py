@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from ...batch import Stream
@@ -30,6 +31,7 @@ def open_table(
     streams: Sequence[Stream] | None = None,
     fields: Mapping[str, str] | None = None,
     bad_rows: Literal["stop", "skip"] = "stop",
+    cache: str | Path | None = None,
 ) -> Table:
     """The rows of files, read where they lie as far as their kind allows.
 
@@ -44,7 +46,7 @@ def open_table(
     it is not to be all of its strings, sorted: validation data take those of the training data,
     `categories=train.categories`.
     `streams`: what a file does not say of itself: the streams of a `.ctf` file, the width of sparse rows.
-    `fields` and `bad_rows`: for `.ctf` files, as `open_ctf` takes them.
+    `fields`, `bad_rows` and `cache`: for `.ctf` files, as `open_ctf` takes them.
     """
     streams = None if streams is None else streams_in(streams)
     categories = None if categories is None else categories_in(categories)
@@ -54,9 +56,9 @@ def open_table(
         raise ConfigError(f"{unread} is of no known kind. Known are: {', '.join(SUFFIXES)}.")
     if files[0].kind == "ctf":
         others = {"columns=": columns, "dtypes=": dtypes, "categories=": categories}
-        return _open_text(files, streams, fields, bad_rows, others)
-    if fields is not None or bad_rows != "stop":
-        raise ConfigError(f"{files[0]}: fields= and bad_rows= are for .ctf files. Leave them out.")
+        return _open_text(files, streams, fields, bad_rows, cache, others)
+    if fields is not None or bad_rows != "stop" or cache is not None:
+        raise ConfigError(f"{files[0]}: fields=, bad_rows= and cache= are for .ctf files. Leave them out.")
     return _assemble(files, Wish(selection, dict(categories or {}), tuple(streams or ())))
 
 
@@ -240,6 +242,7 @@ def _open_text(
     streams: Sequence[Stream] | None,
     fields: Mapping[str, str] | None,
     bad_rows: Literal["stop", "skip"],
+    cache: str | Path | None,
     others: Mapping[str, object],
 ) -> Table:
     """Files in CNTK's text format."""
@@ -253,7 +256,7 @@ def _open_text(
         raise ConfigError(f"{files[0]}: a .ctf file is read by streams= alone, without {told[0]}")
     from ..ctf import open_ctf
 
-    tables = [open_ctf(file.again, streams, fields=fields, bad_rows=bad_rows) for file in files]
+    tables = [open_ctf(file.again, streams, fields=fields, bad_rows=bad_rows, cache=cache) for file in files]
     return tables[0] if len(tables) == 1 else Concat(tables)
 
 
