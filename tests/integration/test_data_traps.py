@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -201,6 +202,24 @@ def test_codes_of_other_strings_are_neither_scored_nor_predicted() -> None:
     for call in (trainer.validate, trainer.predict):
         with pytest.raises(hr.DataError, match="other categories in 'kind'"):
             call(frame(["b", "c"]))
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("ignored", [None, 1])
+def test_labels_may_be_unsigned_numbers(dtype: str, ignored: int | None) -> None:
+    def trained(labels: np.ndarray) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        loss = hr.CrossEntropy(ignore_index=ignored)
+        trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), 0.1), batch_size=8)
+        trainer.fit((X, labels), epochs=1, progress=False)
+        return [*model.parameters()]
+
+    for labels in (np.arange(40) % 3, np.eye(3)[np.arange(40) % 3]):
+        if labels.ndim == 1 or ignored is None:
+            assert all(map(torch.equal, trained(labels.astype(dtype)), trained(labels.astype("int64"))))
+    with pytest.raises(hr.DataError, match=r"row 2: label 3 is out of range for a model with 3 outputs \(1 such"):
+        trained(np.array([0, 1, 3] + [2] * 37, dtype))
 
 
 def test_a_run_on_epochs_of_a_reader_can_be_forced_on_to_another_order(tmp_path: Path) -> None:

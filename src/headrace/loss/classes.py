@@ -140,14 +140,14 @@ class CrossEntropy(Loss):
                 f"{list(logits.shape[1:])}. Expected one label for each place: outputs of shape (rows, classes, "
                 f"{', '.join(map(str, targets.shape[1:]))}).{turn if targets.shape[1:] == logits.shape[1:-1] else ''}"
             )
-        targets = comparable(targets)
-        bad = (targets < 0) | (targets >= classes)
+        labels = comparable(targets)
+        bad = (labels < 0) | (labels >= classes)
         if self.ignore_index is not None:
-            bad &= targets != self.ignore_index
+            bad &= labels != self.ignore_index
         if bad.any():
             where = torch.nonzero(bad)[0]
             raise DataError(
-                f"stream {self.target!r}, row {int(where[0])}: label {int(targets[tuple(where)])} is out of range "
+                f"stream {self.target!r}, row {int(where[0])}: label {targets[tuple(where)].item()} is out of range "
                 f"for a model with {classes} outputs ({int(bad.sum())} such labels). "
                 f"Labels go from 0 to {classes - 1}; give the model more outputs, or mark rows with ignore_index=."
             )
@@ -171,7 +171,8 @@ class CrossEntropy(Loss):
         if targets.is_floating_point():
             return targets
         if self._one_hot and targets.dim() > 1:
-            return targets.argmax(dim=1) if targets.dtype != torch.bool else targets.byte().argmax(dim=1)
+            targets = targets.byte() if targets.dtype == torch.bool else targets
+            return comparable(targets).argmax(dim=1)
         return targets if targets.dtype == torch.int64 else targets.long()
 
     def _none_ignored(self, batch: Batch) -> bool:
