@@ -16,6 +16,7 @@ from .data.source import Source
 from .errors import ConfigError, DataError, ModelError, unknown
 from .field import Ragged, Sparse
 from .length import Length
+from .length import whole as whole_number
 from .objective import Objective, scoring
 from .schedule import check_schedule
 from .sizes import Sizes
@@ -25,8 +26,9 @@ SCAN_ROWS = 65536
 
 def positive(name: str, value: Any, whole: bool = False) -> None:
     """Raises unless an optional number is greater than zero."""
-    kinds = int if whole else int | float
-    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
+    if value is None or (whole and whole_number(value) is not None):
+        return
+    if whole or isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ConfigError(
             f"{name}= is {'a whole number' if whole else 'a number'} greater than 0, got {value!r}.", argument=name
         )
@@ -107,7 +109,7 @@ def is_batch(batch: Any, giver: str) -> None:
 def can_split(objectives: Mapping[str, Objective], microbatch: Any) -> None:
     """Raises if batches are to be split for an objective that needs them whole."""
     whole = [key or "loss" for key, objective in objectives.items() if not objective.splits]
-    if isinstance(microbatch, int) and whole:
+    if microbatch not in (None, "auto") and whole:
         raise ConfigError(
             f"microbatch= cannot split {', '.join(whole)}: nothing is known about this function. "
             "If it is a mean over rows, declare it: hr.RowMean(fn)."
@@ -167,7 +169,13 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) ->
         if expected is None:
             raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
         if stream != expected:
-            raise DataError(f"the {name} data have {stream} where the training data have {expected}. They must agree.")
+            said = f"the {name} data have {stream} where the training data have {expected}. They must agree."
+            if stream.sequence != expected.sequence or stream.shape[1:] == expected.shape[1:] != stream.shape:
+                said += (
+                    " Rows of different lengths are sequences in both: hr.Ragged.of(rows), or of a Dataset "
+                    f"hr.from_dataset(data, sequences=({stream.name!r},))."
+                )
+            raise DataError(said)
 
 
 def same_categories(

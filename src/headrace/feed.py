@@ -20,7 +20,7 @@ from .batch import Batch
 from .data.source import WHOLE, Macrobatch, Shard, Source, check_names
 from .errors import ConfigError, HeadraceError, SourceError
 from .field import has_rows
-from .length import Counters
+from .length import Counters, whole
 from .malloc import keep_freed_memory
 from .sizes import BatchSize, Sizes
 
@@ -144,8 +144,8 @@ class Feed:
         """How much to stage together, of what a size counts."""
         if macrobatch == "auto" and not self.source.shards:
             return 1
-        if isinstance(macrobatch, int) and not isinstance(macrobatch, bool) and macrobatch > 0:
-            return macrobatch
+        if rows := whole(macrobatch):
+            return rows
         budget = CACHE_BYTES if self.device.type == "cpu" else DEVICE_BYTES
         amount = max(1, int(_bytes(macrobatch, budget) // max(1.0, self.source.item_bytes)))
         if self.source.shards:  # it counts what all workers read, and each stages its part
@@ -378,7 +378,9 @@ def _bytes(text: int | str, automatic: int) -> float:
     """The bytes that a text such as "64 MB" stands for."""
     if text == "auto":
         return automatic
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMG]?)B\s*", text) if isinstance(text, str) else None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMG]?)B\s*", text, re.IGNORECASE) if isinstance(text, str) else None
     if match is None:
-        raise ConfigError(f"macrobatch= is a number of rows, bytes as in '64 MB', or 'auto', got {text!r}.")
-    return float(match[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]]
+        raise ConfigError(
+            f"macrobatch= is a number of rows, 'auto', or bytes in B, kB, MB or GB, as in '64 MB'; got {text!r}."
+        )
+    return float(match[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[match[2].upper()]

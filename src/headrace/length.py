@@ -2,7 +2,8 @@
 
 import re
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
+from typing import Any
 
 from .errors import ConfigError, unknown
 
@@ -17,6 +18,13 @@ _UNITS = {
     "minute": "minutes",
     "minutes": "minutes",
 }
+
+
+def whole(value: Any, least: int = 1) -> int | None:
+    """A whole number that is no less than this, be it Python's or NumPy's; `None` of anything else."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        return None
+    return int(value)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ConfigError, unknown
+from .length import whole
 
 VERSION = 1
 ROUNDS = 8
@@ -125,12 +126,13 @@ class Order:
             raise ConfigError(unknown("order", kind, self.KINDS))
         if n < 1:
             raise ConfigError(f"an order needs at least one row, got {n}.")
-        if block is not None and block < 1:
+        if block is not None and not whole(block):
             raise ConfigError(f"block= is a number of rows, at least 1, got {block}.")
-        if mix < 1 or (mix > 1 and kind != "blocks"):
+        if not whole(mix) or (mix > 1 and kind != "blocks"):
             raise ConfigError(f"mix= is a number of blocks, at least 1, for order 'blocks'; got {mix} for {kind!r}.")
-        self.n, self.kind, self.seed, self.mix = n, kind, seed, mix
-        self.block = min(block or n, n)
+        seed = seed.item() if isinstance(seed, np.generic) else seed
+        self.n, self.kind, self.seed, self.mix = int(n), kind, seed, int(mix)
+        self.block = min(whole(block) or self.n, self.n)
         self._tail = (n - 1) // self.block  # the last block: the only one that may be short
         self._missing = (self._tail + 1) * self.block - n  # the rows that it lacks
         self._keys: tuple[int, Any, Any, Any, int] | None = None

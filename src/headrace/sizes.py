@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 
 from .errors import ConfigError
-from .length import Counters, Length, interval
+from .length import Counters, Length, interval, whole
 
 BatchSize = int | Mapping[str | int, int]
 
@@ -17,11 +17,12 @@ class Sizes:
     """
 
     def __init__(self, given: BatchSize, what: str = "batch_size") -> None:
-        points = dict(given) if isinstance(given, Mapping) else {0: given}
+        points: dict[str | int, int] = dict(given) if isinstance(given, Mapping) else {0: given}
         if 0 not in points:
             raise ConfigError(f"{what}= begins with a size for 0, as in {{0: 32, '5 epochs': 64}}; got {given!r}.")
-        for size in points.values():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        for key, size in points.items():
+            points[key] = whole(size) or 0
+            if not points[key]:
                 raise ConfigError(f"{what}= is a whole number greater than 0, got {size!r}.")
         self.first = points.pop(0)
         self._points = [(self._point(key, what), size) for key, size in points.items()]

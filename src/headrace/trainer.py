@@ -20,7 +20,7 @@ from .history import History
 from .info import Info
 from .keeper import make_keeper
 from .leaving import leave_at_exit
-from .length import Counters, Length, limits
+from .length import Counters, Length, limits, whole
 from .loop import Loop
 from .metric import Metrics, Wanted
 from .objective import Inputs, as_objective
@@ -95,6 +95,7 @@ class Trainer:
         given = locals().copy()
         for name, value in given.items():
             check.setting(name, value)
+        microbatch = whole(microbatch) or microbatch
         self._wanted, self._crew = strategy, make_crew(strategy)
         self.device = check.device_for(device, model)
         self.model, self._crew.device = model.to(self.device), self.device
@@ -145,7 +146,7 @@ class Trainer:
     @microbatch.setter
     def microbatch(self, rows: int | Literal["auto"] | None) -> None:
         check.can_split(self.objectives, rows)
-        self._from_the_next_update("microbatch", rows)
+        self._from_the_next_update("microbatch", whole(rows) or rows)
 
     @property
     def clip_norm(self) -> float | None:

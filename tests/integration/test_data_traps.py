@@ -222,6 +222,36 @@ def test_labels_may_be_unsigned_numbers(dtype: str, ignored: int | None) -> None
         trained(np.array([0, 1, 3] + [2] * 37, dtype))
 
 
+@pytest.mark.parametrize("whole", [np.int64, np.uint8])
+def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> None:
+    table = hr.ArrayTable({"x": X, "y": Y})
+    sizes = {0: whole(4), "8 samples": whole(8)}
+    options = {"batch_size": sizes, "microbatch": whole(2), "macrobatch": whole(16), "seed": whole(3)}
+    trainer = make(**options)
+    reader = hr.Reader(table, "blocks", whole(1), block=whole(5), mix=whole(2), max_samples=whole(30))
+    trainer.fit(reader, epochs=whole(1), run=tmp_path / "run", logs=False, progress=False)
+    assert trainer.predict(X, batch_size=whole(8)).shape == (40,)
+    trainer.validate(table, batch_size=whole(8), limit=whole(8))
+    assert len(hr.skip(hr.take(table, whole(9)), whole(4))) == 5
+    assert hr.mix([table, table], [1, 1], rows=whole(7)).next_batch(whole(9)).rows == 7
+    assert next(iter(hr.as_dataset(table, batch_size=whole(4))))["x"].shape == (4, 3)
+    for size in (whole(0), np.float64(8), np.True_):
+        with pytest.raises(hr.ConfigError, match="batch_size= is a whole number greater than 0"):
+            make(batch_size=size)
+    with pytest.raises(hr.ConfigError, match="block= is a number of rows, at least 1, got 0"):
+        hr.Reader(table, "blocks", block=0)
+
+
+@pytest.mark.parametrize("text", ["1 KB", "64 mb", "2kb", "100 B"])
+def test_bytes_are_written_in_small_or_large_letters(text: str) -> None:
+    make(macrobatch=text).fit((X, Y), epochs=1, progress=False)
+
+
+def test_bytes_of_no_known_unit_are_told_which_there_are() -> None:
+    with pytest.raises(hr.ConfigError, match="bytes in B, kB, MB or GB, as in '64 MB'; got '1 TB'"):
+        make(macrobatch="1 TB").fit((X, Y), epochs=1, progress=False)
+
+
 def test_a_run_on_epochs_of_a_reader_can_be_forced_on_to_another_order(tmp_path: Path) -> None:
     for seed, options in ((1, {}), (2, {"override": True})):
         data = hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=seed), 25)

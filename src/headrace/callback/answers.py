@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import disk, rng
 from ..data.reader import rewound
 from ..errors import ConfigError
+from ..length import whole
 from ..metric.likely import likeliest, yes_or_no
 from ..objective import Objective, Supervised
 from .base import Callback
@@ -37,9 +38,9 @@ class Answers(Callback):
     everywhere = False
 
     def __init__(self, rows: int = 10_000) -> None:
-        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+        if not (found := whole(rows)):
             raise ConfigError(f"rows= is a number of rows, at least 1, got {rows!r}.")
-        self.rows = rows
+        self.rows = found
 
     def on_fit_end(self, info: Info) -> None:
         name = next((name for name in ("test", "val") if name in info.scored), None)

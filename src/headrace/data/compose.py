@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, unknown
 from ..field import Field
+from ..length import whole
 from ..order import Permutation
 from .adapt import as_data, as_table
 from .epochs import Epochs
@@ -63,7 +64,7 @@ def mix(
 
 def take(data: Any, rows: int) -> Any:
     """The first `rows` rows of a table; of a Source, epochs of `rows` rows, one going on where the last one ended."""
-    _whole("take", rows, 1)
+    rows = _rows("take", rows, 1)
     found = as_data(data)
     if isinstance(found, Source):
         return Epochs(found, rows)
@@ -72,7 +73,7 @@ def take(data: Any, rows: int) -> Any:
 
 def skip(table: Any, rows: int) -> Table:
     """A table without its first `rows` rows."""
-    _whole("skip", rows, 0)
+    rows = _rows("skip", rows, 0)
     found = as_table(table)
     return Run(found, min(rows, len(found)), len(found))
 
@@ -188,6 +189,7 @@ def _takes_draws(change: Change) -> bool:
     return len(asked) > 1
 
 
-def _whole(who: str, rows: int, least: int) -> None:
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < least:
+def _rows(who: str, rows: int, least: int) -> int:
+    if (found := whole(rows, least)) is None:
         raise ConfigError(f"{who}() takes a number of rows, at least {least}, got {rows!r}.")
+    return found

@@ -7,6 +7,7 @@ from itertools import accumulate
 import numpy as np
 
 from ..errors import ConfigError, DataError
+from ..length import whole
 from ..order import VERSION, Indices, Order, Permutation
 
 ROUND = 1024  # rows in which the proportions are kept exactly
@@ -31,9 +32,9 @@ class MixOrder:
         for weight in weights:
             if not 0 < weight < math.inf:
                 raise ConfigError(f"mix(): weights are greater than 0, got {weight}.")
-        if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+        if rows is not None and not whole(rows):
             raise ConfigError(f"mix(): rows= is a whole number greater than 0, got {rows!r}.")
-        self.n, self.seed = sum(lengths) if rows is None else rows, seed
+        self.n, self.seed = whole(rows) or sum(lengths), seed
         self._shares = _shares(weights)
         self.kind = f"mix {':'.join(map(str, self._shares))}"
         self._orders = [Order(n, seed=seed + 1 + k) for k, n in enumerate(lengths)]

@@ -12,6 +12,7 @@ import torch
 from ..batch import Batch, State, Stream
 from ..errors import ConfigError, DataError, SourceError
 from ..field import Field, cat, map_tensors
+from ..length import whole
 from ..order import VERSION, Indices, Order
 from .ahead import Ahead
 from .draws import Draws
@@ -64,8 +65,9 @@ class Reader(Source):
         if len(table) == 0:
             raise DataError("the table has no rows: there is nothing to read.")
         for name, limit in (("max_epochs", max_epochs), ("max_samples", max_samples)):
-            if limit is not None and (not isinstance(limit, int) or limit < 1):
+            if limit is not None and not whole(limit):
                 raise ConfigError(f"{name}= is at least 1, got {limit!r}.")
+        max_epochs, max_samples = whole(max_epochs), whole(max_samples)
         check_names(table.streams)
         self.table, self.sized_by = table, count
         if order in BY_BLOCKS and block is None and table.block is None:
@@ -77,7 +79,7 @@ class Reader(Source):
         if isinstance(order, MixOrder):
             self._plain: Order | MixOrder = order
         else:
-            self._plain = Order(len(table), order, seed=seed, block=block or table.block, mix=mix)
+            self._plain = Order(len(table), order, seed=seed, block=table.block if block is None else block, mix=mix)
         self.order: Order | MixOrder | Lanes = self._plain
         self._lanes: Lanes | None = None
         self.max_epochs, self.max_samples = max_epochs, max_samples
@@ -172,11 +174,11 @@ class Reader(Source):
         return None if macrobatch is None else macrobatch.only()
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
-        if size < 1:
+        if not (found := whole(size)):
             raise ConfigError(
                 f"a batch has at least one {'row' if self.sized_by == 'rows' else 'item'}, got size {size}."
             )
-        start = self.position
+        start, size = self.position, found
         if self._span.end is not None and start >= self._span.end:
             return None
         cuts = self._packing.cuts(start, size, self._wanted(start, size, rows), self._span)

@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ...batch import Batch, State
 from ...errors import ConfigError, SourceError
 from ...field import Field, map_tensors
+from ...length import whole
 from ..adapt import as_data
 from ..reader import Reader
 from ..source import WHOLE, Shard, Source, Table
@@ -35,13 +36,12 @@ def as_dataset(data: Any, batch_size: int, *, order: str = "full", seed: int = 0
     torchdata's StatefulDataLoader, and of a loop of your own. `shard`: the part of every batch that one of several
     workers of a distributed training gets.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+    size = whole(batch_size)
+    if size is None:
         raise ConfigError(f"batch_size= is a whole number, at least 1, got {batch_size!r}.")
     found = as_data(data)
     reads: _Reads = (
-        _ByNumber(found, batch_size, order, seed, shard)
-        if isinstance(found, Table)
-        else _InTurn(found, batch_size, shard)
+        _ByNumber(found, size, order, seed, shard) if isinstance(found, Table) else _InTurn(found, size, shard)
     )
     return Lent(reads)
 
