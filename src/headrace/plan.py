@@ -18,7 +18,7 @@ from .data.reader import Reader
 from .data.source import Source
 from .data.views import Moved
 from .errors import ConfigError, DataError
-from .field import Ragged
+from .field import Ragged, unmasked
 from .length import Length, interval
 from .objective import Objective, as_objective
 
@@ -169,12 +169,14 @@ def as_batch(batch: Any, categories: Categories | None = None) -> tuple[Batch, C
     """
     if isinstance(batch, Batch):
         return batch, None
-    if isinstance(batch, list) and batch and all(isinstance(sample, Mapping) for sample in batch):
+    if isinstance(batch, list) and not batch:
+        raise DataError("a batch has at least one row, got an empty list.")
+    if isinstance(batch, list) and all(isinstance(sample, Mapping) for sample in batch):
         names = list(batch[0])
         for k, sample in enumerate(batch):
             if list(sample) != names:
                 raise DataError(f"sample {k} has the keys {list(sample)}, sample 0 has {names}. They must be equal.")
-        return Batch({name: _joined([torch.as_tensor(s[name]) for s in batch]) for name in names}, len(batch)), None
+        return Batch({name: _joined(name, [s[name] for s in batch]) for name in names}, len(batch)), None
     table = as_table(batch, categories)
     check.same_categories(categories, table.read_by, "batch")
     if table.augments:
@@ -182,10 +184,30 @@ def as_batch(batch: Any, categories: Categories | None = None) -> tuple[Batch, C
     return table.rows(0, len(table)), table.read_by or None
 
 
-def _joined(samples: Sequence[Tensor]) -> Tensor | Ragged:
+def _joined(name: str, samples: Sequence[Any]) -> Tensor | Ragged:
     """The rows of samples; sequences where they differ in their first dimension."""
-    alike = len({sample.shape for sample in samples}) == 1
-    return torch.stack(list(samples)) if alike or not samples[0].dim() else Ragged.of(samples)
+    rows = [_row(name, k, sample) for k, sample in enumerate(samples)]
+    if len({row.shape for row in rows}) == 1:
+        return torch.stack(rows)
+    if not all(row.dim() and row.shape[1:] == rows[0].shape[1:] for row in rows):
+        k, odd = next((k, row) for k, row in enumerate(rows) if row.shape != rows[0].shape)
+        raise DataError(
+            f"stream {name!r}: sample {k} has the shape {list(odd.shape)}, sample 0 has {list(rows[0].shape)}. "
+            "Give all one shape; sequences may differ in their first dimension."
+        )
+    return Ragged.of(rows)
+
+
+def _row(name: str, k: int, sample: Any) -> Tensor:
+    who = f"stream {name!r}: sample {k}"
+    sample = unmasked(sample, who)
+    try:
+        return torch.as_tensor(sample)
+    except (TypeError, ValueError, RuntimeError):
+        kind = "text" if isinstance(sample, str | bytes) else f"a {type(sample).__name__}"
+        raise DataError(
+            f"{who} holds {kind}, of which there is no tensor. Make numbers of it, or leave it out."
+        ) from None
 
 
 @contextmanager

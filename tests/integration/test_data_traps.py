@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from torch import Tensor, nn
 
@@ -220,6 +221,46 @@ def test_labels_may_be_unsigned_numbers(dtype: str, ignored: int | None) -> None
             assert all(map(torch.equal, trained(labels.astype(dtype)), trained(labels.astype("int64"))))
     with pytest.raises(hr.DataError, match=r"row 2: label 3 is out of range for a model with 3 outputs \(1 such"):
         trained(np.array([0, 1, 3] + [2] * 37, dtype))
+
+
+def test_values_that_a_mask_hides_are_not_used() -> None:
+    hidden = np.zeros((40, 3), bool)
+    x = np.ma.masked_array(X.numpy(), hidden)
+    assert torch.equal(make().predict(x), make().predict(X))
+    x[2, 1] = x[7, 0] = np.ma.masked
+    told = "2 masked values, the first in row 2. .*fill them"
+    for call in (make().fit, make().step):
+        with pytest.raises(hr.DataError, match=rf"stream 'x' has {told}"):
+            call((x, Y))
+    for broken in (lambda: hr.Ragged.of([x]), lambda: make().step([{"x": x[2], "y": 1.0}])):
+        with pytest.raises(hr.DataError, match=r"masked values, the first in row"):
+            broken()
+    with pytest.raises(hr.DataError, match="a sample of 'x' has 1 masked"):
+        make().fit(hr.from_dataset([(row, 1.0) for row in x[1:]]), progress=False)
+    with pytest.raises(hr.DataError, match=f"'x' has {told}"):
+        make(batch_size=None).fit([{"x": x, "y": Y}], progress=False)
+
+
+def test_sparse_tensors_of_torch_are_sparse_rows_as_those_of_scipy_are() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(3.0))
+
+        def forward(self, x: hr.Sparse) -> Tensor:
+            return x.to_dense() @ self.weight
+
+    model = Bag()
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
+    dense = X * (X > 0)
+    for sparse in (dense.to_sparse(), scipy.sparse.coo_matrix(dense.numpy())):
+        assert torch.equal(trainer.predict(sparse), dense @ torch.arange(3.0))
+    for odd, kind in (
+        (torch.zeros(4, 2, 2).to_sparse(), "sparse_coo"),
+        (torch.nested.nested_tensor([torch.zeros(2)] * 4, layout=torch.jagged), "nested"),
+    ):
+        with pytest.raises(hr.DataError, match=rf"stream 'x' is a .*{kind} tensor.* Make it dense"):
+            trainer.predict(odd)
 
 
 @pytest.mark.parametrize("whole", [np.int64, np.uint8])

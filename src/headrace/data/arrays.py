@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ..batch import Batch, Stream
 from ..errors import DataError
-from ..field import Rows, Sparse, take
+from ..field import Rows, Sparse, take, unmasked
 from .pages import populate
 from .source import Table
 
@@ -28,6 +29,11 @@ class ArrayTable(Table):
         block: int | None = None,
         categories: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        if not isinstance(columns, Mapping):
+            raise DataError(
+                f"ArrayTable takes columns by name, {{'x': ..., 'y': ...}}, got a {type(columns).__name__}. A frame is "
+                "given to the trainer as it is; hr.concat(frame) makes a table of it."
+            )
         if not columns:
             raise DataError("a table needs at least one stream.")
         self.columns = {name: _as_rows(name, column) for name, column in columns.items()}
@@ -89,12 +95,25 @@ class ArrayTable(Table):
         return self.nbytes / max(1, len(self))
 
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)
+
+
+def _advice(column: Any) -> str:
+    """What to do about something that is no column."""
+    if isinstance(column, str | Path):
+        return "Map a file of NumPy's into memory, np.load(path, mmap_mode='r'), or open it: hr.open_table(path)."
+    if isinstance(column, list | tuple):
+        return "Rows of one length are an array, np.array(rows); sequences are hr.Ragged.of(rows)."
+    return "Make an array of it: np.asarray(...)."
+
+
 def _as_rows(name: str, column: Any) -> Tensor | Rows:
     if isinstance(column, Rows):
         return column
     if type(column).__module__.startswith("scipy.sparse"):
         return Sparse.of(column)
     if isinstance(column, np.ndarray):
+        column = unmasked(column, f"stream {name!r}")
         if column.dtype.kind not in "biufc":
             raise DataError(f"stream {name!r} has dtype {column.dtype}, which is not a number. Encode it as numbers.")
         if column.dtype.itemsize > (16 if column.dtype.kind == "c" else 8):
@@ -108,7 +127,17 @@ def _as_rows(name: str, column: Any) -> Tensor | Rows:
             warnings.filterwarnings("ignore", message=".*not writable.*")
             column = torch.from_numpy(column)
     if not isinstance(column, Tensor):
-        raise DataError(f"stream {name!r}: expected a tensor or a NumPy array, got a {type(column).__name__}.")
+        raise DataError(
+            f"stream {name!r}: expected a tensor or a NumPy array, got a {type(column).__name__}. {_advice(column)}"
+        )
+    if column.layout in _SPARSE and column.dim() == 2:
+        return Sparse.of(column)
+    if column.layout != torch.strided or column.is_nested or column.is_quantized:
+        kind = "nested" if column.is_nested else "quantized" if column.is_quantized else str(column.layout)
+        raise DataError(
+            f"stream {name!r} is a {kind} tensor, which has no rows that could be taken. Make it dense (to_dense(), "
+            "dequantize()), or of sequences hr.Ragged.of(tensors)."
+        )
     if column.dim() == 0:
         raise DataError(f"stream {name!r} is a single number. Its first dimension must be the rows.")
     return column.detach()

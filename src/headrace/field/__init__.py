@@ -4,7 +4,7 @@ Order is import order: `offsets rows sparse ragged`.
 """
 
 from .ragged import Ragged
-from .rows import Field, Opaque, Rows, cat, has_rows, map_tensors, nbytes_of, split_fields, take, tensors_of
+from .rows import Field, Opaque, Rows, cat, has_rows, map_tensors, nbytes_of, split_fields, take, tensors_of, unmasked
 from .sparse import Sparse
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "split_fields",
     "take",
     "tensors_of",
+    "unmasked",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .offsets import check_offsets, cut, joined_offsets, places
-from .rows import Rows, cat, map_tensors, signed, take, tensors_of
+from .rows import Rows, cat, map_tensors, signed, take, tensors_of, unmasked
 from .sparse import Sparse
 
 
@@ -30,7 +30,7 @@ class Ragged(Rows):
     @classmethod
     def of(cls, sequences: "Sequence[Any]") -> "Ragged":
         """Sequences given one by one, as tensors, arrays or lists."""
-        parts = [torch.as_tensor(sequence) for sequence in sequences]
+        parts = [torch.as_tensor(unmasked(each, f"sequence {k}")) for k, each in enumerate(sequences)]
         held = [part for part in parts if len(part)] or parts[:1]
         if not held:
             raise DataError("no sequences: nothing says what their items are. Pass at least one.")

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +93,20 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 def has_rows(field: Any) -> bool:
     """Whether a field can be cut into rows."""
     return isinstance(field, Rows) or (isinstance(field, Tensor) and field.dim() > 0)
+
+
+def unmasked(array: Any, who: str) -> Any:
+    """An array; one of NumPy's with a mask if it hides nothing."""
+    if not isinstance(array, np.ma.MaskedArray):
+        return array
+    hidden = np.ma.getmaskarray(array)
+    if hidden.any():
+        rows = hidden.reshape(len(hidden), -1).any(axis=1) if hidden.ndim else hidden.reshape(1)
+        raise DataError(
+            f"{who} has {int(hidden.sum())} masked values, the first in row {int(rows.argmax())}. "
+            "A stream has a value in every row: fill them, x.filled(0), or drop those rows."
+        )
+    return array.data
 
 
 def signed(tensor: Tensor) -> Tensor:

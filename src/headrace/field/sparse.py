@@ -36,7 +36,11 @@ class Sparse(Rows):
     def of(cls, matrix: Any) -> "Sparse":
         """A scipy.sparse matrix, or one of torch's sparse tensors, of two dimensions."""
         if isinstance(matrix, Tensor):
-            matrix = matrix.to_sparse_csr()
+            if matrix.layout != torch.sparse_csr:  # by way of coordinates: torch warns of the other conversions
+                rows, indices = (matrix := matrix.to_sparse_coo().coalesce()).indices()
+                counts = torch.bincount(rows, minlength=len(matrix))
+                offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+                return cls(indices, matrix.values(), offsets, matrix.shape[1])
             return cls(matrix.col_indices(), matrix.values(), matrix.crow_indices().long(), matrix.shape[1])
         matrix = matrix.tocsr()
         indices, values = torch.from_numpy(matrix.indices), torch.from_numpy(matrix.data)

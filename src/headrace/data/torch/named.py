@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from ...batch import Batch
 from ...errors import SourceError
-from ...field import Field, Opaque, Ragged, Rows
+from ...field import Field, Opaque, Ragged, Rows, unmasked
 
 Names = Sequence[str] | None
 
@@ -55,6 +55,7 @@ def _field(name: str, part: Any, who: str) -> Field:
     if isinstance(part, Tensor) and part.dim():
         return part
     if isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
+        part = unmasked(part, f"{who}: {name!r}")
         part = torch.from_numpy(np.ascontiguousarray(part))
     elif isinstance(part, list | tuple) and part and all(type(number) in (int, float, bool) for number in part):
         part = torch.tensor(part)
@@ -119,6 +120,8 @@ def _stacked(name: str, parts: Sequence[Any], sequence: bool, who: str) -> Field
         return Ragged.of(parts)
     if not arrays and not isinstance(parts[0], int | float | complex | np.generic):
         raise SourceError(f"{who}: {name!r} is {described(parts[0])}. {advice(parts[0])}")
+    if isinstance(parts[0], np.ma.MaskedArray):
+        parts = [unmasked(part, f"{who}: a sample of {name!r}") for part in parts]
     try:
         stacked: Field = default_collate(list(parts))
         return stacked
