@@ -316,9 +316,11 @@ def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
     name, layer = next(layers, ("", model))
     weights = next((p.dtype for p in model.parameters()), None)
     dtype = "" if weights is None else f", {str(weights).removeprefix('torch.')}"
+    views = [f"{k}.padded" for k, f in batch.fields.items() if isinstance(f, Ragged) and isinstance(f.values, Tensor)]
+    hint = f" Sequences reach a model as one tensor by a view of them: inputs={views[0]!r}." if views else ""
     return (
         f"the model failed on its first batch, {batch.rows} rows of {given}: {error}\n"
-        f"  Its first layer is {name!r}: {layer}{dtype}. Change the stream's shape or dtype, or say inputs=."
+        f"  Its first layer is {name!r}: {layer}{dtype}. Change the stream's shape or dtype, or say inputs=.{hint}"
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse
 import torch
@@ -281,6 +282,77 @@ def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> No
             make(batch_size=size)
     with pytest.raises(hr.ConfigError, match="block= is a number of rows, at least 1, got 0"):
         hr.Reader(table, "blocks", block=0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "told"),
+    [
+        ([], "a batch has at least one row, got an empty list"),
+        ([{"x": X[0], "file": "a.png"}], "stream 'file': sample 0 holds text, .* or leave it out"),
+        ([{"x": X[0]}, {"x": None}], "stream 'x': sample 1 holds a NoneType"),
+        ([{"x": [[1.0], [2.0, 3.0]]}], "stream 'x': sample 0 holds a list"),
+        ([{"x": torch.zeros(3, 4, 5)}, {"x": torch.zeros(3, 5, 4)}], r"sample 1 has the shape \[3, 5, 4\], sample 0"),
+        ([{"x": torch.zeros(3)}, {"x": torch.zeros(())}], r"sample 1 has the shape \[\], sample 0 has \[3\]"),
+    ],
+)
+def test_samples_that_make_no_batch_are_named(samples: Any, told: str) -> None:
+    with pytest.raises(hr.DataError, match=told):
+        make().step(samples)
+
+
+@pytest.mark.parametrize("nothing", [[], ()])
+def test_an_empty_list_is_no_data(nothing: Any) -> None:
+    for call in (make().fit, make().validate, make().predict):
+        with pytest.raises(hr.DataError, match=f"the {type(nothing).__name__} is empty: there is nothing to read"):
+            call(nothing)
+
+
+def test_rows_of_other_lengths_in_the_validation_data_are_said_to_be_sequences() -> None:
+    told = r"the val data have y: float32\[2, 4\] where .*hr\.Ragged\.of\(rows\), .*sequences=\('y',\)"
+    train, val = ([{"x": X[0], "y": torch.zeros(boxes, 4)}] * 2 for boxes in (1, 2))
+    with pytest.raises(hr.DataError, match=told):
+        make().fit(hr.from_dataset(train), val=hr.from_dataset(val), progress=False)
+    with pytest.raises(hr.DataError, match=r"where the training data have y: sequences.*hr\.Ragged\.of"):
+        make().fit({"x": X, "y": hr.Ragged.of([[1.0, 2.0]] * 40)}, val=(X, Y), progress=False)
+
+
+def test_sequences_where_a_model_takes_a_tensor_have_a_view_that_is_one() -> None:
+    rows = {"x": hr.Ragged.of(list(X)), "y": Y}
+    with pytest.raises(hr.DataError, match=r"inputs='x\.padded'"):
+        make().fit(rows, progress=False)
+    make(inputs="x.padded").fit(rows, epochs=1, progress=False)
+
+
+def test_streams_of_one_name_are_told_how_to_get_another(tmp_path: Path) -> None:
+    paths = [tmp_path / "x.npy", tmp_path / "y.npy"]
+    for path, array in zip(paths, (X, Y), strict=True):
+        np.save(path, array.numpy())
+    with pytest.raises(hr.DataError, match=r"table 0 and table 1 both have a stream 'x'.*columns=\{'y': 'x'\}"):
+        hr.zip(*paths)
+    both = hr.zip(paths[0], hr.open_table(paths[1], columns={"y": "x"}))
+    make().fit(both, epochs=1, progress=False)
+    with pytest.raises(hr.DataError, match=r"stream 'x': expected a tensor .* got a PosixPath.*np\.load"):
+        make().fit(dict(zip("xy", paths, strict=True)), progress=False)
+
+
+def test_what_is_in_memory_is_not_opened_as_a_file() -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0], "kind": ["a", "b"]})
+    for data in (frame, X.numpy(), None, {"x": X}):
+        with pytest.raises(hr.DataError, match=r"expected a path.* got a \w+\. What is in memory .*hr\.concat"):
+            hr.open_table(data)
+    for data in (frame, X):
+        with pytest.raises(hr.DataError, match="ArrayTable takes columns by name"):
+            hr.ArrayTable(data)
+    assert hr.concat(frame).categories == {"kind": ["a", "b"]}
+
+
+def test_nulls_may_be_in_columns_that_are_left_out(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "note": [None, 1.0]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(hr.DataError, match=r"column 'note' .*leave out a .*frame\.drop\(columns='note'\)"):
+        make().predict(frame)
+    with pytest.raises(hr.DataError, match=r"column 'note' of .*leave out a .*columns= says which are read"):
+        make().predict(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("text", ["1 KB", "64 mb", "2kb", "100 B"])

@@ -38,6 +38,8 @@ def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
     """
     if isinstance(data, Table | Source):
         return data
+    if isinstance(data, list | tuple) and not data:
+        raise DataError(f"the {type(data).__name__} is empty: there is nothing to read.")
     given = {name: strings for name, strings in (categories or {}).items() if strings}
     for known in (_of_arrays, _of_files, _of_libraries):
         found: Table | Source | None = known(data, given)

@@ -14,7 +14,7 @@ from ..errors import ConfigError, DataError
 from ..field import Field, cat, take
 from .arrays import ArrayTable
 from .draws import Draws
-from .source import Table, check_names
+from .source import Table
 
 BLOCK = 65536  # rows looked at together where a whole table is read once
 NEAR = 4  # rows that are chosen from no more than so many times their number lie together
@@ -222,7 +222,16 @@ class Zipped(Table):
                 f"zip() puts row i beside row i, and the tables have {', '.join(map(str, lengths))} rows. "
                 "Join them by a stream with key=, or cut them with take()."
             )
-        check_names([stream for table in tables for stream in table.streams])
+        owner: dict[str, int] = {}
+        for k, table in enumerate(tables):
+            for stream in table.streams:
+                if stream.name in owner:
+                    raise DataError(
+                        f"zip(): table {owner[stream.name]} and table {k} both have a stream {stream.name!r}. Give one "
+                        f"another name: hr.open_table(path, columns={{'y': {stream.name!r}}}), or "
+                        f"hr.map(table, lambda fields: {{'y': fields[{stream.name!r}]}})."
+                    )
+                owner[stream.name] = k
         self.tables = list(tables)
         blocks = [table.block for table in tables if table.block is not None]
         self.block = max(blocks, default=None)

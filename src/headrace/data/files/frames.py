@@ -61,7 +61,8 @@ def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
             missing = column.isna().to_numpy()
             raise DataError(
                 f"column {name!r} of this frame has {int(missing.sum())} nulls, the first in row "
-                f"{int(missing.argmax())}. A stream has a value in every row: fill them or drop those rows."
+                f"{int(missing.argmax())}. A stream has a value in every row: fill them, drop those rows, or leave "
+                f"out a column that the model does not use: frame.drop(columns={name!r})."
             )
         columns[name], strings = _column(name, column, pd)
         if strings is not None:

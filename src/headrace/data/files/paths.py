@@ -3,7 +3,7 @@
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -133,6 +133,11 @@ def reading(file: File | str) -> Iterator[None]:
 def find(path: Paths) -> list[File]:
     """The files that a path, a list of them, a pattern, a directory or an fsspec URL means, sorted by name."""
     if not isinstance(path, str | Path):
+        if not isinstance(path, Sequence | Set | Iterator):
+            raise DataError(
+                f"expected a path, or a list of paths, got a {type(path).__name__}. What is in memory is given to the "
+                "trainer as it is; hr.concat(data) makes a table of it."
+            )
         files = [file for each in path for file in find(each)]
         if not files:
             raise ConfigError("an empty list of files: there is nothing to read.")
