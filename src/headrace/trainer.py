@@ -57,9 +57,9 @@ class Trainer:
     many are staged on the device together. `clip_norm`, `clip_value`: of the gradients. `precision`: "fp32", "bf16" or
     "fp16". `metrics`: names such as "accuracy", "f1:weighted", "top-3", or objects. `seed`: of the order in which rows
     are read, and of nothing else: dropout draws from torch's generator, in sequence; `order`: one of the five of
-    `Order`. A `fit` begins with epoch 0 of that order, or where its run stands. `schedule`: a function of the progress
-    (0 to 1) that gives a factor, one of (optimizer, total_steps) or of the optimizer that makes a torch scheduler, or a
-    `Schedule`.
+    `Order`. A `fit` begins with epoch 0 of that order, or where its run stands; one that is given a `Reader` goes on
+    where that stands, as a loop of `fit(epochs=1)` wants it. `schedule`: a function of the progress (0 to 1) that gives
+    a factor, one of (optimizer, total_steps) or of the optimizer that makes a torch scheduler, or a `Schedule`.
     `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with. `nonfinite`:
     "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how several
     workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by

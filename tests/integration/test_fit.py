@@ -208,6 +208,28 @@ def test_a_second_fit_goes_on_with_the_weights_and_the_momentum_of_the_first() -
     assert all(map(torch.equal, values(trainer.model).values(), values(raw).values()))
 
 
+def test_fits_one_after_the_other_on_a_reader_are_one_training() -> None:
+    table = hr.ArrayTable({"x": torch.arange(10.0)[:, None], "y": torch.arange(10.0)})
+
+    def trained(data: Any, fits: int) -> tuple[list[float], list[Tensor]]:
+        torch.manual_seed(0)
+        seen: list[float] = []
+        model = nn.Sequential(nn.Linear(1, 1), nn.Flatten(0))
+        model.register_forward_pre_hook(lambda model, x: seen.extend(x[0].flatten().tolist() if model.training else []))
+        optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
+        trainer = hr.Trainer(model, hr.MSE(), optimizer, batch_size=4, seed=2)
+        for _ in range(fits):
+            trainer.fit(data, table, epochs=3 // fits, progress=False)
+        return seen, [*model.state_dict().values()]
+
+    order, weights = trained(table, 1)
+    again, same = trained(hr.Reader(table, seed=2), 3)
+    assert again == order
+    assert all(map(torch.equal, same, weights))
+    assert order[:10] != order[10:20]
+    assert trained(table, 3)[0] == order[:10] * 3  # of a table each begins with epoch 0
+
+
 def test_the_seed_decides_the_order_and_nothing_else_is_random() -> None:
     models = []
     for seed in (0, 0, 1):
