@@ -147,7 +147,7 @@ def can_be_read(source: Source, name: str, categories: Categories | None, limit:
     """Raises on data that cannot be scored or predicted after a training on data with these categories."""
     positive("limit", limit, whole=True)
     ends(source, name, limit)
-    same_categories(categories, source.categories, name)
+    same_categories(categories, source.read_by, name)
 
 
 def another(source: Source, train: Source, name: str) -> None:

@@ -53,8 +53,8 @@ class Leased(Source):
         return self._reader.title
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]] | None:
-        return self._reader.categories
+    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+        return self._reader.read_by
 
     @property
     def level(self) -> str:

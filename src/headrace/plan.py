@@ -89,7 +89,7 @@ class Plan:
             if name != "train":
                 check.ends(source, name)
                 check.another(source, self.train, name)
-            check.same_categories(self.train.categories, source.categories, name, owner="train")
+            check.same_categories(self.train.read_by, source.read_by, name, owner="train")
             if scan:
                 check.finite(source, name)
         columns = {name: check.columns_of(source) for name, source in given.items()}
@@ -115,7 +115,7 @@ def source_on(
     `categories` of the training.
     """
     try:
-        table = as_data(data, categories if like is None else like.categories)
+        table = as_data(data, categories if like is None else like.read_by)
         if isinstance(table, Source):
             return table
         if not len(table):
@@ -162,13 +162,11 @@ def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool
     return Callbacks([*wanted, Progress(styles[progress])], leader)
 
 
-def as_batch(batch: Any, categories: Categories | None = None) -> tuple[Batch, Categories | None]:
-    """A batch from a Batch, a list of sample dicts, or whatever a table can be made of, and what its numbers stand for.
+def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categories]:
+    """A batch from a list of sample dicts, or whatever a table can be made of, and what its numbers stand for.
 
     Strings are read by the `categories` of the training.
     """
-    if isinstance(batch, Batch):
-        return batch, None
     if isinstance(batch, list) and not batch:
         raise DataError("a batch has at least one row, got an empty list.")
     if isinstance(batch, list) and all(isinstance(sample, Mapping) for sample in batch):
@@ -176,12 +174,12 @@ def as_batch(batch: Any, categories: Categories | None = None) -> tuple[Batch, C
         for k, sample in enumerate(batch):
             if list(sample) != names:
                 raise DataError(f"sample {k} has the keys {list(sample)}, sample 0 has {names}. They must be equal.")
-        return Batch({name: _joined(name, [s[name] for s in batch]) for name in names}, len(batch)), None
+        return Batch({name: _joined(name, [s[name] for s in batch]) for name in names}, len(batch)), {}
     table = as_table(batch, categories)
     check.same_categories(categories, table.read_by, "batch")
     if table.augments:
         raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
-    return table.rows(0, len(table)), table.read_by or None
+    return table.rows(0, len(table)), table.read_by
 
 
 def _joined(name: str, samples: Sequence[Any]) -> Tensor | Ragged:

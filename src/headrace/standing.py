@@ -52,7 +52,7 @@ class Standing:
         """Whether all of it has been done."""
         self.initial = copy.deepcopy(plan.train.state_dict())
         """Where the source stood at first, and is rewound to."""
-        self.categories = _lists(plan.train.categories)
+        self.categories = _lists(plan.train.read_by)
         """For each stream of the training data the strings that its numbers stand for; `None` if it does not know."""
         self.cursor = self.initial
         """Where the source stood after the last batch that was used."""

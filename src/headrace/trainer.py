@@ -296,11 +296,7 @@ class Trainer:
         The model stays in its arena between calls; `release` takes it out.
         """
         self._muster()
-        known = categories_of(self.model)
-        batch, held = plans.as_batch(batch, known)
-        if known is None and held is not None:
-            remember_categories(self.model, held)  # or each batch would number its strings by itself
-        batch = self._crew.shared(batch.to(self.device), self.model)
+        batch = self._crew.shared(self._as_batch(batch).to(self.device), self.model)
         if (streams := batch.streams) != self._known_streams:
             for objective in self.objectives.values():
                 objective.prepare(streams, {})
@@ -348,6 +344,16 @@ class Trainer:
     def release(self) -> None:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
+
+    def _as_batch(self, batch: Any) -> Batch:
+        """A batch of whatever `step` takes; strings keep the numbers that they have in the first one."""
+        if isinstance(batch, Batch):
+            return batch
+        known = categories_of(self.model)
+        found, held = plans.as_batch(batch, known)
+        if known is None:
+            remember_categories(self.model, held or None)
+        return found
 
     @property
     def _evaluates_plainly(self) -> bool:

@@ -235,6 +235,21 @@ def test_a_file_is_read_as_the_training_data_were_and_classes_have_their_names(
     assert list(hr.open_table("named.arrow").categories["class"]) == NAMES
 
 
+def test_classes_have_the_names_of_the_run_although_the_training_file_has_lost_one(capsys: Any) -> None:
+    whole = Path("flowers.csv").read_bytes()
+    try:
+        table = flowers()
+        pa.csv.write_csv(table.filter([kind != "iris" for kind in table["kind"].to_pylist()]), "flowers.csv")
+        pa.csv.write_csv(table, "whole.csv")
+        for data in ("flowers.csv", "whole.csv"):
+            answer(capsys, "predict", "runs/flowers", data, "--out", "again.csv")
+            assert set(pa.csv.read_csv("again.csv")["class"].to_pylist()) <= set(NAMES)
+            assert answer(capsys, "validate", "runs/flowers", data)["val/accuracy"] > 0.5
+        assert "'kind' than the training data: 3 strings there and 2" in refused(capsys, "validate", "runs/flowers")
+    finally:
+        Path("flowers.csv").write_bytes(whole)
+
+
 def test_columns_side_by_side_are_the_only_stream_of_a_model(capsys: Any) -> None:
     x, y = loaded("runs/sines", "sines.py:small", {"width": 6}).test
     columns = {f"feature {k}": x[:, k].numpy() for k in range(5)}

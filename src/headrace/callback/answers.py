@@ -65,7 +65,7 @@ class Answers(Callback):
         found = None if others else self._asked(info, source, objective)
         if found is None or info.run is None or not len(found.tensors["target"]):
             return
-        names = (source.categories or {}).get(trainer.target)
+        names = (source.read_by or {}).get(trainer.target)
         best = info.best
         facts = {
             "kind": found.kind,

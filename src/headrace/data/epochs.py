@@ -39,8 +39,8 @@ class Epochs(Source):
         self._source.waiting = call
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]] | None:
-        return self._source.categories
+    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+        return self._source.read_by
 
     @property
     def level(self) -> str:

@@ -134,7 +134,7 @@ class Reader(Source):
         return self.table.streams
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
+    def read_by(self) -> Mapping[str, Sequence[str]]:
         return {stream.name: () for stream in self.streams} | dict(self.table.read_by)
 
     @property

@@ -177,8 +177,8 @@ class Source(ABC):
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]] | None:
-        """What the numbers of its streams stand for where they were strings; `None` if it does not know."""
+    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+        """For each stream the strings that its numbers stand for, none where it held numbers; `None` if unknown."""
         return None
 
     @property
