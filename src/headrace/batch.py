@@ -1,5 +1,6 @@
 """What flows: a stream describes one column of the data, a batch holds some rows of every stream."""
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,8 +33,13 @@ class Stream:
             )
         if self.layout not in ("dense", "sparse"):
             raise ConfigError(f"stream {self.name!r}: layout= is 'dense' or 'sparse', got {self.layout!r}.")
-        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        object.__setattr__(self, "shape", _sizes(self.name, self.shape))
         object.__setattr__(self, "dtype", str(torch_dtype(self.dtype)).removeprefix("torch."))
+        if self.dtype.startswith(("qint", "quint")):
+            raise DataError(
+                f"stream {self.name!r} is quantized ({self.dtype}), and torch cannot take rows of that. "
+                "Give numbers: x.dequantize(), or x.int_repr()."
+            )
 
     @classmethod
     def of(cls, name: str, rows: Field) -> "Stream":
@@ -47,6 +53,18 @@ class Stream:
     def __str__(self) -> str:
         kinds = [*["sparse"] * (self.layout == "sparse"), *["sequences of"] * self.sequence]
         return " ".join([f"{self.name}:", *kinds, f"{self.dtype}{list(self.shape)}"])
+
+
+def _sizes(name: str, shape: Any) -> tuple[int, ...]:
+    """The shape of a row, checked."""
+    try:
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        sizes = (-1,)
+    if isinstance(shape, str) or any(size < 0 for size in sizes):
+        wanted = f"({shape!r},)" if isinstance(shape, int) else "(3,), or () where a row is one number"
+        raise ConfigError(f"stream {name!r}: shape= is the sizes of a row, as in {wanted}; got {shape!r}.")
+    return sizes
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -273,6 +273,7 @@ class _Copy:
 
     def start(self, macrobatch: Macrobatch) -> Macrobatch:
         """Begins the copy; returns without waiting for it."""
+        macrobatch.own(self.device)
         tensors = macrobatch.tensors()
         there = all(has_rows(field) for field in macrobatch.fields.values())
         if there and all(tensor.device == self.device for tensor in tensors):

@@ -14,6 +14,7 @@ from .batch import Batch
 from .callback import Answers, Callback, Callbacks, LogFile, Progress, TensorBoard
 from .data.adapt import as_data, as_table
 from .data.codes import Categories
+from .data.maps import owned
 from .data.reader import Reader
 from .data.source import Source
 from .data.views import Moved
@@ -179,7 +180,8 @@ def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categori
     check.same_categories(categories, table.read_by, "batch")
     if table.augments:
         raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
-    return table.rows(0, len(table)), table.read_by
+    rows = table.rows(0, len(table))
+    return owned(rows) if table.aliases else rows, table.read_by  # the model may write into its batch
 
 
 def _joined(name: str, samples: Sequence[Any]) -> Tensor | Ragged:

@@ -21,7 +21,7 @@ class Epochs(Source):
     def __init__(self, source: Source, rows: int) -> None:
         self._source, self.rows = source, rows
         self.thread_safe, self.elastic = source.thread_safe, source.elastic or not source.shards
-        self.own_size, self.sized_by = source.own_size, source.sized_by
+        self.own_size, self.sized_by, self.aliases = source.own_size, source.sized_by, source.aliases
         self._given = 0
         self._initial = copy.deepcopy(source.state_dict())
 

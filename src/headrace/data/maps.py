@@ -52,6 +52,8 @@ class Changed(Wrapper):
 class Mapped(Changed):
     """A table whose rows are changed as they are read, many at a time, by a function of the fields."""
 
+    aliases = False  # the function is given copies
+
     def __init__(self, table: Table, change: Change) -> None:
         super().__init__(table, change)
         self._lengths: dict[str, Tensor] = {}

@@ -11,7 +11,7 @@ import torch
 
 from ..batch import Batch, State, Stream
 from ..errors import ConfigError, DataError, SourceError
-from ..field import Field, cat, map_tensors
+from ..field import Field, cat
 from ..length import whole
 from ..order import VERSION, Indices, Order
 from .ahead import Ahead
@@ -44,6 +44,7 @@ class Reader(Source):
     elastic = True
     thread_safe = True
     marks_ends = True
+    aliases = False  # `next_batch` copies what the table keeps
 
     def __init__(
         self,
@@ -231,6 +232,7 @@ class Reader(Source):
         """Reads the rows of these runs of positions, and does to them what the table wants done."""
         pieces = [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
         macrobatch.fields = self._read(parts, pieces)
+        macrobatch.aliases = self.order.kind == "none" and self.table.aliases
         if not self.table.augments:
             return
         draws = Draws.at(self.order.seed, pieces)
@@ -246,6 +248,7 @@ class Reader(Source):
         if self.table.augments == "device":
             macrobatch.finish = finish
         else:
+            macrobatch.own()  # a map may work in place
             macrobatch.fields = finish(macrobatch.fields)
 
     def _by_epoch(self, start: int, stop: int) -> list[tuple[int, int, int]]:
@@ -270,10 +273,7 @@ class Reader(Source):
     def _stored(self, pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
         """Rows as they stand, of each run of them."""
         batches = [self._checked(self.table.rows(start, stop), stop - start) for _, start, stop in pieces]
-        fields = {name: cat([batch[name] for batch in batches]) for name in batches[0].fields}
-        if self.table.augments and len(batches) == 1:  # a map may work in place, and these may be the table's own
-            return {name: map_tensors(field, torch.clone) for name, field in fields.items()}
-        return fields
+        return {name: cat([batch[name] for batch in batches]) for name in batches[0].fields}
 
     def _indices(self, runs: Sequence[tuple[int, int]], pieces: Sequence[tuple[int, int, int]]) -> Indices:
         """The rows at these runs of positions, which are a shard's or all: those between them where that is cheaper."""

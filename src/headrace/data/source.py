@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
@@ -81,6 +82,17 @@ class Macrobatch:
     """What to wait for on the device before reading, if anything."""
     finish: Callable[[Mapping[str, Field]], Mapping[str, Field]] | None = None
     """What is still to be done to the fields once they are on the device, if anything."""
+    aliases: bool = False
+    """Whether the fields may be views of memory that the table or source keeps."""
+
+    def own(self, device: torch.device | None = None) -> None:
+        """Copies fields that are views of memory that others keep: a model may write into a batch.
+
+        Only those on `device`, if one is named: others are copied when they are moved there.
+        """
+        if self.aliases:
+            self.fields = {name: map_tensors(field, partial(_own, device)) for name, field in self.fields.items()}
+            self.aliases = False
 
     def batches(self) -> list[Batch]:
         """The minibatches, as views; copies where a view begins at an odd address.
@@ -100,6 +112,7 @@ class Macrobatch:
 
     def only(self) -> Batch:
         """The one minibatch that this holds, with nothing left to be done to it."""
+        self.own()
         if self.finish is not None:
             self.fields = self.finish(self.fields)
         return self.batches()[0]
@@ -121,6 +134,10 @@ def _all_even(field: Field, starts: Sequence[int]) -> bool:
         return True
     step = field.stride(0) * field.itemsize if field.dim() else 0
     return field.data_ptr() % EVEN == 0 and all(start * step % EVEN == 0 for start in starts)
+
+
+def _own(device: torch.device | None, tensor: Tensor) -> Tensor:
+    return tensor.clone() if device in (None, tensor.device) else tensor
 
 
 def _even(tensor: Tensor) -> Tensor:
@@ -152,6 +169,8 @@ class Source(ABC):
     """Whether its batches have a size of their own, whatever is asked: those of a loader."""
     sized_by = "rows"
     """What a size counts: rows, or the items of the stream of this name."""
+    aliases = True
+    """Whether a batch may be a view of memory that the source keeps. A feed copies such batches."""
 
     waiting: Callable[[], None] = staticmethod(lambda: None)
     """What a source that waits for others calls every now and then; what it raises is to end the wait."""
@@ -227,7 +246,9 @@ class Source(ABC):
             return None
         ends = held[-1].ends_epoch or batch is None
         counts, totals = [b.rows for b in held], [b.total for b in held]
-        return Macrobatch(concat(held), counts, totals, [b.cursor for b in held], ends, finishes=batch is None)
+        aliases = self.aliases and len(held) == 1  # several are copied together
+        cursors = [b.cursor for b in held]
+        return Macrobatch(concat(held), counts, totals, cursors, ends, finishes=batch is None, aliases=aliases)
 
     def pull(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         """The shard's part of the next batch, checked, with its cursor, whether the source shards or not."""
@@ -255,11 +276,19 @@ class Table(ABC):
 
     @abstractmethod
     def take(self, indices: Tensor) -> Batch:
-        """The rows at these numbers (int64, any order), all at once."""
+        """The rows at these numbers (int64, any order), all at once, in memory that the table does not keep."""
 
     def rows(self, start: int, stop: int) -> Batch:
-        """The rows from `start` to `stop`, as stored."""
+        """The rows from `start` to `stop`, as stored; they may be views, if `aliases` is true."""
         return self.take(torch.arange(start, stop))
+
+    @property
+    def aliases(self) -> bool:
+        """Whether `rows` may give views of memory that the table keeps. Readers copy them: models may change batches.
+
+        That is assumed of a table with `rows` of its own. Set it to False if these are always copies.
+        """
+        return type(self).rows is not Table.rows
 
     def lengths(self, stream: str) -> Tensor:
         """How many items every row of a sequence stream has, int64, on the host: for batches that count items."""

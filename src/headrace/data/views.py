@@ -76,6 +76,10 @@ class Concat(Table):
         for k, a, b in self._parts(start, stop):
             self.tables[k].expect(a, b, now=now)
 
+    @property
+    def aliases(self) -> bool:
+        return any(table.aliases for table in self.tables)
+
     def resident(self, device: torch.device) -> bool:
         return all(table.resident(device) for table in self.tables)
 
@@ -134,6 +138,10 @@ class Wrapper(Table):
     def augment(self, fields: Mapping[str, Field], draws: Draws) -> Mapping[str, Field]:
         return self.table.augment(fields, draws)
 
+    @property
+    def aliases(self) -> bool:
+        return self.table.aliases
+
     def resident(self, device: torch.device) -> bool:
         return self.table.resident(device)
 
@@ -184,6 +192,8 @@ class Run(Wrapper):
 
 class Chosen(Wrapper):
     """The rows of a table at these numbers, in this order."""
+
+    aliases = False  # rows are taken
 
     def __init__(self, table: Table, indices: Tensor) -> None:
         super().__init__(table)
@@ -257,6 +267,10 @@ class Zipped(Table):
     def expect(self, start: int, stop: int, *, now: bool = True) -> None:
         for table in self.tables:
             table.expect(start, stop, now=now)
+
+    @property
+    def aliases(self) -> bool:
+        return any(table.aliases for table in self.tables)
 
     def resident(self, device: torch.device) -> bool:
         return all(table.resident(device) for table in self.tables)

@@ -121,6 +121,8 @@ class Cache:
 class Block(Table):
     """A run of rows of one file that lie together in it."""
 
+    aliases = False
+
     def __init__(
         self, store: Store, number: int, first: int, picks: Picks, categories: Categories, cache: Cache
     ) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ...batch import State
 from ...codec import decode, encode
@@ -104,6 +104,11 @@ def length_of(data: Any) -> int | None:
         return len(data)
     except (TypeError, NotImplementedError):
         return None
+
+
+def collates(data: Any) -> bool:
+    """Whether its batches are stacked by torch's own `default_collate`: then they are new memory every time."""
+    return isinstance(data, DataLoader) and data.collate_fn is default_collate
 
 
 def made_as(data: Any, *, exact: bool, sized: bool) -> dict[str, Any]:

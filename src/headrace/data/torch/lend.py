@@ -156,7 +156,8 @@ class _InTurn:
                 "a later iteration of these batches has begun, and both read one source. Finish one before the next, "
                 "or lend another source to each: as_dataset(...)."
             )
-        return self._source.pull(self._size, self._shard)
+        macrobatch = self._source.next_macrobatch(self._size, self._size, self._shard)
+        return None if macrobatch is None else macrobatch.only()
 
     def _find(self, epoch: int) -> None:
         """Goes to the beginning of an epoch, and reads what lies between if it has to."""

@@ -10,6 +10,7 @@ from ...batch import Batch, State, Stream, torch_dtype
 from ...errors import SourceError
 from ...field import Field, has_rows, split_fields
 from ..source import WHOLE, Macrobatch, Shard, Source, check_names
+from .iterables import collates
 from .named import Names, collated, fields_of
 from .passes import Passes
 
@@ -98,6 +99,7 @@ class LoaderSource(Iterated):
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         super().__init__(loader, "batches", names, streams, timeout_s)
+        self.aliases = not collates(loader)
 
     def batches(self, size: int) -> int | None:
         return self._passes.length
@@ -118,7 +120,8 @@ class LoaderSource(Iterated):
         """One batch of the loader's: they may differ in shape, and none is asked for before it is needed."""
         batch = self.pull(size, shard)
         assert batch is not None
-        return Macrobatch(batch.fields, [batch.rows], [batch.total], [batch.cursor], batch.ends_epoch)
+        cursors, aliases = [batch.cursor], self.aliases
+        return Macrobatch(batch.fields, [batch.rows], [batch.total], cursors, batch.ends_epoch, aliases=aliases)
 
     def _count(self, size: int) -> int:
         return 1
@@ -145,6 +148,8 @@ class SampleSource(Iterated):
     They are read in this process; for worker processes, wrap them in a DataLoader. `names` and `sequences` are those of
     `from_dataset`. See `Iterated`.
     """
+
+    aliases = False  # samples are stacked
 
     def __init__(
         self,
