@@ -12,11 +12,12 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from .batch import Batch
+from .batch import Batch, State
 from .data.source import WHOLE, Macrobatch, Shard, Source, check_names
 from .errors import ConfigError, HeadraceError, SourceError
 from .field import has_rows
@@ -25,6 +26,7 @@ from .malloc import keep_freed_memory
 from .sizes import BatchSize, Sizes
 
 LEAVE_S = 5.0  # how long a feed that is closed waits for a read that is under way
+GIVE_UP_S = 300.0  # and how long where that read moves the source itself
 POLL_S = 0.1  # how long a wait may last before it looks at the stop flag
 CACHE_BYTES = 1 << 21
 AT_ONCE = 64  # batches of a source that is pulled one by one which are staged together
@@ -80,9 +82,13 @@ class Feed:
         """Whether the batch given last was the last of its macrobatch."""
         self.finished = False
         """Whether the source has said that it is finished, and is to be rewound."""
-        self._given: Batch | None = None
         self._once, self._waiting = once, waiting
         self._stager = self._choose_stager()
+        self._left: Iterator[Batch] = iter(())  # what has not been given yet of the macrobatch being read
+        self._last: Batch | None = None  # its last batch
+        self._given: State | None = None  # the cursor of the batch given last
+        self._ended = True  # whether that batch ended an epoch
+        self._failed = False  # whether a macrobatch was awaited and has not come
 
     @property
     def batches(self) -> int | None:
@@ -96,43 +102,56 @@ class Feed:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches up to the end of the epoch. An epoch that was left goes on after the last batch given."""
-        if self._given is not None:
+        if self._failed:
             self.close()
-        self.macrobatch, self.finished = 0, False
-        while (macrobatch := self._stager.next()) is not None:
-            self.macrobatch += 1
-            self.finished = macrobatch.finishes
-            self.ends_macrobatch = False
-            batches = macrobatch.batches()
-            last = batches[-1]
-            for batch in batches:
-                self._given, self.ends_macrobatch = batch, batch is last
+        if self._ended:
+            self.macrobatch, self.finished, self._ended = 0, False, False
+        while True:
+            for batch in self._left:
+                self._given, self.ends_macrobatch = batch.cursor, batch is self._last
+                self._ended = batch.ends_epoch
                 if self._own is not None:
                     self._own.samples += batch.total
                     self._own.epochs += batch.ends_epoch
                 yield batch
-            if macrobatch.ends_epoch:
-                break
-        self._given = None
-        self.finished = self.finished or macrobatch is None
+            if self._ended or not self._stage():
+                return
+
+    def _stage(self) -> bool:
+        """Begins the next macrobatch of the epoch; whether there is one."""
+        self._failed = True
+        macrobatch = self._stager.next()
+        self._failed = False
+        if macrobatch is None:
+            self.finished = self._ended = True
+            return False
+        self.macrobatch += 1
+        self.finished, self.ends_macrobatch = macrobatch.finishes, False
+        batches = macrobatch.batches()
+        self._left, self._last = iter(batches), batches[-1]
+        return True
 
     def share(self, shard: Shard) -> None:
         """From the next batch on, another part of each is read."""
         if shard != self.shard:
             self.close()
-            self.shard = shard
+            self.shard, self._left = shard, iter(())
             self._stager = self._choose_stager()
 
     def close(self) -> None:
         """Ends the thread, if there is one, and drops what was staged ahead.
 
-        The source then stands after the last batch that was given.
+        The source then stands after the last batch that was given. One without a state cannot go back: what was staged
+        is kept for the next iteration.
         """
-        self._stager.close()
-        given, self._given = self._given, None
-        at_the_end = self.finished and self.ends_macrobatch  # whoever finished the source rewinds it
-        if given is not None and given.cursor is not None and not at_the_end:
-            self.source.load_state_dict(given.cursor)
+        began = self._stager.stop()
+        if self.source.state_dict() is None:
+            return
+        self._stager.forget()
+        cursor = self._given or began
+        if cursor is not None and (began is not None or self._failed or not self._ended):  # else nothing was read ahead
+            self.source.load_state_dict(cursor)
+        self._left, self._last, self._given, self._ended, self._failed = iter(()), None, None, True, False
 
     def __enter__(self) -> "Feed":
         return self
@@ -154,11 +173,11 @@ class Feed:
         return min(amount, AT_ONCE * self.sizes.first) if macrobatch == "auto" and one_by_one else amount
 
     def _choose_stager(self) -> "_Inline | _Ahead":
-        pull, copy = _Pull(self.source, self.sizes, self.rows, self.shard, self._counters), _Copy(self.device)
-        inline = self.source.resident(self.device) or not self.source.thread_safe
-        if inline:
-            self.source.waiting = self._waiting
-        return _Inline(pull, copy) if inline else _Ahead(pull, copy, self._once, self._waiting)
+        pull = partial(_Pull, sizes=self.sizes, rows=self.rows, shard=self.shard, counters=self._counters)
+        if self.source.thread_safe and not self.source.resident(self.device):
+            return _Ahead(self.source, pull, _Copy(self.device), self._once, self._waiting)
+        self.source.waiting = self._waiting
+        return _Inline(pull(self.source), _Copy(self.device))
 
 
 class _Inline:
@@ -171,47 +190,115 @@ class _Inline:
         macrobatch = self._pull()
         return None if macrobatch is None else self._copy.wait(self._copy.start(macrobatch))
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        pass
+
+    def forget(self) -> None:
         self._pull.forget()
 
 
 class _Ahead:
-    """Stages the next macrobatch in a thread while the last one is being read: two at a time, no more."""
+    """Stages the next macrobatch in a thread while the last one is being read: two at a time, no more.
 
-    def __init__(self, pull: "_Pull", copy: "_Copy", once: bool, waiting: Callable[[], None]) -> None:
-        self._pull, self._copy, self._once, self._waiting = pull, copy, once, waiting
+    The thread reads the source at a position of its own, if the source can be read so. Then a read that takes too long
+    is left to end by itself, and moves nothing that anybody else reads.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        pull: "Callable[[Source], _Pull]",
+        copy: "_Copy",
+        once: bool,
+        waiting: Callable[[], None],
+    ) -> None:
+        self._source, self._make, self._copy, self._once, self._waiting = source, pull, copy, once, waiting
         self._thread: threading.Thread | None = None
         self._channel = _Channel()
+        self._reading = source
+        self._pull: _Pull | None = None
+        self._kept: list[Macrobatch | BaseException | None] = []  # staged for a feed that was left
+        self._began: State | None = None  # where the source stood when the thread began
 
     def next(self) -> Macrobatch | None:
-        if self._thread is None:
-            self._start()
-        staged = self._channel.take(self._waiting)
+        if self._kept:
+            staged = self._kept.pop(0)
+        else:
+            thread = self._thread or self._start()
+            staged = self._channel.take(thread, self._waiting, self._source)
         if isinstance(staged, BaseException):
-            self.close()
             raise staged
-        if staged is None or staged.finishes or (self._once and staged.ends_epoch):
-            self.close()
+        if self._thread is not None and _is_last(staged, self._once):
+            self._finish(self._thread)
         return None if staged is None else self._copy.wait(staged)
 
-    def close(self) -> None:
+    def stop(self) -> State | None:
+        """Ends the thread; where the source stood when it began, if there is one and the source can say so."""
+        thread, self._thread = self._thread, None
+        began, self._began = self._began, None
+        if thread is None:
+            return None
         self._channel.close()
-        if self._thread is not None:
-            self._thread.join(LEAVE_S)
-            if self._thread.is_alive():
-                warnings.warn(
-                    f"the data are still being read after {LEAVE_S:g} s; nobody waits for them.", stacklevel=2
-                )
-        self._thread = None
-        self._pull.forget()
+        thread.join(LEAVE_S)
+        if thread.is_alive():
+            self._leave(thread)
+        self._kept += self._channel.drain()
+        return began
 
-    def _start(self) -> None:
+    def forget(self) -> None:
+        """Drops what was staged."""
+        self._kept, self._pull = [], None
+
+    def _start(self) -> threading.Thread:
         self._channel = channel = _Channel()
         weakref.finalize(self, channel.stop.set)  # the thread holds no feed, so that a forgotten one ends it
+        if self._pull is None:
+            self._reading = self._source.apart()
+            self._pull = self._make(self._reading)
+        self._began = copy.deepcopy(self._source.state_dict())
         self._thread = threading.Thread(
             target=_stage_ahead, args=(self._pull, self._copy, channel, self._once), name="headrace-feed", daemon=True
         )
         self._thread.start()
+        return self._thread
+
+    def _finish(self, thread: threading.Thread) -> None:
+        """The thread has ended with the data: the source stands where it does."""
+        thread.join()
+        self._thread = self._began = self._pull = None
+        if self._reading is not self._source:
+            self._source.load_state_dict(self._reading.state_dict() or {})
+
+    def _leave(self, thread: threading.Thread) -> None:
+        """A read takes long: it is left where it moves nothing, else waited for."""
+        if self._reading is not self._source:
+            warnings.warn(
+                f"{_said(self._source)} is still being read {LEAVE_S:g} s after its feed was left. Nobody waits for "
+                "that read: it ends by itself, and moves nothing.",
+                stacklevel=4,
+            )
+            return
+        warnings.warn(
+            f"{_said(self._source)} is still being read {LEAVE_S:g} s after its feed was left. That read is waited for "
+            f"as it moves the source, but no longer than {GIVE_UP_S:g} s.",
+            stacklevel=4,
+        )
+        thread.join(GIVE_UP_S)
+        if thread.is_alive():
+            raise SourceError(
+                f"{_said(self._source)} has given no batch for {LEAVE_S + GIVE_UP_S:g} s after its feed was left, and "
+                "nobody knows where it will stand. Make another one; let next_batch give up where it waits for others."
+            )
+
+
+def _is_last(staged: Macrobatch | None, once: bool) -> bool:
+    """Whether nothing is staged after this until the source is rewound, or the next pass begins."""
+    return staged is None or staged.finishes or (once and staged.ends_epoch)
+
+
+def _said(source: Source) -> str:
+    """A source as messages name it."""
+    return f"{source.title} ({', '.join(stream.name for stream in source.streams)})"
 
 
 class _Channel:
@@ -222,18 +309,33 @@ class _Channel:
         self._staged: queue.Queue[Macrobatch | BaseException | None] = queue.Queue()
         self._room = threading.Semaphore(1)  # the macrobatch being read is not counted
 
-    def take(self, waiting: Callable[[], None]) -> Macrobatch | BaseException | None:
-        """The next macrobatch, once it is staged; frees the room it took."""
+    def take(
+        self, thread: threading.Thread, waiting: Callable[[], None], source: Source
+    ) -> Macrobatch | BaseException | None:
+        """The next macrobatch, once the thread has staged it; frees the room it took."""
         while True:
+            alive = thread.is_alive()
             try:
                 staged = self._staged.get(timeout=POLL_S)
             except queue.Empty:
                 waiting()
                 if self.stop.is_set():
-                    return SourceError("the feed was closed while a batch was awaited.")
+                    return SourceError(f"the feed was closed while a batch of {_said(source)} was awaited.")
+                if not alive:
+                    return SourceError(
+                        f"the thread that reads {_said(source)} is gone, and a batch was awaited of it. A process that "
+                        "was forked has no threads of its parent's: make the feed there."
+                    )
                 continue
             self._room.release()
             return staged
+
+    def drain(self) -> list[Macrobatch | BaseException | None]:
+        """What was staged and not taken."""
+        found = []
+        while not self._staged.empty():
+            found.append(self._staged.get())
+        return found
 
     def wait_for_room(self) -> bool:
         """Whether there is room for another macrobatch; false once the feed is closed."""
@@ -260,7 +362,7 @@ def _stage_ahead(pull: "_Pull", copy: "_Copy", channel: _Channel, once: bool) ->
         except BaseException as error:
             channel.put(error)
             return
-        if macrobatch is None or macrobatch.finishes or (once and macrobatch.ends_epoch):
+        if _is_last(macrobatch, once):
             return  # a source that has ended is left alone until it is rewound
 
 
@@ -321,6 +423,7 @@ class _Pull:
         self._at: Counters | None = None
         self._ended = True  # whether what was given last ended an epoch
         self._held: Macrobatch | None = None
+        self._read = 0  # rows, of what cannot say where it stands
 
     def __call__(self) -> Macrobatch | None:
         if self._source.marks_ends:
@@ -364,15 +467,17 @@ class _Pull:
         size, rows = self._sized()
         try:
             with torch.no_grad():
-                return self._counted(source.next_macrobatch(size, rows, self._shard))
+                macrobatch = self._counted(source.next_macrobatch(size, rows, self._shard))
         except HeadraceError:
             raise
         except Exception as error:
-            names = ", ".join(stream.name for stream in source.streams)
+            names, state = ", ".join(stream.name for stream in source.streams), source.state_dict()
             raise SourceError(
                 f"{source.title} failed while reading up to {rows} {source.sized_by} of {names} "
-                f"after {source.state_dict()}: {type(error).__name__}: {error}"
+                f"after {f'{self._read} rows' if state is None else state}: {type(error).__name__}: {error}"
             ) from error
+        self._read += 0 if macrobatch is None else sum(macrobatch.totals)
+        return macrobatch
 
 
 def _bytes(text: int | str, automatic: int) -> float:

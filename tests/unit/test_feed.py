@@ -1,8 +1,10 @@
 """A Feed gives the batches of its source, an epoch per iteration, whatever it stages ahead and wherever."""
 
 import gc
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -278,3 +280,167 @@ def test_an_epoch_that_was_left_goes_on_after_the_last_batch_given(kind: str) ->
         assert seen(next(iter(feed))) == whole[1]
     with hr.Feed(source, batch_size=SIZE) as feed:
         assert [seen(batch) for batch in feed] == whole[2:]
+
+
+class Forgetful(Lines):
+    """Has no state, and begins again by itself after its last row."""
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        batch = super().next_batch(size)
+        if batch is None:
+            self.at = 0
+        return batch
+
+    def state_dict(self) -> None:
+        return None
+
+
+class ForgetfulThreaded(Forgetful):
+    thread_safe = True
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("flags", [False, True])
+@pytest.mark.parametrize("kind", [Forgetful, ForgetfulThreaded])
+def test_an_epoch_of_a_source_without_state_that_was_left_goes_on_too(
+    kind: type[Forgetful], flags: bool, closed: bool
+) -> None:
+    """Nobody could read again what was read ahead of it, so it is kept."""
+    source = kind(flags=flags)
+    source.marks_ends = flags
+    feed = hr.Feed(source, batch_size=SIZE, macrobatch=8)
+    epochs = []
+    for _ in range(2):
+        rows: list[int] = []
+        while len(rows) < ROWS:
+            for batch in feed:
+                rows += batch["x"].tolist()
+                if len(rows) % 3:
+                    break
+            if closed:
+                feed.close()
+        epochs.append(rows)
+    feed.close()
+    assert epochs == [list(range(ROWS))] * 2
+
+
+def test_macrobatches_are_counted_on_in_an_epoch_that_was_left() -> None:
+    with hr.Feed(SOURCES["in memory"](), batch_size=SIZE, macrobatch=7) as feed:
+        places = []
+        for _ in range(6):
+            next(iter(feed))
+            places.append((feed.macrobatch, feed.ends_macrobatch))
+        assert places == [(1, False), (1, True), (2, False), (2, True), (3, False), (3, True)]
+
+
+# --- a read that takes long --------------------------------------------------------------------------------
+
+
+class Gate:
+    """Holds up one read, until it is opened."""
+
+    def __init__(self, held: int) -> None:
+        self._left, self.entered, self.opened = held, threading.Event(), threading.Event()
+
+    def __call__(self, *_: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            self.entered.set()
+            assert self.opened.wait(DEADLINE_S)
+
+
+def wait_no_longer(monkeypatch: pytest.MonkeyPatch, **limits: float) -> None:
+    for name, limit_s in limits.items():
+        monkeypatch.setattr(sys.modules[hr.Feed.__module__], name, limit_s)
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+@pytest.mark.parametrize("order", ["none", "full"])
+def test_a_read_that_takes_long_is_left_and_no_row_is_lost(
+    order: str, epochs: bool, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever becomes of it, it moves nothing that is read later."""
+    wait_no_longer(monkeypatch, LEAVE_S=0.01)
+    gate = Gate(held=2)
+
+    def made(before: Callable[[Tensor], None]) -> Any:
+        reader = hr.Reader(Host(before=before), order)
+        return hr.take(reader, ROWS) if epochs else reader
+
+    source = made(gate)
+    feed = hr.Feed(source, batch_size=SIZE, macrobatch=SIZE)
+    found = [next(iter(feed))]
+    assert gate.entered.wait(DEADLINE_S)
+    with pytest.warns(UserWarning, match=r"\(x, y\) is still being read 0.01 s after its feed was left"):
+        feed.close()
+    assert source.state_dict() == found[0].cursor
+    found.append(next(iter(feed)))
+    feed.close()
+    gate.opened.set()
+    assert eventually(lambda: not threads())
+    assert source.state_dict() == found[1].cursor
+    with feed:
+        found += list(feed)
+    plain = made(lambda indices: None)
+    assert [batch["x"].tolist() for batch in found] == [plain.pull(SIZE)["x"].tolist() for _ in found]
+    assert sum(batch.rows for batch in found) == ROWS
+
+
+class Held(Threaded):
+    """A source of one's own, which a read moves."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        batch = super().next_batch(size)
+        self.gate()
+        return batch
+
+
+def test_a_read_that_moves_the_source_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_no_longer(monkeypatch, LEAVE_S=0.01)
+    gate = Gate(held=3)
+    source = Held(gate)
+    with hr.Feed(source, batch_size=SIZE, macrobatch=SIZE) as feed:
+        first = next(iter(feed))
+        assert gate.entered.wait(DEADLINE_S)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            said: list[str] = []
+            monkeypatch.setattr(
+                warnings, "showwarning", lambda text, *_, **__: (said.append(str(text)), gate.opened.set())
+            )
+            feed.close()
+        assert source.state_dict() == first.cursor
+        rest = list(feed)
+    assert said[0].startswith("Held (x) is still being read 0.01 s after its feed was left. That read is waited for")
+    assert [batch["x"].tolist() for batch in [first, *rest]] == [rows for rows, *_ in pulled(Lines())[0]]
+
+
+def test_a_read_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch, threads: Threads) -> None:
+    wait_no_longer(monkeypatch, LEAVE_S=0.01, GIVE_UP_S=0.01)
+    gate = Gate(held=3)
+    feed = hr.Feed(Held(gate), batch_size=SIZE, macrobatch=SIZE)
+    next(iter(feed))
+    assert gate.entered.wait(DEADLINE_S)
+    with (
+        pytest.warns(UserWarning, match="still being read"),
+        pytest.raises(hr.SourceError, match=r"Held \(x\) has given no batch for 0.02 s"),
+    ):
+        feed.close()
+    gate.opened.set()
+    assert eventually(lambda: not threads())
+
+
+def test_a_source_without_state_that_fails_tells_how_many_rows_it_gave() -> None:
+    class Failing(Forgetful):
+        def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+            if self.at == 8:
+                raise OSError("the disk is gone")
+            return super().next_batch(size)
+
+    feed = iter(hr.Feed(Failing(), batch_size=SIZE))
+    with pytest.raises(hr.SourceError, match=r"Failing failed while reading up to 4 rows of x after 8 rows: OSError"):
+        list(feed)

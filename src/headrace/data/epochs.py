@@ -3,6 +3,8 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
+
 from ..batch import Batch, State, Stream
 from ..errors import SourceError
 from .source import WHOLE, Shard, Source
@@ -53,6 +55,17 @@ class Epochs(Source):
     @property
     def item_bytes(self) -> float:
         return self._source.item_bytes
+
+    def resident(self, device: torch.device) -> bool:
+        return self._source.resident(device)
+
+    def apart(self) -> "Epochs":
+        source = self._source.apart()
+        if source is self._source:
+            return self
+        found = copy.copy(self)
+        found._source = source
+        return found
 
     def batches(self, size: int) -> int | None:
         exact = self._source.endless and self.sized_by == "rows" and not self.own_size

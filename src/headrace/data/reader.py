@@ -197,6 +197,9 @@ class Reader(Source):
     def state_dict(self) -> State:
         return self._cursor(self.position)
 
+    def apart(self) -> "Reader":
+        return copy.copy(self)  # of what they share nothing depends on where one of them stands
+
     def load_state_dict(self, state: State) -> None:
         expected = self._cursor(self.position)
         if missing := [key for key in expected if key not in state and key != "lanes"]:

@@ -195,6 +195,10 @@ class Source(ABC):
         """Goes back to a state that `state_dict` gave."""
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
+    def apart(self) -> "Source":
+        """The same source at a position of its own, for a thread that reads ahead; itself, where that cannot be."""
+        return self
+
     @property
     def read_by(self) -> Mapping[str, Sequence[str]] | None:
         """For each stream the strings that its numbers stand for, none where it held numbers; `None` if unknown."""
