@@ -84,7 +84,7 @@ class Batch:
     or crosses the end of an epoch.
     """
 
-    __slots__ = ("_share", "cursor", "ends_epoch", "fields", "rows", "samples", "total", "whole")
+    __slots__ = ("_share", "_tells_total", "cursor", "ends_epoch", "fields", "rows", "samples", "total", "whole")
 
     def __init__(
         self,
@@ -99,6 +99,7 @@ class Batch:
         self.fields = fields
         self.rows = _rows_of(fields) if rows is None else rows
         self.total = self.samples = self.rows if total is None else total
+        self._tells_total = total is not None
         self.cursor = cursor
         self.ends_epoch = ends_epoch
         self._share = share

@@ -206,7 +206,37 @@ def test_a_source_that_does_not_shard_is_read_by_all_and_each_keeps_its_part() -
     assert apart(hr.launch(feed, InOrder(shards=False), {}), several) < EXACT
 
 
-def load(seeded: bool | None, shuffled: bool, strategy: hr.Strategy | None, batch: int) -> Found:
+class Untold(InOrder):
+    """Does not say how large the whole batch is."""
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        batch = super().next_batch(size, shard)
+        return batch if batch is None else hr.Batch(batch.fields, batch.rows)
+
+
+class Less(InOrder):
+    """Says that the whole batch is smaller than a part of it."""
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        batch = super().next_batch(size, shard)
+        return batch if batch is None else hr.Batch(batch.fields, batch.rows, total=batch.rows - 1)
+
+
+def test_a_source_that_shards_says_how_large_the_whole_batch_is() -> None:
+    """Without that, each part would count as a whole, and the mean over workers be taken twice."""
+    assert hr.launch(feed, Untold(), {})["steps"] == 8  # one worker has all of it
+    for workers in (2, 3):
+        with pytest.raises(hr.SourceError, match=rf"Untold declares shards = True, .* of {workers} .* without total="):
+            hr.launch(feed, Untold(), {}, workers=workers)
+    with pytest.raises(hr.SourceError, match=r"Less declares shards = True, .* rows and total="):
+        hr.launch(feed, Less(), {}, workers=2)
+    with pytest.raises(hr.SourceError, match=r"without total="):
+        hr.launch(feed, hr.take(Untold(), 20), {}, workers=2)
+
+
+def load(
+    seeded: bool | None, shuffled: bool, strategy: hr.Strategy | None, batch: int, rows: int | None = None
+) -> Found:
     """Trains on a DataLoader, whose generator is seeded alike, otherwise (`None`), or not at all."""
     fields = columns()
     data = TensorDataset(fields["x"], fields["y"])
@@ -215,7 +245,7 @@ def load(seeded: bool | None, shuffled: bool, strategy: hr.Strategy | None, batc
     loader = DataLoader(data, batch_size=batch, shuffle=shuffled, generator=generator)
     trainer = make("plain", strategy, inputs=None, batch_size=None)
     torch.manual_seed(here().shard.index)  # as launch has left it
-    trainer.fit(loader, epochs=2, progress=False)
+    trainer.fit(loader if rows is None else hr.take(loader, rows), epochs=2, progress=False)
     return {"weights": trainer.model.state_dict()}
 
 
@@ -230,11 +260,13 @@ def test_a_loader_that_all_read_alike_trains_as_with_one_worker(shuffled: bool) 
 @pytest.mark.filterwarnings("ignore:.*does not shard")
 @pytest.mark.parametrize("seeded", [False, None])
 @pytest.mark.parametrize("strategy", [None, hr.Periodic("3 steps")])
+@pytest.mark.parametrize("rows", [None, 32])
 def test_a_loader_that_shuffles_anew_on_every_worker_is_refused(
-    strategy: hr.Strategy | None, seeded: bool | None
+    rows: int | None, strategy: hr.Strategy | None, seeded: bool | None
 ) -> None:
+    """So are epochs made of it."""
     with pytest.raises(hr.SourceError, match=r"worker 1 has read another batch .* generator=torch.Generator"):
-        hr.launch(load, seeded, True, strategy, BATCH, workers=2)
+        hr.launch(load, seeded, True, strategy, BATCH, rows, workers=2)
 
 
 # --- what cannot be added up ------------------------------------------------------------------------------

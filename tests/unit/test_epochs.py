@@ -177,12 +177,35 @@ def test_batches_that_have_a_size_of_their_own_cross_the_end() -> None:
 
 def test_it_knows_what_its_source_knows() -> None:
     made = compose.take(rounds(35), 10)
-    assert (made.endless, made.marks_ends, made.thread_safe, made.elastic, made.sized_by) == (0, 1, 1, 1, "rows")
+    assert (made.endless, made.marks_ends, made.thread_safe, made.shards, made.elastic) == (0, 1, 1, 1, 1)
     assert made.level == rounds(35).level
     assert list(made.streams) == list(rounds(35).streams)
     assert not compose.take(Counts(), 10).thread_safe
     assert not compose.take(Counts(), 10).endless
     assert compose.take(Again(9), 10).level == Again(9).level
+
+
+class Waiting(Shares):
+    """Says the opposite of what is usual, of everything that can be said."""
+
+    thread_safe = elastic = own_size = True
+    sized_by, aliases = "id", False
+    title = "Numbers"
+
+
+def test_whatever_a_source_says_of_itself_is_said_of_its_epochs() -> None:
+    """Also what is added to sources one day."""
+    source = Waiting()
+    made = compose.take(source, 10)
+    plain = {name for name, said in vars(hr.Source).items() if isinstance(said, bool | str) and name[0] != "_"}
+    assert plain >= {"shards", "thread_safe", "marks_ends", "endless", "elastic", "own_size", "sized_by", "aliases"}
+    assert {name: getattr(made, name) for name in plain} == {name: getattr(source, name) for name in plain} | {
+        "marks_ends": True,
+        "endless": False,
+    }
+    assert made.title == "Numbers"
+    assert not compose.take(Counts(), 10).shards
+    assert compose.take(rounds(35), 10).resident(torch.device("cpu"))
 
 
 def test_row_bytes_are_those_of_its_source() -> None:

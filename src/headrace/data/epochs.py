@@ -17,13 +17,9 @@ class Epochs(Source):
     end. A source that ends is rewound, where it can be, and goes on within the epoch.
     """
 
-    shards = True
-    marks_ends = True
-
     def __init__(self, source: Source, rows: int) -> None:
+        self.take_over(source, marks_ends=True, endless=False)
         self._source, self.rows = source, rows
-        self.thread_safe, self.elastic = source.thread_safe, source.elastic or not source.shards
-        self.own_size, self.sized_by, self.aliases = source.own_size, source.sized_by, source.aliases
         self._given = 0
         self._initial = copy.deepcopy(source.state_dict())
 
@@ -39,6 +35,10 @@ class Epochs(Source):
     @waiting.setter
     def waiting(self, call: Callable[[], None]) -> None:
         self._source.waiting = call
+
+    @property
+    def title(self) -> str:
+        return self._source.title
 
     @property
     def read_by(self) -> Mapping[str, Sequence[str]] | None:

@@ -195,6 +195,11 @@ class Source(ABC):
         """Goes back to a state that `state_dict` gave."""
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
+    def take_over(self, source: "Source", **others: Any) -> None:
+        """Has everything that another source says of itself, but for what is given here: for one made of another."""
+        for name in _TRAITS:
+            setattr(self, name, others.get(name, getattr(source, name)))
+
     def apart(self) -> "Source":
         """The same source at a position of its own, for a thread that reads ahead; itself, where that cannot be."""
         return self
@@ -260,10 +265,25 @@ class Source(ABC):
         if batch is None:
             return None
         check_batch(batch, self.streams, type(self).__name__, None if self.own_size else size, self.sized_by)
-        if shard.count > 1 and not self.shards:
+        if shard.count > 1 and self.shards:
+            self._check_total(batch, shard)
+        elif shard.count > 1:
             self.witness(batch)
         cursor = copy.deepcopy(self.state_dict() if batch.cursor is None else batch.cursor)
         return _part(batch, WHOLE if self.shards else shard, cursor)
+
+    def _check_total(self, batch: Batch, shard: Shard) -> None:
+        """Raises unless a shard's part of a batch tells how large the whole is: workers are weighed by that."""
+        if batch._tells_total and batch.total >= batch.rows:
+            return
+        said = f"and total={batch.total}" if batch._tells_total else "without total="
+        raise SourceError(
+            f"{type(self).__name__} declares shards = True, and gave shard {shard.index} of {shard.count} {batch.rows} "
+            f"rows {said}. Say how many rows the whole batch has, of all shards: hr.Batch(fields, total=...)."
+        )
+
+
+_TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool | str) and name[0] != "_"]
 
 
 class Table(ABC):
