@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,13 +11,19 @@ from torch import Tensor
 from .errors import ConfigError, DataError
 from .field import Field, Opaque, Ragged, Rows, Sparse, cat, has_rows, map_tensors, split_fields
 
+ANY = -1
+"""A size that differs between batches."""
+
 State = dict[str, Any]
 """What a cursor is made of: plain JSON values (a source of the user's own may add tensors)."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One named column: the shape of a single row, its dtype and how it is stored."""
+    """One named column: the shape of a single row, its dtype and how it is stored.
+
+    A size of -1 is one that differs between batches, as that of padding does.
+    """
 
     name: str
     shape: tuple[int, ...] = ()
@@ -52,7 +58,22 @@ class Stream:
 
     def __str__(self) -> str:
         kinds = [*["sparse"] * (self.layout == "sparse"), *["sequences of"] * self.sequence]
-        return " ".join([f"{self.name}:", *kinds, f"{self.dtype}{list(self.shape)}"])
+        sizes = ", ".join("?" if size == ANY else str(size) for size in self.shape)
+        return " ".join([f"{self.name}:", *kinds, f"{self.dtype}[{sizes}]"])
+
+    @property
+    def varies(self) -> bool:
+        """Whether its rows differ in shape from batch to batch."""
+        return ANY in self.shape
+
+    def fits(self, other: "Stream") -> bool:
+        """Whether rows of the one may be rows of the other: a size that differs between batches fits any."""
+        if self == other:
+            return True
+        sizes = zip(self.shape, other.shape, strict=False)
+        return replace(self, shape=other.shape) == other and (
+            len(self.shape) == len(other.shape) and all(a == b or ANY in (a, b) for a, b in sizes)
+        )
 
 
 def _sizes(name: str, shape: Any) -> tuple[int, ...]:
@@ -60,8 +81,8 @@ def _sizes(name: str, shape: Any) -> tuple[int, ...]:
     try:
         sizes = tuple(operator.index(size) for size in shape)
     except TypeError:
-        sizes = (-1,)
-    if isinstance(shape, str) or any(size < 0 for size in sizes):
+        sizes = (ANY - 1,)
+    if isinstance(shape, str) or any(size < ANY for size in sizes):
         wanted = f"({shape!r},)" if isinstance(shape, int) else "(3,), or () where a row is one number"
         raise ConfigError(f"stream {name!r}: shape= is the sizes of a row, as in {wanted}; got {shape!r}.")
     return sizes

@@ -168,7 +168,7 @@ def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) ->
         expected = known.get(stream.name)
         if expected is None:
             raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
-        if stream != expected:
+        if not stream.fits(expected):
             said = f"the {name} data have {stream} where the training data have {expected}. They must agree."
             if stream.sequence != expected.sequence or stream.shape[1:] == expected.shape[1:] != stream.shape:
                 said += (

@@ -1,7 +1,9 @@
 """Streams say what a row is; batches hold rows of every stream and the cursor that follows them."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -55,6 +57,60 @@ def test_the_stream_of_a_tensor_has_the_shape_and_dtype_of_one_row(rows: Tensor,
 def test_equal_streams_are_equal_however_they_are_spelled() -> None:
     rows = torch.zeros(5, 3, dtype=torch.float64)
     assert hr.Stream("x", [3], "double") == hr.Stream("x", torch.Size([3]), "float64") == hr.Stream.of("x", rows)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        (3, r"stream 'x': shape= is the sizes of a row, as in \(3,\); got 3"),
+        ("ab", r"stream 'x': shape= is the sizes of a row, .* got 'ab'"),
+        ((2.5,), r"got \(2.5,\)"),
+        ((3, -2), r"got \(3, -2\)"),
+        (None, "got None"),
+    ],
+)
+def test_a_shape_is_the_sizes_of_a_row(shape: Any, message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        hr.Stream("x", shape)
+
+
+def test_a_size_may_differ_between_batches() -> None:
+    padded = hr.Stream("ids", (-1, 3), "int64")
+    assert str(padded) == "ids: int64[?, 3]"
+    assert padded.varies
+    for shape, fits in {
+        (5, 3): True,
+        (9, 3): True,
+        (-1, -1): True,
+        (5, 4): False,
+        (5,): False,
+        (5, 3, 1): False,
+    }.items():
+        assert padded.fits(hr.Stream("ids", shape, "int64")) == fits
+        assert hr.Stream("ids", shape, "int64").fits(padded) == fits
+    assert not padded.fits(hr.Stream("ids", (5, 3), "int32"))
+    assert not padded.fits(hr.Stream("words", (5, 3), "int64"))
+
+
+def test_rows_by_number_have_one_shape(tmp_path: Path) -> None:
+    class Padded(hr.Table):
+        streams = (hr.Stream("ids", (-1,)),)
+
+        def __len__(self) -> int:
+            return 3
+
+        def take(self, indices: Tensor) -> hr.Batch:
+            return hr.Batch({"ids": torch.zeros(len(indices), int(indices.max()) + 1)})
+
+    (tmp_path / "x.ctf").write_text("|ids 1 2\n")
+    np.save(tmp_path / "ids.npy", np.zeros((3, 2), np.float32))
+    for make in (
+        lambda: hr.Reader(Padded()),
+        lambda: hr.open_ctf(tmp_path / "x.ctf", Padded.streams),
+        lambda: hr.open_table(tmp_path / "ids.npy", streams=Padded.streams),
+    ):
+        with pytest.raises(hr.DataError, match=r"ids: float32\[\?\]: -1 stands for a size that differs"):
+            make()
 
 
 def test_an_unknown_layout_is_refused() -> None:

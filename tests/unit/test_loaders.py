@@ -3,7 +3,7 @@
 import multiprocessing
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,67 @@ def test_batches_of_every_kind_are_read(batch: Any, fields: dict[str, list[int]]
 def test_batches_may_differ_in_what_they_are_padded_to() -> None:
     batches = [(torch.zeros(2, length), torch.zeros(2)) for length in (3, 5, 4)]
     assert [batch["x"].shape[1] for batch in hr.Feed(LoaderSource(batches))] == [3, 5, 4]
+
+
+def padded(batch: list[dict[str, Any]]) -> dict[str, Tensor]:
+    ids = torch.nn.utils.rnn.pad_sequence([row["ids"] for row in batch], batch_first=True)
+    return {"ids": ids, "y": torch.tensor([row["y"] for row in batch])}
+
+
+def sentences(lengths: Iterable[int]) -> Any:
+    return [{"ids": torch.arange(1, length + 1), "y": k % 2} for k, length in enumerate(lengths)]
+
+
+class Bag(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = torch.nn.Embedding(99, 4), torch.nn.Linear(4, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.out(self.embed(ids).mean(1))
+        return found
+
+
+def reading() -> hr.Trainer:
+    model = Bag()
+    return hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1))
+
+
+BY_LENGTH = {"batch_sampler": [[0, 1], [2, 3]]}  # rows of one length are put together
+PADDED: dict[str, tuple[Any, Any]] = {
+    "collated": tuple(DataLoader(sentences(rows), 2, collate_fn=padded) for rows in ([3, 5, 9, 2], [7, 7])),
+    "one by one": tuple(DataLoader(sentences(rows), 1) for rows in ([3, 5, 9, 2], [7, 7])),
+    "by length": tuple(DataLoader(sentences(rows), **BY_LENGTH) for rows in ([3, 3, 5, 5], [7, 7, 2, 2])),
+    "in memory": tuple([padded(sentences(rows)) for rows in lengths] for lengths in ([[3, 5], [9, 2]], [[7, 7]])),
+}
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_data_whose_batches_are_padded_apart_are_trained_on_and_scored(kind: str) -> None:
+    train, val = PADDED[kind]
+    history = reading().fit(train, val=val, test=val, epochs=2, progress=False)
+    assert len(history["val/loss"]) == 2
+    assert str(hr.LoaderSource(train).streams[0]) == "ids: int64[?]"
+
+
+@pytest.mark.parametrize("kind", PADDED)
+@pytest.mark.parametrize("macrobatch", ["auto", 100])
+def test_epochs_of_batches_that_are_padded_apart(kind: str, macrobatch: Any) -> None:
+    train, _ = PADDED[kind]
+    widths = [batch["ids"].shape[1] for batch in hr.Feed(hr.LoaderSource(train), batch_size=1)]
+    with hr.Feed(hr.take(train, 4), batch_size=1, macrobatch=macrobatch) as feed:
+        assert [[batch["ids"].shape[1] for batch in feed] for _ in range(2)] == [widths] * 2
+
+
+def test_a_loader_that_stacks_rows_declares_their_shape() -> None:
+    """So that data for which the model is not made are refused before the first update."""
+    wide, narrow = (DataLoader([(torch.zeros(width), 0.0) for _ in range(4)], 2) for width in (5, 4))
+    assert str(hr.LoaderSource(wide).streams[0]) == "x: float32[5]"
+    trainer = reading()
+    with pytest.raises(
+        hr.DataError, match=r"the val data have x: float32\[4\] where the training data have x: float32\[5"
+    ):
+        trainer.fit(wide, val=narrow, epochs=1, progress=False)
 
 
 @pytest.mark.parametrize(

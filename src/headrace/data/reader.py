@@ -19,7 +19,7 @@ from .draws import Draws
 from .lanes import KINDS, AheadInLanes, Lanes
 from .mix import MixOrder
 from .packing import STRETCH, ByItems, ByRows, Packing, Span
-from .source import WHOLE, Cursor, Macrobatch, Shard, Source, Table, check_batch, check_names
+from .source import WHOLE, Cursor, Macrobatch, Shard, Source, Table, check_batch, check_fixed, check_names
 
 WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
 BY_BLOCKS = ("blocks", "blocks-only", "rows-only")
@@ -70,6 +70,7 @@ class Reader(Source):
                 raise ConfigError(f"{name}= is at least 1, got {limit!r}.")
         max_epochs, max_samples = whole(max_epochs), whole(max_samples)
         check_names(table.streams)
+        check_fixed(table.streams)
         self.table, self.sized_by = table, count
         if order in BY_BLOCKS and block is None and table.block is None:
             raise ConfigError(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 import torch
 from torch import Tensor
 
-from ..batch import Batch, State, Stream, concat, torch_dtype
+from ..batch import ANY, Batch, State, Stream, concat, torch_dtype
 from ..errors import ConfigError, SourceError, unknown
 from ..field import Field, Opaque, has_rows, map_tensors, split_fields, tensors_of
 
@@ -243,7 +243,8 @@ class Source(ABC):
         held: list[Batch] = []
         batch: Batch | None = None
         found = 0
-        while found < rows and not (held and (held[-1].ends_epoch or _whole(held[-1]))):
+        varies = any(stream.varies for stream in self.streams)  # then batches cannot be joined
+        while found < rows and not (held and (varies or held[-1].ends_epoch or _whole(held[-1]))):
             batch = self.pull(size, shard)
             if batch is None:
                 break
@@ -412,7 +413,7 @@ def check_batch(
                 )
             continue
         got = Stream.of(stream.name, rows)
-        if got != stream:
+        if not got.fits(stream):
             raise SourceError(f"{owner}: expected stream {stream}, got {got}. Change the declaration or the rows.")
         if len(rows) != batch.rows:
             raise SourceError(f"{owner}: stream {stream.name!r} has {len(rows)} rows in a batch of {batch.rows}.")
@@ -422,7 +423,7 @@ def _item_bytes(stream: Stream) -> float:
     """Of a sparse item, whose numbers nobody has counted, a guess."""
     if stream.layout == "sparse":
         return SOME
-    return math.prod(stream.shape) * torch_dtype(stream.dtype).itemsize
+    return math.prod(SOME if size == ANY else size for size in stream.shape) * torch_dtype(stream.dtype).itemsize
 
 
 def check_names(streams: Sequence[Stream]) -> None:
@@ -432,6 +433,15 @@ def check_names(streams: Sequence[Stream]) -> None:
     names = [s.name for s in streams]
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise SourceError(f"stream names must be unique, got {', '.join(map(repr, twice))} more than once.")
+
+
+def check_fixed(streams: Sequence[Stream]) -> None:
+    """Raises on sizes that differ between batches: the rows of a table or a file have one shape."""
+    if loose := [stream for stream in streams if stream.varies]:
+        raise SourceError(
+            f"{loose[0]}: -1 stands for a size that differs between the batches of a Source, and rows by number have "
+            "one shape. Declare the size, or sequences: hr.Stream(..., sequence=True)."
+        )
 
 
 def _part(batch: Batch, shard: Shard, cursor: State | None) -> Batch:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...batch import Stream
 from ...errors import ConfigError, unknown
-from ..source import check_names
+from ..source import check_fixed, check_names
 
 DTYPES = (
     "float32",
@@ -67,6 +67,7 @@ class Layout:
         if strange := [s for s in streams if not isinstance(s, Stream)]:
             raise ConfigError(f"streams= takes Streams, got {strange[0]!r}. Try Stream('x', (5,)).")
         check_names(streams)
+        check_fixed(streams)
         fields = dict(fields or {})
         for name in fields:
             if name not in {s.name for s in streams}:

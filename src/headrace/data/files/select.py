@@ -14,7 +14,7 @@ from ...batch import Stream, torch_dtype
 from ...errors import ConfigError, DataError, unknown
 from ...field import Field, Ragged, Sparse
 from ..codes import DOT, shown
-from ..source import check_names
+from ..source import check_fixed, check_names
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
@@ -31,6 +31,7 @@ def streams_in(streams: Any) -> tuple[Stream, ...]:
     if strange := [stream for stream in streams if not isinstance(stream, Stream)]:
         raise ConfigError(f"streams= takes Streams, got {strange[0]!r}. Try Stream('x', (5,)).")
     check_names(streams)
+    check_fixed(streams)
     return tuple(streams)
 
 

@@ -111,6 +111,14 @@ def collates(data: Any) -> bool:
     return isinstance(data, DataLoader) and data.collate_fn is default_collate
 
 
+def stacks(data: Any) -> bool:
+    """Whether any two rows may come to be stacked, so that all batches agree in the shape of a row.
+
+    Of rows that are padded, of batches of one row and of those that a sampler has put together, nobody knows.
+    """
+    return collates(data) and data.batch_size is not None and data.batch_size > 1
+
+
 def made_as(data: Any, *, exact: bool, sized: bool) -> dict[str, Any]:
     """What has to be the same on both sides of a resume."""
     made: dict[str, Any] = {"exact": exact, "length": length_of(data), "batch_size": None, "num_workers": None}

@@ -1,16 +1,17 @@
 """Batches and samples that others load: a DataLoader, an IterableDataset, anything that can be iterated again."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ...batch import Batch, State, Stream, torch_dtype
+from ...batch import ANY, Batch, State, Stream, torch_dtype
 from ...errors import SourceError
 from ...field import Field, has_rows, split_fields
 from ..source import WHOLE, Macrobatch, Shard, Source, check_names
-from .iterables import collates
+from .iterables import collates, stacks
 from .named import Names, collated, fields_of
 from .passes import Passes
 
@@ -50,7 +51,7 @@ class Iterated(Source):
     @property
     def streams(self) -> Sequence[Stream]:
         if self._streams is None:
-            self._learn([Stream.of(*item) for item in self._fields([self._passes.peek()]).items()])
+            self._learn(self._common([Stream.of(*item) for item in self._fields([self._passes.peek()]).items()]))
         return self._streams or ()
 
     @property
@@ -71,6 +72,10 @@ class Iterated(Source):
 
     def _count(self, size: int) -> int:
         return size
+
+    def _common(self, streams: list[Stream]) -> list[Stream]:
+        """What all batches have of these streams, which are those of the first."""
+        return streams
 
     def _fields(self, items: list[Any]) -> dict[str, Field]:
         raise NotImplementedError
@@ -100,6 +105,7 @@ class LoaderSource(Iterated):
     ) -> None:
         super().__init__(loader, "batches", names, streams, timeout_s)
         self.aliases = not collates(loader)
+        self._uniform = stacks(loader)
 
     def batches(self, size: int) -> int | None:
         return self._passes.length
@@ -125,6 +131,9 @@ class LoaderSource(Iterated):
 
     def _count(self, size: int) -> int:
         return 1
+
+    def _common(self, streams: list[Stream]) -> list[Stream]:
+        return streams if self._uniform else [replace(s, shape=(ANY,) * len(s.shape)) for s in streams]
 
     def _fields(self, items: list[Any]) -> dict[str, Field]:
         return fields_of(items[0], self._names, self._name)
