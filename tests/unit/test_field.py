@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -537,3 +538,13 @@ def test_what_does_not_fit_is_refused_in_a_sentence(make: Callable[[], Any], mes
 def test_outputs_of_other_sequences_are_refused() -> None:
     with pytest.raises(hr.DataError, match="3"):
         ragged([2, 1]).items_of(ragged([1, 1]))
+
+
+@pytest.mark.parametrize("number", [int, np.int64, np.int32, torch.tensor])
+def test_a_row_of_sequences_is_found_by_any_kind_of_whole_number(number: Any) -> None:
+    words = hr.Ragged.of([[1, 2], [3]])
+    assert [words[number(k)].tolist() for k in (0, 1, -1)] == [[1, 2], [3], [3]]
+    with pytest.raises(IndexError):
+        words[number(2)]
+    with pytest.raises(hr.DataError, match=r"rows are cut start:stop, got 0.5"):
+        words[0.5]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class Ragged(Rows):
 
     def __getitem__(self, key: Any) -> Any:
         """Row i as a tensor, or rows start:stop as a view."""
-        if not isinstance(key, int):
+        if not isinstance(key, SupportsIndex):
             items, offsets, bounds = self._run(key)
             return Ragged._made(self.values[items], offsets, bounds)
         row = range(len(self))[key]
