@@ -1,8 +1,10 @@
 """Loaders and iterables of others as sources: what they give, and that a training on them can be resumed."""
 
+import gc
 import multiprocessing
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -144,6 +146,55 @@ def test_workers_that_are_to_stay_do_and_give_every_epoch() -> None:
     assert pids[0] == pids[1] != []
     assert [n for batch in feed for n in batch["y"].tolist()] == list(range(SIZE, ROWS))
     loader._iterator._shutdown_workers()
+
+
+def test_how_exactly_a_loader_resumes_is_said_where_workers_draw() -> None:
+    """A resume gives other numbers there, as nobody can save where those of a worker stand."""
+    said = [
+        ("by replay: ", "are dropped", DataLoader(Samples(), SIZE)),
+        ("by replay: ", "are dropped", DataLoader(Samples(), SIZE, num_workers=2)),
+        (
+            "by replay: ",
+            "; not so what workers that stay for the next epoch (persistent_workers) draw at random for samples",
+            DataLoader(Samples(), SIZE, num_workers=2, persistent_workers=True),
+        ),
+        ("exactly, ", "'s own state", stateful(Samples())),
+        ("exactly, ", "; not so what its workers draw at random for samples", stateful(Samples(), num_workers=2)),
+    ]
+    for begins, ends, loader in said:
+        level = hr.LoaderSource(loader).level
+        assert level.startswith(begins)
+        assert level.endswith(ends)
+
+
+@pytest.mark.parametrize("how", ["fit", "val", "epochs", "left", "failed", "fed"])
+def test_a_loader_that_is_not_needed_any_more_is_gone_at_once(how: str) -> None:
+    """Found by the garbage collector later, one with workers that stay would hold up the process for seconds."""
+
+    def used() -> Any:
+        loader, other = (DataLoader(sentences([4, 4, 4, 4]), 2) for _ in range(2))
+        trainer = reading()
+        if how == "left":
+            for _ in trainer.steps(loader, epochs=1):
+                break
+        elif how == "failed":
+            trainer.model.out.register_forward_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                trainer.fit(loader, epochs=1, progress=False)
+        elif how == "fed":
+            next(iter(hr.Feed(hr.LoaderSource(loader))))
+        else:
+            data = hr.take(loader, 2) if how == "epochs" else loader
+            trainer.fit(data, val=other if how == "val" else None, epochs=1, progress=False)
+        return weakref.ref(loader), weakref.ref(other)
+
+    used()  # what torch imports at its first step holds the frames of that step
+    gc.collect()
+    gc.disable()
+    try:
+        assert [held() for held in used()] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

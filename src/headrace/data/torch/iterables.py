@@ -84,6 +84,17 @@ def knows_where_it_stands(data: Any) -> bool:
     return data.num_workers > 0 or type(order).__module__.startswith("torchdata.") or isinstance(order, Stateful)
 
 
+def forgotten_of(data: Any, exact: bool) -> str:
+    """What is lost of data at a resume, in a clause: nobody can save where the random numbers of a worker stand.
+
+    The workers of a replay begin as they began, unless they had stayed from the epoch before.
+    """
+    if not isinstance(data, DataLoader) or not data.num_workers:
+        return ""
+    whose = "its workers" if exact else "workers that stay for the next epoch (persistent_workers)"
+    return f"not so what {whose} draw at random for samples" if exact or data.persistent_workers else ""
+
+
 def _forgets_rows(data: Any) -> bool:
     """Whether it has a shuffle buffer of Hugging Face's, whose rows are not in its state."""
     waiting = [getattr(data, "_ex_iterable", None)] if hugging_kind(data) else []

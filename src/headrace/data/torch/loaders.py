@@ -1,6 +1,6 @@
 """Batches and samples that others load: a DataLoader, an IterableDataset, anything that can be iterated again."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -43,7 +43,7 @@ class Iterated(Source):
         timeout_s: float,
     ) -> None:
         self._name, self._names = named(data), None if names is None else tuple(names)
-        self._passes = Passes(data, self._name, unit, timeout_s, lambda: self.waiting())
+        self._passes = Passes(data, self._name, unit, timeout_s)
         self._streams: tuple[Stream, ...] | None = None
         if streams is not None:
             self._learn(streams)
@@ -55,10 +55,20 @@ class Iterated(Source):
         return self._streams or ()
 
     @property
+    def waiting(self) -> Callable[[], None]:
+        """Called now and then while worker processes are awaited."""
+        return self._passes.waiting
+
+    @waiting.setter
+    def waiting(self, call: Callable[[], None]) -> None:
+        self._passes.waiting = call
+
+    @property
     def level(self) -> str:
+        found = f"by replay: the epoch of the {self._name} begins again, and the batches that were used are dropped"
         if self._passes.exact:
-            return f"exactly, after any batch, by the {self._name}'s own state"
-        return f"by replay: the epoch of the {self._name} begins again, and the batches that were used are dropped"
+            found = f"exactly, after any batch, by the {self._name}'s own state"
+        return f"{found}; {forgotten}" if (forgotten := self._passes.forgotten) else found
 
     def state_dict(self) -> State:
         return self._passes.state_dict()

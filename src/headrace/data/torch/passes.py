@@ -16,6 +16,7 @@ from ...batch import State
 from ...errors import ConfigError, SourceError
 from .iterables import (
     by_value,
+    forgotten_of,
     generators_of,
     hugging_kind,
     knows_where_it_stands,
@@ -37,18 +38,20 @@ _KEYS = ("epoch", "given", "random", "generators", "own", "made")
 class Passes:
     """The items of an iterable: the batches of a loader, or the samples of a data set.
 
-    `who` names it in messages, `unit` its items. `waiting` is called now and then while worker processes are awaited;
-    what it raises leaves everything where it is.
+    `who` names it in messages, `unit` its items. Nothing here refers to itself, so that a loader that nobody needs is
+    gone at once: where the garbage collector finds it, its workers end after seconds.
     """
 
-    def __init__(self, data: Iterable[Any], who: str, unit: str, timeout_s: float, waiting: Callable[[], None]) -> None:
+    def __init__(self, data: Iterable[Any], who: str, unit: str, timeout_s: float) -> None:
         if timeout_s <= 0:
             raise ConfigError(f"timeout_s= is a number of seconds above 0, got {timeout_s}.")
         refuse_shares(data)
         self.data, self.who, self.unit, self.timeout_s = data, who, unit, timeout_s
-        self._waiting = waiting
+        self._waiting: Callable[[], None] = lambda: None
         self.exact = knows_where_it_stands(data)
         """Whether the iterable's own state is what it goes back by."""
+        self.forgotten = forgotten_of(data, self.exact)
+        """What no state and no replay brings back, in a clause."""
         self.length = length_of(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         by_number = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
@@ -63,6 +66,17 @@ class Passes:
         self._random: State | None = None  # those that the epoch began with, once it has
         self._generators: list[Tensor] | None = None
         self._own: State | None = None
+
+    @property
+    def waiting(self) -> Callable[[], None]:
+        """Called now and then while worker processes are awaited; what it raises leaves everything where it is."""
+        return self._waiting
+
+    @waiting.setter
+    def waiting(self, call: Callable[[], None]) -> None:
+        self._waiting = call
+        if isinstance(self._pass, Workers):
+            self._pass.waiting = call
 
     # --- forward -----------------------------------------------------------------------------------------
 

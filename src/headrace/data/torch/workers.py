@@ -45,7 +45,7 @@ class Workers(Iterator[Any]):
     """One pass over a loader that has worker processes."""
 
     def __init__(self, loader: DataLoader[Any], found: Any, limit_s: float, waiting: Callable[[], None]) -> None:
-        self._loader, self._iterator, self._limit_s, self._waiting = loader, found, limit_s, waiting
+        self._loader, self._iterator, self._limit_s, self.waiting = loader, found, limit_s, waiting
         with suppress(ValueError):
             _remove_worker_pids(id(self._iterator))
         self._iterator._worker_pids_set = False
@@ -60,7 +60,7 @@ class Workers(Iterator[Any]):
                 except StopIteration:
                     raise
                 except Exception as error:
-                    self._waiting()  # workers that a signal has ended, which asks this process to stop, have not failed
+                    self.waiting()  # workers that a signal has ended, which asks this process to stop, have not failed
                     if not str(error).startswith(_TIMED_OUT):
                         raise
                 if time.monotonic() > end:
