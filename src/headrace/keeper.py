@@ -106,6 +106,7 @@ class RunKeeper(Keeper):
         self._config: config.Config = {}
         self._overtakes = -1  # a checkpoint that the training has gone back from; the next one replaces it
         self._refusable = False  # whether it has been trained in this run, and this training has not begun
+        self._good: list[int] = []  # the step of the last checkpoint that can be gone on from, if it is known
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
     def __enter__(self) -> "RunKeeper":
@@ -150,14 +151,35 @@ class RunKeeper(Keeper):
                 raise RunError(f"resume='must', and {self.path} has no checkpoint. Use resume='auto' to start it.")
             self._run.refuse_without_checkpoints()
             return None
-        state = decode(contents)
+        state, saved = decode(contents), contents.step
+        if _is_stuck(state):
+            contents, state = self._before(contents, state)
         check_model(state["model"], model.state_dict())
-        state["forced"], state["saved"] = self._override, contents.step
+        self._good = [] if _is_stuck(state) else [contents.step]
+        state["forced"], state["saved"] = self._override, saved
         state["overridden"] = self._check_settings(state["config"], settings, state["limits"], limits)
         self._rows_until = contents.step - ("row" not in state["done"])
-        for step in steps[-(self._keep.last or 1) :]:
+        for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
             self._best_steps[step] = self._marked_by(step, contents)
         return state
+
+    def _before(self, stuck: Contents, state: State) -> tuple[Contents, State]:
+        """The last checkpoint before this one that can be gone on from; this one, if there is none."""
+        for step in reversed([step for step in self._store.steps() if step < stuck.step]):
+            try:
+                contents = self._store.load(step)
+                found = decode(contents)
+            except CheckpointError:
+                continue
+            if not _is_stuck(found):
+                text = (
+                    f"{self.path} stopped within an epoch, at step {stuck.step}, where data without a state_dict "
+                    f"cannot go on. It goes on from step {step}, with data that have to begin an epoch there."
+                )
+                self._run.log(text)
+                warnings.warn(text, stacklevel=3)
+                return contents, found
+        return stuck, state
 
     def begin(self, info: Info, nbytes: int) -> None:
         with suppress(OSError):  # whatever a save that was cut short has left
@@ -197,7 +219,9 @@ class RunKeeper(Keeper):
         large = {part: state[part] for part in _LARGE}
         many = dict(_tensors_in(large))
         copies, keys = self._copier(tensors | many), {id(tensor): key for key, tensor in many.items()}
-        self._best_steps[info.step] = info.kept
+        if not _is_stuck(state):
+            self._good = [info.step]
+        self._best_steps[info.step] = [*info.kept, *self._good]
         if len(self._best_steps) > (self._keep.last or 1):
             del self._best_steps[min(self._best_steps)]
         best_steps = [step for steps in self._best_steps.values() for step in steps]
@@ -272,6 +296,12 @@ class RunKeeper(Keeper):
         for difference in found:
             self._run.log(f"overridden: {difference}")
         return found
+
+
+def _is_stuck(state: State) -> bool:
+    """Whether a state is one within an epoch of data that could not say where they stood: nobody can go on there."""
+    within = state["counters"]["steps"] and not state["place"]["ends_epoch"]
+    return bool(within) and state["source"]["cursor"] is None
 
 
 def make_keeper(

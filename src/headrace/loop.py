@@ -48,6 +48,7 @@ class Loop:
         self._due = False  # whether another is due
         self._left_out = 0  # updates not made, as far as the host knew
         self._skipped = 0  # updates that were skipped before this training
+        self._put_off = False  # whether one waits for the end of the epoch
         self._common = False  # whether something was due after the last update for all workers
 
     def run(self) -> Generator[Info]:
@@ -253,7 +254,7 @@ class Loop:
         self._tell(told, counters)
         self._keep_best()
         self._at.complete = True
-        self._due = self._due or (self._once("save") and self._keeper.due(info, self._at.rows))
+        self._due = self._due or (self._once("save") and self._save_is_due())
 
     def _keep_best(self) -> None:
         """The weights of this step are kept, if a callback or whoever drives the loop has marked it."""
@@ -265,6 +266,13 @@ class Loop:
             with self._crew.agreed(self._at):
                 self._keeper.mark_best(self._trainer.model)
         self._due |= self._once("best")
+
+    def _save_is_due(self) -> bool:
+        """Whether a checkpoint is to be written. Where data have no state, it waits for the end of the epoch."""
+        self._put_off |= self._keeper.due(self._info, self._at.rows)
+        due = self._put_off and (self._at.initial is not None or self._info.ends_epoch)
+        self._put_off &= not due
+        return due
 
     def _report(self) -> dict[str, Any]:
         """What has been trained since the last report."""

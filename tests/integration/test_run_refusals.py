@@ -188,25 +188,50 @@ class Stream(hr.Source):
         return hr.Batch({"x": X[start : self.at], "y": Y[start : self.at]})
 
 
-def test_a_source_without_state_goes_on_between_epochs_and_is_refused_within_one(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="Stream has no state_dict"):
-        steps(make(), tmp_path / "run", 5, data=Stream())
-    parts, whole = make(network(seed=1)), make()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert steps(parts, tmp_path / "run", 7, data=Stream()) == 5
-        trainer = make(network(seed=2))
-        before = state(trainer)
-        with pytest.raises(hr.CheckpointError, match=r"within an epoch, and Stream cannot go back.*state_dict"):
-            steps(trainer, tmp_path / "run", data=Stream())
-        same(state(trainer), before)
-        whole.fit(Stream(), epochs=2, progress=False)
-        for step in (6, 7):
-            path = tmp_path / "run" / "checkpoints" / f"step-{step:012d}"
-            if path.exists():
-                path.rename(tmp_path / path.name)
-        assert steps(parts, tmp_path / "run", data=Stream()) == 5
+@pytest.mark.filterwarnings("ignore:Stream has no state_dict")
+@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("every", ["1 epoch", "3 steps"])
+def test_a_source_without_state_that_was_left_within_an_epoch_goes_on_from_its_beginning(
+    every: str, keep: int, tmp_path: Path
+) -> None:
+    """Whenever checkpoints are due and however few are kept, the one to go on from is there."""
+    whole, parts = make(), make()
+    history = whole.fit(Stream(), steps=20, progress=False)
+    options = {"checkpoint_every": every, "keep": keep, "progress": False, "run": tmp_path / "run"}
+    parts.fit(Stream(), steps=7, **options)
+    for limit, before in ((14, 5), (17, 10), (20, 15)):
+        parts = make(network(seed=limit))
+        with pytest.warns(UserWarning, match=rf"within an epoch, at step .* It goes on from step {before}, with data"):
+            found = parts.fit(Stream(), steps=limit, **options)
     same(state(parts), state(whole))
+    assert found["train/loss"] == history["train/loss"]
+    assert list(found["train/loss"]) == list(history["train/loss"])
+
+
+@pytest.mark.filterwarnings("ignore:Stream has no state_dict", "ignore:.*does not shard")
+def test_workers_that_read_a_source_without_state_go_on_from_the_beginning_of_an_epoch(tmp_path: Path) -> None:
+    def trained(run: Path | None, limit: int) -> Any:
+        trainer = make()
+        trainer.fit(Stream(), steps=limit, run=run, checkpoint_every="3 steps", keep=1, progress=False)
+        return state(trainer)
+
+    hr.launch(trained, tmp_path / "run", 7, workers=2)
+    with pytest.warns(UserWarning, match="It goes on from step 5, with data that have to begin an epoch there"):
+        parts = hr.launch(trained, tmp_path / "run", 12, workers=2)
+    same(parts, hr.launch(trained, None, 12, workers=2))
+
+
+def test_a_source_without_state_is_refused_where_there_is_no_checkpoint_between_epochs(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Stream has no state_dict"):
+        steps(make(), tmp_path / "run", 7, data=Stream())
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        if path.name != f"step-{7:012d}":
+            path.rename(tmp_path / path.name)
+    trainer = make(network(seed=2))
+    before = state(trainer)
+    with pytest.raises(hr.CheckpointError, match=r"within an epoch, and Stream cannot go back.*state_dict"):
+        steps(trainer, tmp_path / "run", data=Stream())
+    same(state(trainer), before)
 
 
 class Marked(Stream):
