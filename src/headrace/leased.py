@@ -7,8 +7,9 @@ import torch
 
 from .batch import Batch, State, Stream
 from .comm.center import Center, Lease
+from .data.macrobatch import Macrobatch
 from .data.reader import Reader
-from .data.source import WHOLE, Macrobatch, Shard, Source
+from .data.source import WHOLE, Shard, Source
 from .errors import ConfigError, SourceError
 
 _OWN = ("used", "leases", "pass")

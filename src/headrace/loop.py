@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import check, config, evaluate, passes, rng
+from . import config, evaluate, passes, rng
 from .batch import Batch
 from .data.reader import Reader
 from .data.source import Source
@@ -175,7 +175,7 @@ class Loop:
             if not info.alone:
                 self._due |= self._crew.decide(info, self._asked, False, True)
             if state["rng"] is not None:
-                with _readable():
+                with readable():
                     rng.restore(state["rng"], trainer.device)
             info.look_at_limits()
             if info.step:

@@ -17,9 +17,10 @@ from ..order import VERSION, Indices, Order
 from .ahead import Ahead
 from .draws import Draws
 from .lanes import KINDS, AheadInLanes, Lanes
+from .macrobatch import Macrobatch
 from .mix import MixOrder
 from .packing import STRETCH, ByItems, ByRows, Packing, Span
-from .source import WHOLE, Cursor, Macrobatch, Shard, Source, Table, check_batch, check_fixed, check_names
+from .source import WHOLE, Cursor, Shard, Source, Table, check_batch, check_fixed, check_names
 
 WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
 BY_BLOCKS = ("blocks", "blocks-only", "rows-only")

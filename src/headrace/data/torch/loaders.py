@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 from ...batch import ANY, Batch, State, Stream, torch_dtype
 from ...errors import SourceError
 from ...field import Field, has_rows, split_fields
-from ..source import WHOLE, Macrobatch, Shard, Source, check_names
+from ..macrobatch import Macrobatch
+from ..source import WHOLE, Shard, Source, check_names
 from .iterables import collates, stacks
 from .named import Names, collated, fields_of
 from .passes import Passes
