@@ -72,7 +72,7 @@ class Update:
         settings = self._step.settings
         self._precision.unscale(self.arena.optimizer)
         if settings.clip_norm is not None or settings.clip_value is not None:
-            clip(self._found, settings.clip_norm, settings.clip_value)
+            clip(self._found, self.arena.pieces(), settings.clip_norm, settings.clip_value)
         if self._first:
             self._fresh = [tensor._version for tensor in self.arena.live_tensors()]
         self._stepping = True

@@ -92,6 +92,43 @@ def test_a_training_with_frozen_parameters_goes_on_bit_for_bit(stop: int, tmp_pa
     assert not changed(run(tmp_path / "run"), run(None))
 
 
+class SometimesShallow(nn.Module):
+    """Leaves layers out of an update at random; those have no gradients then."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate, self.first, self.last = rate, nn.Linear(6, 32), nn.Linear(32, 3)
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            if float(torch.rand(())) >= self.rate:
+                x = x + torch.tanh(block(x))
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize(("rate", "frozen"), [(0.5, ""), (0.0, "blocks.1.*"), (0.5, "blocks.2.*")])
+def test_a_norm_is_the_same_after_a_resume_whichever_parameters_have_missed_updates(
+    rate: float, frozen: str, optimizer: Any, tmp_path: Path
+) -> None:
+    def run(path: Path | None, seed: int = 0, until: int = 0) -> dict[str, Tensor]:
+        torch.manual_seed(seed)
+        model = SometimesShallow(rate)
+        made = optimizer(model.parameters(), lr=0.1)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), made, batch_size=20, clip_norm=0.05)
+        callbacks = [hr.Freeze(frozen, until="8 steps")] if frozen else []
+        for info in trainer.steps((X, Y), epochs=2, callbacks=callbacks, run=path, logs=False):
+            if info.step == until:
+                break
+        return snapshot(model)
+
+    for step in range(1, 20):  # each goes on from the last, for one step
+        run(tmp_path / "run", seed=step - 1, until=step)
+    assert not changed(run(tmp_path / "run", seed=20), run(None))
+
+
 def test_a_name_that_no_parameter_has_is_refused_with_the_nearest() -> None:
     with pytest.raises(hr.ConfigError, match=r"0\.weight"):
         made().fit((X, Y), epochs=1, progress=False, callbacks=[hr.Freeze("0.weigth")])

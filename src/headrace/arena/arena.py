@@ -1,6 +1,7 @@
 """One optimizer's parameters and gradients, stored as a few long vectors."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -57,8 +58,13 @@ class Arena:
             self.vectors += [make_vector(number, params, self.names, places) for params in homes.values()]
         for vector in self.vectors:
             vector.runs = [make_run(vector, slots, optimizer) for slots in alike(vector.slots, optimizer)]
+        self._layout = [list(vector.slots) for vector in self.vectors]
+        homed = [slot.param for slots in self._layout for slot in slots]
+        self._rank = {param: k for k, param in enumerate([*self.loose, *homed])}
         self._proven = False
         self._slots: list[Slot] = []
+        self._missing: Set[Slot] = frozenset()  # what the last update does not reach
+        self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
         self._runs: list[Run] = []
         self._gradient_views: list[Tensor] = []
         self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
@@ -115,9 +121,20 @@ class Arena:
             reached = self._reduced(reduce, reached)
         if not (plain and all(reached)):
             return self._collect_some(reached)
+        self._missing = frozenset()
         for run in self._runs:
             run.handle.grad = run.gradient
         return [run.gradient for run in self._runs] + _present(self.loose)
+
+    def pieces(self) -> list[Tensor]:
+        """The gradients that `collect` has found, in the longest pieces that lie side by side: for a norm of them all.
+
+        How a sum is cut shows in its last bits. These cuts follow from the layout and from what this update reaches;
+        those of the runs follow from all updates before it, which a resumed training does not make again.
+        """
+        if self._pieces is None or self._pieces[0] != self._missing:
+            self._pieces = self._missing, list(self._side_by_side())
+        return self._pieces[1] + _present(self.loose)
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state by parameter names, as views of what it works on."""
@@ -154,7 +171,7 @@ class Arena:
                 run.handle.grad, run.gradient = None, vector.gradients
             for slot in vector.slots:
                 slot.gradient = vector.gradients
-        self._gradient_views, self._homes = [], []
+        self._gradient_views, self._homes, self._pieces = [], [], None
         for vector in self.vectors:
             for run in vector.runs:
                 unpack_state(run, self.optimizer)
@@ -192,7 +209,7 @@ class Arena:
 
     def _collect_some(self, reached: list[bool]) -> list[Tensor]:
         """The slow path ends: parameters that miss the update leave their runs."""
-        missing = {slot for slot, hit in zip(self._slots, reached, strict=True) if not hit}
+        self._missing = missing = {slot for slot, hit in zip(self._slots, reached, strict=True) if not hit}
         runs = len(self._runs)
         for vector in self.vectors:
             vector.runs = [part for run in vector.runs for part in split(vector, run, self.optimizer, missing)]
@@ -204,6 +221,14 @@ class Arena:
             run.handle.grad = None if run.slots[0] in missing else run.gradient
         self._proven = True
         return [run.gradient for run in self._runs if run.slots[0] not in missing] + _present(self.loose)
+
+    def _side_by_side(self) -> Iterator[Tensor]:
+        found = set(self._slots) - self._missing
+        for vector, layout in zip(self.vectors, self._layout, strict=True):
+            for there, slots in groupby(layout, key=lambda slot: slot in found):
+                if there:
+                    piece = list(slots)
+                    yield vector.gradients[piece[0].start : piece[-1].stop]
 
     def _adopt_new_groups(self) -> None:
         """Groups that were added to the optimizer meanwhile: their parameters stay as they are."""
@@ -234,6 +259,7 @@ class Arena:
         slot.param.data = slot.value.clone()
         slot.param.grad = gradient
         self.loose.append(slot.param)
+        self.loose.sort(key=lambda param: self._rank.get(param, len(self._rank)))  # whichever was the first
 
     def _hand_over(self) -> None:
         """Gives the optimizer the runs, and keeps at hand what every update needs."""
@@ -248,6 +274,7 @@ class Arena:
         self._gradient_views = [slot.gradient for slot in self._slots]
         self._versions = [known.get(slot, slot.gradient._version) for slot in self._slots]
         self._runs = [run for vector in self.vectors for run in vector.runs]
+        self._pieces = None
 
 
 def _is_sparse(gradient: Tensor | None) -> bool:

@@ -7,10 +7,13 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 
-def clip(gradients: Sequence[Tensor], norm: float | None, value: float | None) -> None:
-    """Clips gradients to a total norm and to a largest element, as torch's own functions do."""
-    if norm is not None:
-        scale = torch.clamp(norm / (norm_of(gradients) + 1e-6), max=1.0)
+def clip(gradients: Sequence[Tensor], pieces: Sequence[Tensor], norm: float | None, value: float | None) -> None:
+    """Clips gradients to a total norm and to a largest element, as torch's own functions do.
+
+    `pieces` are the same numbers cut in a way that is the same in every training, as `Arena.pieces` gives them.
+    """
+    if norm is not None and gradients:
+        scale = torch.clamp(norm / (norm_of(pieces) + 1e-6), max=1.0)
         torch._foreach_mul_(list(gradients), scale)
     if value is not None:
         for gradient in map(_elements, gradients):
