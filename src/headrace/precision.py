@@ -1,5 +1,6 @@
 """The number formats that a forward pass runs in, and the loss scaling that half precision needs."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -50,14 +51,14 @@ class Precision:
         """What a backward pass starts from."""
         return seed if self._scaler is None else self._scaler.scale(seed)
 
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Takes the scale out of the gradients again; `step` has to follow."""
-        if self._scaler is not None:
+    def unscale(self, optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
+        """Takes the scale out of the optimizer's gradients again, if there are any; `step` has to follow."""
+        if self._scaler is not None and gradients:
             self._scaler.unscale_(optimizer)
 
-    def step(self, arena: Arena) -> None:
+    def step(self, arena: Arena, gradients: Sequence[Tensor]) -> None:
         """The update; a scaled one is left out, and the scale lowered, when its gradients overflowed."""
-        if self._scaler is None:
+        if self._scaler is None or not gradients:
             arena.hands.step()
             return
         with arena.hands.ours():

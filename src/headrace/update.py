@@ -70,13 +70,13 @@ class Update:
     def apply(self) -> None:
         """Clips and steps."""
         settings = self._step.settings
-        self._precision.unscale(self.arena.optimizer)
+        self._precision.unscale(self.arena.optimizer, self._found)
         if settings.clip_norm is not None or settings.clip_value is not None:
             clip(self._found, self.arena.pieces(), settings.clip_norm, settings.clip_value)
         if self._first:
             self._fresh = [tensor._version for tensor in self.arena.live_tensors()]
         self._stepping = True
-        self._precision.step(self.arena)
+        self._precision.step(self.arena, self._found)
         self._stepping = self._first = False
 
     def describe(self) -> str:

@@ -339,7 +339,10 @@ def test_a_training_that_was_stopped_early_has_nothing_left_to_train(workers: in
     assert first == hr.launch(main, workers=workers) == hr.launch(main, workers=workers)
 
 
-def test_all_parameters_of_one_of_several_optimizers_may_be_frozen() -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"clip_norm": 0.1}, {"clip_value": 0.1}, {"precision": "fp16"}, {"arena": False}], ids=str
+)
+def test_all_parameters_of_one_of_several_optimizers_may_be_frozen(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": nn.Linear(6, 3), "b": nn.Linear(3, 3)})
 
@@ -355,7 +358,7 @@ def test_all_parameters_of_one_of_several_optimizers_may_be_frozen() -> None:
     optimizers = {key: torch.optim.SGD(model[key].parameters(), lr=0.1) for key in model}
     losses = {key: hr.CrossEntropy() for key in model}
     before = snapshot(chain)
-    trainer = hr.Trainer(chain, losses, optimizers, batch_size=20)
+    trainer = hr.Trainer(chain, losses, optimizers, batch_size=20, **options)
     trainer.fit((X, Y), epochs=1, progress=False, callbacks=[hr.Freeze("parts.a.*")])
     assert changed(before, snapshot(chain)) == {"parts.b.weight", "parts.b.bias"}
 
