@@ -296,14 +296,19 @@ class Trainer:
         The model stays in its arena between calls; `release` takes it out.
         """
         self._muster()
+        self._crew.comm.at(self._step.updates, "training")
         batch = self._crew.shared(self._as_batch(batch).to(self.device), self.model)
-        if (streams := batch.streams) != self._known_streams:
-            for objective in self.objectives.values():
-                objective.prepare(streams, {})
-            self._known_streams = streams
-        with evaluate.mode(self._modules, training=True), plans.deterministic_mode(self.deterministic):
-            outcome = as_outcome(self.train_step(batch), "train_step", batch)
-            self._step.guard.settle()
+        try:
+            if (streams := batch.streams) != self._known_streams:
+                for objective in self.objectives.values():
+                    objective.prepare(streams, {})
+                self._known_streams = streams
+            with evaluate.mode(self._modules, training=True), plans.deterministic_mode(self.deterministic):
+                outcome = as_outcome(self.train_step(batch), "train_step", batch)
+                self._step.guard.settle()
+        except BaseException as error:
+            self._crew.torn(error)
+            raise
         return outcome.losses
 
     def train_step(self, batch: Batch) -> Outcome:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from nursery import Child, start, tell
+from torch import Tensor, nn
 from torch_workers import be_worker, free_port, hangs, is_killed, is_stopped, over_gloo
 
+import headrace as hr
 from headrace.comm import here
 from headrace.errors import WorkerError
 
@@ -185,3 +187,99 @@ def test_without_a_fault_nobody_says_anything(tmp_path: Path) -> None:
             assert child.ending() == 0, child.output
             assert child.told == []
             assert child.output == ""
+
+
+# --- an update by hand that fails, and a program that goes on ------------------------------------------------
+
+
+class Fails(nn.Module):
+    """Large enough that gradients travel in parts; an error of the backward pass comes when some have travelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rest = nn.Linear(4, 1024), nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024))
+        self.last = nn.Linear(1024, 2)
+        self.where = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.where == "forward":
+            raise KeyError("on purpose")
+        x = self.first(x)
+        if self.where == "backward":
+            x.register_hook(self.fail)
+        return self.last(self.rest(x))  # type: ignore[no-any-return]
+
+    def fail(self, gradient: Tensor) -> None:
+        raise KeyError("on purpose")
+
+
+def steps_on(index: int, where: str, failing: tuple[int, ...]) -> list[str]:
+    """Four updates by hand, the third of which fails on some of the workers; what the errors say."""
+    torch.manual_seed(0)
+    model, said = Fails(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = hr.Trainer(model, hr.MSE(), optimizer, strategy=hr.Synchronous())
+    for step in range(4):
+        model.where = where if step == 2 and index in failing else ""
+        x = torch.full((4, 4), float("nan") if step == 2 and where == "nan" else 1.0 + step + index)
+        try:
+            trainer.step((x, torch.ones(4, 2)))
+        except (KeyError, hr.HeadraceError) as error:
+            said.append(f"{step} {error}")
+    return [*said, f"{model.first.weight.double().sum().item()}"]
+
+
+def steps_by_hand(index: int, port: int, gloo: bool, where: str, failing: tuple[int, ...]) -> None:
+    be_worker(index, 2, port, TIMEOUT_S)
+    if gloo:
+        over_gloo()
+    for line in steps_on(index, where, failing):
+        tell(line)
+
+
+FAILED = "worker {} failed in an update that the workers make together (KeyError: 'on purpose')."
+
+
+@pytest.mark.parametrize("gloo", [pytest.param(False, id="one-host"), pytest.param(True, id="several-hosts")])
+@pytest.mark.parametrize("failing", [(0, 1), (1,)], ids=str)
+@pytest.mark.parametrize("where", ["backward", "forward"])
+def test_a_worker_that_has_failed_in_a_common_update_makes_no_more_of_them(
+    tmp_path: Path, where: str, failing: tuple[int, ...], gloo: bool
+) -> None:
+    port = free_port()
+    with ExitStack() as stack:
+        children = [stack.enter_context(start(steps_by_hand, tmp_path, k, port, gloo, where, failing)) for k in (0, 1)]
+        for index, child in enumerate(children):
+            if index in failing:
+                assert child.until("2") == "'on purpose'"
+                assert child.until("3").startswith(FAILED.format(index))
+            else:
+                assert child.until("2") == "worker 1 failed at step 2: KeyError: 'on purpose'"
+            assert child.code() == 0, child.output
+
+
+@pytest.mark.parametrize("failing", [(0, 1), (1,)], ids=str)
+def test_so_does_a_virtual_one(failing: tuple[int, ...]) -> None:
+    said: dict[int, list[str]] = {}
+
+    def main() -> None:
+        said[here().shard.index] = steps_on(here().shard.index, "backward", failing)
+
+    if failing == (1,):
+        with pytest.raises(KeyError, match="on purpose"):
+            hr.launch(main, workers=2)
+        return
+    hr.launch(main, workers=2)
+    for index in failing:
+        assert said[index][1].startswith("3 " + FAILED.format(index))
+
+
+def test_workers_who_all_find_a_loss_that_is_not_finite_go_on_together() -> None:
+    said: dict[int, list[str]] = {}
+
+    def main() -> None:
+        said[here().shard.index] = steps_on(here().shard.index, "nan", ())
+
+    hr.launch(main, workers=2)
+    assert all(len(lines) == 2 and lines[0].startswith("2 step 3 ") for lines in said.values())
+    assert said[0][1] == said[1][1]

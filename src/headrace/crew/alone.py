@@ -125,6 +125,9 @@ class Crew:
         """A batch for one update of this model by hand, of which every worker brings its part."""
         return batch
 
+    def torn(self, error: BaseException) -> None:
+        """An update by hand was left by an error."""
+
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of an epoch, as many for every worker."""
         yield from feed

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from ..batch import Batch
 from ..data.reader import Reader
 from ..data.source import Shard, Source
-from ..errors import CheckpointError, ConfigError, DataError
+from ..errors import CheckpointError, ConfigError, DataError, NonFiniteError, WorkerError
 from ..field import Ragged
 from ..info import Best, Info
 from ..keeper import Keeper, State
@@ -51,6 +51,7 @@ class Lockstep(Crew):
         self._model: nn.Module | None = None
         self._made_before = -1  # updates
         self._warned = False  # of a best step that cannot be kept
+        self._torn = ""  # what has ended an update by hand that others may have made
         self._measures = False  # whether each worker measures its own rows, as batch normalisation does
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
@@ -75,7 +76,7 @@ class Lockstep(Crew):
         tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer._modules) for n, t in tensors_of(m).items()]
         every = self.comm.gather({**facts, "model": {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors}})
         by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
-        self._model, self._word, self._made_before = trainer.model, Word(self.comm), -1
+        self._model, self._word, self._made_before, self._torn = trainer.model, Word(self.comm), -1, ""
         self._spread(trainer._modules)
 
     def shared(self, batch: Batch, model: nn.Module) -> Batch:
@@ -84,12 +85,22 @@ class Lockstep(Crew):
                 f"step() makes one update, and {type(self.strategy).__name__} has rounds of several. "
                 "Use fit() or steps(), or strategy=hr.Synchronous()."
             )
+        if self._torn:
+            raise WorkerError(
+                f"worker {self.comm.shard.index} failed in an update that the workers make together ({self._torn}). "
+                "The others may have made it, or may be waiting: end all workers, and go on from the last checkpoint."
+            )
         if self._model is not model:
             self._model = model
             self._spread([model])
         rows = torch.tensor([float(batch.rows)], dtype=torch.float64)
         self.comm.all_reduce(rows)
         return Batch(batch.fields, batch.rows, total=int(rows))
+
+    def torn(self, error: BaseException) -> None:
+        if not isinstance(error, NonFiniteError):  # all workers find that in the same numbers, and go on alike
+            self._torn = f"{type(error).__name__}: {error}"
+            self.comm.tell(error)
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         for batch in feed if self._certain else as_long_as_any(feed, self.comm):
