@@ -22,6 +22,8 @@ from .schedule import check_schedule
 from .sizes import Sizes
 
 SCAN_ROWS = 65536
+OF_UPDATES = {"clip_norm": None, "clip_value": None, "microbatch": None, "precision": "fp32", "nonfinite": "stop"}
+"""Settings of an update, by what they are where nothing is to be done."""
 
 
 def positive(name: str, value: Any, whole: bool = False) -> None:
@@ -44,6 +46,24 @@ def setting(name: str, value: Any) -> None:
         raise ConfigError(unknown("nonfinite", value, ("stop", "skip")))
     elif name == "schedule":
         check_schedule(value)
+
+
+def own_update(given: Mapping[str, Any], shared: bool) -> None:
+    """Raises if a trainer has settings for updates, or shares them, and its `train_step` makes updates of its own.
+
+    `shared`: whether several workers make every update together.
+    """
+    lost = [f"{name}={given[name]!r}" for name, nothing in OF_UPDATES.items() if given[name] != nothing]
+    if lost:
+        raise ConfigError(
+            f"train_step made an update of its own, which knows nothing of {', '.join(lost)}. Call "
+            "super().train_step(batch), or leave the setting out and do in train_step what it stands for."
+        )
+    if shared:
+        raise ConfigError(
+            "train_step made an update of its own, which the other workers know nothing of. Call "
+            "super().train_step(batch), or use a strategy of local updates, as Periodic."
+        )
 
 
 def device_for(device: str | torch.device, model: nn.Module) -> torch.device:

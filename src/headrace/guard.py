@@ -6,7 +6,7 @@ for: a flag on the device masks the update, and the host reads the flag at the e
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -41,6 +41,7 @@ class Guard(ABC):
         self.skip = skip
         self.skipped = 0
         """Updates left out so far because a loss or a gradient was not finite."""
+        self._watched: tuple[str, Callable[[], Mapping[str, Tensor]]] | None = None
 
     read: Callable[[Scalar], Scalar]
     """A number as this guard keeps it: on the host, or left on the device."""
@@ -64,6 +65,23 @@ class Guard(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Drops what has not been looked at: a training that was left is no concern of the next."""
+
+    def watch(self, step: str, left: Callable[[], Mapping[str, Tensor]]) -> None:
+        """An update was made by hand, perhaps: `look` looks at what it has left, at the latest to settle."""
+        self._watched = step, left
+
+    def look(self) -> None:
+        """Raises if what updates by hand have left is not finite."""
+        watched, self._watched = self._watched, None
+        if watched is None:
+            return
+        step, tensors = watched[0], watched[1]()
+        flags = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist() if tensors else []
+        if bad := [name for name, sound in zip(tensors, flags, strict=True) if not sound]:
+            raise NonFiniteError(
+                f"{step}: the updates of train_step have left {', '.join(map(repr, bad[:3]))} not finite, which cannot "
+                "be undone. Go on from the last checkpoint, with a lower rate, or clip the gradients in train_step."
+            )
 
     def _bad(self, what: str, untouched: str) -> None:
         self.skipped += 1
@@ -105,10 +123,10 @@ class HostGuard(Guard):
         return 0.0 if sound else math.nan
 
     def forget(self) -> None:
-        pass
+        self._watched = None
 
     def settle(self) -> None:
-        pass
+        self.look()
 
 
 class DeviceGuard(Guard):
@@ -151,10 +169,14 @@ class DeviceGuard(Guard):
         return _sum(moved) if moved else 0.0
 
     def forget(self) -> None:
-        self._pending, self._host_steps = [], []
+        self._pending, self._host_steps, self._watched = [], [], None
         self._count.zero_()
 
     def settle(self) -> None:
+        self._read_flags()
+        self.look()
+
+    def _read_flags(self) -> None:
         pending, count = self._pending, int(self._count) if self._pending else 0
         if not pending:
             return
@@ -162,7 +184,8 @@ class DeviceGuard(Guard):
         for idle, counters in self._host_steps:
             for counter in counters if bool(idle) else []:
                 counter -= 1
-        self.forget()
+        self._pending, self._host_steps = [], []
+        self._count.zero_()
         if not count:
             return
         self.skipped += count if self.skip else 0

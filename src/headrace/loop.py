@@ -18,7 +18,6 @@ from .keeper import Keeper, State
 from .leased import Leased
 from .leaving import mind_if_unheard
 from .objective import scoring
-from .outcome import as_outcome
 from .plan import Plan, deterministic_mode
 from .preempt import Interrupted
 from .schedule import groups_of, make_rates, put_rate
@@ -69,7 +68,7 @@ class Loop:
                             call("on_epoch_start", info)
                         found = True
                         self._at.rates.before(self._crew.progress(info))
-                        info.outcome = as_outcome(trainer.train_step(batch), "train_step", batch)
+                        info.outcome = trainer._update(batch)
                         self._left_out += info.outcome.applied is False
                         self._count(batch, feed.macrobatch, feed.finished)
                         evaluate.record(info.outcome, self._at.tally, self._at.metrics, self._objective, trainer.target)

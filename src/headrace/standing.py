@@ -155,11 +155,6 @@ class Standing:
         """The model, and objectives that are modules too."""
         return self._trainer._modules
 
-    @property
-    def made(self) -> int:
-        """How many updates this worker's step has made."""
-        return self._trainer._step.updates
-
     def updates(self) -> dict[str, Any]:
         """What the next update depends on beside the weights."""
         return self._trainer._step.state_dict()

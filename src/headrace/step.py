@@ -1,5 +1,6 @@
 """One step of one model: an update for each of its optimizers."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .arena import Arena, Buffers, Replica, by_name, check_state, is_plain, load_state, names_of, owners
+from .arena.gradients import all_finite
 from .batch import Batch
 from .errors import CheckpointError
 from .guard import Guard
@@ -68,6 +70,7 @@ class Step:
         self.ends_alone = False
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
         self._parts: list[Update] = []
+        self._sound: set[str] | None = None  # what was finite before the first update by hand
         self.measure(measured)
         self.change(**asdict(settings))
 
@@ -156,6 +159,24 @@ class Step:
         """The model as a strategy sees it, at home."""
         self.home()
         return Replica(self.model, lambda: [part.arena for part in self._parts])
+
+    def expect(self) -> None:
+        """An update may be made by hand: what is not finite before the first of them is not its fault."""
+        if self._sound is None:
+            self._sound = {name for name, tensor in self._fractions() if all_finite([tensor])}
+
+    def watch(self, outcome: Outcome) -> None:
+        """It was made: weights and buffers are looked at when the guard settles, at once if a loss is not finite."""
+        sound = self._sound or set()
+        self.guard.watch(f"step {self.updates}", lambda: {name: t for name, t in self._fractions() if name in sound})
+        losses = [self.guard.read(term.sum) for term in outcome.terms.values()]
+        if not all(isinstance(loss, Tensor) or math.isfinite(loss) for loss in losses):
+            self.guard.look()
+
+    def _fractions(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            if tensor.is_floating_point():
+                yield name, tensor.detach()
 
     def halve(self, rows: int) -> bool:
         """Makes the microbatch half of what did not fit; says whether it may and can."""

@@ -304,7 +304,7 @@ class Trainer:
                     objective.prepare(streams, {})
                 self._known_streams = streams
             with evaluate.mode(self._modules, training=True), plans.deterministic_mode(self.deterministic):
-                outcome = as_outcome(self.train_step(batch), "train_step", batch)
+                outcome = self._update(batch)
                 self._step.guard.settle()
         except BaseException as error:
             self._crew.torn(error)
@@ -316,7 +316,8 @@ class Trainer:
 
         Return what this returns, an `Outcome(losses, outputs)`, or losses by name, as means over the rows of the batch;
         without outputs there are no training metrics. An override that never comes here finds an ordinary model and
-        optimizer; one that mixes both says `arena=False`.
+        optimizer, and the trainer can have no `clip_norm`, `clip_value`, `microbatch`, `precision` or
+        `nonfinite="skip"`; one that mixes both says `arena=False`.
         """
         check.is_batch(batch, "train_step")
         return self._step(batch)
@@ -359,6 +360,19 @@ class Trainer:
         if known is None:
             remember_categories(self.model, held or None)
         return found
+
+    def _update(self, batch: Batch) -> Outcome:
+        """One update by `train_step`; what an override has had a hand in is looked at."""
+        if getattr(self.train_step, "__func__", None) is Trainer.train_step:
+            return self.train_step(batch)
+        step, made = self._step, self._step.updates
+        step.expect()
+        outcome = as_outcome(self.train_step(batch), "train_step", batch)
+        if step.updates == made:
+            check.own_update(self._config, self.strategy.shares_updates)
+            step.updates += 1
+        step.watch(outcome)
+        return outcome
 
     @property
     def _evaluates_plainly(self) -> bool:

@@ -1,5 +1,6 @@
 """Updates made by hand beside the trainer's, several optimizers, and steps of which nothing is left to report."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,3 +117,119 @@ def test_a_loss_by_name_that_is_no_number_is_told_so(loss: Any) -> None:
 
     with pytest.raises(hr.ConfigError, match="evaluate_step: the loss 'far' is one number, the mean over the rows"):
         Strange(model := network(), hr.CrossEntropy(), sgd(model)).validate((X, Y))
+# --- what a train_step of one's own is told ------------------------------------------------------------------
+
+
+class Own(hr.Trainer):
+    """Updates that never come to the original; the one with a factor that is not 1 is ruined by it."""
+
+    factor = 1.0
+
+    def train_step(self, batch: hr.Batch) -> Any:
+        loss = F.cross_entropy(self.model(batch["x"]), batch["y"])
+        by_hand(self.model, self.optimizer, self.factor * loss)
+        return {"loss": loss}
+
+
+class Passing(hr.Trainer):
+    """Comes to the original, and may make an update by hand after it."""
+
+    factor = 0.0
+
+    def train_step(self, batch: hr.Batch) -> Any:
+        return self.pass_on(batch)
+
+    def pass_on(self, batch: hr.Batch) -> Any:
+        outcome = super().train_step(batch)
+        if self.factor:
+            by_hand(self.model, self.optimizer, self.factor * self.model(batch["x"]).square().mean())
+        return outcome
+
+
+def ruined(trainer: Any, **options: Any) -> None:
+    """A training whose third update by hand makes the weights infinite."""
+    for info in trainer.steps((X, Y), **options):
+        trainer.factor = float("inf") if info.step == 2 else type(trainer).factor
+
+
+def saved(run: Path) -> list[int]:
+    return sorted(int(path.name.rpartition("-")[2]) for path in (run / "checkpoints").glob("step-*"))
+
+
+def made(kind: type[hr.Trainer], **options: Any) -> hr.Trainer:
+    model = network()
+    return kind(model, hr.CrossEntropy(), sgd(model), **{"batch_size": BATCH, "order": "none"} | options)
+
+
+SETTINGS = [
+    {"clip_norm": 0.1},
+    {"clip_value": 0.01},
+    {"precision": "bf16"},
+    {"precision": "fp16"},
+    {"microbatch": 4},
+    {"microbatch": "auto"},
+    {"nonfinite": "skip"},
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_settings_that_an_update_of_ones_own_cannot_have_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    ((name, value),) = options.items()
+    trainer = made(Own, **options)
+    with pytest.raises(hr.ConfigError, match=rf"train_step .*{name}={value!r}.*super"):
+        trainer.fit((X, Y), epochs=1, progress=False, run=tmp_path / "run", checkpoint_every="1 step")
+    assert trainer.history.rows == []
+    assert saved(tmp_path / "run") == [0]
+    with pytest.raises(hr.ConfigError, match=rf"train_step .*{name}={value!r}"):
+        made(Own, **options).step((X, Y))
+
+
+@pytest.mark.parametrize("options", [{}, *SETTINGS], ids=str)
+def test_a_train_step_that_comes_to_the_original_keeps_every_setting(options: dict[str, Any]) -> None:
+    x = X.clone()
+    if options == {"nonfinite": "skip"}:
+        x[20] = float("nan")
+    found = [made(kind, **options) for kind in (Passing, hr.Trainer)]
+    histories = [trainer.fit((x, Y), epochs=2, progress=False) for trainer in found]
+    assert equal(found[0].model, found[1].model)
+    assert histories[0].rows == histories[1].rows
+    assert found[0].skipped == found[1].skipped == (2 if options == {"nonfinite": "skip"} else 0)
+
+
+@pytest.mark.parametrize("macrobatch", [BATCH, ROWS])
+@pytest.mark.parametrize("kind", [Own, Passing])
+def test_what_an_update_by_hand_has_left_is_looked_at(kind: Any, macrobatch: int, tmp_path: Path) -> None:
+    trainer = made(kind, macrobatch=macrobatch)
+    with pytest.raises(hr.NonFiniteError, match=r"^step [34]: .*train_step.*'0.weight'"):
+        ruined(trainer, epochs=5, run=tmp_path / "run", checkpoint_every="1 step")
+    assert saved(tmp_path / "run") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [Own, Passing])
+def test_what_the_last_update_by_hand_has_left_is_looked_at_too(kind: Any) -> None:
+    trainer = made(kind)
+    with pytest.raises(hr.NonFiniteError, match=r"^step 3: "):
+        ruined(trainer, epochs=1)
+    trainer = made(kind)
+    trainer.factor = float("inf")
+    with pytest.raises(hr.NonFiniteError, match=r"^step 1: "):
+        trainer.step((X, Y))
+
+
+def test_what_was_not_finite_before_may_stay_so() -> None:
+    trainer = made(Own)
+    trainer.model.register_buffer("mask", torch.full((3,), float("-inf")))
+    assert trainer.fit((X, Y), epochs=1, progress=False).last["step"] == 3
+
+
+@pytest.mark.parametrize("how", ["fit", "step"])
+def test_workers_that_share_updates_cannot_make_their_own(how: str) -> None:
+    def main() -> None:
+        trainer = made(Own, strategy=hr.Synchronous())
+        if how == "step":
+            trainer.step((X, Y))
+        else:
+            trainer.fit((X, Y), epochs=1, progress=False)
+
+    with pytest.raises(hr.ConfigError, match="update of its own, which the other workers know nothing of"):
+        hr.launch(main, workers=2)

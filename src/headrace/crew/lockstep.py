@@ -49,7 +49,6 @@ class Lockstep(Crew):
         self._word = Word(self.comm)
         self._rows, self._since = 0, self.comm.now()
         self._model: nn.Module | None = None
-        self._made_before = -1  # updates
         self._warned = False  # of a best step that cannot be kept
         self._torn = ""  # what has ended an update by hand that others may have made
         self._measures = False  # whether each worker measures its own rows, as batch normalisation does
@@ -76,7 +75,7 @@ class Lockstep(Crew):
         tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer._modules) for n, t in tensors_of(m).items()]
         every = self.comm.gather({**facts, "model": {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors}})
         by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
-        self._model, self._word, self._made_before, self._torn = trainer.model, Word(self.comm), -1, ""
+        self._model, self._word, self._torn = trainer.model, Word(self.comm), ""
         self._spread(trainer._modules)
 
     def shared(self, batch: Batch, model: nn.Module) -> Batch:
@@ -118,13 +117,6 @@ class Lockstep(Crew):
             self.comm.worked(batch.rows)
         if not self.strategy.started:
             return
-        made = at.made
-        if self.strategy.joint and made == self._made_before:
-            raise ConfigError(
-                "train_step made an update of its own, which the other workers know nothing of. Call "
-                "super().train_step(batch), or use a strategy of local updates, as Periodic."
-            )
-        self._made_before = made
         super().updated(at, batch)
         if self._measures:
             self._agrees = False
