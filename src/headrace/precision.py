@@ -47,6 +47,12 @@ class Precision:
         if self._scaler is not None and state:
             self._scaler.load_state_dict(state)
 
+    def discard(self) -> None:
+        """An update was left half way: the scaler forgets that it has begun to take the scale out."""
+        if self._scaler is not None:
+            state, self._scaler = self._scaler.state_dict(), torch.amp.GradScaler(self._device)
+            self._scaler.load_state_dict(state)
+
     def scale(self, seed: Tensor) -> Tensor:
         """What a backward pass starts from."""
         return seed if self._scaler is None else self._scaler.scale(seed)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from .arena import Arena, Buffers, Replica, by_name, check_state, is_plain, load_state, names_of, owners
 from .arena.gradients import all_finite
 from .batch import Batch
-from .errors import CheckpointError
+from .errors import CheckpointError, ModelError
 from .guard import Guard
 from .objective import Objective, scoring
 from .outcome import Outcome, merged
@@ -69,6 +69,8 @@ class Step:
         """Rows that pass the model at once; `None`: all of a batch."""
         self.ends_alone = False
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
+        self.torn = ""
+        """What has ended an update while its optimizer stepped, and may have left half of it."""
         self._parts: list[Update] = []
         self._sound: set[str] | None = None  # what was finite before the first update by hand
         self.measure(measured)
@@ -110,7 +112,7 @@ class Step:
 
     def release(self) -> None:
         """Makes model and optimizers ordinary again."""
-        parts, self._parts = self._parts, []
+        parts, self._parts, self.torn = self._parts, [], ""
         if parts:
             self.strategy.release()
         with ExitStack() as stack:  # each of them, even if one fails
@@ -201,13 +203,17 @@ class Step:
             yield by_name(optimizer, groups, states, names_of(optimizer, names))
 
     def __call__(self, batch: Batch) -> Outcome:
+        if self.torn:
+            raise ModelError(
+                f"{self.torn}: weights and optimizer may be those of half an update. Go on from the last checkpoint, "
+                "or call trainer.release() to go on from what they are."
+            )
         self.home()
         if self.ends_alone:
             self.ends_alone = False
-            for part in (
-                self._parts if any(isinstance(m, _ROWS_MEET) and m.training for m in self.model.modules()) else ()
-            ):
-                part.try_alone(batch)
+            if any(isinstance(module, _ROWS_MEET) and module.training for module in self.model.modules()):
+                for part in self._parts:
+                    part.try_alone(batch)
         if len(self._parts) == 1:
             outcome = self._parts[0](batch)
         else:

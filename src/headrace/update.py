@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .arena import Arena, Buffers
 from .arena.gradients import clip
 from .batch import Batch
-from .errors import ConfigError, DataError, ModelError, OutOfMemoryError
+from .errors import ConfigError, DataError, HeadraceError, ModelError, OutOfMemoryError
 from .guard import Scalar
 from .loss import Term
 from .memory import is_out_of_memory
@@ -46,8 +46,8 @@ class Update:
         self._divisors: Mapping[str, Scalar] | None = None
         self._found: Sequence[Tensor] = ()
         self._summing = self._stepping = False
-        self._random = any(map(draws_random, step.model.modules()))
-        """Whether a forward pass is known to draw random numbers, which a step that is not made gives back."""
+        self._random = self._device.type == "cpu" or any(map(draws_random, step.model.modules()))
+        """Whether a step that is not made gives its random numbers back; on a device, if it is known to draw some."""
         self._first = not arena.optimizer.state
         self._fresh: list[int] = []
         self.sums: dict[str, Scalar] = {}
@@ -59,11 +59,14 @@ class Update:
         self.buffers.save()
         while True:
             random = capture_torch(self._device) if self._random or self._step.adapts else None
-            outcome, complaint = self._attempt(batch)
+            outcome, complaint = None, ""
+            try:
+                outcome, complaint = self._attempt(batch)
+            finally:
+                if outcome is None and random is not None:
+                    restore_torch(random, self._device)
             if outcome is not None:
                 return outcome
-            if random is not None:
-                restore_torch(random, self._device)
             if self._summing or self._stepping or not self._step.halve(batch.rows):
                 raise OutOfMemoryError(self._no_room(complaint))
 
@@ -103,6 +106,9 @@ class Update:
         except BaseException as error:
             self.arena.discard()
             self.buffers.restore()
+            self._precision.discard()
+            if self._stepping and not isinstance(error, HeadraceError) and self._after_half() != self.untouched:
+                self._step.torn = f"{self.describe()}: {type(error).__name__} while the optimizer stepped"
             if not is_out_of_memory(error):
                 raise
             complaint = str(error).partition("\n")[0]
