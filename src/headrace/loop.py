@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import config, evaluate, passes, rng
+from . import config, evaluate, machine, passes, rng
 from .batch import Batch
 from .data.reader import Reader
 from .data.source import Source
@@ -177,6 +177,8 @@ class Loop:
                 with readable():
                     rng.restore(state["rng"], trainer.device)
             info.look_at_limits()
+            if not info.stopping and self._crew.comm.leader:
+                self._compare_machines(state.get("machine"))
             if info.step:
                 self._boundary()
             if self._due:
@@ -215,6 +217,15 @@ class Loop:
             warnings.warn(
                 f"{', '.join(forgetful)} cannot be saved, for want of state_dict and load_state_dict: "
                 "after a resume within an epoch it counts the rows since then only.",
+                stacklevel=3,
+            )
+
+    def _compare_machines(self, before: Any) -> None:
+        """Says what may make bits differ after a resume."""
+        if found := machine.differences(before, machine.facts(self._trainer.device)):
+            warnings.warn(
+                f"the run was saved with {', '.join(found)}: it goes on, but perhaps not bit for bit, which takes the "
+                "same kind of processor, number of threads and version of torch.",
                 stacklevel=3,
             )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from . import config, rng
+from . import config, machine, rng
 from .arena import Replica, plain_name
 from .check import same_categories
 from .data.codes import Categories
@@ -91,6 +91,7 @@ class Standing:
             "frozen": {owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
             "noted": info.noted,
             "shares": self.shares,
+            "machine": machine.facts(trainer.device),
         }
 
     def set_rate(self, rate: float) -> None:

@@ -117,6 +117,8 @@ def test_a_loss_by_name_that_is_no_number_is_told_so(loss: Any) -> None:
 
     with pytest.raises(hr.ConfigError, match="evaluate_step: the loss 'far' is one number, the mean over the rows"):
         Strange(model := network(), hr.CrossEntropy(), sgd(model)).validate((X, Y))
+
+
 # --- what a train_step of one's own is told ------------------------------------------------------------------
 
 

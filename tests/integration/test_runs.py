@@ -2,11 +2,13 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fault_harness import recommit
 from torch import Tensor, nn
 
 import headrace as hr
@@ -319,6 +321,39 @@ def test_one_that_is_made_longer_within_an_epoch_goes_on_counting_its_batches(tm
         for info in make().steps(DATA, VAL, steps=steps, run=tmp_path / "run", callbacks=[begins]):
             seen.append(info.batch)
     assert seen == ["epoch", 1, 2, 3, 4, 5, "epoch", 1, 2, 3]
+
+
+@pytest.fixture
+def threads() -> Iterator[int]:
+    """How many there are; a test may change it."""
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+def test_a_run_that_goes_on_with_other_threads_says_so_once(tmp_path: Path, threads: int) -> None:
+    left_at(tmp_path / "run", 3)
+    left_at(tmp_path / "run", 5)  # as before: not a word
+    torch.set_num_threads(threads + 1)
+    with pytest.warns(UserWarning, match="run was saved with") as told:
+        assert left_at(tmp_path / "run", 7).history is not None
+    assert len(told) == 1
+    assert f"with threads {threads} (now {threads + 1}): it goes on, but perhaps not bit for bit" in str(
+        told[0].message
+    )
+    left_at(tmp_path / "run", 9)  # it was saved with as many
+
+
+def test_a_run_that_does_not_remember_its_machine_goes_on(tmp_path: Path, threads: int) -> None:
+    """As those of version 0.1.0."""
+    left_at(tmp_path / "run", 3)
+    whole = fit(make(), None).rows
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000000000003"
+    document = json.loads((checkpoint / "trainer.json").read_text())
+    assert document.pop("machine")["threads"] == threads
+    recommit(checkpoint, files={"trainer.json": json.dumps(document).encode()})
+    torch.set_num_threads(threads + 1)
+    assert len(fit(make(seed=1), tmp_path / "run").rows) == len(whole)
 
 
 def test_minutes_count_on_from_where_they_were(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Short measurements of a machine: its processors, its accelerators, and the disk that runs are written to."""
 
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -38,7 +37,9 @@ def devices() -> Part:
     """The processor, and every CUDA device with its memory."""
     import torch
 
-    facts: dict[str, Any] = {"processor": _processor(), "cores": _cores()}
+    from ..machine import processor
+
+    facts: dict[str, Any] = {"processor": processor(), "cores": _cores()}
     facts["instructions"] = torch.backends.cpu.get_cpu_capability()
     if torch.cuda.is_available():
         for k in range(torch.cuda.device_count()):
@@ -64,14 +65,6 @@ def _of_cuda(torch: Any) -> list[Finding]:
         return []
     what = "products of fp32 matrices do not use the tensor cores"
     return [Finding(what, 'precision="bf16", or torch.set_float32_matmul_precision("high")')]
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _cores() -> int:
