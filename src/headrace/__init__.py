@@ -6,8 +6,7 @@ Modules in import order; each imports only from those above it:
     staging  feed  comm  leased  arena  frozen  loss  memory  objective  outcome  metric  tally  strategy  precision
     guard  together  update  step  history  info  callback  config  maker  schedule  evaluate  check  plan  preempt
     run  weights  use  standing  keeper  crew  leaving  passes  loop  finders  trainer  recipe  engine  rehearse
-    picture  export
-    report  optuna  sklearn  testing  cli  __main__
+    picture  export  report  optuna  sklearn  testing  cli  __main__
 """
 
 from importlib import import_module

@@ -167,8 +167,7 @@ class RunKeeper(Keeper):
         """The last checkpoint before this one that can be gone on from; this one, if there is none."""
         for step in reversed([step for step in self._store.steps() if step < stuck.step]):
             try:
-                contents = self._store.load(step)
-                found = decode(contents)
+                found = decode(contents := self._store.load(step))
             except CheckpointError:
                 continue
             if not _is_stuck(found):

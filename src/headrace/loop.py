@@ -20,8 +20,9 @@ from .leaving import mind_if_unheard
 from .objective import scoring
 from .plan import Plan, deterministic_mode
 from .preempt import Interrupted
-from .schedule import groups_of, make_rates, put_rate
+from .schedule import make_rates
 from .standing import Standing, readable
+from .use import unless_refused
 from .weights import remember_categories
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Loop:
         with alone, self._at_work(), passes.to_train(trainer, plan.train, info) as feed:
             empty = False
             try:
-                with self._unless_refused():
+                with unless_refused(trainer, lambda: self._loaded):
                     state = self._begin(feed.batches, feed.macrobatches)
                 self._catch_up(state)
                 feed.share(self._crew.trains)
@@ -156,7 +157,7 @@ class Loop:
             self._crew.begin(self._at, state)
         trainer._step.ends_alone = passes.ends_alone(trainer, self._plan.train, info.limits)
         if keeper.keeps:
-            self._warn_of_gaps(new=state is None)
+            self._at.warn_of_gaps(new=state is None)
         info.start(batches, macrobatches)
         keeper.begin(info, trainer._step.nbytes)
         train = self._plan.train
@@ -178,7 +179,7 @@ class Loop:
                     rng.restore(state["rng"], trainer.device)
             info.look_at_limits()
             if not info.stopping and self._crew.comm.leader:
-                self._compare_machines(state.get("machine"))
+                machine.compare(state.get("machine"), trainer.device)
             if info.step:
                 self._boundary()
             if self._due:
@@ -187,47 +188,6 @@ class Loop:
         else:
             self._save()
             self._keeper.settle()  # whatever is reported from now on has a checkpoint before it
-
-    @contextmanager
-    def _unless_refused(self) -> Iterator[None]:
-        """What is refused before the first update leaves the trainer's history and the optimizers' settings alone."""
-        trainer = self._trainer
-        before = trainer.history, trainer._known_streams, trainer._categories
-        groups = [(group, dict(group), float(group["lr"])) for group in groups_of(trainer.optimizers.values())]
-        try:
-            yield
-        except BaseException:
-            trainer.history, trainer._known_streams, trainer._categories = before
-            for group, settings, rate in groups if not self._loaded else ():
-                group.clear()
-                group.update(settings)
-                put_rate(group, rate)
-            raise
-
-    def _warn_of_gaps(self, new: bool) -> None:
-        """Says what a run cannot keep; of the source when the run is `new`."""
-        source, forgetful = self._plan.train, self._at.metrics.forgetful
-        if new and self._at.initial is None:
-            warnings.warn(
-                f"{type(source).__name__} has no state_dict and load_state_dict: its run can go on between "
-                "epochs only, where it starts again by itself.",
-                stacklevel=3,
-            )
-        if forgetful:
-            warnings.warn(
-                f"{', '.join(forgetful)} cannot be saved, for want of state_dict and load_state_dict: "
-                "after a resume within an epoch it counts the rows since then only.",
-                stacklevel=3,
-            )
-
-    def _compare_machines(self, before: Any) -> None:
-        """Says what may make bits differ after a resume."""
-        if found := machine.differences(before, machine.facts(self._trainer.device)):
-            warnings.warn(
-                f"the run was saved with {', '.join(found)}: it goes on, but perhaps not bit for bit, which takes the "
-                "same kind of processor, number of threads and version of torch.",
-                stacklevel=3,
-            )
 
     def _count(self, batch: Batch, macrobatch: int, finished: bool) -> None:
         """An update has been made of this batch."""

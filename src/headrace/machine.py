@@ -1,6 +1,7 @@
 """What the bits of a training depend on beside its state: processor, threads, torch."""
 
 import platform
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -36,3 +37,13 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def compare(before: Any, device: torch.device) -> None:
+    """Warns of what may make bits differ after a resume."""
+    if found := differences(before, facts(device)):
+        warnings.warn(
+            f"the run was saved with {', '.join(found)}: it goes on, but perhaps not bit for bit, which takes the same "
+            "kind of processor, number of threads and version of torch.",
+            stacklevel=3,
+        )

@@ -16,7 +16,7 @@ from .info import Info
 from .length import Length
 from .objective import Supervised, scoring
 from .sizes import Sizes
-from .weights import categories_of
+from .weights import categories_of, remember_categories
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -71,6 +71,17 @@ def once(trainer: Trainer, source: Source, batch_size: int | None = None) -> Fee
         shard=trainer._crew.scores,
         once=True,
     )
+
+
+def batch_of(trainer: Trainer, batch: Any) -> Batch:
+    """A batch of whatever `step` takes; strings keep the numbers that they have in the first one."""
+    if isinstance(batch, Batch):
+        return batch
+    known = categories_of(trainer.model)
+    found, held = plans.as_batch(batch, known)
+    if known is None:
+        remember_categories(trainer.model, held or None)
+    return found
 
 
 def source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:

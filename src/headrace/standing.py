@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -169,6 +170,21 @@ class Standing:
         counters = asdict(self.info.counters)
         rates = copy.deepcopy(self.rates.state_dict())
         self.round = {"counters": counters, "place": self.place(), "cursor": self.cursor, "rates": rates}
+
+    def warn_of_gaps(self, new: bool) -> None:
+        """Says what a run cannot keep; of the source when the run is `new`."""
+        if new and self.initial is None:
+            warnings.warn(
+                f"{type(self._plan.train).__name__} has no state_dict and load_state_dict: its run can go on between "
+                "epochs only, where it starts again by itself.",
+                stacklevel=3,
+            )
+        if self.metrics.forgetful:
+            warnings.warn(
+                f"{', '.join(self.metrics.forgetful)} cannot be saved, for want of state_dict and load_state_dict: "
+                "after a resume within an epoch it counts the rows since then only.",
+                stacklevel=3,
+            )
 
     def place(self) -> dict[str, Any]:
         return {"batch": self.info.batch, "rows": self.rows, "ends_epoch": self.info.ends_epoch}

@@ -297,7 +297,7 @@ class Trainer:
         """
         self._muster()
         self._crew.comm.at(self._step.updates, "training")
-        batch = self._crew.shared(self._as_batch(batch).to(self.device), self.model)
+        batch = self._crew.shared(passes.batch_of(self, batch).to(self.device), self.model)
         try:
             if (streams := batch.streams) != self._known_streams:
                 for objective in self.objectives.values():
@@ -350,16 +350,6 @@ class Trainer:
     def release(self) -> None:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
-
-    def _as_batch(self, batch: Any) -> Batch:
-        """A batch of whatever `step` takes; strings keep the numbers that they have in the first one."""
-        if isinstance(batch, Batch):
-            return batch
-        known = categories_of(self.model)
-        found, held = plans.as_batch(batch, known)
-        if known is None:
-            remember_categories(self.model, held or None)
-        return found
 
     def _update(self, batch: Batch) -> Outcome:
         """One update by `train_step`; what an override has had a hand in is looked at."""

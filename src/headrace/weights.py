@@ -34,8 +34,7 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best"
         saved = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
         if not saved:
             raise CheckpointError(f"{run} and the model have no weight in common: names or shapes all differ.")
-    document = contents.documents.get(TRAINER)
-    known = as_categories(document.get("categories") if isinstance(document, Mapping) else None)
+    known = as_categories(contents.document(TRAINER).get("categories"))
     load_model(model, saved, strict=False)
     remember_categories(model, known if len(saved) == len(contents.tensors[MODEL]) else None)
     return contents.step

@@ -299,8 +299,8 @@ def test_validation_within_a_training_gives_train_mode_back() -> None:
 class Leaves(hr.Elastic):
     """A strategy whose goodbye to the center fails."""
 
-    def leave(self, ended: bool = False) -> None:
-        super().leave(ended)
+    def leave(self) -> None:
+        super().leave()
         raise OSError("the center is gone")
 
 

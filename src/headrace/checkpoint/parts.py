@@ -7,7 +7,9 @@ from .shape import AMOUNT, ANY, COUNT, DICT, FLAG, NUMBER, SCALAR, TENSOR, TEXT,
 _COUNTERS = {"steps": COUNT, "samples": COUNT, "epochs": COUNT, "minutes": AMOUNT}
 _PLACE = {"batch": COUNT, "rows": COUNT, "ends_epoch": FLAG}
 _ROW = {"epoch": COUNT, "step": COUNT, "samples": COUNT, "rate": NUMBER}
-_RATES = [{"kind": TEXT, "state": DICT, "total": maybe(NUMBER), "waits": maybe(FLAG)}]
+_SCHEDULER = {"kind": maybe(TEXT), "state": maybe(DICT), "total": maybe(NUMBER), "waits": maybe(FLAG)}
+_EPOCH = {"steps": maybe(COUNT), "samples": maybe(COUNT), "batches": maybe(COUNT)}
+_RATES = [_SCHEDULER | _EPOCH]  # of torch's schedulers, or of a function of the progress
 _GROUP = {"lr": maybe(SCALAR), "initial_lr": maybe(SCALAR)}
 _OPTIMIZER = {"kind": TEXT, "groups": [_GROUP], "names": [[TEXT]], "state": each(DICT), "elsewhere": [TEXT]}
 _TALLY = {"coefficients": each(SCALAR), "sums": each(NUMBER), "weights": each(NUMBER), "waiting": each([ANY])}
