@@ -185,7 +185,7 @@ def test_data_that_never_come_do_not_keep_a_training_from_ending(at: int, leave_
             trainees.told(child, f"step {updates_before(at)}")
         assert trainees.preempted(child) == trainees.PREEMPTED
     failed(child, at)
-    assert f"the data are still being read after {leave_s:g} s; nobody waits for them" in child.output
+    assert f"is still being read {leave_s:g} s after its feed was left. Nobody waits for that read" in child.output
     assert trainees.last_step(run) == updates_before(at)
     assert trainees.finished(run) == trainees.reference()
 
@@ -261,7 +261,7 @@ def test_a_feed_closed_while_a_read_hangs_comes_back_and_warns(leave_s: float, m
     assert table.stuck.wait(WITHIN_S)
     [thread] = [thread for thread in threading.enumerate() if thread.name == "headrace-feed"]
     began = time.monotonic()
-    with pytest.warns(UserWarning, match=f"still being read after {leave_s:g} s"):
+    with pytest.warns(UserWarning, match=f"still being read {leave_s:g} s after its feed was left"):
         reading.close()
     assert leave_s <= time.monotonic() - began < leave_s + WITHIN_S
     table.let_go.set()
