@@ -46,9 +46,9 @@ class Loop:
         self._loaded = False  # whether the training goes on from a state
         self._saved = -1  # the step of the last checkpoint
         self._due = False  # whether another is due
-        self._left_out = 0  # updates not made, as far as the host knew
-        self._skipped = 0  # updates that were skipped before this training
         self._put_off = False  # whether one waits for the end of the epoch
+        self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
+        self._skipped = 0  # updates skipped before this training
         self._common = False  # whether something was due after the last update for all workers
 
     def run(self) -> Generator[Info]:
@@ -70,7 +70,9 @@ class Loop:
                         found = True
                         self._at.rates.before(self._crew.progress(info))
                         info.outcome = trainer._update(batch)
-                        self._left_out += info.outcome.applied is False
+                        if batch.rows:  # a worker may have none of a small one
+                            self._tried += 1
+                            self._left_out += info.outcome.applied is False
                         self._count(batch, feed.macrobatch, feed.finished)
                         evaluate.record(info.outcome, self._at.tally, self._at.metrics, self._objective, trainer.target)
                         self._crew.updated(self._at, batch)
@@ -335,15 +337,17 @@ class Loop:
 
     def _warn_if_nothing_was_learnt(self) -> None:
         self._guard.settle()
-        made, skipped = self._info.step - self._info.resumed, self._guard.skipped - self._skipped
+        tried, skipped = self._tried, self._guard.skipped - self._skipped
         several = len(self._trainer.optimizers)  # of which one may have learnt
-        if made and max(self._left_out if several == 1 else 0, skipped // several) >= made:
+        if tried and max(self._left_out if several == 1 else 0, skipped // several) >= tried:
             why = (
                 "a loss or a gradient was not finite. Lower the rate, use clip_norm=, look for bad rows with scan=True."
             )
             if not skipped:
                 why = "no row counted. Look at the labels that are ignored, and at the weights of rows and classes."
-            warnings.warn(f"none of the {made} updates was made, and the weights are as they were: {why}", stacklevel=3)
+            warnings.warn(
+                f"none of the {tried} updates was made, and the weights are as they were: {why}", stacklevel=3
+            )
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""

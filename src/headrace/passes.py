@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import check, evaluate
 from . import plan as plans
+from .batch import Batch
 from .data.epochs import Epochs
 from .data.reader import Reader, rewound
 from .data.source import Source

@@ -33,7 +33,7 @@ from .sizes import BatchSize, Sizes
 from .step import Settings, Step
 from .strategy import Strategy
 from .use import Use, one_thread
-from .weights import categories_of, remember_categories
+from .weights import categories_of
 
 if TYPE_CHECKING:
     from .finders import BatchFinding, LrFinding
