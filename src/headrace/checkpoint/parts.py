@@ -68,7 +68,7 @@ _OF_SEVERAL: dict[str, Shape] = {
     "strategy": DICT,
     "kind": TEXT,
     "agrees": FLAG,
-    "world": DICT,
+    "world": {"clocks_s": maybe([NUMBER]), "links_s": maybe([NUMBER]), "accounts": maybe([each(NUMBER)])},
 }
 """Those of several workers."""
 
