@@ -6,13 +6,20 @@ import atexit
 import gc
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 from .info import Info
+from .preempt import Preemption
+
+_ASK_S = 0.001  # between two signals
+_SHUTDOWN = getattr(threading._shutdown, "__code__", None)  # type: ignore[attr-defined]
 
 
 def leave_at_exit(steps: Generator[Info]) -> Iterator[Info]:
@@ -43,12 +50,59 @@ def mind_if_unheard(error: BaseException) -> None:
     sys.unraisablehook = hook
 
 
-def _exit_badly() -> None:
-    """The end of a program whose last checkpoint could not be written, after what else is to be done at its end."""
+@contextmanager
+def answering(asked: Preemption) -> Iterator[None]:
+    """Ends the program after a loop that was left by `break` when it had been asked to end."""
+    try:
+        yield
+    except GeneratorExit:
+        if asked.heard and threading.current_thread() is threading.main_thread():
+            _answer_once_left(asked.error(), asked.signal, sys._getframe(2))
+        raise
+
+
+def _answer_once_left(error: BaseException, number: int, loop: FrameType) -> None:
+    """Raises an error in the main thread as soon as the frame of a loop is no more: out of a `break` nothing can be.
+
+    A thread sends a signal until its handler may raise; where the program ends before that, its exit status tells.
+    """
+    before, seen, done = signal.getsignal(number), threading.Event(), threading.Event()
+    main = threading.main_thread()
+    status = 128 + number if isinstance(error, KeyboardInterrupt) else 128 + signal.SIGTERM
+
+    def answer(_: int, frame: FrameType | None) -> None:
+        seen.set()
+        while frame is not None:
+            if frame is loop or frame.f_code is _SHUTDOWN:
+                return
+            frame = frame.f_back
+        done.set()
+        atexit.unregister(end)
+        signal.signal(number, before)
+        raise error
+
+    def ask() -> None:
+        while not done.wait(_ASK_S) and main.is_alive():
+            seen.clear()
+            signal.pthread_kill(main.ident or 0, number)
+            seen.wait()
+
+    def end() -> None:
+        done.set()
+        atexit.unregister(end)
+        _exit_badly(status)
+
+    signal.signal(number, answer)
+    atexit.register(end)
+    threading.Thread(target=ask, name="headrace-signal", daemon=True).start()
+
+
+def _exit_badly(status: int = 1) -> None:
+    """The end of a program that cannot tell of a failure otherwise, after what else is to be done at its end."""
     atexit.unregister(_exit_badly)
     atexit._run_exitfuncs()
     for held in gc.get_objects():  # files that somebody has not closed keep what was written to them
-        if isinstance(held, io.TextIOWrapper | io.BufferedWriter) and not held.closed:
+        if issubclass(type(held), io.TextIOWrapper | io.BufferedWriter) and not held.closed:
             with suppress(Exception):
                 held.flush()
-    os._exit(1)
+    os._exit(status)

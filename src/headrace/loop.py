@@ -16,7 +16,7 @@ from .errors import ConfigError, DataError
 from .info import Info, expected
 from .keeper import Keeper, State
 from .leased import Leased
-from .leaving import mind_if_unheard
+from .leaving import answering, mind_if_unheard
 from .objective import scoring
 from .plan import Plan, deterministic_mode
 from .preempt import Interrupted
@@ -55,7 +55,7 @@ class Loop:
         """Epoch after epoch, until a limit is reached or somebody asks to stop."""
         trainer, plan, info, call = self._trainer, self._plan, self._info, self._call
         alone = trainer._use.during("fit() or steps()", trains=True)
-        with alone, self._at_work(), passes.to_train(trainer, plan.train, info) as feed:
+        with answering(self._asked), alone, self._at_work(), passes.to_train(trainer, plan.train, info) as feed:
             empty = False
             try:
                 with unless_refused(trainer, lambda: self._loaded):

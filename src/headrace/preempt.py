@@ -27,14 +27,15 @@ class Preemption:
         """What asked the last training."""
         self.alone = True
         """Whether there is nobody to agree with about when to end."""
-        self._signal: int = signal.SIGTERM
+        self.signal: int = signal.SIGTERM
+        """That asks, or stands for what does."""
         self._agreed = False
         self._listening = self._scoring = False
 
     def request(self, why: str = "preempted") -> None:
         """Asks, from any thread."""
         if not self.why:
-            self.why, self._signal = why, signal.SIGTERM
+            self.why, self.signal = why, signal.SIGTERM
 
     def agree(self, why: str) -> None:
         """All workers know that one of them was asked to end, and end here."""
@@ -62,7 +63,7 @@ class Preemption:
 
     def error(self) -> BaseException:
         """What ends the program afterwards: Ctrl-C as ever, anything else with exit status 143."""
-        return KeyboardInterrupt() if self._signal == signal.SIGINT else SystemExit(128 + signal.SIGTERM)
+        return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + signal.SIGTERM)
 
     @contextmanager
     def listening(self, wanted: bool) -> Iterator[None]:
@@ -86,7 +87,7 @@ class Preemption:
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if not self.why:
-            self.why, self._signal = f"{signal.Signals(number).name} received", number
+            self.why, self.signal = f"{signal.Signals(number).name} received", number
         elif number == signal.SIGINT and (hasattr(sys, "ps1") or "ipykernel" in sys.modules):
             raise KeyboardInterrupt  # in a session that a person wants to keep
         else:

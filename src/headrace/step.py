@@ -88,7 +88,7 @@ class Step:
         if wanted != before.microbatch:
             self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
             if self.microbatch is not None:
-                _warn_where_splits_differ(self.model)
+                _warn_where_splits_differ(self.model, depth=5)
 
     @property
     def homed(self) -> bool:
@@ -222,13 +222,13 @@ class Step:
         return outcome
 
 
-def _warn_where_splits_differ(model: nn.Module) -> None:
+def _warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
     kinds = {type(m).__name__ for m in model.modules() if m.training and (isinstance(m, _ROWS_MEET) or draws_random(m))}
     if kinds:
         warnings.warn(
             f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "
             "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
-            stacklevel=4,
+            stacklevel=depth,
         )
 
 

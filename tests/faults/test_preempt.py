@@ -1,5 +1,6 @@
 """Requests to end that are the user's own: handlers, threads, hooks, and what a trainer does afterwards."""
 
+import os
 import runpy
 import signal
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trainees
 from nursery import start, tell
 
@@ -254,3 +256,40 @@ def test_a_hook_that_is_interrupted_in_a_validation_of_its_own_is_called_again(t
                 else:
                     found.append(child.until("found"))
     assert found[0] == found[1]
+
+
+def leave_when_asked(run: str, how: str, then: str) -> None:
+    """The driver leaves its loop in the very step in which the program is asked to end."""
+    trainer = trainees.trainer()
+    for info in trainer.steps(trainees.Rows(), steps=5, run=run):
+        if info.step == 3:
+            trainer.preempt() if how == "preempt" else os.kill(os.getpid(), getattr(signal, how))
+            break
+    tell("left")
+    if then == "goes on":
+        threading.Event().wait(20)
+        tell("went on")
+
+
+@pytest.mark.parametrize("then", ["goes on", "ends"])
+@pytest.mark.parametrize(("how", "status"), [("SIGTERM", PREEMPTED), ("SIGUSR1", PREEMPTED), ("preempt", PREEMPTED)])
+def test_a_loop_that_is_left_when_it_was_asked_to_end_ends_the_program(
+    how: str, status: int, then: str, tmp_path: Path
+) -> None:
+    with start(leave_when_asked, tmp_path, tmp_path / "run", how, then) as child:
+        assert child.ending() == status, child.output
+    assert "went on" not in child.told
+    assert trainees.last_step(tmp_path / "run") == 3
+
+
+def test_ctrl_c_is_raised_after_a_loop_that_is_left(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
+    with pytest.raises(KeyboardInterrupt):
+        for info in trainer.steps((torch.ones(20, 2), torch.ones(20, 1)), run=tmp_path / "run"):
+            if info.step == 3:
+                signal.raise_signal(signal.SIGINT)
+                break
+        threading.Event().wait(20)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert trainees.last_step(tmp_path / "run") == 3
