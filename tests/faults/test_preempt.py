@@ -285,7 +285,7 @@ def test_a_loop_that_is_left_when_it_was_asked_to_end_ends_the_program(
 def test_ctrl_c_is_raised_after_a_loop_that_is_left(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         for info in trainer.steps((torch.ones(20, 2), torch.ones(20, 1)), run=tmp_path / "run"):
             if info.step == 3:
                 signal.raise_signal(signal.SIGINT)
