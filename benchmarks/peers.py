@@ -33,7 +33,7 @@ class Peer:
     name: str
     prepare: Prepare
     needs: tuple[str, ...] = ()
-    works: str = "abcd"
+    works: str = "abcde"
 
     def missing(self) -> str | None:
         """Why this peer cannot run here, or None."""

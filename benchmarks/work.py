@@ -1,4 +1,4 @@
-"""The four pieces of training work that every peer is given: data, model and optimizer."""
+"""The five pieces of training work that every peer is given: data, model and optimizer."""
 
 from __future__ import annotations
 
@@ -87,6 +87,11 @@ def lstm() -> nn.Module:
     return LastState(16, 32)
 
 
+def measuring_mlp() -> nn.Module:
+    """48-96-10 with batch statistics and dropout: buffers and random numbers in every update."""
+    return nn.Sequential(nn.Linear(48, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, CLASSES))
+
+
 MOMENTUM = {"lr": 0.05, "momentum": 0.9}
 WORKS = {
     work.key: work
@@ -95,5 +100,6 @@ WORKS = {
         Work("b", "12-layer MLP, LayerNorm, AdamW", 20_000, (64,), deep_mlp, torch.optim.AdamW, {"lr": 1e-3}),
         Work("c", "two-conv CNN on 8x8, SGD", 20_000, (1, 8, 8), cnn, torch.optim.SGD, MOMENTUM),
         Work("d", "LSTM over 16 steps, Adam", 10_000, (16, 16), lstm, torch.optim.Adam, {"lr": 5e-3}),
+        Work("e", "MLP 48-96-10, BatchNorm, Dropout, SGD", 40_000, (48,), measuring_mlp, torch.optim.SGD, MOMENTUM, 64),
     )
 }

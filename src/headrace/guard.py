@@ -213,7 +213,7 @@ class DeviceGuard(Guard):
 
 
 def _sum(buffers: Sequence[Tensor]) -> Tensor:
-    return torch.cat([buffer.reshape(-1) for buffer in buffers]).sum()
+    return torch.cat([buffer if buffer.dim() == 1 else buffer.reshape(-1) for buffer in buffers]).sum()
 
 
 def _can_be_masked(arena: Arena, device: torch.device) -> bool:
