@@ -340,14 +340,11 @@ class Loop:
         tried, skipped = self._tried, self._guard.skipped - self._skipped
         several = len(self._trainer.optimizers)  # of which one may have learnt
         if tried and max(self._left_out if several == 1 else 0, skipped // several) >= tried:
-            why = (
-                "a loss or a gradient was not finite. Lower the rate, use clip_norm=, look for bad rows with scan=True."
-            )
-            if not skipped:
-                why = "no row counted. Look at the labels that are ignored, and at the weights of rows and classes."
-            warnings.warn(
-                f"none of the {tried} updates was made, and the weights are as they were: {why}", stacklevel=3
-            )
+            why = "no row counted. Look at the labels that are ignored, and at the weights of rows and classes."
+            if skipped:
+                why = "a loss or a gradient was not finite. Lower the rate, use clip_norm=, look for bad rows (scan=True)."
+            text = f"none of the {tried} updates was made, and the weights are as they were: {why}"
+            warnings.warn(text, stacklevel=3)
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""

@@ -115,10 +115,8 @@ class Trainer:
         check.can_split(self.objectives, microbatch)
         settings = Settings(microbatch, clip_norm, clip_value, arena)
         guard = make_guard(self.device, skip=nonfinite == "skip")
-        measured = bool(self.metrics)
-        self._step = Step(
-            model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, measured
-        )
+        parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy
+        self._step = Step(*parts, measured=bool(self.metrics))
         self.history = History()
         """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
