@@ -1,7 +1,7 @@
 """A model's buffers as they were, for the step that fails."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,10 @@ class _Kept:
     tensor: Tensor
     version: int
     copy: Tensor
+    large: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.large = self.copy.numel() > SMALL
 
 
 class Buffers:
@@ -51,20 +55,21 @@ class Buffers:
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
+        self._fractions = [kept for kept in self._kept if kept.copy.is_floating_point()]
 
     def save(self) -> None:
         """Before a step: what there is now is the state to go back to."""
         fresh, copies = [], []
         for kept in self._kept:
             now = kept.owned.get(kept.key)
-            if not isinstance(now, Tensor):
+            if now is not kept.tensor or now._version != kept.version:
+                if not isinstance(now, Tensor):
+                    continue
+                if not _alike(now, kept.copy):
+                    self._replace(kept, now)
+                kept.tensor, kept.version = now, now._version
+            elif kept.large:
                 continue
-            same = now is kept.tensor and now._version == kept.version
-            if same and now.numel() > SMALL:
-                continue
-            if not same and (now.shape, now.dtype, now.device) != (kept.copy.shape, kept.copy.dtype, kept.copy.device):
-                kept.copy = torch.empty_like(now)
-            kept.tensor, kept.version = now, now._version
             fresh.append(now)
             copies.append(kept.copy)
         if fresh:
@@ -103,11 +108,18 @@ class Buffers:
         return found
 
     def _moved(self) -> Iterator[tuple[_Kept, Tensor]]:
-        for kept in self._kept:
-            if kept.copy.is_floating_point():
-                now = kept.owned.get(kept.key)
-                if isinstance(now, Tensor) and (kept.watched or now is not kept.tensor or now._version != kept.version):
+        for kept in self._fractions:
+            now = kept.owned.get(kept.key)
+            if now is kept.tensor:
+                if kept.watched or now._version != kept.version:
                     yield kept, now
+            elif isinstance(now, Tensor):
+                yield kept, now
+
+    def _replace(self, kept: _Kept, now: Tensor) -> None:
+        """A buffer has become another kind of tensor."""
+        kept.copy, kept.large = torch.empty_like(now), now.numel() > SMALL
+        self._fractions = [kept for kept in self._kept if kept.copy.is_floating_point()]
 
     def select(self, bad: Tensor) -> None:
         """As `restore` where the flag on the device says so, without asking the host."""
@@ -115,3 +127,7 @@ class Buffers:
             now = kept.owned.get(kept.key)
             if isinstance(now, Tensor) and now.shape == kept.copy.shape:
                 now.copy_(torch.where(bad, kept.copy, now))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
