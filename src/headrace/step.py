@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from .objective import Objective, scoring
 from .outcome import Outcome, merged
 from .precision import Precision
 from .strategy import Strategy
-from .update import Update, draws_random
+from .update import Update, alone, draws_random
 
 _ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
 
@@ -211,15 +211,30 @@ class Step:
         self.home()
         if self.ends_alone:
             self.ends_alone = False
-            if any(isinstance(module, _ROWS_MEET) and module.training for module in self.model.modules()):
-                for part in self._parts:
-                    part.try_alone(batch)
+            with _no_row_alone(self.model):
+                return self(batch)
         if len(self._parts) == 1:
             outcome = self._parts[0](batch)
         else:
             outcome = merged([(part.name, part(batch)) for part in self._parts], self.scored)
         self.updates += 1
         return outcome
+
+
+@contextmanager
+def _no_row_alone(model: nn.Module) -> Iterator[None]:
+    """For a while, batch normalisation raises where it has one value of a row for each channel: one row would fail."""
+
+    def look(module: nn.Module, given: tuple[Any, ...]) -> None:
+        rows = given[0] if given else None
+        if module.training and isinstance(rows, Tensor) and rows.dim() > 1 and rows[0, 0].numel() == 1:
+            raise alone("the last batch of every epoch")
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, _ROWS_MEET):
+                stack.callback(module.register_forward_pre_hook(look).remove)
+        yield
 
 
 def _warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:

@@ -248,21 +248,13 @@ class Update:
         if isinstance(found, Terms):
             outcome.outputs.append((detached(found.outputs), part))
 
-    def try_alone(self, batch: Batch) -> None:
-        """Raises if batch normalisation cannot train on a single row, as the last batch of an epoch will be."""
-        self.buffers.save()
-        try:
-            with torch.no_grad(), _untouched(self.buffers, self._device), self._precision.context():
-                self.objective.outputs(self._model, batch.split(1)[0])
-        except Exception as error:  # any other will be raised by the update that meets it
-            _refuse_alone(error, "the last batch of every epoch")
-
     def _forward(self, part: Batch) -> Mapping[str, Term]:
         try:
             with self._precision.context():
                 terms = terms_of(self.objective, self._model, part)
         except ValueError as error:
-            _refuse_alone(error, "this batch, or a microbatch of it,")
+            if _ALONE in str(error):
+                raise alone("this batch, or a microbatch of it,") from error
             raise
         if self._measured and isinstance(terms, Terms):
             check_outputs(self.objective.scored(terms.outputs))
@@ -296,20 +288,16 @@ class Update:
 def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
     """Random state and buffers afterwards as before."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            buffers.restore()
+        yield
+    buffers.restore()
 
 
-def _refuse_alone(error: Exception, which: str) -> None:
-    """Raises what to do about batch normalisation of a single row, if that is what an error is about."""
-    if _ALONE in str(error):
-        raise DataError(
-            f"{which} has a single row, of which batch normalisation can tell no variance. Choose another batch_size= "
-            "or microbatch=, drop a row, or fill the last batch up from the next epoch: "
-            "hr.Reader(table, cross_epochs=True)."
-        ) from error
+def alone(which: str) -> DataError:
+    """What to do about batch normalisation of a single row."""
+    return DataError(
+        f"{which} has a single row, of which batch normalisation can tell no variance. Choose another batch_size= or "
+        "microbatch=, drop a row, or fill the last batch up from the next epoch: hr.Reader(table, cross_epochs=True)."
+    )
 
 
 def draws_random(module: nn.Module) -> bool:
