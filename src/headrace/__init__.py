@@ -2,11 +2,11 @@
 
 Modules in import order; each imports only from those above it:
 
-    errors  length  disk  codec  rng  machine  snapshot  checkpoint  field  batch  order  data  sizes  malloc
-    staging  feed  comm  leased  arena  frozen  loss  memory  objective  outcome  metric  tally  strategy  precision
-    guard  together  update  step  history  info  callback  config  maker  schedule  evaluate  check  plan  preempt
-    run  weights  use  standing  keeper  crew  leaving  passes  loop  finders  trainer  recipe  engine  rehearse
-    picture  export  report  optuna  sklearn  testing  cli  __main__
+    errors  length  disk  codec  rng  machine  kept  snapshot  checkpoint  field  batch  order  data  sizes
+    malloc  staging  feed  comm  leased  arena  frozen  loss  memory  objective  outcome  metric  tally
+    strategy  precision  guard  together  update  step  history  info  callback  config  maker  schedule
+    evaluate  check  plan  preempt  run  weights  use  standing  keeper  crew  leaving  passes  loop  finders
+    trainer  recipe  engine  rehearse  picture  export  report  optuna  sklearn  testing  cli  __main__
 """
 
 from importlib import import_module

@@ -48,22 +48,19 @@ def setting(name: str, value: Any) -> None:
         check_schedule(value)
 
 
-def own_update(given: Mapping[str, Any], shared: bool) -> None:
-    """Raises if a trainer has settings for updates, or shares them, and its `train_step` makes updates of its own.
-
-    `shared`: whether several workers make every update together.
-    """
-    lost = [f"{name}={given[name]!r}" for name, nothing in OF_UPDATES.items() if given[name] != nothing]
-    if lost:
-        raise ConfigError(
+def own_update(given: Mapping[str, Any], shared: bool) -> str:
+    """Why a `train_step` may make no update of its own: settings that it knows nothing of, or a `shared` update."""
+    if lost := [f"{name}={given[name]!r}" for name, nothing in OF_UPDATES.items() if given[name] != nothing]:
+        return (
             f"train_step made an update of its own, which knows nothing of {', '.join(lost)}. Call "
             "super().train_step(batch), or leave the setting out and do in train_step what it stands for."
         )
     if shared:
-        raise ConfigError(
+        return (
             "train_step made an update of its own, which the other workers know nothing of. Call "
             "super().train_step(batch), or use a strategy of local updates, as Periodic."
         )
+    return ""
 
 
 def device_for(device: str | torch.device, model: nn.Module) -> torch.device:

@@ -69,7 +69,7 @@ class Loop:
                             call("on_epoch_start", info)
                         found = True
                         self._at.rates.before(self._crew.progress(info))
-                        info.outcome = trainer._update(batch)
+                        info.outcome = passes.update(trainer, batch)
                         if batch.rows:  # a worker may have none of a small one
                             self._tried += 1
                             self._left_out += info.outcome.applied is False
@@ -135,7 +135,7 @@ class Loop:
 
     def _begin(self, batches: int | None, macrobatches: int | None) -> State | None:
         """The start of a training, or the point at which it goes on; the state that it goes on from."""
-        trainer, info, keeper = self._trainer, self._info, self._keeper
+        trainer, info, keeper, train = self._trainer, self._info, self._keeper, self._plan.train
         settings = trainer._config | self._plan.config
         state = keeper.find(self._trainer.model, settings, config.of_limits(info.limits))
         if state is not None:
@@ -143,7 +143,7 @@ class Loop:
                 state = self._crew.handed(state)
                 self._at.check(state)
         optimizers = list(trainer.optimizers.values())
-        rows = self._crew.epoch_rows or passes.rows_of(self._plan.train)
+        rows = self._crew.epoch_rows or passes.rows_of(train)
         self._at.rates = make_rates(trainer.schedule, optimizers, info.limits, batches, rows)
         info.expected = expected(trainer, info.measured, self._plan.callbacks.those_before(AFTER_THE_REPORT))
         self._at.rates.check(info.expected)
@@ -157,12 +157,11 @@ class Loop:
         self._skipped = self._guard.skipped
         with readable():
             self._crew.begin(self._at, state)
-        trainer._step.ends_alone = passes.ends_alone(trainer, self._plan.train, info.limits)
+        trainer._step.ends_alone = passes.ends_alone(trainer, train, info.limits)
         if keeper.keeps:
             self._at.warn_of_gaps(new=state is None)
         info.start(batches, macrobatches)
         keeper.begin(info, trainer._step.nbytes)
-        train = self._plan.train
         trainer.history, trainer._known_streams = info.history, None
         remember_categories(trainer.model, self._at.categories)
         self._call("on_fit_start", info)
@@ -342,9 +341,10 @@ class Loop:
         if tried and max(self._left_out if several == 1 else 0, skipped // several) >= tried:
             why = "no row counted. Look at the labels that are ignored, and at the weights of rows and classes."
             if skipped:
-                why = "a loss or a gradient was not finite. Lower the rate, use clip_norm=, look for bad rows (scan=True)."
-            text = f"none of the {tried} updates was made, and the weights are as they were: {why}"
-            warnings.warn(text, stacklevel=3)
+                why = "a loss or a gradient was not finite. Lower the rate, clip it, look for bad rows: scan=True."
+            warnings.warn(
+                f"none of the {tried} updates was made, and the weights are as they were: {why}", stacklevel=3
+            )
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from . import check, evaluate
@@ -12,10 +13,13 @@ from .batch import Batch
 from .data.epochs import Epochs
 from .data.reader import Reader, rewound
 from .data.source import Source
+from .errors import ConfigError
 from .feed import Feed
 from .info import Info
+from .kept import Kept
 from .length import Length
 from .objective import Supervised, scoring
+from .outcome import Outcome, as_outcome
 from .sizes import Sizes
 from .weights import categories_of, remember_categories
 
@@ -83,6 +87,37 @@ def batch_of(trainer: Trainer, batch: Any) -> Batch:
     if known is None:
         remember_categories(trainer.model, held or None)
     return found
+
+
+def update(trainer: Trainer, batch: Batch) -> Outcome:
+    """One update by `train_step`; what an override has had a hand in is looked at."""
+    if trainer._updates_plainly:
+        return trainer.train_step(batch)
+    step, made = trainer._step, trainer._step.updates
+    refusal = "" if made else _refusal(trainer)
+    kept = kept_of(trainer) if refusal else None  # whether an update is its own is known once it is made
+    step.expect()
+    outcome = as_outcome(trainer.train_step(batch), "train_step", batch)
+    if step.updates == made:
+        if kept is not None:
+            kept.restore()
+        if refusal := refusal or _refusal(trainer):
+            raise ConfigError(refusal)
+        step.updates += 1
+    step.watch(outcome)
+    return outcome
+
+
+def _refusal(trainer: Trainer) -> str:
+    return check.own_update(trainer._config | asdict(trainer._step.settings), trainer.strategy.shares_updates)
+
+
+def kept_of(trainer: Trainer) -> Kept:
+    """What an update changes, to be put back."""
+    kept = Kept()
+    for holder in (*(module for root in trainer._modules for module in root.modules()), *trainer.optimizers.values()):
+        kept.keep(vars(holder))
+    return kept
 
 
 def source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:

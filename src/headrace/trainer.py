@@ -24,7 +24,7 @@ from .length import Counters, Length, limits, whole
 from .loop import Loop
 from .metric import Metrics, Wanted
 from .objective import Inputs, as_objective
-from .outcome import Outcome, as_outcome
+from .outcome import Outcome
 from .plan import OptimizerLike, Plan
 from .precision import Precision
 from .preempt import Preemption
@@ -302,7 +302,7 @@ class Trainer:
                     objective.prepare(streams, {})
                 self._known_streams = streams
             with evaluate.mode(self._modules, training=True), plans.deterministic_mode(self.deterministic):
-                outcome = self._update(batch)
+                outcome = passes.update(self, batch)
                 self._step.guard.settle()
         except BaseException as error:
             self._crew.torn(error)
@@ -349,18 +349,10 @@ class Trainer:
         """Makes model and optimizer ordinary again; `fit` does so at its end."""
         self._step.release()
 
-    def _update(self, batch: Batch) -> Outcome:
-        """One update by `train_step`; what an override has had a hand in is looked at."""
-        if getattr(self.train_step, "__func__", None) is Trainer.train_step:
-            return self.train_step(batch)
-        step, made = self._step, self._step.updates
-        step.expect()
-        outcome = as_outcome(self.train_step(batch), "train_step", batch)
-        if step.updates == made:
-            check.own_update(self._config, self.strategy.shares_updates)
-            step.updates += 1
-        step.watch(outcome)
-        return outcome
+    @property
+    def _updates_plainly(self) -> bool:
+        """Whether nobody has overridden `train_step`."""
+        return getattr(self.train_step, "__func__", None) is Trainer.train_step
 
     @property
     def _evaluates_plainly(self) -> bool:

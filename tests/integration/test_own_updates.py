@@ -1,5 +1,6 @@
 """Updates made by hand beside the trainer's, several optimizers, and steps of which nothing is left to report."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +179,15 @@ SETTINGS = [
 def test_settings_that_an_update_of_ones_own_cannot_have_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     ((name, value),) = options.items()
     trainer = made(Own, **options)
+    before = copy.deepcopy(trainer.model)
     with pytest.raises(hr.ConfigError, match=rf"train_step .*{name}={value!r}.*super"):
         trainer.fit((X, Y), epochs=1, progress=False, run=tmp_path / "run", checkpoint_every="1 step")
     assert trainer.history.rows == []
     assert saved(tmp_path / "run") == [0]
     with pytest.raises(hr.ConfigError, match=rf"train_step .*{name}={value!r}"):
-        made(Own, **options).step((X, Y))
+        trainer.step((X, Y))
+    assert equal(trainer.model, before), "the update that was refused is undone"
+    assert not any(trainer.optimizer.state.values())
 
 
 @pytest.mark.parametrize("options", [{}, *SETTINGS], ids=str)
