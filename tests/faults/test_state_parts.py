@@ -259,6 +259,7 @@ def test_what_was_due_is_not_forgotten_when_a_validation_was_cut_short(prepared:
 IDLE = [
     ("counters", "minutes"),  # the clock
     ("place", "rows"),  # of the last step: what was due then has been done
+    ("rates",),  # of a schedule of progress: rows tell the same where they are known; of a scheduler: see LOST
     ("step", "microbatch"),  # a setting, unless it is "auto"
     ("complete",),  # or else the same checkpoint would be written again
     ("marks", MARK),  # its owner puts it right, where it does not say what the owner wants
