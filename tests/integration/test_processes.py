@@ -485,7 +485,7 @@ def test_a_function_that_cannot_be_sent_is_refused(main: Callable[[], Any]) -> N
 
 def test_a_function_of_a_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nothing, "__module__", "__main__")
-    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     with pytest.raises(ConfigError, match=r"is in no file that workers could read\. Put it into a module"):
         run(Job(nothing, workers=2))
 

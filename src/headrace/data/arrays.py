@@ -132,11 +132,11 @@ def _as_rows(name: str, column: Any) -> Tensor | Rows:
         )
     if column.layout in _SPARSE and column.dim() == 2:
         return Sparse.of(column)
-    if column.layout != torch.strided or column.is_nested or column.is_quantized:
-        kind = "nested" if column.is_nested else "quantized" if column.is_quantized else str(column.layout)
+    if column.layout != torch.strided or column.is_nested:
+        kind = "nested" if column.is_nested else str(column.layout)
         raise DataError(
-            f"stream {name!r} is a {kind} tensor, which has no rows that could be taken. Make it dense (to_dense(), "
-            "dequantize()), or of sequences hr.Ragged.of(tensors)."
+            f"stream {name!r} is a {kind} tensor, which has no rows that could be taken. Make it dense (to_dense()), "
+            "or of sequences hr.Ragged.of(tensors)."
         )
     if column.dim() == 0:
         raise DataError(f"stream {name!r} is a single number. Its first dimension must be the rows.")
