@@ -198,8 +198,9 @@ def report(name: str, tally: Tally, metrics: Metrics, add_up: AddUp) -> dict[str
             stacklevel=2,
         )
     alone = losses.keys() == {"", "loss"} and not abs(losses[""] - losses["loss"]) > 0  # the same, perhaps no number
+    hidden = {"total_loss", *(["loss"] if alone else [])}
     row: dict[str, Any] = {
-        f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items() if not alone or not term
+        f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items() if term not in hidden
     }
     row |= {f"{name}/{metric}": value for metric, value in scores.items()}
     tally.reset()

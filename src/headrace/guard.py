@@ -76,7 +76,9 @@ class Guard(ABC):
         if watched is None:
             return
         step, tensors = watched[0], watched[1]()
-        flags = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist() if tensors else []
+        if not tensors or math.isfinite(float(total(list(tensors.values())))):
+            return
+        flags = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()
         if bad := [name for name, sound in zip(tensors, flags, strict=True) if not sound]:
             raise NonFiniteError(
                 f"{step}: the updates of train_step have left {', '.join(map(repr, bad[:3]))} not finite, which cannot "

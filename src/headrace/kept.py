@@ -70,7 +70,7 @@ def _rewrite(tensor: Tensor) -> Callable[[], None]:
     leaf = isinstance(tensor, nn.Parameter)
     gradient = tensor.grad if leaf else None
     if gradient is not None:
-        tensor.grad = None  # theirs, and nobody adds to it now
+        tensor.grad = None  # the next backward pass makes one of its own
 
     def put() -> None:
         if values is not None:

@@ -363,7 +363,7 @@ class Loop:
     def _at_work(self) -> Iterator[None]:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info, callbacks = self._trainer, self._info, self._plan.callbacks
-        trainer._step.updates = 0
+        trainer._step.updates, trainer._step.unproven = 0, True
         self._crew.greet(trainer, self._facts())
         self._asked.alone = info.alone = self._crew.alone
         info.leased = self._crew.leased

@@ -111,14 +111,19 @@ class Objective(ABC):
 
     def bind(self, inputs: Inputs, target: str) -> None:
         """Learns what the trainer calls inputs and target."""
-        call, before = Call(inputs, {target}), vars(self).get("call")
-        if before is not None and (before.inputs, before.targets) != (call.inputs, call.targets):
+        self._given_to(inputs, target)
+        self.call = Call(inputs, {target})
+
+    def _given_to(self, inputs: Inputs, target: str) -> None:
+        """Raises if a trainer that calls the model otherwise, or has another target, was given this object before."""
+        given = tuple(inputs) if isinstance(inputs, list) else inputs, target
+        before = vars(self).setdefault("_bound", given)
+        if before != given:
             raise ConfigError(
-                f"this {type(self).__name__} is at work in a trainer with inputs={before.inputs!r} and "
-                f"target={', '.join(sorted(before.targets))!r}. Make another one for this trainer, which has "
-                f"inputs={inputs!r} and target={target!r}."
+                f"this {type(self).__name__} was given to a trainer with inputs={before[0]!r} and "
+                f"target={before[1]!r}. Make another one for this trainer, which has inputs={given[0]!r} and "
+                f"target={target!r}."
             )
-        self.call = call
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Before a training: raises on what cannot work with these streams.
@@ -177,6 +182,7 @@ class Supervised(Objective):
         )
 
     def bind(self, inputs: Inputs, target: str) -> None:
+        self._given_to(inputs, target)
         self._bind_terms(target)
         self.call = Call(inputs, {target, *self.compared()})
 
@@ -245,7 +251,7 @@ def terms_of(objective: Objective, model: nn.Module, batch: Batch) -> Mapping[st
         for name, term in found.items():
             if not isinstance(term, Term):
                 raise _no_terms(objective, f"{name!r}: a {type(term).__name__}")
-            if not isinstance(term.sum, Tensor) or term.sum.dim():
+            if not isinstance(term.sum, Tensor | int | float) or (isinstance(term.sum, Tensor) and term.sum.dim()):
                 raise ConfigError(f"term {name!r}: sum must be a single number, got {_shape_of(term.sum)}.")
         return found
     raise _no_terms(objective, f"a {type(found).__name__}")

@@ -1,7 +1,7 @@
 """What an update, or a batch of a validation, showed."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -47,10 +47,11 @@ def as_outcome(result: Any, giver: str, batch: Batch) -> Outcome:
         raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(given).__name__}.")
     if not given and given is result:
         raise ConfigError(f"{giver} returned no losses. Name at least one: {{'loss': loss}}.")
-    named = {name: loss for name, loss in given.items() if name != "total_loss"}
-    if not named and "total_loss" in given:
-        named = {"loss": given["total_loss"]}
+    named = {"loss": given["total_loss"]} if list(given) == ["total_loss"] else given
     outcome = Outcome({name: _term(loss, batch.rows, f"{giver}: the loss {name!r}") for name, loss in named.items()})
+    if "total_loss" in named:  # the others are parts of it, with coefficients that it alone knows
+        for name, term in outcome.terms.items():
+            outcome.terms[name] = replace(term, coefficient=float(name == "total_loss"))
     if isinstance(result, Outcome):
         outcome.outputs = result.outputs if _are_pairs(result.outputs) else [(detached(result.outputs), batch)]
         outcome.applied = result.applied

@@ -90,11 +90,11 @@ def batch_of(trainer: Trainer, batch: Any) -> Batch:
 
 
 def update(trainer: Trainer, batch: Batch) -> Outcome:
-    """One update by `train_step`; what an override has had a hand in is looked at."""
+    """One update by `train_step`. After one by an override, the guard checks the weights."""
     if trainer._updates_plainly:
         return trainer.train_step(batch)
     step, made = trainer._step, trainer._step.updates
-    refusal = "" if made else _refusal(trainer)
+    refusal = _refusal(trainer) if step.unproven else ""
     kept = kept_of(trainer) if refusal else None  # whether an update is its own is known once it is made
     step.expect()
     outcome = as_outcome(trainer.train_step(batch), "train_step", batch)
@@ -104,6 +104,7 @@ def update(trainer: Trainer, batch: Batch) -> Outcome:
         if refusal := refusal or _refusal(trainer):
             raise ConfigError(refusal)
         step.updates += 1
+    step.unproven = False
     step.watch(outcome)
     return outcome
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -67,6 +67,8 @@ class Step:
         """Whether the microbatch is made smaller when memory runs out."""
         self.microbatch: int | None = None
         """Rows that pass the model at once; `None`: all of a batch."""
+        self.unproven = True
+        """Whether an update of `train_step` with these settings has not been seen yet."""
         self.ends_alone = False
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
         self.torn = ""
@@ -84,6 +86,7 @@ class Step:
     def change(self, **settings: Any) -> None:
         """The next update is made with these settings."""
         before, self.settings = self.settings, replace(self.settings, **settings)
+        self.unproven = True
         wanted = self.settings.microbatch
         if wanted != before.microbatch:
             self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
@@ -163,12 +166,12 @@ class Step:
         return Replica(self.model, lambda: [part.arena for part in self._parts])
 
     def expect(self) -> None:
-        """An update may be made by hand: what is not finite before the first of them is not its fault."""
+        """Before `train_step` may update the weights itself: remembers which of them are finite by then."""
         if self._sound is None:
             self._sound = {name for name, tensor in self._fractions() if all_finite([tensor])}
 
     def watch(self, outcome: Outcome) -> None:
-        """It was made: weights and buffers are looked at when the guard settles, at once if a loss is not finite."""
+        """After such an update: the guard checks the weights when it settles, or now if a loss is not finite."""
         sound = self._sound or set()
         self.guard.watch(f"step {self.updates}", lambda: {name: t for name, t in self._fractions() if name in sound})
         losses = [self.guard.read(term.sum) for term in outcome.terms.values()]
@@ -211,7 +214,8 @@ class Step:
         self.home()
         if self.ends_alone:
             self.ends_alone = False
-            with _no_row_alone(self.model):
+            at_once = min(self.microbatch or batch.rows, batch.rows)
+            with _no_row_alone(self.model, {at_once, batch.rows % at_once}):
                 return self(batch)
         if len(self._parts) == 1:
             outcome = self._parts[0](batch)
@@ -222,12 +226,15 @@ class Step:
 
 
 @contextmanager
-def _no_row_alone(model: nn.Module) -> Iterator[None]:
-    """For a while, batch normalisation raises where it has one value of a row for each channel: one row would fail."""
+def _no_row_alone(model: nn.Module, counts: Container[int]) -> Iterator[None]:
+    """For a while, batch normalisation raises where it has one value for each row of the batch and each channel.
+
+    There it could not train on a batch of one row. `counts`: how many rows pass the model at once.
+    """
 
     def look(module: nn.Module, given: tuple[Any, ...]) -> None:
-        rows = given[0] if given else None
-        if module.training and isinstance(rows, Tensor) and rows.dim() > 1 and rows[0, 0].numel() == 1:
+        rows = given[0] if given and module.training else None
+        if isinstance(rows, Tensor) and rows.dim() > 1 and len(rows) in counts and rows[0, 0].numel() == 1:
             raise alone("the last batch of every epoch")
 
     with ExitStack() as stack:

@@ -256,6 +256,10 @@ class Update:
             if _ALONE in str(error):
                 raise alone("this batch, or a microbatch of it,") from error
             raise
+        for name, term in terms.items():
+            if not isinstance(term.sum, Tensor):
+                came = type(term.sum).__name__
+                raise ConfigError(f"term {name!r}: sum must be a single number, got a {came}. Return it as a tensor.")
         if self._measured and isinstance(terms, Terms):
             check_outputs(self.objective.scored(terms.outputs))
         return terms

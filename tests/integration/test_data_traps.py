@@ -620,3 +620,11 @@ def test_a_model_that_can_normalise_one_row_trains_as_a_loop_of_ones_own() -> No
         nn.functional.mse_loss(raw(x), y).backward()
         optimizer.step()
     assert all(map(torch.equal, ours.state_dict().values(), raw.state_dict().values()))
+
+
+def test_a_model_that_normalises_more_values_than_rows_is_trained_on_a_last_batch_of_one_row() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(4), nn.Linear(4, 1), nn.Unflatten(0, (-1, 7)), nn.Flatten(1))
+    x = torch.randn(33, 7, 4)
+    history = trainer_of(model, batch_size=32).fit((x, x.mean(2)), epochs=1, progress=False)
+    assert history.last["step"] == 2

@@ -215,3 +215,20 @@ for metrics in ((), "mae"):
 def test_what_metrics_are_made_of_is_imported_before_the_training_and_only_for_them() -> None:
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+def test_a_total_loss_that_stands_beside_its_parts_is_the_loss() -> None:
+    """As in the losses of an outcome, whose coefficients are not among them."""
+
+    class Losses(hr.Trainer):
+        def evaluate_step(self, batch: hr.Batch) -> Any:
+            return super().evaluate_step(batch).losses
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(20, 3), torch.randint(0, 2, (20,))
+    found = []
+    for kind in (Losses, hr.Trainer):
+        loss = hr.CrossEntropy() + 0.01 * hr.CrossEntropy(name="more")
+        found.append(kind(model, loss, torch.optim.SGD(model.parameters(), 0.1)).validate((x, y), batch_size=8))
+    assert found[0] == pytest.approx(found[1])

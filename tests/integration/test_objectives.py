@@ -254,7 +254,7 @@ def test_two_optimizers_take_turns_on_their_own_parameters() -> None:
     [
         (lambda loss: loss, r"Objective.terms\(\) returns terms by name, got a Tensor. Return .*hr.Term"),
         (lambda loss: {"ce": loss}, "got 'ce': a Tensor"),
-        (lambda loss: {"ce": hr.Term(loss.item(), 1.0)}, "term 'ce': sum must be a single number, got a float"),
+        (lambda loss: {"ce": hr.Term("3.0", 1.0)}, "term 'ce': sum must be a single number, got a str"),
         (lambda loss: {"ce": hr.Term(loss.repeat(2), 1.0)}, r"term 'ce': .* got shape \[2\]"),
     ],
 )
@@ -283,3 +283,19 @@ def test_weights_of_other_names_than_the_terms_are_told_so() -> None:
     trainer = hr.Trainer(model, Misnamed(), torch.optim.SGD(model.parameters(), 0.1), microbatch=4)
     with pytest.raises(hr.ConfigError, match=r"Misnamed\.weights\(\) gives sizes, and terms\(\) 'size'"):
         trainer.step({"x": torch.zeros(8, 4)})
+
+
+def test_terms_that_are_scored_may_be_numbers_and_those_that_are_trained_are_tensors() -> None:
+    class Numbers(hr.Objective):
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            return {"far": hr.Term(model(batch["x"]).abs().sum().item(), batch.rows)}
+
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 1), torch.randn(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scores = hr.Trainer(model, hr.MSE(), optimizer, eval_loss=Numbers()).validate((x, x[:, :1]))
+    assert scores["val/loss"] == pytest.approx(model(x).abs().mean().item())
+    with pytest.raises(
+        hr.ConfigError, match=r"term 'far': sum must be a single number, got a float\. Return it as a tensor"
+    ):
+        hr.Trainer(model, Numbers(), optimizer).step((x, x[:, :1]))

@@ -190,6 +190,16 @@ def test_settings_that_an_update_of_ones_own_cannot_have_are_refused(options: di
     assert not any(trainer.optimizer.state.values())
 
 
+def test_an_update_of_ones_own_is_undone_on_a_run_that_goes_on_too(tmp_path: Path) -> None:
+    made(Own).fit((X, Y), epochs=1, progress=False, run=tmp_path / "run")
+    trainer = made(Own, clip_norm=0.1)
+    with pytest.raises(hr.ConfigError, match=r"clip_norm=0\.1"):
+        trainer.fit((X, Y), epochs=2, progress=False, run=tmp_path / "run", override=True)
+    saved_model = network()
+    hr.load_weights(saved_model, tmp_path / "run", which="last")
+    assert equal(trainer.model, saved_model)
+
+
 @pytest.mark.parametrize("options", [{}, *SETTINGS], ids=str)
 def test_a_train_step_that_comes_to_the_original_keeps_every_setting(options: dict[str, Any]) -> None:
     x = X.clone()

@@ -150,7 +150,7 @@ def between_0_and_1(loss: Loss, targets: Tensor) -> None:
         raise DataError(
             f"{loss.name}: stream {loss.target!r}, row {int(where[0])}: {targets[tuple(where)].item():g} is no answer "
             f"to a yes-or-no question ({int(bad.sum())} such targets). Expected 0, 1, or a probability. For class "
-            "numbers use CrossEntropy; rows that do not count may have any answer, and the weight 0 by weight=."
+            "numbers use CrossEntropy. For rows that do not count, put 0 here and give them the weight 0 by weight=."
         )
 
 

@@ -69,7 +69,7 @@ class Metrics:
         return wanted if isinstance(wanted, str) else name
 
     def load(self) -> None:
-        """Imports what metrics by name are made of: it takes seconds, which are not to count as training."""
+        """Imports torchmetrics if a metric was given by name: it takes seconds, which are not to count as training."""
         if any(isinstance(metric, str) for metric in self._wanted.values()):
             import torchmetrics.classification
             import torchmetrics.regression  # noqa: F401

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from ...batch import State
 from ...codec import decode, encode
@@ -123,11 +123,12 @@ def collates(data: Any) -> bool:
 
 
 def stacks(data: Any) -> bool:
-    """Whether any two rows may come to be stacked, so that all batches agree in the shape of a row.
+    """Whether all rows of a loader have the same shape, because any of them may be stacked with any other.
 
-    Of rows that are padded, of batches of one row and of those that a sampler has put together, nobody knows.
+    It is not known of rows that are padded, of batches of one row, and of rows that a sampler has put together.
     """
-    return collates(data) and data.batch_size is not None and data.batch_size > 1
+    known = collates(data) and data.batch_size is not None and data.batch_size > 1
+    return known and type(data.sampler) in (RandomSampler, SequentialSampler)
 
 
 def made_as(data: Any, *, exact: bool, sized: bool) -> dict[str, Any]:
