@@ -25,6 +25,8 @@ from .malloc import keep_freed_memory
 from .sizes import BatchSize, Sizes
 from .staging import Copy, Pull
 
+READS = "headrace-feed"
+"""The name of threads that read data ahead."""
 LEAVE_S = 5.0  # how long a feed that is closed waits for a read that is under way
 GIVE_UP_S = 300.0  # and how long where that read moves the source itself
 POLL_S = 0.1  # how long a wait may last before it looks at the stop flag
@@ -257,7 +259,7 @@ class _Ahead:
             self._pull = self._make(self._reading)
         self._began = copy.deepcopy(self._source.state_dict())
         self._thread = threading.Thread(
-            target=_stage_ahead, args=(self._pull, self._copy, channel, self._once), name="headrace-feed", daemon=True
+            target=_stage_ahead, args=(self._pull, self._copy, channel, self._once), name=READS, daemon=True
         )
         self._thread.start()
         return self._thread

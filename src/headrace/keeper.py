@@ -59,7 +59,7 @@ class Keeper:
         """The training is about to begin, or to go on; the history gets what was reported after its checkpoint."""
 
     def started(self, info: Info, data: str) -> None:
-        """Nobody has refused it: the training begins, or goes on."""
+        """Called after `on_fit_start`, when nothing has refused the training."""
 
     def due(self, info: Info, rows: int) -> bool:
         """Whether a checkpoint is to be written now."""
@@ -184,11 +184,12 @@ class RunKeeper(Keeper):
         with suppress(OSError):  # whatever a save that was cut short has left
             self._store.clean()
         self._run.probe(2 * nbytes)
-        _add_later(info.history.rows, self._run.cut(min(self._rows_until, info.step), info.samples))
+        _add_later(info.history.rows, self._run.rows_until(min(self._rows_until, info.step), info.samples))
         self._overtakes = info.resumed if info.step < info.resumed else -1
 
     def started(self, info: Info, data: str) -> None:
         self._refusable = False
+        self._run.drop_later()
         self._run.configure(self._config)
         if info.best is not None and not self._run.tells_best(info.best.step):
             self._tell_best(info.best)
@@ -298,9 +299,8 @@ class RunKeeper(Keeper):
 
 
 def _is_stuck(state: State) -> bool:
-    """Whether a state is one within an epoch of data that could not say where they stood: nobody can go on there."""
-    within = state["counters"]["steps"] and not state["place"]["ends_epoch"]
-    return bool(within) and state["source"]["cursor"] is None
+    """Whether a state was saved within an epoch of data that have no state: a training cannot go on from it."""
+    return state["counters"]["steps"] > 0 and not state["place"]["ends_epoch"] and state["source"]["cursor"] is None
 
 
 def make_keeper(

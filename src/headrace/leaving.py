@@ -1,4 +1,4 @@
-"""What becomes of a loop that somebody leaves without a word: it is closed in time, and what fails then is told."""
+"""Closes training loops that are abandoned without being finished, and reports what fails then."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ _ASK_S = 0.001  # between two signals
 _SHUTDOWN = getattr(threading._shutdown, "__code__", None)  # type: ignore[attr-defined]
 
 
-def leave_at_exit(steps: Generator[Info]) -> Iterator[Info]:
-    """A loop that somebody has left without a word is closed before the interpreter comes apart, not while it does."""
-    weakref.finalize(steps, _leave, weakref.ref(steps))
+def leave_at_exit(steps: Generator[Info], asked: Preemption) -> Iterator[Info]:
+    """Closes an abandoned loop before the interpreter takes itself apart, not while it does."""
+    weakref.finalize(steps, _leave, weakref.ref(steps), asked)
     return steps
 
 
-def _leave(steps: weakref.ref[Generator[Info]]) -> None:
+def _leave(steps: weakref.ref[Generator[Info]], asked: Preemption) -> None:
     if (left := steps()) is not None:
         try:
             left.close()
         except BaseException:
             traceback.print_exc()
             _exit_badly()
+        if asked.heard:
+            _exit_badly(asked.status)
 
 
 def mind_if_unheard(error: BaseException) -> None:
@@ -57,18 +59,17 @@ def answering(asked: Preemption) -> Iterator[None]:
         yield
     except GeneratorExit:
         if asked.heard and threading.current_thread() is threading.main_thread():
-            _answer_once_left(asked.error(), asked.signal, sys._getframe(2))
+            _answer_once_left(asked.error(), asked.signal, asked.status, sys._getframe(2))
         raise
 
 
-def _answer_once_left(error: BaseException, number: int, loop: FrameType) -> None:
-    """Raises an error in the main thread as soon as the frame of a loop is no more: out of a `break` nothing can be.
+def _answer_once_left(error: BaseException, number: int, status: int, loop: FrameType) -> None:
+    """Raises an error in the main thread once the frame of a loop is gone: `break` itself cannot raise.
 
-    A thread sends a signal until its handler may raise; where the program ends before that, its exit status tells.
+    A thread sends a signal until its handler may raise. If the program ends before that, it ends with `status`.
     """
     before, seen, done = signal.getsignal(number), threading.Event(), threading.Event()
     main = threading.main_thread()
-    status = 128 + number if isinstance(error, KeyboardInterrupt) else 128 + signal.SIGTERM
 
     def answer(_: int, frame: FrameType | None) -> None:
         seen.set()

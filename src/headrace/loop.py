@@ -207,7 +207,7 @@ class Loop:
         self._at.complete = False
         told = info.history.keys_at(info.step) if "row" in self._at.done else set()
         counters = info.row()  # before the rates of the next update
-        self._common = info.ends_epoch
+        self._common |= info.ends_epoch
         now = (info.counters, self._at.rows, info.ends_epoch)
         if (plan.log_every.fires(*now) or info.stopping) and self._once("log"):
             self._guard.settle()

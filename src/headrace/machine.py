@@ -43,7 +43,7 @@ def compare(before: Any, device: torch.device) -> None:
     """Warns of what may make bits differ after a resume."""
     if found := differences(before, facts(device)):
         warnings.warn(
-            f"the run was saved with {', '.join(found)}: it goes on, but perhaps not bit for bit, which takes the same "
-            "kind of processor, number of threads and version of torch.",
+            f"the run was saved with {', '.join(found)}: it goes on, but perhaps not bit for bit. Exact resume needs "
+            "the same kind of processor, number of threads and version of torch.",
             stacklevel=3,
         )

@@ -36,10 +36,15 @@ def is_factor(function: Any) -> bool:
     parameters = _parameters(function)
     if parameters is None or _class_of(function) is not None or len(_required(parameters)) > 1:
         return False
+    return isinstance(_at_0(function), Real | Tensor)  # if it fails, it may still make a scheduler of an optimizer
+
+
+def _at_0(function: Any) -> Any:
+    """What a function gives for the progress 0, or the error that it raises."""
     try:
-        return isinstance(function(0.0), Real | Tensor)
-    except Exception:  # what it is will be known once it is called with an optimizer
-        return False
+        return function(0.0)
+    except Exception as error:
+        return error
 
 
 def scheduler_of(make: Any, optimizer: Optimizer, total: int | None) -> Made:
@@ -49,6 +54,8 @@ def scheduler_of(make: Any, optimizer: Optimizer, total: int | None) -> Made:
         made = make(optimizer, *[total][:by_place], **({"total_steps": total} if by_name else {}))
     except Exception as error:
         told = f"schedule= made no scheduler for {total} steps: {type(error).__name__}: {error}"
+        if isinstance(first := _at_0(make), Exception):
+            told = f"{told.rstrip('.')}. For the progress 0 it raised {type(first).__name__}: {first}"
         raise ConfigError(f"{told.rstrip('.')}. {_TAKEN}") from error
     if not isinstance(made, LRScheduler):
         raise ConfigError(f"schedule= made a {type(made).__name__}. {_TAKEN}")

@@ -61,6 +61,11 @@ class Preemption:
         finally:
             self._scoring = False
 
+    @property
+    def status(self) -> int:
+        """The exit status of a program that ends without raising `error`."""
+        return 128 + (signal.SIGINT if self.signal == signal.SIGINT else signal.SIGTERM)
+
     def error(self) -> BaseException:
         """What ends the program afterwards: Ctrl-C as ever, anything else with exit status 143."""
         return KeyboardInterrupt() if self.signal == signal.SIGINT else SystemExit(128 + signal.SIGTERM)

@@ -113,20 +113,33 @@ class Run:
 
         Gives the rows that stay. Samples tell reports of one step apart where workers hear later of what others do.
         """
-        rows, end, at = [], 0, 0
+        rows = self.rows_until(step, samples)
+        self.drop_later()
+        return rows
+
+    def rows_until(self, step: int, samples: float = math.inf) -> list[dict[str, Any]]:
+        """The rows that `cut` would keep; `drop_later` drops the others."""
+        rows, at = [], 0
+        self._stays = 0
         try:
             for line in self._lines():
                 at += len(line)
                 row = read_row(line)
                 if row is not None and row["step"] <= step and row.get("samples", 0) <= samples:
                     rows.append(row)
-                    end = at
-            if end < at:
-                self._rows.truncate(end)
-                self._rows.sync()
+                    self._stays = at
         except OSError as error:
             raise disk.failure(error, f"reading {self.path / METRICS}", self.path, 0) from error
         return rows
+
+    def drop_later(self) -> None:
+        """Drops what was reported after the rows that `rows_until` gave."""
+        try:
+            if self._stays < sum(map(len, self._lines())):
+                self._rows.truncate(self._stays)
+                self._rows.sync()
+        except OSError as error:
+            raise disk.failure(error, f"writing {self.path / METRICS}", self.path, 0) from error
 
     def _lines(self) -> list[bytes]:
         return disk.read_file(self.path / METRICS, METRICS_BYTES).splitlines(keepends=True)

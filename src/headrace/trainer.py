@@ -264,7 +264,7 @@ class Trainer:
         plan.check(self.objectives, self.eval_objectives, scan, self.target if self.metrics else None)
         self.metrics.load()
         info = Info(self, Counters(), bounds, History(), ("train",) if val is None else ("train", "val"))
-        return leave_at_exit(Loop(self, plan, info, keeper).run())
+        return leave_at_exit(Loop(self, plan, info, keeper).run(), self._preemption)
 
     @one_thread
     def validate(
@@ -367,9 +367,10 @@ class Trainer:
     def _from_the_next_update(self, name: str, value: Any) -> None:
         """Changes a setting; within a training, which then keeps it in its state, that is no setting of the run."""
         check.setting(name, value)
-        self._step.change(**{name: value})
-        if not self._use.trains:
-            self._config = self._config | {name: config.plain(value)}
+        with self._use.during(f"setting {name}"):
+            self._step.change(**{name: value})
+            if not self._use.trains:
+                self._config = self._config | {name: config.plain(value)}
 
     def _between_trainings(self, name: str, value: Any) -> Any:
         """A setting of the next training, checked."""

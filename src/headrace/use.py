@@ -9,6 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .errors import ConfigError
+from .feed import READS
 from .schedule import groups_of, put_rate
 from .weights import categories_of, remember_categories
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from .trainer import Trainer
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+LOOK_S = 1.0
+"""How often a thread that waits for a trainer looks whether the thread that uses it is still there."""
 
 
 class Use:
@@ -27,7 +30,7 @@ class Use:
         self._uses = self._trainings = 0  # one within another
 
     def __reduce__(self) -> Any:
-        return Use, ()  # nobody uses a copy
+        return Use, ()  # a copy starts unused
 
     @property
     def trains(self) -> bool:
@@ -45,7 +48,12 @@ class Use:
                         "that thread, from a callback or in the loop of steps(), or give each thread a trainer and a "
                         "model of its own."
                     )
-                self._changed.wait()
+                if threading.current_thread().name == READS:
+                    raise ConfigError(
+                        f"{what} was called by a map or a table that is being read, while the trainer is in use: the "
+                        "two would wait for each other. Give the map a trainer and a model of its own."
+                    )
+                self._changed.wait(LOOK_S)
             self.go_on()
             self._uses, self._trainings = self._uses + 1, self._trainings + trains
             self._changed.notify_all()  # whoever waits is refused if this is a training

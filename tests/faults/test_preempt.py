@@ -282,6 +282,21 @@ def test_a_loop_that_is_left_when_it_was_asked_to_end_ends_the_program(
     assert trainees.last_step(tmp_path / "run") == 3
 
 
+def hold_to_the_end(run: str) -> None:
+    """A loop that a module holds is closed when the program ends."""
+    global held
+    trainer = trainees.trainer()
+    held = trainer.steps(trainees.Rows(), steps=5, run=run)
+    next(held)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_loop_that_is_held_when_it_was_asked_to_end_gives_the_program_its_status(tmp_path: Path) -> None:
+    with start(hold_to_the_end, tmp_path, tmp_path / "run") as child:
+        assert child.ending() == PREEMPTED, child.output
+    assert trainees.last_step(tmp_path / "run") == 1
+
+
 def test_ctrl_c_is_raised_after_a_loop_that_is_left(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)

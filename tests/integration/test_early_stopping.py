@@ -507,6 +507,21 @@ def test_workers_keep_a_best_step_that_their_drivers_mark_where_they_report(tmp_
     assert torch.equal(again[0].weight, best["0.weight"])
 
 
+def test_workers_keep_a_best_step_at_which_a_limit_ends_an_epoch_early(tmp_path: Path) -> None:
+    """And none says otherwise: pytest makes an error of a warning."""
+
+    def main() -> int:
+        model = network()
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.02), batch_size=BATCH)
+        best = hr.BestModel("train/loss", restore=False)
+        options = {"run": tmp_path / "run", "logs": False, "progress": False}
+        trainer.fit(DATA, steps=3, log_every="3 steps", callbacks=[best], **options)
+        return trainer.history[-1]["step"]
+
+    assert hr.launch(main, workers=2) == 3
+    assert hr.load_weights(network(), tmp_path / "run", which="best") == 3
+
+
 def test_workers_say_of_a_best_step_between_reports_that_it_is_not_kept() -> None:
     def main() -> None:
         model = network()

@@ -356,6 +356,29 @@ def test_a_run_that_does_not_remember_its_machine_goes_on(tmp_path: Path, thread
     assert len(fit(make(seed=1), tmp_path / "run").rows) == len(whole)
 
 
+def test_reports_after_the_last_checkpoint_stay_until_the_training_goes_on(tmp_path: Path) -> None:
+    def killed(info: hr.Info) -> None:
+        if info.step == 4:
+            raise KeyError("killed")
+
+    def refused(_: hr.Info) -> None:
+        raise KeyError("refused")
+
+    reports = tmp_path / "run" / "metrics.jsonl"
+    options: dict[str, Any] = {
+        "steps": 8,
+        "log_every": "1 step",
+        "checkpoint_every": "9 epochs",
+        "run": tmp_path / "run",
+    }
+    for why, hook in (("killed", hr.Lambda(on_step_end=killed)), ("refused", hr.Lambda(on_fit_start=refused))):
+        with pytest.raises(KeyError, match=why):
+            make().fit(DATA, callbacks=[hook], progress=False, **options)
+        assert len(reports.read_text().splitlines()) == 3
+    make().fit(DATA, progress=False, **options)
+    assert len(reports.read_text().splitlines()) == 8
+
+
 def test_minutes_count_on_from_where_they_were(tmp_path: Path) -> None:
     fit(make(), tmp_path / "run", epochs=1, minutes=1e6)
     before = [info.counters.minutes for info in make().steps(DATA, VAL, run=tmp_path / "run", epochs=2, minutes=1e6)]

@@ -358,6 +358,23 @@ def test_the_thread_that_trains_may_use_the_trainer_as_it_likes(use: str) -> Non
     assert len(seen) == 4
 
 
+def test_a_setting_cannot_be_changed_by_another_thread_while_a_trainer_trains() -> None:
+    trainer = make()
+    for info in trainer.steps(DATA, epochs=1):
+        if info.step == 2:
+            with pytest.raises(hr.ConfigError, match=r"setting clip_norm was called while another thread trains"):
+                elsewhere(lambda: setattr(trainer, "clip_norm", 0.1))
+    trainer.clip_norm = 0.1
+
+
+def test_a_map_that_calls_the_trainer_that_reads_it_is_refused() -> None:
+    """The thread that reads ahead would wait for the trainer, and the trainer for what is read."""
+    trainer = make()
+    table = hr.map(hr.ArrayTable({"x": X, "y": Y}), lambda fields: (trainer.predict(X[:5]), fields)[1])
+    with pytest.raises(hr.HeadraceError, match=r"the\s+two would wait for each other"):
+        trainer.validate(table)
+
+
 def test_a_loop_may_be_handed_from_thread_to_thread() -> None:
     trainer = make()
     steps = iter(trainer.steps(DATA, epochs=1))

@@ -464,3 +464,11 @@ def test_a_factor_may_be_an_object_with_a_call_and_arguments_that_need_not_be_gi
             return (1 - progress) ** power
 
     assert used(make(Falls()), epochs=1) == pytest.approx([1, 0.64, 0.36, 0.16, 0.04])
+
+
+def test_a_function_of_the_progress_that_fails_at_0_is_told_so() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.MSE(), optimizer, schedule=lambda progress: min(1, 0.1 / progress))
+    with pytest.raises(hr.ConfigError, match="For the progress 0 it raised ZeroDivisionError"):
+        trainer.fit((torch.ones(8, 1), torch.ones(8, 1)), epochs=1, progress=False)

@@ -61,4 +61,6 @@ def _is_like(saved: Any, made: Any, small: Tensor, param: Tensor) -> bool:
         return saved is None or isinstance(saved, type(made))
     if isinstance(saved, Mapping) and "indices" in saved:  # sparse, as momentum of sparse gradients is
         return True
-    return isinstance(saved, Tensor) and (made.shape != small.shape or saved.shape == param.shape)
+    if not isinstance(saved, Tensor) or saved.is_floating_point() != made.is_floating_point():
+        return False
+    return made.shape != small.shape or saved.shape == param.shape

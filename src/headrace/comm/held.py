@@ -191,7 +191,7 @@ class Held:
         self._start_over(Terms(**state["terms"]))
         self._ledger.load_state_dict(state["ledger"], leases)
         self.weights = {name: tensor.detach().clone() for name, tensor in state["weights"].items()}
-        self.training, self.version = state.get("training", 1), state["version"]
+        self.training, self.version = int(state.get("training", 1)), int(state["version"])
         self.counts = Counts.of(state["counts"])
         self._roll.load_state_dict(state["workers"])
 

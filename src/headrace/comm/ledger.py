@@ -148,8 +148,8 @@ class Ledger:
         """Goes back to a state; what was leased is free, or still is `leases` of the same workers."""
         self._used = Positions(state["used"])
         held = state["leases"] if leases else []
-        self._leases = {lease: _Leased(worker, Positions(rest)) for lease, worker, rest in held}
-        self._next = max(self._next, state["next"])
+        self._leases = {int(lease): _Leased(int(worker), Positions(rest)) for lease, worker, rest in held}
+        self._next = max(self._next, int(state["next"]))
         self._heard = {}
 
     def _take(self, lease: int, start: int, stop: int) -> None:

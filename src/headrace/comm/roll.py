@@ -62,7 +62,10 @@ class Roll:
         return [[worker, *member.kept] for worker, member in sorted(self.members.items())]
 
     def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
-        self.members = {worker: Member(*kept) for worker, *kept in state}
+        self.members = {
+            int(worker): Member(int(sequence), bool(taken), int(pushes), int(rows))
+            for worker, sequence, taken, pushes, rows in state
+        }
 
 
 @dataclass(slots=True)
@@ -96,6 +99,7 @@ class Counts:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "Counts":
-        applied, dropped, lost, repeated = state["pushes"]
-        tally = {name: list(numbers) for name, numbers in state["tally"].items()}
-        return cls(applied, dropped, lost, repeated, dict(state["staleness"]), tally)
+        applied, dropped, lost, repeated = map(int, state["pushes"])
+        staleness = {int(age): int(count) for age, count in state["staleness"]}
+        tally = {name: [float(number) for number in numbers] for name, numbers in state["tally"].items()}
+        return cls(applied, dropped, lost, repeated, staleness, tally)

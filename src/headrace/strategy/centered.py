@@ -229,8 +229,9 @@ class Centered(Strategy, ABC):
 
     def _load(self, own: Mapping[str, Any]) -> None:
         self._counters = Counters(**own.get("counters", {}))
-        self._version, self._sequence = own.get("version", 0), own.get("sequence", 0)
-        self._rows, self._done = own.get("rows", 0), [(lease, a, b) for lease, a, b in own.get("done", [])]
+        self._version, self._sequence = int(own.get("version", 0)), int(own.get("sequence", 0))
+        self._rows = int(own.get("rows", 0))
+        self._done = [(int(lease), int(start), int(stop)) for lease, start, stop in own.get("done", [])]
         self._tally = {name: list(numbers) for name, numbers in own.get("tally", {}).items()}
         self._given = {name: list(numbers) for name, numbers in own.get("given", {}).items()}
         self._due, self._idle = own.get("due", False), own.get("idle", False)

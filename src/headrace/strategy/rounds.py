@@ -95,7 +95,7 @@ class Rounds(Strategy, ABC):
         self._ending.load_state_dict(state["outer"])
         if own is not None:
             self._start.load(state["start"])
-            self._rows, self._total = own["rows"], own["total"]
+            self._rows, self._total = int(own["rows"]), int(own["total"])
 
     def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return mean(self.comm, tensors, self._rows if self.weights == "rows" else 1)
