@@ -67,7 +67,7 @@ class Stream:
         return ANY in self.shape
 
     def fits(self, other: "Stream") -> bool:
-        """Whether rows of the one may be rows of the other: a size that differs between batches fits any."""
+        """Whether two streams agree; a size that differs between batches agrees with any other."""
         if self == other:
             return True
         sizes = zip(self.shape, other.shape, strict=False)

@@ -49,7 +49,10 @@ def setting(name: str, value: Any) -> None:
 
 
 def own_update(given: Mapping[str, Any], shared: bool) -> str:
-    """Why a `train_step` may make no update of its own: settings that it knows nothing of, or a `shared` update."""
+    """The error for a `train_step` that makes an update of its own; "" if it may.
+
+    `shared`: whether several workers make every update together.
+    """
     if lost := [f"{name}={given[name]!r}" for name, nothing in OF_UPDATES.items() if given[name] != nothing]:
         return (
             f"train_step made an update of its own, which knows nothing of {', '.join(lost)}. Call "
@@ -204,7 +207,7 @@ def same_categories(
 ) -> None:
     """Raises where the numbers of a data set stand for other strings than those of the training data.
 
-    Nothing is compared where one of them does not know, and none of it with numbers that say nothing of strings.
+    Nothing is compared if one of them is `None`, which means that it is not known.
     """
     if known is None or held is None:
         return

@@ -299,7 +299,7 @@ def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
 def alone(which: str) -> DataError:
     """What to do about batch normalisation of a single row."""
     return DataError(
-        f"{which} has a single row, of which batch normalisation can tell no variance. Choose another batch_size= or "
+        f"{which} has a single row, and batch normalisation needs more than one. Choose another batch_size= or "
         "microbatch=, drop a row, or fill the last batch up from the next epoch: hr.Reader(table, cross_epochs=True)."
     )
 

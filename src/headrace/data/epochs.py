@@ -29,7 +29,7 @@ class Epochs(Source):
 
     @property
     def waiting(self) -> Callable[[], None]:
-        """That of the source, which it is that waits."""
+        """What the source calls while it waits."""
         return self._source.waiting
 
     @waiting.setter
