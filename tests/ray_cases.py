@@ -59,6 +59,7 @@ def talk_and_train(base: float, model: "Visits", strategy: Strategy) -> dict[str
         "all": comm.all_gather([k, torch.rand(()).item(), random.random(), float(np.random.rand())]),
         "joined": dist.is_initialized(),
         "directory": os.getcwd(),
+        "nice": comm.all_gather(os.nice(0)),
         "processes": comm.all_gather(os.getpid()),
         "listening": listening(os.environ["RAY_AUTH_TOKEN_PATH"]),
     }

@@ -55,6 +55,7 @@ def test_workers_in_step_say_everything_to_each_other_and_listen_to_this_machine
     assert (found["shared"], found["handed"]) == ("of worker 0", "for 0")
     assert found["joined"], "torch.distributed is there for the user's own calls"
     assert found["directory"] == os.getcwd()
+    assert found["nice"] == [os.nice(0)] * 2, "whatever else the machine does, they have their share of it"
     assert len({*found["processes"], os.getpid()}) == 3
     assert set(found["listening"]) <= LOOPBACK, "nothing of the cluster listens to a network"
     for k, (worker, *drawn) in enumerate(found["all"]):

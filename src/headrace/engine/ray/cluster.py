@@ -27,6 +27,7 @@ from .guard import guarding
 OLDEST = (2, 54)
 """Before it, a page in the user's browser can delete jobs (CVE-2026-27482), and tokens are new in 2.52."""
 INSTALL = 'pip install "headrace[ray]"'
+_NICENESS = "RAY_worker_niceness"
 START_S = 120.0
 """How long workers may take at least to be placed and to start, however little time others give them later."""
 _LONG = 24  # a path of this length leaves room for Ray's, which ends with the name of a socket: 107 bytes at most
@@ -142,6 +143,8 @@ def _own(job: Job, scratch: Path) -> Iterator[None]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # its sense on any system: addresses of this machine are loopback's
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        # Ray's 15 would let anything else on this machine go first: on a busy one workers would stand still.
+        _NICENESS: os.environ.get(_NICENESS, "0"),
     }
     if job.devices:
         settings["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.devices))
