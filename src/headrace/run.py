@@ -91,7 +91,7 @@ class Run:
         """A line of the log, with the time. One that cannot be written is no reason to stop."""
         text = _CONTROL.sub(lambda match: repr(match[0])[1:-1], message)
         with suppress(OSError):
-            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode(errors="backslashreplace"))
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         """A line of metrics, and when that was: after so many minutes of training."""

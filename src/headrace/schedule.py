@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from .checkpoint.shape import check, like, maybe
+from .checkpoint.shape import COUNT, check, like, maybe
 from .config import plain
 from .errors import CheckpointError, ConfigError
 from .history import History
@@ -313,7 +313,9 @@ class _ByTorch:
             now = scheduler.state_dict()
             found = _as_counters(saved["state"], now)
             if type(scheduler).__module__.startswith("torch.optim."):  # what another one keeps may change its kind
-                check(found, {key: maybe(like(value)) for key, value in now.items()}, f"the saved {saved['kind']}")
+                shape = {key: maybe(like(value)) for key, value in now.items()}
+                shape |= {"_step_count": COUNT} if "_step_count" in found else {}
+                check(found, shape, f"the saved {saved['kind']}")
             scheduler.load_state_dict(found)
             self._waits = bool(saved.get("waits", False))
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .shape import AMOUNT, ANY, COUNT, DICT, FLAG, NUMBER, SCALAR, TENSOR, TEXT, Shape, check, each, maybe
+from .shape import AMOUNT, ANY, COUNT, DICT, FLAG, NUMBER, ROWS, SCALAR, TENSOR, TEXT, Shape, check, each, maybe
 
 _COUNTERS = {"steps": COUNT, "samples": COUNT, "epochs": COUNT, "minutes": AMOUNT}
 _PLACE = {"batch": COUNT, "rows": COUNT, "ends_epoch": FLAG}
@@ -41,6 +41,7 @@ PARTS: dict[str, Shape] = {
         "updates": COUNT,
         "skipped": COUNT,
         "microbatch": maybe(COUNT),
+        "settings": maybe({"microbatch": maybe(ROWS), "clip_norm": maybe(AMOUNT), "clip_value": maybe(AMOUNT)}),
         "scaler": DICT,
         "optimizers": each(_OPTIMIZER),
     },

@@ -52,6 +52,7 @@ def _is_whole(value: Any) -> bool:
 ANY = Kind("anything", lambda value: True)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 COUNT = Kind("a whole number of 0 or more", lambda value: _is_whole(value) and value >= 0)
+ROWS = Kind('a number of rows or "auto"', lambda value: value == "auto" or (COUNT.holds(value) and value > 0))
 NUMBER = Kind("a number", lambda value: isinstance(value, float) or _is_whole(value))
 AMOUNT = Kind("a number of 0 or more", lambda value: NUMBER.holds(value) and 0 <= value < _LARGEST)
 SCALAR = Kind("a number", lambda value: NUMBER.holds(value) or (isinstance(value, Tensor) and value.numel() == 1))

@@ -19,6 +19,7 @@ from ...comm.held import PAUSE_S, Held
 from ...comm.wire import pack, unpack
 from ...errors import WorkerError
 from ...malloc import keep_freed_memory
+from .cluster import START_S
 from .flat import Message, read, tensor_of, write
 from .parcel import Place
 
@@ -162,7 +163,8 @@ class RayCenter:
     def __init__(self, actor: Any, worker: int, life: int, timeout_s: float) -> None:
         self._actor, self._worker, self._life, self._timeout_s = actor, worker, life, timeout_s
         self._rule: Rule | None = None
-        self._patience = Patience(worker, timeout_s)
+        # the driver first replaces whoever is silent for timeout_s, which takes as long as starting a worker
+        self._patience = Patience(worker, 2 * timeout_s + START_S)
         self._requests = self._trainings = 0
         keep_freed_memory()
 
