@@ -215,7 +215,7 @@ class Step:
         if self.ends_alone:
             self.ends_alone = False
             at_once = min(self.microbatch or batch.rows, batch.rows)
-            with _no_row_alone(self.model, {at_once, batch.rows % at_once}):
+            with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}):
                 return self(batch)
         if len(self._parts) == 1:
             outcome = self._parts[0](batch)

@@ -179,7 +179,7 @@ def test_an_objective_of_ones_own_is_refused_by_a_trainer_that_calls_the_model_o
     size = Size()
     for _ in range(2):
         still(size, Through())
-    with pytest.raises(hr.ConfigError, match=r"this Size is at work in a trainer with inputs='x' and target='y'"):
+    with pytest.raises(hr.ConfigError, match=r"this Size was given to a trainer with inputs='x' and target='y'"):
         still(size, Through(), target="z")
 
 
