@@ -321,6 +321,7 @@ def machines(count: int) -> Iterator[tuple[Any, Any]]:
         cluster._read_again()
         at = stack.enter_context(TemporaryDirectory(prefix="hr-", dir="/tmp", ignore_cleanup_errors=True))
         head = {"num_cpus": 2, "include_dashboard": False, "temp_dir": f"{at}/ray"}
+        Path("/tmp/ray").mkdir(exist_ok=True)  # where Ray notes the address of any cluster, wherever that has its files
         found = Cluster(initialize_head=True, head_node_args=head)
         stack.callback(found.shutdown)
         others = [found.add_node(num_cpus=2) for _ in range(count - 1)]
