@@ -125,8 +125,9 @@ def source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, li
     """Data for one pass, checked; `name` is what errors call them."""
     trainer._muster()
     check.positive("batch_size", batch_size, whole=True)
-    source = plans.source_on(data, trainer.device, name, categories=categories_of(trainer.model))
-    check.can_be_read(source, name, categories_of(trainer.model), limit)
+    known = categories_of(trainer.model)
+    source = plans.source_on(data, trainer.device, name, categories=known)
+    check.can_be_read(source, name, known, limit)
     return source
 
 
