@@ -1,21 +1,106 @@
-"""What all tests share: one thread, so that they do not fight over cores, and signals that do what they usually do."""
+"""What all tests share: one thread, signals that do what they usually do, limits, and nothing that stays behind."""
 
+import faulthandler
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+from kit import left_behind, sampled
 
-settings.register_profile("any machine", deadline=None)  # how long an example takes is the machine's affair
-settings.load_profile("any machine")
+settings.register_profile("quick", deadline=None, max_examples=20)  # how long one takes is the machine's affair
+settings.register_profile("every", deadline=None, max_examples=200)
+settings.load_profile("every" if sampled.EVERY in os.environ else "quick")
 
 USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 for number, handler in USUAL.items():  # `nohup`, and `&` in a script, ignore them for all processes that follow
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
+
+left_behind.mark()
+processes = left_behind.Processes()
+first = "PYTEST_XDIST_WORKER" not in os.environ  # the process that shares the tests out, or runs them itself
+errors = os.dup(2)  # before pytest captures what is written there
+
+BUDGET_S = 3.0  # of a test of the quick tier
+GRACE_S = 30.0  # for a test that is over its limit to end by itself
+SLOW = Path(__file__).parents[1] / "build" / "slow-tests.txt"
+
+
+def pytest_report_header() -> str:
+    return sampled.told()
+
+
+def pytest_configure() -> None:
+    if first:
+        SLOW.unlink(missing_ok=True)
+
+
+# --- in which order, and where ----------------------------------------------------------------------------
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file run in one process, those of a named group too; long groups begin first."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The process that others are forked from takes seconds to begin: it does so while other tests run."""
+    if not (first and session.config.getoption("numprocesses", None)) and "kit.forked" in sys.modules:
+        sys.modules["kit.forked"].server()
+
+
+# --- limits -----------------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that its limit does not end, because it stands in C code or swallows what is raised, ends its process."""
+    mark = item.get_closest_marker("timeout")
+    limit_s = float(mark.args[0] if mark else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=errors)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Notes the tests of the quick tier that are over its budget."""
+    if first and report.when == "call" and report.duration > BUDGET_S and "slow" not in report.keywords:
+        SLOW.parent.mkdir(exist_ok=True)
+        with SLOW.open("a") as file:
+            file.write(f"{report.nodeid.partition('@')[0]}\n")
+
+
+# --- nothing stays ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays() -> Iterator[None]:
+    """What a test has started ends with it, at the latest."""
+    before = processes.left().keys()
+    yield
+    if processes.left().keys() - before and (left := processes.left(left_behind.GONE_S, before)):
+        left_behind.end(left)
+        pytest.fail(f"the test has left processes behind: {left}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Whoever ran the tests may have been ended by a limit: what that has left behind ends here."""
+    if first and (left := left_behind.Processes(of_all=True).left(left_behind.GONE_S)):
+        left_behind.end(left)
+        print(f"the tests have left processes behind: {left}", file=sys.stderr)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from nursery import start, tell
+from kit.forked import start, tell
 
 import headrace as hr
 from headrace.data.arrow import record_batch_of, schema_of

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-import trainees
-from nursery import start, start_script, tell
+from kit import trainees
+from kit.forked import start, start_script, tell
 from torch import Tensor, nn
 
 import headrace as hr
@@ -176,7 +176,8 @@ def test_a_write_that_fails_ends_the_training_at_the_next_save_or_at_the_end(
 SCRIPT = """
 import sys
 sys.path.insert(0, {folder!r})
-import test_async_save, trainees
+import test_async_save
+from kit import trainees
 test_async_save.write_slowly(0.005)
 if {fails}:
     test_async_save.fail_at(7)

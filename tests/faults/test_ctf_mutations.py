@@ -9,8 +9,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from ctf_files import NAMES, STREAMS, plain, spoilt, valid
-from ctf_reference import Outcome, reference
+from kit.ctf_files import NAMES, STREAMS, plain, spoilt, valid
+from kit.ctf_reference import Outcome, reference
 
 from headrace.data.ctf import build, open_ctf, pieces
 from headrace.data.ctf.explain import Problem

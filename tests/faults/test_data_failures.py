@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-import trainees
-from nursery import Child, hear, start, tell
+from kit import trainees
+from kit.forked import Child, hear, start, tell
 from torch import Tensor
 
 import headrace as hr

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import resume_harness
-from resume_cases import CASES
-from resume_harness import Record, Stop, cleared, differences, in_process, stopped_and_resumed, uninterrupted
-from resume_parts import STEPS
+from kit import resume_harness
+from kit.resume_cases import CASES
+from kit.resume_harness import Record, Stop, cleared, differences, in_process, stopped_and_resumed, uninterrupted
+from kit.resume_parts import STEPS
 
 PER_EPOCH = STEPS // 3
 EVERY = range(STEPS + 1)
@@ -115,10 +115,11 @@ def test_an_interpreter_of_its_own_goes_on_bit_for_bit(tmp_path: Path, reference
     """Not a fork: nothing is known there but the files."""
     in_process("source that goes on", tmp_path / "run", Stop(13))
     program = (
-        "import json, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from resume_harness import run\n"
+        "import json, sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path\n"
+        "from kit.resume_harness import run\n"
         "print(json.dumps(run('source that goes on', Path(sys.argv[2]))))"
     )
-    arguments = [sys.executable, "-c", program, str(Path(resume_harness.__file__).parent), str(tmp_path / "run")]
+    arguments = [sys.executable, "-c", program, str(Path(resume_harness.__file__).parents[1]), str(tmp_path / "run")]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert differences(json.loads(done.stdout), reference("source that goes on")) == {}

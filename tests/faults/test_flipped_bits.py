@@ -12,7 +12,7 @@ from random import Random
 import pytest
 import safetensors.torch
 import torch
-from fault_harness import RUN, contents_of, difference, goes_on, hashes, rewrite, scratch, sound
+from kit.fault_harness import RUN, contents_of, difference, goes_on, hashes, rewrite, scratch, sound
 
 from headrace.checkpoint import Keep, Store
 from headrace.errors import CheckpointError, CorruptError

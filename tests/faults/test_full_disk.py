@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fault_harness import (
+from kit.fault_harness import (
     FULL,
     RUN,
     Fail,

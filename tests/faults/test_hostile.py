@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_harness import RUN, contents_of, difference, hashes, in_child, recommit, scratch, sound
+from kit.fault_harness import RUN, contents_of, difference, hashes, in_child, recommit, scratch, sound
 
 from headrace.checkpoint import Keep, Store
 from headrace.errors import CheckpointError, CorruptError, HeadraceError

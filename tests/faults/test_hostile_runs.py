@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import scratch
+from kit.fault_harness import scratch
 from torch import nn
 
 import headrace as hr

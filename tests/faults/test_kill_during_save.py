@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_harness import (
+from kit.fault_harness import (
     LEFTOVERS,
     RUN,
     Ending,

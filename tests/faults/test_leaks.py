@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trainees
-from nursery import start, tell
+from kit import trainees
+from kit.forked import start, tell
 
 import headrace as hr
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-import trainees
-from nursery import start, tell
+from kit import trainees
+from kit.forked import start, tell
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import headrace as hr

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from nursery import Child, start, tell
+from kit.forked import Child, start, tell
+from kit.torch_workers import be_worker, free_port, hangs, is_killed, is_stopped, over_gloo
 from torch import Tensor, nn
-from torch_workers import be_worker, free_port, hangs, is_killed, is_stopped, over_gloo
 
 import headrace as hr
 from headrace.comm import here

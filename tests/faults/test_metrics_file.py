@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-import trainees
-from fault_harness import performing
-from nursery import start, tell
+from kit import trainees
+from kit.fault_harness import performing
+from kit.forked import start, tell
 from torch import nn
 
 import headrace as hr

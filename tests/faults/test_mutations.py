@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fault_harness import RUN, recommit, scratch
+from kit.fault_harness import RUN, recommit, scratch
 
 from headrace.checkpoint import Contents, Store
 from headrace.codec import decode, encode

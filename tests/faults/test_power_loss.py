@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_model import Recorder, Story, Tree, build
-from fault_harness import RUN, Died, Trace, contents_of, difference, goes_on, performing, scratch, sound
+from kit.crash_model import Recorder, Story, Tree, build
+from kit.fault_harness import RUN, Died, Trace, contents_of, difference, goes_on, performing, scratch, sound
 
 from headrace import disk
 from headrace.checkpoint import Keep, Store

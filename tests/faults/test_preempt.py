@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import trainees
-from nursery import start, tell
+from kit import trainees
+from kit.forked import start, tell
 
 import headrace as hr
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import trainees
-from nursery import LIMIT_S, start, tell
+from kit import trainees
+from kit.forked import LIMIT_S, start, tell
 
 import headrace as hr
 from headrace import rng

@@ -22,7 +22,7 @@ from headrace.strategy import Asynchronous, Elastic, Synchronous
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 
-import ray_cases  # noqa: E402
+from kit import ray_cases  # noqa: E402
 
 from headrace.engine.ray import apart, center, cluster  # noqa: E402
 from headrace.engine.ray.center import Kept, _received, _sent_push  # noqa: E402
@@ -402,7 +402,7 @@ def test_the_workers_of_a_machine_that_goes_begin_again_on_another(tmp_path: Pat
 def script(function: str, at: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A program that calls a function with a directory, where it prints; none of its processes is there afterwards."""
     file = at / "script.py"
-    file.write_text(SCRIPT.format(path=[str(Path(ray_cases.__file__).parent)], function=function, at=str(at)))
+    file.write_text(SCRIPT.format(path=[str(Path(ray_cases.__file__).parents[1])], function=function, at=str(at)))
     mark = f"HEADRACE_TEST={at}"
     with (at / "printed").open("w") as printed:
         environment = os.environ | {"HEADRACE_TEST": str(at)}
@@ -422,7 +422,7 @@ def script(function: str, at: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 SCRIPT = """
 import sys; sys.path[:0] = {path!r}
-import ray_cases
+from kit import ray_cases
 if __name__ == "__main__":
     {function}({at!r})
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_harness import RUN, Died, Trace, contents_of, difference, goes_on, hashes, performing, sound
+from kit.fault_harness import RUN, Died, Trace, contents_of, difference, goes_on, hashes, performing, sound
 
 from headrace.checkpoint import Keep, Store
 from headrace.errors import ConfigError

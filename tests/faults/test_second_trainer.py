@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-import trainees
-from nursery import hear, start, tell
+from kit import trainees
+from kit.forked import hear, start, tell
 
 import headrace as hr
 from headrace.run import LOCK, METRICS

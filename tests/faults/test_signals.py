@@ -4,8 +4,8 @@ import signal
 from pathlib import Path
 
 import pytest
-import trainees
-from nursery import hear, hold, start
+from kit import trainees
+from kit.forked import hear, hold, start
 
 import headrace as hr
 

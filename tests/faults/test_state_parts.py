@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resume_harness import Record, Stop, differences, in_process, uninterrupted
+from kit.resume_harness import Record, Stop, differences, in_process, uninterrupted
 from torch import Tensor
 
 from headrace.checkpoint import Store

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash_model import Recorder, Story, build
-from fault_harness import (
+from kit.crash_model import Recorder, Story, build
+from kit.fault_harness import (
     LEFTOVERS,
     RUN,
     Fail,

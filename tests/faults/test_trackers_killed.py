@@ -10,12 +10,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import event_files
 import pytest
-import trainees
-from cli_parts import headrace
-from fault_harness import Kill
-from nursery import start, tell
+from kit import event_files, trainees
+from kit.cli_parts import headrace
+from kit.fault_harness import Kill
+from kit.forked import start, tell
 
 import headrace as hr
 from headrace import disk

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trainees
-from kill_cases import (
+from kit import trainees
+from kit.forked import Child, start, tell
+from kit.kill_cases import (
     CENTERED,
     HOOKS,
     LIMIT_S,
@@ -27,8 +28,7 @@ from kill_cases import (
     killed,
     undisturbed,
 )
-from nursery import Child, start, tell
-from torch_workers import is_killed, is_stopped, over_gloo
+from kit.torch_workers import is_killed, is_stopped, over_gloo
 
 import headrace as hr
 from headrace.comm import here

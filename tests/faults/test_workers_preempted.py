@@ -11,8 +11,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import trainees
-from kill_cases import (
+from kit import trainees
+from kit.forked import Child, start, tell
+from kit.kill_cases import (
     CENTERED,
     EPOCHS,
     LIMIT_S,
@@ -27,8 +28,7 @@ from kill_cases import (
     fit,
     undisturbed,
 )
-from nursery import Child, start, tell
-from torch_workers import be_worker, free_port
+from kit.torch_workers import be_worker, free_port
 
 import headrace as hr
 from headrace.comm import here

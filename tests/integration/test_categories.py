@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from fault_harness import recommit
+from kit.fault_harness import recommit
 from torch import Tensor, nn
 
 import headrace as hr

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-import trainees
-from nursery import start
+from kit import trainees
+from kit.forked import start
 from torch import Tensor
 
 import headrace as hr

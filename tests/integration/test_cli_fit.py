@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from cli_parts import LIMIT_S, RECIPE, environment, finished, headrace, program
-from nursery import start, tell
+from kit.cli_parts import LIMIT_S, RECIPE, environment, finished, headrace, program
+from kit.forked import start, tell
 
 import headrace as hr
 from headrace.recipe import load_recipe

@@ -18,7 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from cli_parts import LIMIT_S, RECIPE, environment, headrace, program
+from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, program
 
 import headrace as hr
 from headrace.recipe import load_recipe

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from kit.worker_cases import BATCH, EPOCHS, EXACT, ROWS, UPDATES, Found, Options, apart, columns, run, sgd
 from torch import Tensor, nn
-from worker_cases import BATCH, EPOCHS, EXACT, ROWS, UPDATES, Found, Options, apart, columns, run, sgd
 
 import headrace as hr
 from headrace.comm import here

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import worker_cases
-from worker_cases import BATCH, CASES, EXACT, ROWS, UPDATES, CutError, Found, Options, Share, apart, run, sgd
+from kit import worker_cases
+from kit.worker_cases import BATCH, CASES, EXACT, ROWS, UPDATES, CutError, Found, Options, Share, apart, run, sgd
 
 import headrace as hr
 from headrace.engine import Network
@@ -237,7 +237,7 @@ def test_two_processes_keep_the_same_promises(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_two_workers_on_ray_keep_the_same_promises(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-    import ray_cases
+    from kit import ray_cases
 
     with ray_cases.local_cluster():
         found = hr.launch(worker_cases.subset, str(tmp_path / "run"), workers=2, engine="ray", timeout_s=100.0)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nursery import Child, start, tell
+from kit.forked import Child, start, tell
+from kit.torch_workers import LOOPBACK, free_port, hangs, is_killed, is_stopped, listening
 from torch import nn
-from torch_workers import LOOPBACK, free_port, hangs, is_killed, is_stopped, listening
 
 import headrace as hr
 from headrace.comm import here

@@ -9,7 +9,7 @@ from typing import Any
 import pexpect
 import pytest
 import torch
-from screens import environment, screen
+from kit.screens import environment, screen
 from torch import Tensor, nn
 
 import headrace as hr

@@ -18,7 +18,7 @@ from headrace.strategy import Asynchronous, Synchronous
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
 
-import ray_cases  # noqa: E402
+from kit import ray_cases  # noqa: E402
 
 from headrace.engine.ray import cluster  # noqa: E402
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_parts import LIMIT_S, environment, headrace
+from kit.cli_parts import LIMIT_S, environment, headrace
 
 from headrace.recipe import check_parameters, find_recipe
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import report_runs as runs
-from browser import DARK, browse, chromium, dom, shoot
+from kit import report_runs as runs
+from kit.browser import DARK, browse, chromium, dom, shoot
 from PIL import Image
 
 from headrace.report import write

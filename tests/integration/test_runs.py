@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fault_harness import recommit
+from kit.fault_harness import recommit
 from torch import Tensor, nn
 
 import headrace as hr

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sequence_parts import (
+from kit.sequence_parts import (
     DATA,
     GENERATOR,
     IDS,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sequence_parts import (
+from kit.sequence_parts import (
     CASES,
     DATA,
     IDS,

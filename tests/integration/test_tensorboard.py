@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import event_files
 import pytest
 import torch
+from kit import event_files
 from torch import nn
 
 import headrace as hr

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pexpect
 import pytest
-from screens import environment, screen
+from kit.screens import environment, screen
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 100

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from kit.worker_cases import BATCH, EXACT, UPDATES, Found, Options, apart, columns, make, run, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from worker_cases import BATCH, EXACT, UPDATES, Found, Options, apart, columns, make, run, sgd
 
 import headrace as hr
 from headrace.comm import here

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from kit.worker_cases import EXACT, Found, apart, columns, make
 from torch import Tensor
-from worker_cases import EXACT, Found, apart, columns, make
 
 import headrace as hr
 from headrace import update

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from any_rows import columns, contents, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.any_rows import columns, contents, plain
 
 import headrace as hr
 from headrace.data.arrow import categories_in, fields_of, record_batch_of, schema_of, streams_of, tensor_of

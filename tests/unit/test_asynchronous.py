@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from center_workers import Seat, Trainee, in_turn, regression
+from kit.center_workers import Seat, Trainee, in_turn, regression
+from kit.toy_workers import apart, same
 from torch import Tensor
-from toy_workers import apart, same
 
 import headrace as hr
 from headrace.comm.center import Push, Reply, Terms

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.toy_workers import Worker, apart, together
 from torch import Tensor, nn
 from torch.optim import SGD
-from toy_workers import Worker, apart, together
 
 from headrace.comm import Comm
 from headrace.strategy import Strategy

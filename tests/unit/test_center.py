@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from center_workers import Marks
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from kit.center_workers import Marks
+from kit.toy_workers import through_codec
 from torch import Tensor
-from toy_workers import through_codec
 
 from headrace.comm import Null
 from headrace.comm.center import Center, Lease, Patience, Push, Reply, Terms, Wait

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composed import ids, named, negated, odd, plain, renamed, row, same, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.composed import ids, named, negated, odd, plain, renamed, row, same, table
 from torch import Tensor
 
 import headrace as hr

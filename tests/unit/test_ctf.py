@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ctf_files import NAMES, STREAMS, plain, valid
-from ctf_reference import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.ctf_files import NAMES, STREAMS, plain, valid
+from kit.ctf_reference import reference
 
 from headrace.batch import Stream
 from headrace.data.ctf import build, open_ctf, parse_ctf, pieces

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_harness import Died, Fail, Kill, Trace, in_child, performing
+from kit.fault_harness import Died, Fail, Kill, Trace, in_child, performing
 
 from headrace import disk
 from headrace.errors import RunError

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from center_workers import Seat, Trainee, in_turn, regression
+from kit.center_workers import Seat, Trainee, in_turn, regression
+from kit.toy_workers import apart, same
 from torch import Tensor, nn
-from toy_workers import apart, same
 
 from headrace.comm.center import Push, Terms
 from headrace.comm.held import Held, HeldCenter

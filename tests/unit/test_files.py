@@ -16,9 +16,9 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 import torch
-from any_rows import columns, contents
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kit.any_rows import columns, contents
 
 import headrace as hr
 from headrace.data.files import FileTable, open_table, paths, write_table
@@ -127,7 +127,7 @@ def test_dense_rows_come_back_from_an_npz(data: st.DataObject) -> None:
 
 
 def _dense(rows: int, dtypes: tuple[str, ...]) -> Any:
-    from any_rows import items
+    from kit.any_rows import items
 
     return items(rows, dtypes, sparse=False)
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.trainees import Noise, Rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from trainees import Noise, Rows
 
 import headrace as hr
 from headrace import memory, rng

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign import first
+from kit.foreign import first
 
 import headrace as hr
 from headrace.data.adapt import as_data

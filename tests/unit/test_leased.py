@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from center_workers import Marks, NothingToReadError, pause
-from toy_workers import through_codec
+from kit.center_workers import Marks, NothingToReadError, pause
+from kit.toy_workers import through_codec
 
 import headrace as hr
 from headrace.batch import Batch

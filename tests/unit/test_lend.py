@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-import trainees
-from foreign import BATCHES, ROWS, SIZE
+from kit import trainees
+from kit.foreign import BATCHES, ROWS, SIZE
 from torch.utils.data import (
     DataLoader,
 )

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trainees
-from foreign import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kit import trainees
+from kit.foreign import (
     ALL,
     BATCHES,
     LOADERS,
@@ -30,8 +32,6 @@ from foreign import (
     stateful,
     trained,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from kit.tracked import DATA, At, fail, train
 from torch import nn
-from tracked import DATA, At, fail, train
 
 import headrace as hr
 from headrace.callback.logfile import LogFile

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_ins import Through
+from kit.stand_ins import Through
 from torch import Tensor, nn
 
 import headrace as hr

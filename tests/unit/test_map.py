@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from composed import Fields, ids, named, negated, plain, renamed, row, same, table
+from kit.composed import Fields, ids, named, negated, plain, renamed, row, same, table
 
 import headrace as hr
 from headrace.data import compose

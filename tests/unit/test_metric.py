@@ -8,7 +8,7 @@ import pytest
 import sklearn.metrics as sk
 import torch
 import torchmetrics.classification as tm
-from stand_ins import Recorder
+from kit.stand_ins import Recorder
 from torch import Tensor, nn
 
 import headrace as hr

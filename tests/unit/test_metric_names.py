@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from stand_ins import Recorder
+from kit.stand_ins import Recorder
 from torch import Tensor
 
 import headrace as hr

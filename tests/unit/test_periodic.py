@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from kit.toy_workers import Meeting, Worker, apart, same, through_codec, together
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
-from toy_workers import Meeting, Worker, apart, same, through_codec, together
 
 from headrace.comm import Comm, Null
 from headrace.errors import ConfigError

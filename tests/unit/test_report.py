@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import report_runs as runs
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import report_runs as runs
 from sklearn.metrics import (
     accuracy_score,
     confusion_matrix,

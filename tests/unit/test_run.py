@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fault_harness import performing
+from kit.fault_harness import performing
 from torch import nn
 
 import headrace as hr

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nursery import Child, hear, start, tell
+from kit.forked import Child, hear, start, tell
 from torch import Tensor
 from torch.distributed import FileStore
 

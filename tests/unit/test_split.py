@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from composed import ids, named, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.composed import ids, named, table
 
 import headrace as hr
 from headrace.data import compose

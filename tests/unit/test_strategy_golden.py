@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 sys.path.append(str(Path(__file__).parents[1]))
-from toy_workers import Worker, together
+from kit.toy_workers import Worker, together
 
 import headrace as hr
 from headrace.comm import Comm, here

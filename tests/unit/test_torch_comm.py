@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from nursery import Child, start, tell
+from kit.forked import Child, start, tell
+from kit.torch_workers import LOOPBACK, be_worker, free_port, listening, over_gloo
 from torch import Tensor
-from torch_workers import LOOPBACK, be_worker, free_port, listening, over_gloo
 
 from headrace.comm import here
 from headrace.comm.beats import Beats

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trainees
-from foreign import LOADERS, ROWS, Many, Own, Pair, Samples, Stream, first, stateful, trainer_of
+from kit import trainees
+from kit.foreign import LOADERS, ROWS, Many, Own, Pair, Samples, Stream, first, stateful, trainer_of
 from torch.utils.data import (
     ConcatDataset,
     Subset,

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from kit.tracked import DATA, At, fail, train
 from torch import nn
-from tracked import DATA, At, fail, train
 
 import headrace as hr
 from headrace.callback.csv import CSV

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from stand_ins import Through
+from kit.stand_ins import Through
 from torch import Tensor, nn
 
 import headrace as hr

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 import torch._dynamo  # what trainings import, imported once here and not again in every process
 import torchmetrics.classification  # noqa: F401 - see torch._dynamo
-from fault_harness import in_child
-from resume_cases import CASES, Case
-from resume_parts import EPOCHS
 from torch import Tensor
 
 import headrace as hr
 from headrace.checkpoint import Store
+from kit.fault_harness import in_child
+from kit.resume_cases import CASES, Case
+from kit.resume_parts import EPOCHS
 
 LIMIT_S = 60.0
 Record = dict[str, Any]

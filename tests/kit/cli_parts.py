@@ -82,5 +82,5 @@ def finished(*words: object, status: int = 0, module: Sequence[str] = ("headrace
 
 def environment(**variables: str) -> dict[str, str]:
     """For a process that imports what this one does."""
-    source = str(Path(__file__).parents[1] / "src")
+    source = str(Path(__file__).parents[2] / "src")
     return os.environ | {"PYTHONPATH": os.pathsep.join([source, *sys.path]), "OMP_NUM_THREADS": "1"} | variables

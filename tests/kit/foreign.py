@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import trainees
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -19,6 +18,7 @@ from torch.utils.data import (
 )
 
 import headrace as hr
+from kit import trainees
 
 ROWS, SIZE, BATCHES = 22, 4, 6
 

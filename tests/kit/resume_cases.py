@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from resume_parts import (
+from torch import nn, optim
+from torch.optim import lr_scheduler as rates
+
+import headrace as hr
+from headrace import metric
+from headrace.guard import DeviceGuard
+from kit.resume_parts import (
     BATCH,
     DATA,
     MICRO,
@@ -28,12 +34,6 @@ from resume_parts import (
     X,
     network,
 )
-from torch import nn, optim
-from torch.optim import lr_scheduler as rates
-
-import headrace as hr
-from headrace import metric
-from headrace.guard import DeviceGuard
 
 Make = Callable[..., optim.Optimizer]
 

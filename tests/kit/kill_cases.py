@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import trainees
-from nursery import start, tell
 
 import headrace as hr
 from headrace import disk
 from headrace.callback.base import HOOKS as ALL_HOOKS
 from headrace.comm import here
 from headrace.engine import Network
+from kit import trainees
+from kit.forked import start, tell
 
 ROWS, EPOCHS, SHARE = 48, 3, 4  # rows that a worker brings to an update
 SAVED = 3  # steps between two checkpoints

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from nursery import Child, hear, hold, start, tell
 from torch import Tensor, nn
 
 import headrace as hr
 from headrace import disk
 from headrace.checkpoint import Store
+from kit.forked import Child, hear, hold, start, tell
 
 ROWS, BATCH, EPOCHS = 38, 4, 3
 UPDATES = 10  # in an epoch

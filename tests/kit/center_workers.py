@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toy_workers import through_codec
 
 import headrace as hr
 from headrace.arena import Arena, Replica
@@ -19,6 +18,7 @@ from headrace.comm.held import Held, HeldCenter
 from headrace.leased import Leased
 from headrace.length import Counters
 from headrace.strategy.centered import Centered
+from kit.toy_workers import through_codec
 
 
 class NothingToReadError(Exception):

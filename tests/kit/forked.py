@@ -28,7 +28,7 @@ from typing import Any
 LIMIT_S = 25.0  # of a process; a test that waits for something else waits no longer either
 GONE_S = 5.0  # within which nobody of its group is left once it has ended
 _MESSAGE = 1 << 16
-_SERVE = "import nursery; nursery.serve()"
+_SERVE = "from kit import forked; forked.serve()"
 
 
 # --- in the test ------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _started(job: dict[str, Any], at: Path, limit_s: float) -> Iterator[Child]:
     status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with open(output, "wb") as printed:
         given = [writing, hearing, theirs.fileno(), printed.fileno()]
-        socket.send_fds(_zygote(), [json.dumps(job | {"limit_s": limit_s}).encode()], given)
+        socket.send_fds(server(), [json.dumps(job | {"limit_s": limit_s}).encode()], given)
     for descriptor in (writing, hearing):
         os.close(descriptor)
     theirs.close()
@@ -165,10 +165,10 @@ def _started(job: dict[str, Any], at: Path, limit_s: float) -> Iterator[Child]:
 
 
 @cache
-def _zygote() -> socket.socket:
+def server() -> socket.socket:
     """The process that all others are forked from: it has imported what they need, and has one thread."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen([sys.executable, "-c", _SERVE], stdin=theirs, env=environment, start_new_session=True)
     theirs.close()
@@ -260,7 +260,8 @@ def serve() -> None:
 def _warm_up() -> None:
     """What all processes need is imported once, by a training; the collector leaves it alone from then on."""
     import pytest  # noqa: F401
-    import trainees
+
+    from kit import trainees
 
     trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)
     gc.collect()

@@ -1,0 +1,1 @@
+"""What tests share: processes, faults, small trainings, data and workers."""
