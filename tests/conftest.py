@@ -4,6 +4,7 @@ import faulthandler
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -28,7 +29,9 @@ errors = os.dup(2)  # before pytest captures what is written there
 
 BUDGET_S = 3.0  # of a test of the quick tier
 GRACE_S = 30.0  # for a test that is over its limit to end by itself
-SLOW = Path(__file__).parents[1] / "build" / "slow-tests.txt"
+OVER = Path(__file__).parents[1] / "build" / "over-budget.txt"
+ALONE = "HEADRACE_TESTS_ALONE"
+"""The variable that says that nothing else runs."""
 
 
 def pytest_report_header() -> str:
@@ -36,8 +39,8 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure() -> None:
-    if first:
-        SLOW.unlink(missing_ok=True)
+    if first and ALONE not in os.environ:
+        OVER.unlink(missing_ok=True)
 
 
 # --- in which order, and where ----------------------------------------------------------------------------
@@ -54,8 +57,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The process that others are forked from takes seconds to begin: it does so while other tests run."""
-    if not (first and session.config.getoption("numprocesses", None)) and "kit.forked" in sys.modules:
-        sys.modules["kit.forked"].server()
+    shares_out = first and session.config.getoption("numprocesses", None)
+    if "kit.forked" in sys.modules and not shares_out:
+        from kit import forked
+
+        forked.server()
+        if ALONE in os.environ:
+            forked.wait_for_server()
 
 
 # --- limits -----------------------------------------------------------------------------------------------
@@ -73,12 +81,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         faulthandler.cancel_dump_traceback_later()
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Notes the tests of the quick tier that are over its budget."""
-    if first and report.when == "call" and report.duration > BUDGET_S and "slow" not in report.keywords:
-        SLOW.parent.mkdir(exist_ok=True)
-        with SLOW.open("a") as file:
-            file.write(f"{report.nodeid.partition('@')[0]}\n")
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A test of the quick tier that is over its budget is noted; where it runs alone, it fails."""
+    began = time.monotonic()
+    yield
+    if (took := time.monotonic() - began) <= BUDGET_S or item.get_closest_marker("slow") is not None:
+        return
+    if ALONE in os.environ:
+        pytest.fail(
+            f"the test passes, but takes {took:.1f} s, and one of the quick tier may take {BUDGET_S:g} s: train less, "
+            "start its processes with kit.forked, share what tests of the file prepare, or mark it slow"
+        )
+    OVER.parent.mkdir(exist_ok=True)
+    with OVER.open("a") as file:
+        file.write(f"{item.nodeid.partition('@')[0]}\n")
 
 
 # --- nothing stays ----------------------------------------------------------------------------------------

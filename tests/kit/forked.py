@@ -148,6 +148,7 @@ def _started(job: dict[str, Any], at: Path, limit_s: float) -> Iterator[Child]:
     reading, writing = os.pipe()
     hearing, saying = os.pipe()
     status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    wait_for_server()
     with open(output, "wb") as printed:
         given = [writing, hearing, theirs.fileno(), printed.fileno()]
         socket.send_fds(server(), [json.dumps(job | {"limit_s": limit_s}).encode()], given)
@@ -179,6 +180,12 @@ def server() -> socket.socket:
 
     atexit.register(end)
     return ours
+
+
+@cache
+def wait_for_server() -> None:
+    """Returns once the server has imported what processes need."""
+    assert server().recv(_MESSAGE), "the server of processes has ended"
 
 
 def _empty(group: int) -> None:
@@ -240,6 +247,7 @@ def serve() -> None:
     """Forks a nanny for every order that comes, until nobody can send any."""
     _warm_up()
     server = socket.socket(fileno=os.dup(0))
+    server.send(b"ready")
     while True:
         message, descriptors, _, _ = socket.recv_fds(server, _MESSAGE, 4)
         if not message:
