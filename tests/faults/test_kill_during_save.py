@@ -3,12 +3,15 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from kit.fault_harness import (
     LEFTOVERS,
     RUN,
+    Death,
+    Died,
     Ending,
     Kill,
     Trace,
@@ -20,6 +23,7 @@ from kit.fault_harness import (
     scratch,
     sound,
 )
+from kit.sampled import sampled
 
 from headrace.checkpoint import Keep, Store
 
@@ -66,38 +70,65 @@ def killed(path: Path, keep: Keep, at: int, when: str) -> Ending:
     return in_child(save)
 
 
-@pytest.mark.parametrize("kind", [*list(SAVES)[:-1], pytest.param(list(SAVES)[-1], marks=pytest.mark.slow)])
-def test_a_save_killed_anywhere_leaves_the_old_or_the_new_checkpoint(kind: str, root: Path) -> None:
+def places(names: list[str]) -> list[tuple[int, str]]:
+    """Where a save can be ended: at which operation, and when."""
+    moments = ("before", "half", "after")
+    return [(n, when) for n, name in enumerate(names) for when in moments if when != "half" or name == "write"]
+
+
+def left(path: Path, between: list[list[int]]) -> tuple[list[int], int]:
+    """The steps that are left, all of them whole, and how many other things are; the next save works."""
+    store = Store(path, RUN)
+    steps = store.steps()
+    assert steps in between
+    sound(store, steps)
+    newest = store.newest()
+    if newest is None:
+        assert steps == []
+    else:
+        assert difference(newest, contents_of(steps[-1])) == ""
+    others = [name for name in os.listdir(path) if not name.startswith("step-")] if path.is_dir() else []
+    assert all(name.startswith(LEFTOVERS) for name in others), others
+    return steps, len(others)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ("first", "keeping one") else pytest.param(kind, marks=pytest.mark.slow) for kind in SAVES]
+)
+def test_a_save_that_ends_anywhere_leaves_the_old_or_the_new_checkpoint(kind: str, root: Path) -> None:
+    """Nothing after that place is performed, as if the process had been killed there."""
+    there, keep, between = SAVES[kind]
+    template = prepared(root / "template", there)
+    ends = places(operations(shutil.copytree(template, root / "traced"), keep))
+
+    seen, leftovers = [], 0
+    for at, when in ends:
+        path = shutil.copytree(template, root / "run") / "run" / "checkpoints"
+        with performing(death := Death(at=at, when=when)), suppress(Died):
+            Store(path, RUN, keep).save(contents_of(NEW))
+        assert death.dead, (at, when)
+        steps, others = left(path, between)
+        seen.append(steps)
+        leftovers += others
+        goes_on(path, keep, NEXT)
+        shutil.rmtree(root / "run")
+
+    assert len(seen) == len(ends) > 50
+    assert leftovers > 20, "nothing was left behind, so the ends cannot have hit the save"
+    assert [steps for n, steps in enumerate(seen) if n == 0 or seen[n - 1] != steps] == between
+
+
+@pytest.mark.parametrize("kind", SAVES)
+def test_a_process_that_is_killed_while_it_saves_leaves_the_old_or_the_new_checkpoint(kind: str, root: Path) -> None:
     there, keep, between = SAVES[kind]
     template = prepared(root / "template", there)
     names = operations(shutil.copytree(template, root / "traced"), keep)
-    moments = ("before", "half", "after")
-    kills = [(n, when) for n, name in enumerate(names) for when in moments if when != "half" or name == "write"]
-
-    seen, leftovers = [], 0
-    for number, (at, when) in enumerate(kills):
-        path = shutil.copytree(template, root / str(number)) / "run" / "checkpoints"
+    for at, when in sampled(places(names), keep=[(names.index("rename"), "after")], of=60):
+        path = shutil.copytree(template, root / "run") / "run" / "checkpoints"
         assert killed(path, keep, at, when).killed, (at, when)
-
-        store = Store(path, RUN, keep)
-        steps = store.steps()
-        assert steps in between, (at, when)
-        sound(store, steps)
-        newest = store.newest()
-        if newest is None:
-            assert steps == []
-        else:
-            assert difference(newest, contents_of(steps[-1])) == ""
-        others = [name for name in os.listdir(path) if not name.startswith("step-")] if path.is_dir() else []
-        assert all(name.startswith(LEFTOVERS) for name in others), (at, when, others)
-        seen.append(steps)
-        leftovers += len(others)
+        left(path, between)
         goes_on(path, keep, NEXT)
-        shutil.rmtree(root / str(number))
-
-    assert len(seen) == len(kills) > 50
-    assert leftovers > 20, "the kills left nothing behind, so they cannot have hit the save"
-    assert [steps for n, steps in enumerate(seen) if n == 0 or seen[n - 1] != steps] == between
+        shutil.rmtree(root / "run")
 
 
 def test_a_save_is_whole_if_the_kill_comes_after_its_last_operation(root: Path) -> None:
@@ -118,7 +149,8 @@ def test_a_checkpoint_written_in_place_would_not_survive_a_kill(root: Path) -> N
     broken = 0
     for at in range(names.index("create"), names.index("rename")):
         path = shutil.copytree(template, root / str(at)) / "run" / "checkpoints"
-        assert killed(path, Keep(None), at, "after").killed
+        with performing(Death(at=at, when="after")), pytest.raises(Died):
+            Store(path, RUN).save(contents_of(NEW))
         [beside] = path.glob(".tmp-*")
         beside.rename(Store(path, RUN).at(NEW))
         try:

@@ -9,13 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # what trainings import, imported once here and not again in every process
-import torchmetrics.classification  # noqa: F401 - see torch._dynamo
 from torch import Tensor
 
 import headrace as hr
@@ -56,14 +55,39 @@ def stopped_and_resumed(name: str, where: Path, *stops: Stop) -> Record:
     return in_process(name, where, None)
 
 
+def differences_in_one_process(name: str, where: Path, *stops: Stop) -> dict[str, str]:
+    """What differs if a training is stopped at each of these places; all its parts follow each other in one process.
+
+    Nothing but what was saved is handed on there either: every part makes a trainer, a model and data of its own.
+    """
+
+    def work() -> dict[str, str]:
+        where.mkdir()
+        expected = run(name, where / "whole")
+        for stop in stops:
+            run(name, where / "parts", stop)
+        return differences(run(name, where / "parts"), expected)
+
+    _warm_up()
+    return dict(in_child(work, LIMIT_S).value)
+
+
 def in_process(name: str, where: Path, stop: Stop | None, change: Change | None = None, seed: int = 0) -> Record:
     """One process: it begins the training, or goes on with it, until it is stopped or done.
 
     `change` is made to the state that it goes on from. The process that begins has `seed` as its seed; those
     that go on have other weights and other random numbers until they have read what was saved.
     """
+    _warm_up()
     found = in_child(lambda: run(name, where, stop, change, seed), LIMIT_S).value
     return dict(found)
+
+
+@cache
+def _warm_up() -> None:
+    """What trainings import is imported once, and not again in every process."""
+    import torch._dynamo  # noqa: F401
+    import torchmetrics.classification  # noqa: F401
 
 
 def run(name: str, where: Path, stop: Stop | None = None, change: Change | None = None, seed: int = 0) -> Record:
