@@ -83,4 +83,4 @@ def _cells(row: Mapping[str, Any]) -> dict[str, float]:
 def _text(lines: Sequence[Sequence[Any]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue().encode()
+    return text.getvalue().encode(errors="backslashreplace")

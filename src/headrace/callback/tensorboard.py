@@ -109,7 +109,9 @@ def _name() -> str:
 
 
 def _points(row: Row) -> list[Point]:
-    return [(row["step"], tag, value) for tag, value in numbers(row).items()]
+    """Tags are UTF-8, which half of a character beyond the first 65,536 has no place in."""
+    tags = ((tag.encode(errors="backslashreplace").decode(), value) for tag, value in numbers(row).items())
+    return [(row["step"], tag, value) for tag, value in tags]
 
 
 def _common(path: Path, points: Sequence[Point]) -> tuple[int, int]:
