@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from kit import trainees
 from kit.fault_harness import performing
 from kit.forked import start, tell
+from kit.sampled import sampled
 from torch import nn
 
 import headrace as hr
@@ -128,7 +129,7 @@ def test_a_report_cut_at_any_byte_goes_on_after_the_last_checkpoint(
     stopped: Path, whole: list[str], tmp_path: Path
 ) -> None:
     assert len(sizes(stopped)[1]) > 1000
-    for size in sizes(stopped)[1]:
+    for size in sampled(sizes(stopped)[1], of=12):
         resumed_after_cut(stopped, tmp_path / "run", size, whole)
 
 
@@ -199,15 +200,18 @@ def outcome(run: Path) -> tuple[str, list[int]]:
 
 
 @pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("count", [12, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(range(12), id="some"), pytest.param(sampled(range(500), of=10), id="many", marks=pytest.mark.slow)],
+)
 def test_a_file_changed_anywhere_is_refused_or_read_and_never_breaks_the_run(
-    file: str, count: int, stopped: Path, whole: list[str], tmp_path: Path
+    file: str, changes: Sequence[int], stopped: Path, whole: list[str], tmp_path: Path
 ) -> None:
-    random, refused, taken = Random(f"{file} {count}"), 0, 0
+    refused = taken = 0
     original = (stopped / file).read_bytes()
-    for number in range(count):
+    for number in changes:
         run = copied(stopped, tmp_path / "run")
-        data = mutated(original, random)
+        data = mutated(original, Random(f"{file} {number}"))
         (run / file).write_bytes(data)
         start_s = time.process_time()
         told, steps = outcome(run)
@@ -217,38 +221,55 @@ def test_a_file_changed_anywhere_is_refused_or_read_and_never_breaks_the_run(
             assert steps == list(range(1, STEPS + 1)), (number, data)
             assert (run / "metrics.jsonl").read_bytes().endswith("".join(whole[SAVED:]).encode()), (number, data)
         refused, taken = refused + (told != ""), taken + (told == "")
-    assert taken + refused == count
-    assert taken == count or file == "run.json"
-    assert refused > count / 4 or file != "run.json"
+    assert taken + refused == len(changes)
+    assert taken == len(changes) or file == "run.json"
+    assert refused > len(changes) / 4 or file != "run.json"
+
+
+def test_a_number_whose_name_is_half_a_character_is_reported_as_any_other(tmp_path: Path) -> None:
+    names = hr.Lambda(on_epoch_end=lambda info, row: info.log({"odd \ud800": 1.0}))
+    for epochs in (1, 2):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
+        watching = [names, hr.CSV(), hr.TensorBoard()]
+        data = (X, (X[:, 0] > 0).long())
+        trainer.fit(data, epochs=epochs, run=tmp_path / "run", callbacks=watching, progress=False)
+    assert "odd \\ud800" in (tmp_path / "run" / "metrics.csv").read_text()
+    (events,) = (tmp_path / "run" / "tb").iterdir()
+    assert events.read_bytes().count(b"odd \\ud800") == 2
 
 
 # --- no files at all --------------------------------------------------------------------------------------
 
 
-def train_and_tell(run: str) -> None:
-    """In a process of its own, as it may wait for ever."""
-    try:
-        train(Path(run))
-    except hr.HeadraceError as error:
-        tell(f"refused {error}")
-    else:
-        tell("trained")
+def train_and_tell(stopped: str, at: str, kind: str) -> None:
+    """In a process of its own, as it may wait for ever: whether each file may be something else."""
+    for file in FILES:
+        run, precious = copied(Path(stopped), Path(at) / file / "run"), Path(at) / file / "precious"
+        before = (run / file).read_bytes()
+        precious.write_bytes(before)
+        (run / file).unlink()
+        {"a link": link_to(precious), "a directory": Path.mkdir, "a pipe": os.mkfifo}[kind](run / file)
+        try:
+            train(run)
+            said = "trained"
+        except hr.HeadraceError as error:
+            said = "refused, named" if str(run) in str(error) else f"refused {error}"
+        tell(f"{said}, {'left alone' if precious.read_bytes() == before else 'changed'}: {file}")
 
 
-@pytest.mark.parametrize("file", FILES)
+def link_to(path: Path) -> Callable[[Path], None]:
+    return lambda at: at.symlink_to(path)
+
+
 @pytest.mark.parametrize("kind", ["a link", "a directory", "a pipe"])
-def test_what_should_be_a_file_and_is_none_is_refused_or_replaced(
-    file: str, kind: str, stopped: Path, tmp_path: Path
-) -> None:
-    run, precious = copied(stopped, tmp_path / "run"), tmp_path / "precious"
-    precious.write_bytes((run / file).read_bytes())
-    (run / file).unlink()
-    {"a link": lambda at: at.symlink_to(precious), "a directory": Path.mkdir, "a pipe": os.mkfifo}[kind](run / file)
-    before = precious.read_bytes()
-    with start(train_and_tell, tmp_path, run) as child:
-        assert child.ending() == 0, child.output
-    assert child.told[0] == "trained" or str(run) in child.told[0]
-    assert precious.read_bytes() == before, "what a link points to is left alone"
+def test_what_should_be_a_file_and_is_none_is_refused_or_replaced(kind: str, stopped: Path, tmp_path: Path) -> None:
+    """And what a link points to is left alone."""
+    with start(train_and_tell, tmp_path, stopped, tmp_path, kind) as child:
+        assert child.ending() == 0, (child.told, child.output)
+    for file, line in zip(FILES, child.told, strict=True):
+        assert line in (f"trained, left alone: {file}", f"refused, named, left alone: {file}")
 
 
 def test_a_report_that_cannot_be_written_is_an_error_that_names_the_file(tmp_path: Path) -> None:
