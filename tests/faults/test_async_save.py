@@ -14,6 +14,7 @@ import pytest
 import torch
 from kit import trainees
 from kit.forked import start, start_script, tell
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -23,6 +24,7 @@ from headrace.checkpoint.contents import MODEL, TRAINER
 
 EVERY = 10  # steps from save to save
 WITHIN_S = 10.0
+FAILING = [0, 5, 10, 20, 25]  # steps at which the disk breaks
 DATA = torch.sin(torch.arange(400.0)).reshape(100, 4)
 
 
@@ -113,7 +115,7 @@ def plain(contents: Contents) -> tuple[Any, dict[str, dict[str, str]]]:
     return contents.documents, tensors
 
 
-@pytest.mark.parametrize("saves", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("saves", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(saves: int, tmp_path: Path) -> None:
     asked, ahead, found = saved(tmp_path / "beside", saves=saves, wait=False)
     _, not_ahead, expected = saved(tmp_path / "waiting", saves=saves, wait=True)
@@ -152,7 +154,8 @@ def train_and_fail(run: str, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "last"), [(0, 0), (30, 30), *[pytest.param(k, k + 5, marks=pytest.mark.slow) for k in (5, 10, 20, 25)]]
+    ("step", "last"),
+    [(30, 30), *[pytest.param(k, k + 5 if k else 0, marks=pytest.mark.slow) for k in sampled(FAILING, keep=[0], of=2)]],
 )
 def test_a_write_that_fails_ends_the_training_at_the_next_save_or_at_the_end(
     step: int, last: int, tmp_path: Path
@@ -225,7 +228,8 @@ def test_a_program_that_leaves_its_loop_in_any_way_has_its_last_update_saved(
 
 
 @pytest.mark.parametrize(
-    "leave", ["break", "sys.exit(3)", pytest.param("raise ValueError('mine')", marks=pytest.mark.slow)]
+    "leave",
+    ["sys.exit(3)", *[pytest.param(leave, marks=pytest.mark.slow) for leave in ("break", "raise ValueError('mine')")]],
 )
 def test_a_program_that_leaves_its_loop_is_told_if_its_last_update_cannot_be_saved(leave: str, tmp_path: Path) -> None:
     """Python lets nobody raise from a loop that is left; what failed is printed, and the status says so too."""

@@ -78,7 +78,7 @@ def crashes(story: Story, root: Path, check: Callable[[Path, list[int]], None], 
     return len(seen), missing
 
 
-@pytest.mark.parametrize("kind", ["all", "one", pytest.param("two", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["all", *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("one", "two")]])
 def test_a_save_that_returned_survives_any_loss_of_power(kind: str, root: Path) -> None:
     keep, steps = SAVES[kind]
     story = recorded(root / "disk", keep, steps)

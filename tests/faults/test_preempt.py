@@ -111,7 +111,7 @@ def ask_by_own_means(run: str, means: str) -> None:
     ("means", "heard", "status", "step"),
     [
         ("a handler", 1, PREEMPTED, 13),
-        ("a handler that does nothing", 1, 0, trainees.STEPS),
+        pytest.param("a handler that does nothing", 1, 0, trainees.STEPS, marks=pytest.mark.slow),
         ("a thread", 0, PREEMPTED, 13),
     ],
 )
@@ -271,13 +271,17 @@ def leave_when_asked(run: str, how: str, then: str) -> None:
         tell("went on")
 
 
-@pytest.mark.parametrize("then", ["goes on", "ends"])
-@pytest.mark.parametrize(("how", "status"), [("SIGTERM", PREEMPTED), ("SIGUSR1", PREEMPTED), ("preempt", PREEMPTED)])
-def test_a_loop_that_is_left_when_it_was_asked_to_end_ends_the_program(
-    how: str, status: int, then: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("how", "then"),
+    [
+        *[("SIGTERM", "goes on"), ("preempt", "ends")],
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in (("SIGTERM", "ends"), ("preempt", "goes on"))],
+        *[pytest.param("SIGUSR1", then, marks=pytest.mark.slow) for then in ("goes on", "ends")],
+    ],
+)
+def test_a_loop_that_is_left_when_it_was_asked_to_end_ends_the_program(how: str, then: str, tmp_path: Path) -> None:
     with start(leave_when_asked, tmp_path, tmp_path / "run", how, then) as child:
-        assert child.ending() == status, child.output
+        assert child.ending() == PREEMPTED, child.output
     assert "went on" not in child.told
     assert trainees.last_step(tmp_path / "run") == 3
 
