@@ -3,11 +3,13 @@
 import json
 import warnings
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.sampled import sampled
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -338,8 +340,20 @@ def compiled(model: nn.Module, how: str) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("second", ["not", "whole", "part", "in place"])
-@pytest.mark.parametrize("first", ["not", "whole", "part", "in place"])
+HOW = ["not", "whole", "part", "in place"]
+
+
+def test_load_weights_takes_a_model_whether_or_not_it_is_compiled(tmp_path: Path) -> None:
+    """One that is compiled, and has not been called yet."""
+    plain = fit(tmp_path, epochs=1).model
+    for how in HOW:
+        wrapped = compiled(network(3), how)
+        assert hr.load_weights(wrapped, tmp_path, which="last") == 5
+        assert all(map(torch.equal, wrapped.state_dict().values(), plain.state_dict().values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second"), sampled(product(HOW, HOW), keep=[("whole", "not")], of=4))
 def test_a_run_goes_on_whether_or_not_its_model_is_compiled(first: str, second: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of compiling

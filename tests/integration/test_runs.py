@@ -3,12 +3,14 @@
 import json
 import os
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kit.fault_harness import recommit
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -270,8 +272,10 @@ def test_scores_that_are_no_plain_numbers_come_back_from_a_finished_run_as_they_
     assert rows[1] == rows[0]
 
 
-@pytest.mark.parametrize("schedule", ["constant", "by step"])
-@pytest.mark.parametrize("restore", [None, False, True])
+@pytest.mark.parametrize(
+    ("restore", "schedule"),
+    sampled(product([None, False, True], ["constant", "by step"]), keep=[(True, "by step")], of=5),
+)
 def test_a_run_that_is_made_longer_is_the_run_that_was_long_from_the_start(
     restore: bool | None, schedule: str, tmp_path: Path
 ) -> None:

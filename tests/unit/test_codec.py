@@ -90,11 +90,11 @@ def test_an_ordered_dict_keeps_its_order() -> None:
 
 
 # np.ascontiguousarray gives an array without dimensions one.
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0), (2, 3)])
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "uint16", "int64", "uint64", "float16", "float64"])
-def test_an_array_comes_back_as_it_was(dtype: str, shape: tuple[int, ...]) -> None:
-    array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    assert same(through({"array": array}), {"array": array})
+def test_an_array_comes_back_as_it_was(dtype: str) -> None:
+    for shape in [(), (0,), (1,), (2, 0), (2, 3)]:
+        array = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+        assert same(through({"array": array}), {"array": array}), shape
 
 
 def test_an_array_of_another_layout_or_byte_order_comes_back_with_its_values() -> None:

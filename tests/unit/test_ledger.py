@@ -299,5 +299,5 @@ def before_id(ledger: Ledger) -> int:
     return int(ledger.state_dict()["next"])
 
 
-Interleaved.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Interleaved.TestCase.settings = settings(stateful_step_count=40)
 TestWhateverHappens = Interleaved.TestCase

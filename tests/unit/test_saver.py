@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from kit.forked import start
 
 from headrace.checkpoint import Saver
 
@@ -107,8 +108,24 @@ def test_waiting_for_nothing_returns() -> None:
     Saver().wait()
 
 
-def test_an_interpreter_that_ends_waits_for_the_write(tmp_path: Path) -> None:
+def write_at_the_end(path: str) -> None:
     """The write goes on only once the main thread is about to end."""
+
+    def write() -> None:
+        threading.main_thread().join()
+        Path(path).write_text("all of it")
+
+    Saver().start(write)
+
+
+def test_a_process_that_ends_waits_for_the_write(tmp_path: Path) -> None:
+    with start(write_at_the_end, tmp_path, tmp_path / "written") as child:
+        assert child.ending() == 0, child.output
+    assert (tmp_path / "written").read_text() == "all of it"
+
+
+@pytest.mark.slow
+def test_an_interpreter_of_its_own_that_ends_waits_for_the_write(tmp_path: Path) -> None:
     program = f"""
 import threading
 import warnings
