@@ -175,7 +175,7 @@ def outcomes_of(kinds: list[str], first: int, count: int, tmp_path: Path) -> dic
 
 
 def test_an_intact_file_is_a_table_and_a_changed_one_too_or_an_error_of_ours(tmp_path: Path) -> None:
-    for kind, outcomes in outcomes_of([*KINDS], 0, 40, tmp_path).items():
+    for kind, outcomes in outcomes_of(sampled(KINDS, keep=[".arrow", ".parquet"], of=3), 0, 40, tmp_path).items():
         assert outcomes["an error"] >= 4, (kind, outcomes)
         assert outcomes["a table"] + outcomes["an error"] == 40, (kind, outcomes)
 

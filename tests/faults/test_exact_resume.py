@@ -40,14 +40,11 @@ STOPS += [("table", PER_EPOCH, "validating"), *[(DRAWS, k, "validating") for k i
 STOPS += [(REPORTS, k, "validating") for k in EVERY[3::3]]
 STOPS_QUICK = [
     ("table", 13, "break"),
-    ("source that ends", 0, "break"),
     ("source that goes on", PER_EPOCH, "break"),
-    ("table", 20, "preempt"),
-    ("source that ends", 13, "error"),
     (REPORTS, 12, "validating"),
 ]
 TWICE = [name for name in CASES if name not in MAIN]
-TWICE_QUICK = ["table read by a thread", "several optimizers", "fp16", "skipping", OBJECTIVE, "plateau"]
+TWICE_QUICK = ["several optimizers", "fp16", OBJECTIVE]
 CHAINS_QUICK = ["table"]
 
 Reference = Callable[[str], Record]
@@ -121,6 +118,7 @@ def test_another_seed_is_noticed(name: str, tmp_path: Path, reference: Reference
     )
 
 
+@pytest.mark.slow
 def test_a_training_that_begins_again_is_noticed(tmp_path: Path, reference: Reference) -> None:
     """The control: what was stopped does go on, it does not start anew."""
     in_process("table", tmp_path / "run", Stop(13))

@@ -88,7 +88,7 @@ def test_of_two_that_start_at_the_same_moment_one_trains(times: int, tmp_path: P
             assert trained.until("digest") == trainees.reference().digest
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSEGV, marks=pytest.mark.slow)])
 def test_a_holder_that_died_holds_nothing(number: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train, tmp_path, run, True) as first:
@@ -125,7 +125,7 @@ def train_twice(run: str, by_thread: bool) -> None:
     tell("through")
 
 
-@pytest.mark.parametrize("by_thread", [True, False])
+@pytest.mark.parametrize("by_thread", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_second_trainer_of_the_same_process_is_sent_away_while_the_first_is_at_work(
     by_thread: bool, tmp_path: Path
 ) -> None:

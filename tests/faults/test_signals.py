@@ -13,15 +13,13 @@ import headrace as hr
 PREEMPTED = trainees.PREEMPTED
 
 PLACES = [  # where the signal comes, and the number of the update, or of the question for data, at which it does
-    ("fit start", 0),
-    ("forward", 1),
     ("data", 4),
     ("save", 15),
     ("validation", 10),
 ]
 AWAITED = {"data": "ends at", "save": "checkpoint"}  # before the thread that is not the main one goes on
 MORE_PLACES = [
-    *[("backward", 7), ("epoch end", 20), ("test", 30)],
+    *[("fit start", 0), ("forward", 1), ("backward", 7), ("epoch end", 20), ("test", 30)],
     *[("forward", step) for step in (2, 5, 10, 11, 29, 30)],
     *[("backward", step) for step in (1, 10, 11, 15, 20, 30)],
     *[("data", question) for question in (1, 2, 5, 6, 9)],
@@ -34,10 +32,7 @@ MORE_PLACES = [
     ("place", "number"),
     [
         *PLACES,
-        *[
-            pytest.param(*where, marks=pytest.mark.slow)
-            for where in sampled(MORE_PLACES, keep=[("backward", 7), ("epoch end", 20), ("test", 30)], of=4)
-        ],
+        *[pytest.param(*where, marks=pytest.mark.slow) for where in sampled(MORE_PLACES, keep=MORE_PLACES[:5], of=4)],
     ],
 )
 def test_sigterm_anywhere_saves_at_an_update_and_nothing_is_lost(place: str, number: int, tmp_path: Path) -> None:
@@ -94,7 +89,7 @@ def train_asked_twice(run: str, place: str, number: int) -> None:
     trainees.Watched(place, number, there).fit(run, callbacks=[Holds()])
 
 
-@pytest.mark.parametrize(("place", "number"), [("backward", 13), ("save", 15)])
+@pytest.mark.parametrize(("place", "number"), [("save", 15), pytest.param("backward", 13, marks=pytest.mark.slow)])
 def test_a_second_sigterm_ends_at_once_and_leaves_the_last_checkpoint(place: str, number: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train_asked_twice, tmp_path, run, place, number) as child:

@@ -172,22 +172,16 @@ LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (a
     "how many were skipped": ("skipping", at("step", "skipped", to=0), "events"),
     "the size of a microbatch": ("as much as fits", at("step", "microbatch", to=None), "weights"),
 }
-CORE = {  # of each kind of state one; they need five kinds of trainings
+CORE = {  # of each kind of state one; two kinds of trainings have them
     "torch's random numbers",
     "the step",
-    "the epoch",
     "the cursor of a table",
     "the variance of a batch norm",
     "sums of losses",
     "a block of outputs",
-    "Python's random numbers",
-    "NumPy's random numbers",
-    "the noise of a source",
     "a buffer that a model does not save",
     "state that is no tensor",
     "a weight of the objective",
-    "which is the best",
-    "how long a callback has waited",
 }
 MEMORIES = {
     "momentum": ["momentum_buffer"],

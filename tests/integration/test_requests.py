@@ -467,7 +467,7 @@ def test_a_center_cannot_be_asked_for_changes(ask: Any) -> None:
         hr.launch(main, workers=2)
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_workers_that_are_asked_to_end_within_an_epoch_report_it_once_and_whole(who: int, tmp_path: Path) -> None:
     def main(run: Path | None, ask: int) -> list[dict[str, Any]]:
         trainer = made()
