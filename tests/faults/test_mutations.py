@@ -1,5 +1,6 @@
 """Thousands of checkpoints with something changed in them, which COMMIT vouches for: an error of ours, or a result."""
 
+import copy
 import json
 import re
 import time
@@ -118,7 +119,7 @@ def restructured(document: Any, random: Random) -> Any:
             other, there = random.choice(found)
             inside[key] = json.loads(json.dumps(other[there]))
         else:
-            inside[key] = random.choice(ODD)
+            inside[key] = copy.deepcopy(random.choice(ODD))  # which the next change may change
     return document
 
 

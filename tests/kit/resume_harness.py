@@ -120,6 +120,8 @@ def train(case: Case, where: Path, log: Path, stop: Stop | None) -> None:
     except (StoppedError, SystemExit):
         if not events.fired:
             raise
+    finally:
+        events.close()
     assert stop is None or events.fired, f"{stop} did not come"
 
 
@@ -132,6 +134,9 @@ class Events(hr.Callback):
         self._info: Any = None
         self._passes = 0
         self.fired = False
+
+    def close(self) -> None:
+        self._file.close()
 
     def write(self, step: int, what: str, **values: Any) -> None:
         self._file.write(json.dumps([step, what, exact(values)]) + "\n")
