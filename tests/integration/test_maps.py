@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -73,7 +73,6 @@ def reader(table: hr.Table | None = None, order: str = "full", seed: int = 3, **
 # --- the same however it is read ---------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
 @given(order=st.sampled_from(hr.Order.KINDS), size=st.integers(1, 60), macrobatch=st.integers(1, 200), data=st.data())
 def test_a_row_is_the_same_in_any_batch_and_any_macrobatch(
     order: str, size: int, macrobatch: int, data: st.DataObject

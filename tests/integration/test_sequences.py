@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kit.sequence_parts import (
     CASES,
@@ -170,7 +170,6 @@ def test_metrics_of_numbers_are_over_the_items() -> None:
 # --- forms of outputs --------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
 @given(lengths=st.lists(st.integers(0, 3), min_size=1, max_size=6), outputs=st.integers(1, 4))
 def test_flat_padded_and_ragged_outputs_mean_the_same_whatever_the_lengths_are(
     lengths: list[int], outputs: int

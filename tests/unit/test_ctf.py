@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kit.ctf_files import NAMES, STREAMS, plain, valid
 from kit.ctf_reference import reference
@@ -181,7 +181,6 @@ NUMBERS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
 @given(
     st.lists(NUMBERS.filter(bool), min_size=1, max_size=150),
     st.sampled_from(["float32", "float64", "float16", "int8", "int64", "uint64", "uint32", "bool", "id"]),

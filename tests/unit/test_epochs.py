@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
@@ -130,7 +130,6 @@ def test_an_epoch_has_so_many_rows_and_the_next_goes_on() -> None:
     assert source.batches(100) == 1
 
 
-@settings(deadline=None)
 @given(kind=st.sampled_from(ENDLESS), rows=st.integers(1, 120), size=st.integers(1, 50))
 def test_every_epoch_has_so_many_rows_whatever_it_is_made_of(kind: Any, rows: int, size: int) -> None:
     made = kind()

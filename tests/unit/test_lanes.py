@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -65,7 +65,6 @@ def rest(source: hr.Source, size: int, shard: hr.Shard = WHOLE) -> list[hr.Batch
 # --- the order -------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
 @given(**SIZES, kind=st.sampled_from(["blocks", "blocks-only"]), data=st.data())
 def test_rounds_take_as_many_rows_of_every_lane_until_it_is_used_up(
     n: int, block: int, mix: int, count: int, unit: int, seed: int, epoch: int, kind: str, data: st.DataObject
@@ -81,7 +80,6 @@ def test_rounds_take_as_many_rows_of_every_lane_until_it_is_used_up(
     assert order.at(epoch, scattered).tolist() == order.indices(epoch, 0, n)[scattered].tolist()
 
 
-@settings(deadline=None)
 @given(**SIZES)
 def test_lanes_are_whole_blocks_and_as_equal_as_these_allow(
     n: int, block: int, mix: int, count: int, unit: int, seed: int, epoch: int
@@ -154,7 +152,6 @@ def test_after_a_lane_is_used_up_all_workers_share_the_others() -> None:
     assert batches[4] == lanes[2][20:]
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 60),
     block=st.integers(1, 12),
@@ -195,7 +192,6 @@ def test_the_kit_for_sources_finds_nothing_to_say(lanes: tuple[int, int]) -> Non
     check_source(factory, sizes=(3, 6), rows=37)
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 400),
     size=st.integers(1, 50),
@@ -359,7 +355,6 @@ def test_a_table_on_disk_is_told_of_the_blocks_that_a_worker_reads(mix: int, sha
         assert {start // 5 for start, _ in table.soon} <= own
 
 
-@settings(deadline=None)
 @given(**SIZES, data=st.data())
 def test_tracks_are_the_runs_that_positions_come_by(
     n: int, block: int, mix: int, count: int, unit: int, seed: int, epoch: int, data: st.DataObject

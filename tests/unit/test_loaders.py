@@ -104,7 +104,7 @@ def test_a_resume_that_forgets_the_random_numbers_is_another_training(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["shuffled", "stateful", "iterable", "own iterable", "a generator"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_a_source_goes_back_to_where_any_batch_left_it(name: str, data: st.DataObject) -> None:
     trainees.seed()

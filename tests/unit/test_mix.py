@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import headrace as hr
@@ -41,7 +41,6 @@ WEIGHTS = st.lists(st.floats(0.02, 1.0), min_size=2, max_size=5)
 # --- proportions -------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25)
 @given(weights=WEIGHTS, seed=st.integers(0, 9), data=st.data())
 def test_every_round_has_the_same_rows_of_each_table(weights: list[float], seed: int, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(100, 3000), min_size=len(weights), max_size=len(weights)))
@@ -68,7 +67,6 @@ def test_a_short_stretch_has_about_these_proportions_too() -> None:
 # --- turns -------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=25)
 @example(sizes=[1, 2, 700], seed=0)
 @given(sizes=st.lists(st.integers(20, 700), min_size=2, max_size=4), seed=st.integers(0, 5))
 def test_no_row_comes_again_before_all_of_its_table_have_had_their_turn(sizes: list[int], seed: int) -> None:
@@ -107,7 +105,6 @@ def test_what_stands_where_never_changes() -> None:
     assert order.kind == "mix 512:307:205"
 
 
-@settings(deadline=None, max_examples=30)
 @given(data=st.data(), rows=st.sampled_from([1, 100, 1024, 1500, 4000]))
 def test_any_split_of_the_positions_gives_the_same_rows(data: st.DataObject, rows: int) -> None:
     whole = MixOrder([50, 300], [0.3, 0.7], rows=rows, seed=1)

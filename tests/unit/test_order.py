@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -67,7 +67,6 @@ sizes = {
 }
 
 
-@settings(deadline=None)
 @given(**sizes)
 def test_every_order_reads_every_row_exactly_once(n: int, kind: str, block: int | None, seed: int, epoch: int) -> None:
     rows = whole(hr.Order(n, kind, seed=seed, block=block), epoch)
@@ -75,7 +74,6 @@ def test_every_order_reads_every_row_exactly_once(n: int, kind: str, block: int 
     assert sorted(rows) == list(range(n))
 
 
-@settings(deadline=None)
 @given(**sizes, data=st.data())
 def test_any_slicing_gives_the_same_order(
     n: int, kind: str, block: int | None, seed: int, epoch: int, data: st.DataObject
@@ -99,7 +97,6 @@ def test_a_slice_of_a_huge_epoch_costs_only_its_length(kind: str) -> None:
 # --- blocks ----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(n=sizes["n"], block=st.integers(1, 60), seed=sizes["seed"], epoch=sizes["epoch"])
 @pytest.mark.parametrize("kind", BY_BLOCKS)
 def test_blocks_stay_contiguous(kind: str, n: int, block: int | None, seed: int, epoch: int) -> None:
@@ -218,7 +215,6 @@ def groups(n: int, block: int, mix: int, seed: int, epoch: int) -> list[list[int
     return [list(chain(*runs[k : k + mix])) for k in range(0, len(runs), mix)]
 
 
-@settings(deadline=None)
 @given(**mixed, epoch=st.integers(0, 9))
 def test_mixed_blocks_are_shuffled_within_groups_of_so_many(
     n: int, block: int, mix: int, seed: int, epoch: int
@@ -231,7 +227,6 @@ def test_mixed_blocks_are_shuffled_within_groups_of_so_many(
     assert start == n
 
 
-@settings(deadline=None)
 @given(**mixed, epoch=st.integers(0, 9), data=st.data())
 def test_any_slicing_gives_the_same_mixed_order(
     n: int, block: int, mix: int, seed: int, epoch: int, data: st.DataObject
@@ -303,7 +298,6 @@ def test_a_mix_that_cannot_be_is_refused(make: Callable[[], Any], message: str) 
 # --- what to read from disk ------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(**mixed, epoch=st.integers(0, 9), data=st.data())
 @pytest.mark.parametrize("kind", BY_BLOCKS)
 def test_stretches_are_the_runs_of_the_groups_that_a_slice_touches(
@@ -319,7 +313,6 @@ def test_stretches_are_the_runs_of_the_groups_that_a_slice_touches(
     assert found == [(k * size, min(n, (k + 1) * size)) for k in ids]
 
 
-@settings(deadline=None)
 @given(**mixed, kind=st.sampled_from(KINDS), epoch=st.integers(0, 9), data=st.data())
 def test_a_stretch_ends_where_its_rows_do(
     n: int, block: int, mix: int, seed: int, kind: str, epoch: int, data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -67,7 +67,6 @@ def test_the_size_may_change_at_any_batch_and_the_order_does_not() -> None:
     assert torch.equal(torch.cat(rows), steady.next_batch(23)["x"])
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 60),
     order=st.sampled_from(KINDS),
@@ -174,7 +173,6 @@ def test_shards_of_a_macrobatch_are_the_shards_of_its_batches() -> None:
             assert seen(batch) == seen(plain.next_batch(5, hr.Shard(r, 3)))
 
 
-@settings(deadline=None)
 @given(rows=st.integers(1, 60), size=st.integers(1, 20), history=st.lists(st.integers(1, 8), min_size=1, max_size=30))
 def test_workers_may_change_after_every_batch(rows: int, size: int, history: list[int]) -> None:
     one = reader(rows)
@@ -207,7 +205,6 @@ def plain_cuts(n: int, size: int, crosses: bool, end: int) -> list[int]:
     return cuts
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 30),
     order=st.sampled_from(KINDS),
@@ -263,7 +260,6 @@ def test_a_limit_of_samples_cuts_the_last_batch() -> None:
     assert [batch.rows for batch in rest(reader(10, max_samples=100, max_epochs=1), 4)] == [4, 4, 2]
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 40),
     mix=st.integers(1, 5),
@@ -297,7 +293,6 @@ def test_resume_after_every_batch_of_mixed_blocks_gives_the_same_batches(mix: in
         assert [seen(later) for later in rest(fresh)] == whole[k + 1 :]
 
 
-@settings(deadline=None)
 @given(rows=st.integers(1, 30), size=st.integers(1, 40), workers=st.integers(1, 7), order=st.sampled_from(KINDS))
 def test_shards_partition_every_batch_that_crosses(rows: int, size: int, workers: int, order: str) -> None:
     options: dict[str, Any] = {"cross_epochs": True, "max_epochs": 3}
