@@ -2,8 +2,10 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,13 @@ ORDER = " ".join(re.findall(r"^ {4}(\S.*)$", headrace.__doc__ or "", re.MULTILIN
 MAX_LINES = 400
 OF_WORKERS = {"rank", "world_size", "is_initialized"}
 KNOW_WORKERS = ("comm", "strategy", "engine", "data.reader", "cli")
+
+
+@cache
+def modules() -> dict[str, tuple[str, ast.Module]]:
+    """Text and tree of every module."""
+    texts = {module_of(path): path.read_text() for path in FILES}
+    return {module: (text, ast.parse(text)) for module, text in texts.items()}
 
 
 def module_of(path: Path) -> str:
@@ -49,12 +58,12 @@ def imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, origin
 
 
-def upward_imports(source: str, module: str, order: Sequence[str] = ORDER) -> list[str]:
+def upward_imports(tree: ast.Module, module: str, order: Sequence[str] = ORDER) -> list[str]:
     """What a module imports from itself or below, or from no layer at all."""
     own, found = module.split(".")[0], []
     if own not in order:
         return [f"{module}: not in the order"]
-    for line, name in imports(ast.parse(source), module):
+    for line, name in imports(tree, module):
         root, _, rest = name.partition(".")
         top = rest.partition(".")[0]
         within = top == own and "." in module
@@ -65,22 +74,24 @@ def upward_imports(source: str, module: str, order: Sequence[str] = ORDER) -> li
     return found
 
 
-def words_of_workers(source: str) -> list[str]:
+NAMES: dict[type[ast.AST], Callable[[Any], str]] = {
+    ast.Name: lambda n: n.id,
+    ast.Attribute: lambda n: n.attr,
+    ast.arg: lambda n: n.arg,
+    ast.keyword: lambda n: n.arg,
+    ast.FunctionDef: lambda n: n.name,
+    ast.alias: lambda n: n.asname or n.name,
+}
+
+
+def words_of_workers(tree: ast.Module) -> list[str]:
     """The identifiers that tell one worker from another."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        names = {
-            ast.Name: lambda n: n.id,
-            ast.Attribute: lambda n: n.attr,
-            ast.arg: lambda n: n.arg,
-            ast.keyword: lambda n: n.arg,
-            ast.FunctionDef: lambda n: n.name,
-            ast.alias: lambda n: n.asname or n.name,
-        }
-        name = names[type(node)](node) if type(node) in names else None
-        if name in OF_WORKERS:
-            found.append(name)
-    return found
+    names = (NAMES[type(node)](node) for node in ast.walk(tree) if type(node) in NAMES)
+    return [name for name in names if name in OF_WORKERS]
+
+
+def knows_workers(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in KNOW_WORKERS)
 
 
 # --- the rules -------------------------------------------------------------------------------------------
@@ -91,25 +102,28 @@ def test_the_docstring_of_the_package_lists_every_module_once() -> None:
     assert sorted(ORDER) == sorted(there)
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_module_imports_only_from_those_above_it(path: Path) -> None:
-    if module_of(path) == "__init__":  # the public names: imported when they are used, from anywhere
-        assert {name for _, name in imports(ast.parse(path.read_text()), "__init__")} == {"importlib", "typing"}
-    else:
-        assert upward_imports(path.read_text(), module_of(path)) == []
+def test_a_module_imports_only_from_those_above_it() -> None:
+    trees = {module: tree for module, (_, tree) in modules().items() if module != "__init__"}
+    assert [found for module, tree in trees.items() for found in upward_imports(tree, module)] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_module_says_what_it_is_for_and_is_not_too_long(path: Path) -> None:
-    text = path.read_text()
-    assert ast.get_docstring(ast.parse(text)), "opens with a sentence"
-    assert len(text.splitlines()) <= MAX_LINES, "look for the second idea"
+def test_the_package_itself_imports_its_public_names_only_when_they_are_used() -> None:
+    _, tree = modules()["__init__"]
+    assert {name for _, name in imports(tree, "__init__")} == {"importlib", "typing"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_only_few_modules_know_of_workers(path: Path) -> None:
-    if not any(module_of(path) == name or module_of(path).startswith(f"{name}.") for name in KNOW_WORKERS):
-        assert words_of_workers(path.read_text()) == []
+def test_a_module_opens_with_a_sentence_on_what_it_is_for() -> None:
+    assert [module for module, (_, tree) in modules().items() if not ast.get_docstring(tree)] == []
+
+
+def test_a_module_is_not_too_long() -> None:
+    lines = {module: len(text.splitlines()) for module, (text, _) in modules().items()}
+    assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}, "look for the second idea"
+
+
+def test_only_few_modules_know_of_workers() -> None:
+    others = {module: tree for module, (_, tree) in modules().items() if not knows_workers(module)}
+    assert {module: words for module, tree in others.items() if (words := words_of_workers(tree))} == {}
 
 
 # --- the checks can fail ---------------------------------------------------------------------------------
@@ -139,7 +153,7 @@ LAYERS = ["errors", "batch", "data", "feed", "check", "evaluate", "trainer"]
     ],
 )
 def test_an_import_from_below_is_seen(module: str, source: str) -> None:
-    assert len(upward_imports(source, module, LAYERS)) == 1
+    assert len(upward_imports(ast.parse(source), module, LAYERS)) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,11 +169,11 @@ def test_an_import_from_below_is_seen(module: str, source: str) -> None:
     ],
 )
 def test_an_import_from_above_is_allowed(module: str, source: str) -> None:
-    assert upward_imports(source, module, LAYERS) == []
+    assert upward_imports(ast.parse(source), module, LAYERS) == []
 
 
 def test_a_word_of_workers_is_seen_and_others_are_not() -> None:
     for bad in ("rank = 0", "x.rank", "f(rank=1)", "def f(world_size): ...", "dist.is_initialized()", "lambda rank: 0"):
-        assert len(words_of_workers(bad)) == 1, bad
-    assert words_of_workers("from torch.distributed import is_initialized") == ["is_initialized"]
-    assert words_of_workers("ranks = 'rank'  # rank\ndef ranking(world): return world.shard") == []
+        assert len(words_of_workers(ast.parse(bad))) == 1, bad
+    assert words_of_workers(ast.parse("from torch.distributed import is_initialized")) == ["is_initialized"]
+    assert words_of_workers(ast.parse("ranks = 'rank'  # rank\ndef ranking(world): return world.shard")) == []

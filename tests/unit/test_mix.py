@@ -53,8 +53,8 @@ def test_every_round_has_the_same_rows_of_each_table(weights: list[float], seed:
 
 
 def test_proportions_that_a_round_can_hold_are_exact() -> None:
-    assert shares(read(mixed(9, 9, 9, weights=[4, 3, 1]), ROUND), 3) == [512, 384, 128]
-    assert shares(read(mixed(9, 9, weights=[1023, 1]), ROUND), 2) == [1023, 1]
+    assert shares(read(mixed(900, 900, 900, weights=[4, 3, 1]), ROUND), 3) == [512, 384, 128]
+    assert shares(read(mixed(900, 9, weights=[1023, 1]), ROUND), 2) == [1023, 1]
 
 
 def test_a_short_stretch_has_about_these_proportions_too() -> None:

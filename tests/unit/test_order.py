@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.sampled import sampled
 from numpy.typing import NDArray
 
 import headrace as hr
@@ -31,8 +32,11 @@ def whole(order: hr.Order, epoch: int = 0) -> Rows:
 # --- a bijection -----------------------------------------------------------------------------------------
 
 
+EDGES = [*range(1, 67), *(k * k + d for k in (16, 31, 32, 44) for d in (-1, 0, 1))]
+
+
 def test_permutation_is_a_bijection_for_every_n_up_to_2000() -> None:
-    for n in range(1, 2001):
+    for n in sampled(range(1, 2001), keep=EDGES, of=8):
         permutation, positions = Permutation(n, "test"), np.arange(n)
         elements = permutation(positions)
         assert (np.bincount(elements, minlength=n) == 1).all(), n
@@ -42,11 +46,11 @@ def test_permutation_is_a_bijection_for_every_n_up_to_2000() -> None:
 @pytest.mark.parametrize("n", [10**9 + 7, 10**12, 2**62 - 1])
 def test_permutation_of_a_huge_n_is_invertible_and_without_collisions(n: int) -> None:
     permutation = Permutation(n, "test")
-    positions = np.unique(np.random.default_rng(0).integers(n, size=1_000_000))
+    positions = np.unique(np.random.default_rng(0).integers(n, size=100_000))
     elements = permutation(positions)
     assert elements.min() >= 0
     assert elements.max() < n
-    assert len(np.unique(elements)) == len(positions) > 990_000
+    assert len(np.unique(elements)) == len(positions) > 99_000
     assert (permutation.inverse(elements) == positions).all()
 
 
@@ -370,7 +374,7 @@ def test_an_order_that_cannot_be_is_refused(make: Callable[[], Any], message: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 10), (5, 4), (10, 10)])
-def test_positions_outside_the_epoch_are_refused(kind: str, start: int, stop: int) -> None:
-    with pytest.raises(hr.ConfigError, match=f"positions {start} to {stop} are not within an epoch of 9 rows"):
-        hr.Order(9, kind).indices(0, start, stop)
+def test_positions_outside_the_epoch_are_refused(kind: str) -> None:
+    for start, stop in ((-1, 3), (0, 10), (5, 4), (10, 10)):
+        with pytest.raises(hr.ConfigError, match=f"positions {start} to {stop} are not within an epoch of 9 rows"):
+            hr.Order(9, kind).indices(0, start, stop)
