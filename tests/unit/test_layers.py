@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,12 @@ OF_WORKERS = {"rank", "world_size", "is_initialized"}
 KNOW_WORKERS = ("comm", "strategy", "engine", "data.reader", "cli")
 
 
-@cache
-def modules() -> dict[str, tuple[str, ast.Module]]:
-    """Text and tree of every module."""
+Modules = dict[str, tuple[str, ast.Module]]
+"""Text and tree of every module."""
+
+
+@pytest.fixture(scope="module")
+def modules() -> Modules:
     texts = {module_of(path): path.read_text() for path in FILES}
     return {module: (text, ast.parse(text)) for module, text in texts.items()}
 
@@ -32,15 +34,17 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def live(node: ast.AST) -> Iterator[ast.AST]:
+def live(tree: ast.AST) -> Iterator[ast.AST]:
     """The tree without what only a type checker reads."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for other in child.orelse:
-                yield from live(other)
-        else:
-            yield from live(child)
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        left += node.orelse if isinstance(node, ast.If) and for_types(node.test) else ast.iter_child_nodes(node)
+
+
+def for_types(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name | ast.Attribute) and ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
@@ -102,27 +106,27 @@ def test_the_docstring_of_the_package_lists_every_module_once() -> None:
     assert sorted(ORDER) == sorted(there)
 
 
-def test_a_module_imports_only_from_those_above_it() -> None:
-    trees = {module: tree for module, (_, tree) in modules().items() if module != "__init__"}
+def test_a_module_imports_only_from_those_above_it(modules: Modules) -> None:
+    trees = {module: tree for module, (_, tree) in modules.items() if module != "__init__"}
     assert [found for module, tree in trees.items() for found in upward_imports(tree, module)] == []
 
 
-def test_the_package_itself_imports_its_public_names_only_when_they_are_used() -> None:
-    _, tree = modules()["__init__"]
+def test_the_package_itself_imports_its_public_names_only_when_they_are_used(modules: Modules) -> None:
+    _, tree = modules["__init__"]
     assert {name for _, name in imports(tree, "__init__")} == {"importlib", "typing"}
 
 
-def test_a_module_opens_with_a_sentence_on_what_it_is_for() -> None:
-    assert [module for module, (_, tree) in modules().items() if not ast.get_docstring(tree)] == []
+def test_a_module_opens_with_a_sentence_on_what_it_is_for(modules: Modules) -> None:
+    assert [module for module, (_, tree) in modules.items() if not ast.get_docstring(tree)] == []
 
 
-def test_a_module_is_not_too_long() -> None:
-    lines = {module: len(text.splitlines()) for module, (text, _) in modules().items()}
+def test_a_module_is_not_too_long(modules: Modules) -> None:
+    lines = {module: len(text.splitlines()) for module, (text, _) in modules.items()}
     assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}, "look for the second idea"
 
 
-def test_only_few_modules_know_of_workers() -> None:
-    others = {module: tree for module, (_, tree) in modules().items() if not knows_workers(module)}
+def test_only_few_modules_know_of_workers(modules: Modules) -> None:
+    others = {module: tree for module, (_, tree) in modules.items() if not knows_workers(module)}
     assert {module: words for module, tree in others.items() if (words := words_of_workers(tree))} == {}
 
 
