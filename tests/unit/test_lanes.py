@@ -185,11 +185,11 @@ def test_another_number_of_workers_goes_on_in_the_same_order(
 @pytest.mark.parametrize("lanes", sampled([(2, 3), (3, 2), (4, 8)], keep=[(3, 2)], of=2))
 def test_the_kit_for_sources_finds_nothing_to_say(lanes: tuple[int, int]) -> None:
     def factory() -> hr.Reader:
-        found = hr.Reader(dense_table(17), "blocks", block=2, mix=2)
+        found = hr.Reader(dense_table(13), "blocks", block=2, mix=2)
         found.in_lanes(*lanes)
         return found
 
-    check_source(factory, sizes=(6,), rows=17)
+    check_source(factory, sizes=(6,), rows=13)
 
 
 @given(

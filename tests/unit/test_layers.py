@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,16 +17,6 @@ ORDER = " ".join(re.findall(r"^ {4}(\S.*)$", headrace.__doc__ or "", re.MULTILIN
 MAX_LINES = 400
 OF_WORKERS = {"rank", "world_size", "is_initialized"}
 KNOW_WORKERS = ("comm", "strategy", "engine", "data.reader", "cli")
-
-
-Modules = dict[str, tuple[str, ast.Module]]
-"""Text and tree of every module."""
-
-
-@pytest.fixture(scope="module")
-def modules() -> Modules:
-    texts = {module_of(path): path.read_text() for path in FILES}
-    return {module: (text, ast.parse(text)) for module, text in texts.items()}
 
 
 def module_of(path: Path) -> str:
@@ -98,6 +88,28 @@ def knows_workers(module: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in KNOW_WORKERS)
 
 
+class Facts(NamedTuple):
+    """What the rules ask of a module."""
+
+    purpose: str | None
+    lines: int
+    upward: list[str]
+    workers: list[str]
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, Facts]:
+    """Each is parsed once, and no tree is kept: hundreds of them keep the garbage collector busy."""
+
+    def facts(module: str, text: str) -> Facts:
+        tree = ast.parse(text)
+        return Facts(
+            ast.get_docstring(tree), len(text.splitlines()), upward_imports(tree, module), words_of_workers(tree)
+        )
+
+    return {module_of(path): facts(module_of(path), path.read_text()) for path in FILES}
+
+
 # --- the rules -------------------------------------------------------------------------------------------
 
 
@@ -106,28 +118,27 @@ def test_the_docstring_of_the_package_lists_every_module_once() -> None:
     assert sorted(ORDER) == sorted(there)
 
 
-def test_a_module_imports_only_from_those_above_it(modules: Modules) -> None:
-    trees = {module: tree for module, (_, tree) in modules.items() if module != "__init__"}
-    assert [found for module, tree in trees.items() for found in upward_imports(tree, module)] == []
+def test_a_module_imports_only_from_those_above_it(modules: dict[str, Facts]) -> None:
+    assert [found for module, facts in modules.items() if module != "__init__" for found in facts.upward] == []
 
 
-def test_the_package_itself_imports_its_public_names_only_when_they_are_used(modules: Modules) -> None:
-    _, tree = modules["__init__"]
+def test_the_package_itself_imports_its_public_names_only_when_they_are_used() -> None:
+    tree = ast.parse((ROOT / "__init__.py").read_text())
     assert {name for _, name in imports(tree, "__init__")} == {"importlib", "typing"}
 
 
-def test_a_module_opens_with_a_sentence_on_what_it_is_for(modules: Modules) -> None:
-    assert [module for module, (_, tree) in modules.items() if not ast.get_docstring(tree)] == []
+def test_a_module_opens_with_a_sentence_on_what_it_is_for(modules: dict[str, Facts]) -> None:
+    assert [module for module, facts in modules.items() if not facts.purpose] == []
 
 
-def test_a_module_is_not_too_long(modules: Modules) -> None:
-    lines = {module: len(text.splitlines()) for module, (text, _) in modules.items()}
-    assert {module: count for module, count in lines.items() if count > MAX_LINES} == {}, "look for the second idea"
+def test_a_module_is_not_too_long(modules: dict[str, Facts]) -> None:
+    too_long = {module: facts.lines for module, facts in modules.items() if facts.lines > MAX_LINES}
+    assert too_long == {}, "look for the second idea"
 
 
-def test_only_few_modules_know_of_workers(modules: Modules) -> None:
-    others = {module: tree for module, (_, tree) in modules.items() if not knows_workers(module)}
-    assert {module: words for module, tree in others.items() if (words := words_of_workers(tree))} == {}
+def test_only_few_modules_know_of_workers(modules: dict[str, Facts]) -> None:
+    others = {module: facts.workers for module, facts in modules.items() if not knows_workers(module)}
+    assert {module: words for module, words in others.items() if words} == {}
 
 
 # --- the checks can fail ---------------------------------------------------------------------------------
