@@ -154,17 +154,18 @@ def test_the_model_may_take_the_batch_whole() -> None:
 # --- predict -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 16, 100])
 @pytest.mark.parametrize("macrobatch", [1, 20, "auto"])
-def test_sequences_that_are_predicted_keep_their_order(batch_size: int, macrobatch: int | str) -> None:
+def test_sequences_that_are_predicted_keep_their_order(macrobatch: int | str) -> None:
     model = tagger(TAGS, "Ragged")
     trainer = make(model, hr.CrossEntropy(), "tags", macrobatch=macrobatch)
-    found = trainer.predict(OPEN, batch_size=batch_size)
-    assert isinstance(found, Ragged)
-    assert torch.equal(found.bounds, OPEN["tokens"].bounds)
     with torch.no_grad():
-        torch.testing.assert_close(found.values, model(OPEN["tokens"]).values)
-    assert not found.values.requires_grad
+        expected = model(OPEN["tokens"])
+    for size in (1, 7, 16, 100):
+        found = trainer.predict(OPEN, batch_size=size)
+        assert isinstance(found, Ragged)
+        assert torch.equal(found.bounds, OPEN["tokens"].bounds)
+        torch.testing.assert_close(found.values, expected.values)
+        assert not found.values.requires_grad
 
 
 def test_sequences_within_a_dict_are_predicted_too() -> None:
@@ -259,7 +260,7 @@ def test_a_training_on_sequences_is_resumed_bit_for_bit_anywhere(
     rows = whole.fit(data(), DATA, epochs=2, log_every="3 steps", progress=False).rows
     steps = rows[-1]["step"]
     assert steps > 7
-    for step in range(1, steps, 1 + steps // 6):
+    for step in (1, steps // 2, steps - 1):
         run = tmp_path / f"run-{step}"
         for info in trainer().steps(data(), DATA, epochs=2, log_every="3 steps", run=run):
             if info.step == step:

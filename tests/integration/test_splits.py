@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -84,7 +84,6 @@ def test_any_microbatch_gives_the_gradient_of_the_whole_batch(microbatch: int | 
     torch.testing.assert_close(found, by_hand(batch, dtype), rtol=0, atol=TOLERANCE[dtype])
 
 
-@settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 60), microbatch=st.integers(1, 61), seed=st.integers(0, 1000))
 def test_ragged_batches_of_any_size_split_exactly(rows: int, microbatch: int, seed: int) -> None:
     batch = data(rows, torch.float64, seed)

@@ -19,6 +19,7 @@ from torch.utils.data import (
 
 import headrace as hr
 from kit import trainees
+from kit.sampled import sampled
 
 ROWS, SIZE, BATCHES = 22, 4, 6
 
@@ -134,7 +135,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "stateful, a generator": lambda: stateful(Samples(), shuffle=True, generator=generator()),
 }
 QUICK = ("shuffled", "samples that draw", "own iterable", "stateful", "stateful state")
-ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOADERS]
+OTHERS = sampled([name for name in LOADERS if name not in QUICK], keep=["stateful, two workers"], of=3)
+ALL = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 
 
 def pair_of(batch: Any) -> tuple[list[float], list[int]]:

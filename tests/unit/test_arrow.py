@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kit.any_rows import columns, contents, plain
 
@@ -33,7 +33,6 @@ def pointers(array: Any) -> list[int]:
 # --- there and back --------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_any_rows_come_back_as_they_were_and_so_does_any_part_of_them(data: st.DataObject) -> None:
     rows = data.draw(st.integers(0, 6))
@@ -49,7 +48,6 @@ def test_any_rows_come_back_as_they_were_and_so_does_any_part_of_them(data: st.D
     assert {name: plain(field) for name, field in found.items()} == contents(expected)
 
 
-@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_sparse_rows_of_ones_are_written_without_values(data: st.DataObject) -> None:
     fields = data.draw(columns(4))

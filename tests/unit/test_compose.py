@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kit.composed import ids, named, negated, odd, plain, renamed, row, same, table
 from torch import Tensor
@@ -71,7 +71,6 @@ def by_one(view: hr.Table) -> list[hr.Batch]:
     return [view.rows(k, k + 1) for k in range(len(view))]
 
 
-@settings(deadline=None, max_examples=150)
 @given(view=views(), data=st.data())
 def test_views_of_views_hold_the_rows_that_plain_lists_say(
     view: tuple[hr.Table, list[tuple[int, int]]], data: st.DataObject
@@ -97,7 +96,6 @@ def test_views_of_views_hold_the_rows_that_plain_lists_say(
     assert made.fingerprint() == made.fingerprint()
 
 
-@settings(deadline=None, max_examples=40)
 @given(view=views(depth=2), size=st.integers(1, 9), seed=st.integers(0, 3))
 def test_any_view_is_read_whole_every_epoch(view: Any, size: int, seed: int) -> None:
     made, rows = view
@@ -151,7 +149,6 @@ def test_zip_finds_the_lengths_of_a_stream_of_any_of_its_tables() -> None:
         made.lengths("y")
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_zip_by_key_puts_rows_beside_those_with_the_same_key(data: st.DataObject) -> None:
     keys = data.draw(st.lists(st.integers(-9, 30), min_size=1, unique=True))

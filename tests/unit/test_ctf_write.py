@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -82,7 +82,6 @@ def tables(draw: Any) -> ArrayTable:
     return ArrayTable(columns)
 
 
-@settings(deadline=None, max_examples=60)
 @given(table=tables(), packed=st.booleans(), rows=st.sampled_from([1, 2, 64]))
 def test_what_is_written_is_read_back_bit_for_bit(table: ArrayTable, packed: bool, rows: int) -> None:
     expected = all_rows(table)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,7 +19,6 @@ from headrace.data import draws as draws_module
 from headrace.data.draws import Draws
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "draws.json").read_text())
-some = settings(deadline=None, max_examples=50)
 
 KINDS: dict[str, Callable[[Draws], Tensor]] = {
     "uniform": lambda draws: draws.uniform(3, 2),
@@ -43,7 +42,6 @@ def several(held: Draws) -> dict[str, Tensor]:
 # --- the same --------------------------------------------------------------------------------------------
 
 
-@some
 @given(n=st.integers(1, 60), seed=st.integers(-(2**63), 2**64), epoch=st.integers(0, 10**6), data=st.data())
 def test_a_row_has_the_same_numbers_in_any_split(n: int, seed: int, epoch: int, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, 10**12))
@@ -54,7 +52,6 @@ def test_a_row_has_the_same_numbers_in_any_split(n: int, seed: int, epoch: int, 
         assert torch.equal(torch.cat([part[name] for part in parts]), numbers), name
 
 
-@some
 @given(pieces=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=6))
 def test_a_row_has_the_same_numbers_among_any_others(pieces: list[tuple[int, int, int]]) -> None:
     """In any order, with rows of other epochs, or twice."""
@@ -218,7 +215,6 @@ def test_uniform_numbers_lie_from_low_up_to_not_including_high(low: float, high:
     assert numbers.max() < high
 
 
-@some
 @given(low=st.integers(-1000, 1000), span=st.integers(1, 50))
 def test_integers_lie_from_low_up_to_not_including_high(low: int, span: int) -> None:
     numbers = draws(2000).integers(low, low + span)

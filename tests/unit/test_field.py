@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -75,13 +75,11 @@ fields = st.one_of(
     st.builds(sparse_items, lengths),
     sparse_rows,
 )
-a_few = settings(deadline=None, max_examples=60)
 
 
 # --- rows: taken, cut, joined ----------------------------------------------------------------------------
 
 
-@a_few
 @given(field=fields, data=st.data())
 def test_take_gives_the_rows_of_these_numbers_in_any_order(field: Rows, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.integers(0, len(field) - 1), max_size=12) if len(field) else st.just([]))
@@ -91,7 +89,6 @@ def test_take_gives_the_rows_of_these_numbers_in_any_order(field: Rows, data: st
     assert hr.Stream.of("x", taken) == hr.Stream.of("x", field)
 
 
-@a_few
 @given(field=fields, data=st.data())
 def test_split_gives_consecutive_runs_and_cat_joins_them_again(field: Rows, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(field)), max_size=5)))
@@ -103,13 +100,11 @@ def test_split_gives_consecutive_runs_and_cat_joins_them_again(field: Rows, data
     assert all(hr.Stream.of("x", part) == hr.Stream.of("x", field) for part in parts)
 
 
-@a_few
 @given(field=fields, start=st.integers(-10, 10), stop=st.none() | st.integers(-10, 10))
 def test_a_slice_is_that_of_a_list(field: Rows, start: int, stop: int | None) -> None:
     assert plain(field[start:stop]) == plain(field)[start:stop]
 
 
-@a_few
 @given(parts=st.lists(lengths, min_size=1, max_size=4))
 @pytest.mark.parametrize("make", [ragged, sparse_items])
 def test_cat_of_any_number_of_parts_gives_all_their_rows(make: Callable[..., Ragged], parts: list[list[int]]) -> None:
@@ -117,7 +112,6 @@ def test_cat_of_any_number_of_parts_gives_all_their_rows(make: Callable[..., Rag
     assert plain(cat(held)) == [row for part in held for row in plain(part)]
 
 
-@a_few
 @given(field=fields, data=st.data())
 def test_taking_and_cutting_change_places(field: Rows, data: st.DataObject) -> None:
     """The rows 2 to 5 of what was taken are those of the numbers 2 to 5."""
@@ -145,7 +139,6 @@ def test_a_part_is_a_view_and_what_was_taken_is_not() -> None:
     assert plain(taken) == [[2], [3, 4, 5]]
 
 
-@a_few
 @given(sizes=lengths)
 def test_rows_can_be_read_one_by_one(sizes: list[int]) -> None:
     field = ragged(sizes, (2,))
@@ -178,7 +171,6 @@ def test_a_field_counts_rows_items_and_bytes() -> None:
 # --- made of what people have ----------------------------------------------------------------------------
 
 
-@a_few
 @given(rows=st.lists(st.lists(st.integers(-9, 9), max_size=4), min_size=1, max_size=6))
 def test_a_ragged_of_lists_tensors_or_arrays_has_their_rows(rows: list[list[int]]) -> None:
     for make in (list, torch.tensor, lambda row: torch.tensor(row).numpy()):
@@ -192,7 +184,6 @@ def test_a_ragged_of_no_sequences_is_refused() -> None:
         Ragged.of([])
 
 
-@a_few
 @given(field=sparse_rows)
 @pytest.mark.parametrize("layout", ["csr_matrix", "coo_matrix", "csc_array"])
 def test_a_sparse_of_scipy_is_the_same_matrix(layout: str, field: Sparse) -> None:
@@ -211,7 +202,6 @@ def test_a_sparse_of_a_tensor_is_the_same_matrix(layout: Any) -> None:
     assert plain(made) == plain(field)
 
 
-@a_few
 @given(ids=st.lists(st.integers(0, DIM - 1), max_size=8))
 def test_one_hot_rows_are_those_of_torch_and_give_their_ids_back(ids: list[int]) -> None:
     field = Sparse.one_hot(torch.tensor(ids, dtype=torch.int64), DIM)
@@ -230,7 +220,6 @@ def test_ids_of_sequences_are_ragged() -> None:
 # --- the forms that models take --------------------------------------------------------------------------
 
 
-@a_few
 @given(sizes=lengths, shape=st.sampled_from([(), (2,), (2, 1)]), value=st.sampled_from([0, -1, 7]))
 def test_padded_and_mask_hold_the_items_and_then_the_value(
     sizes: list[int], shape: tuple[int, ...], value: int
@@ -252,7 +241,6 @@ def test_every_dtype_can_be_padded(dtype: torch.dtype) -> None:
     assert field.padded().tolist() == [[0, 1], [0, 0], [2 if dtype != torch.bool else True, 0]]
 
 
-@a_few
 @given(sizes=lengths)
 def test_padded_sequences_of_sparse_items_are_dense(sizes: list[int]) -> None:
     field = sparse_items(sizes)
@@ -262,7 +250,6 @@ def test_padded_sequences_of_sparse_items_are_dense(sizes: list[int]) -> None:
         assert row == dense(items) + [[0.0] * DIM] * (longest - len(items))
 
 
-@a_few
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=8), shape=st.sampled_from([(), (3,)]))
 def test_packed_is_what_torch_packs(sizes: list[int], shape: tuple[int, ...]) -> None:
     field = ragged(sizes, shape)
@@ -276,7 +263,6 @@ def test_an_empty_sequence_cannot_be_packed_and_is_named() -> None:
     assert str(caught.value) == "row 2 is an empty sequence, which a PackedSequence cannot hold. Drop it."
 
 
-@a_few
 @given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=8), shape=st.sampled_from([(), (3,)]))
 def test_nested_holds_the_same_sequences(sizes: list[int], shape: tuple[int, ...]) -> None:
     field = ragged(sizes, shape)
@@ -285,7 +271,6 @@ def test_nested_holds_the_same_sequences(sizes: list[int], shape: tuple[int, ...
     assert [row.tolist() for row in nested.unbind()] == plain(field)
 
 
-@a_few
 @given(field=sparse_rows)
 def test_to_dense_and_csr_are_the_same_matrix(field: Sparse) -> None:
     matrix = dense(plain(field))
@@ -297,7 +282,6 @@ def test_to_dense_and_csr_are_the_same_matrix(field: Sparse) -> None:
     assert (csr @ weight).tolist() == (torch.tensor(matrix).view(len(field), DIM) @ weight).tolist()
 
 
-@a_few
 @given(field=sparse_rows.filter(len))
 def test_a_bag_gives_an_embedding_bag_what_a_product_would_give(field: Sparse) -> None:
     embedding = nn.EmbeddingBag(DIM, 4, mode="sum")
@@ -350,7 +334,6 @@ def test_ones_joined_to_numbers_are_numbers() -> None:
 # --- outputs that belong to sequences --------------------------------------------------------------------
 
 
-@a_few
 @given(sizes=lengths, shape=st.sampled_from([(), (3,)]))
 def test_items_of_finds_the_items_in_every_form(sizes: list[int], shape: tuple[int, ...]) -> None:
     field = ragged(sizes, shape)

@@ -103,7 +103,7 @@ def test_a_table_that_is_written_is_read_with_all_that_belongs_to_it(kind: str, 
     assert os.listdir() == ["t" + kind]
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_rows_come_back_from_a_file(data: st.DataObject) -> None:
     rows, kind = data.draw(st.integers(1, 6)), data.draw(st.sampled_from(KINDS))
@@ -115,7 +115,7 @@ def test_any_rows_come_back_from_a_file(data: st.DataObject) -> None:
     assert contents(found.take(indices)) == contents(table.take(indices))
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_dense_rows_come_back_from_an_npz(data: st.DataObject) -> None:
     names = ("float32", "float64", "float16", "int8", "uint8", "int16", "int64", "uint32", "bool")

@@ -110,7 +110,7 @@ def test_a_hugging_face_stream_resumes_after_any_batch(hugging: Any, shards: int
     pulled = [source.pull(5) for _ in range(9)]  # three epochs
     assert sorted(n for b in pulled[3:6] for n in b["a"].tolist()) == [i / 2 for i in range(12)]  # type: ignore[index, union-attr]
     assert [b.ends_epoch for b in pulled[:3]] == [False, False, True]  # type: ignore[union-attr]
-    for k in range(8):
+    for k in (0, 2, 4, 7):
         fresh = make()
         fresh.load_state_dict(pulled[k].cursor)  # type: ignore[union-attr, arg-type]
         rest = [fresh.pull(5) for _ in pulled[k + 1 :]]

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from kit.sampled import sampled
 from torch import Tensor
 
 import headrace as hr
@@ -65,7 +66,6 @@ def rest(source: hr.Source, size: int, shard: hr.Shard = WHOLE) -> list[hr.Batch
 # --- the order -------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
 @given(**SIZES, kind=st.sampled_from(["blocks", "blocks-only"]), data=st.data())
 def test_rounds_take_as_many_rows_of_every_lane_until_it_is_used_up(
     n: int, block: int, mix: int, count: int, unit: int, seed: int, epoch: int, kind: str, data: st.DataObject
@@ -81,7 +81,6 @@ def test_rounds_take_as_many_rows_of_every_lane_until_it_is_used_up(
     assert order.at(epoch, scattered).tolist() == order.indices(epoch, 0, n)[scattered].tolist()
 
 
-@settings(deadline=None)
 @given(**SIZES)
 def test_lanes_are_whole_blocks_and_as_equal_as_these_allow(
     n: int, block: int, mix: int, count: int, unit: int, seed: int, epoch: int
@@ -126,11 +125,10 @@ def test_an_epoch_of_a_million_million_rows_is_computed_anywhere() -> None:
 # --- what workers read -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ["blocks", "blocks-only"])
-@pytest.mark.parametrize("mix", [1, 2])
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize(("order", "mix"), [("blocks", 1), ("blocks", 2), ("blocks-only", 1)])
+@pytest.mark.parametrize("workers", [2, 4])
 def test_a_worker_reads_whole_blocks_of_its_own(order: str, mix: int, workers: int) -> None:
-    mix, unit, rows = mix if order == "blocks" else 1, 4, 10 * 8 * workers
+    unit, rows = 4, 10 * 8 * workers
     plain = Order(rows, order, block=10, mix=mix)
     lanes = [lanes_of(plain, workers, epoch) for epoch in range(2)]
     assert {len(lane) for lane in lanes[0]} == {80}
@@ -154,7 +152,6 @@ def test_after_a_lane_is_used_up_all_workers_share_the_others() -> None:
     assert batches[4] == lanes[2][20:]
 
 
-@settings(deadline=None)
 @given(
     rows=st.integers(1, 60),
     block=st.integers(1, 12),
@@ -185,28 +182,28 @@ def test_another_number_of_workers_goes_on_in_the_same_order(
         cursor = parts[-1].cursor
 
 
-@pytest.mark.parametrize("lanes", [(2, 3), (3, 2), (4, 8)])
+@pytest.mark.parametrize("lanes", sampled([(2, 3), (3, 2), (4, 8)], keep=[(3, 2)], of=2))
 def test_the_kit_for_sources_finds_nothing_to_say(lanes: tuple[int, int]) -> None:
     def factory() -> hr.Reader:
-        found = hr.Reader(dense_table(37), "blocks", block=4, mix=2)
+        found = hr.Reader(dense_table(13), "blocks", block=2, mix=2)
         found.in_lanes(*lanes)
         return found
 
-    check_source(factory, sizes=(3, 6), rows=37)
+    check_source(factory, sizes=(6,), rows=13)
 
 
-@settings(deadline=None)
 @given(
-    rows=st.integers(1, 400),
+    rows=st.integers(1, 200),
     size=st.integers(1, 50),
     workers=st.integers(2, 9),
+    r=st.integers(0, 8),
     order=st.sampled_from(hr.Order.KINDS),
     lanes=st.tuples(st.integers(1, 5), st.integers(1, 9)),
     staged=st.integers(1, 500),
     crosses=st.booleans(),
 )
 def test_a_shard_is_the_same_whether_what_lies_between_is_computed_or_not(
-    rows: int, size: int, workers: int, order: str, lanes: tuple[int, int], staged: int, crosses: bool
+    rows: int, size: int, workers: int, r: int, order: str, lanes: tuple[int, int], staged: int, crosses: bool
 ) -> None:
     def read(worth: int, shard: hr.Shard) -> list[list[list[int]]]:
         with pytest.MonkeyPatch.context() as patch:
@@ -215,8 +212,8 @@ def test_a_shard_is_the_same_whether_what_lies_between_is_computed_or_not(
             found = iter(lambda: source.next_macrobatch(size, staged, shard), None)
             return [[batch["x"].tolist() for batch in macrobatch.batches()] for macrobatch in found]
 
-    for r in range(workers):
-        assert read(0, hr.Shard(r, workers)) == read(10**9, hr.Shard(r, workers))
+    shard = hr.Shard(r % workers, workers)
+    assert read(0, shard) == read(10**9, shard)
 
 
 # --- the cursor ------------------------------------------------------------------------------------------
@@ -332,7 +329,7 @@ class OnDisk(hr.ArrayTable):
 
 
 @pytest.mark.parametrize("mix", [1, 2])
-@pytest.mark.parametrize("shard", [hr.Shard(), *(hr.Shard(r, 3) for r in range(3)), hr.Shard(1, 2), hr.Shard(4, 5)])
+@pytest.mark.parametrize("shard", [hr.Shard(), hr.Shard(0, 3), hr.Shard(2, 3), hr.Shard(4, 5)])
 @pytest.mark.parametrize("staged", [1, 1000])
 def test_a_table_on_disk_is_told_of_the_blocks_that_a_worker_reads(mix: int, shard: hr.Shard, staged: int) -> None:
     table = OnDisk(63)
@@ -359,7 +356,6 @@ def test_a_table_on_disk_is_told_of_the_blocks_that_a_worker_reads(mix: int, sha
         assert {start // 5 for start, _ in table.soon} <= own
 
 
-@settings(deadline=None)
 @given(**SIZES, data=st.data())
 def test_tracks_are_the_runs_that_positions_come_by(
     n: int, block: int, mix: int, count: int, unit: int, seed: int, epoch: int, data: st.DataObject

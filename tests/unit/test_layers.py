@@ -2,8 +2,9 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,15 +24,17 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def live(node: ast.AST) -> Iterator[ast.AST]:
+def live(tree: ast.AST) -> Iterator[ast.AST]:
     """The tree without what only a type checker reads."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            for other in child.orelse:
-                yield from live(other)
-        else:
-            yield from live(child)
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        left += node.orelse if isinstance(node, ast.If) and for_types(node.test) else ast.iter_child_nodes(node)
+
+
+def for_types(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name | ast.Attribute) and ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 
 
 def imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
@@ -49,12 +52,12 @@ def imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, origin
 
 
-def upward_imports(source: str, module: str, order: Sequence[str] = ORDER) -> list[str]:
+def upward_imports(tree: ast.Module, module: str, order: Sequence[str] = ORDER) -> list[str]:
     """What a module imports from itself or below, or from no layer at all."""
     own, found = module.split(".")[0], []
     if own not in order:
         return [f"{module}: not in the order"]
-    for line, name in imports(ast.parse(source), module):
+    for line, name in imports(tree, module):
         root, _, rest = name.partition(".")
         top = rest.partition(".")[0]
         within = top == own and "." in module
@@ -65,22 +68,46 @@ def upward_imports(source: str, module: str, order: Sequence[str] = ORDER) -> li
     return found
 
 
-def words_of_workers(source: str) -> list[str]:
+NAMES: dict[type[ast.AST], Callable[[Any], str]] = {
+    ast.Name: lambda n: n.id,
+    ast.Attribute: lambda n: n.attr,
+    ast.arg: lambda n: n.arg,
+    ast.keyword: lambda n: n.arg,
+    ast.FunctionDef: lambda n: n.name,
+    ast.alias: lambda n: n.asname or n.name,
+}
+
+
+def words_of_workers(tree: ast.Module) -> list[str]:
     """The identifiers that tell one worker from another."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        names = {
-            ast.Name: lambda n: n.id,
-            ast.Attribute: lambda n: n.attr,
-            ast.arg: lambda n: n.arg,
-            ast.keyword: lambda n: n.arg,
-            ast.FunctionDef: lambda n: n.name,
-            ast.alias: lambda n: n.asname or n.name,
-        }
-        name = names[type(node)](node) if type(node) in names else None
-        if name in OF_WORKERS:
-            found.append(name)
-    return found
+    names = (NAMES[type(node)](node) for node in ast.walk(tree) if type(node) in NAMES)
+    return [name for name in names if name in OF_WORKERS]
+
+
+def knows_workers(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in KNOW_WORKERS)
+
+
+class Facts(NamedTuple):
+    """What the rules ask of a module."""
+
+    purpose: str | None
+    lines: int
+    upward: list[str]
+    workers: list[str]
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, Facts]:
+    """Each is parsed once, and no tree is kept: hundreds of them keep the garbage collector busy."""
+
+    def facts(module: str, text: str) -> Facts:
+        tree = ast.parse(text)
+        return Facts(
+            ast.get_docstring(tree), len(text.splitlines()), upward_imports(tree, module), words_of_workers(tree)
+        )
+
+    return {module_of(path): facts(module_of(path), path.read_text()) for path in FILES}
 
 
 # --- the rules -------------------------------------------------------------------------------------------
@@ -91,25 +118,27 @@ def test_the_docstring_of_the_package_lists_every_module_once() -> None:
     assert sorted(ORDER) == sorted(there)
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_module_imports_only_from_those_above_it(path: Path) -> None:
-    if module_of(path) == "__init__":  # the public names: imported when they are used, from anywhere
-        assert {name for _, name in imports(ast.parse(path.read_text()), "__init__")} == {"importlib", "typing"}
-    else:
-        assert upward_imports(path.read_text(), module_of(path)) == []
+def test_a_module_imports_only_from_those_above_it(modules: dict[str, Facts]) -> None:
+    assert [found for module, facts in modules.items() if module != "__init__" for found in facts.upward] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_module_says_what_it_is_for_and_is_not_too_long(path: Path) -> None:
-    text = path.read_text()
-    assert ast.get_docstring(ast.parse(text)), "opens with a sentence"
-    assert len(text.splitlines()) <= MAX_LINES, "look for the second idea"
+def test_the_package_itself_imports_its_public_names_only_when_they_are_used() -> None:
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    assert {name for _, name in imports(tree, "__init__")} == {"importlib", "typing"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_only_few_modules_know_of_workers(path: Path) -> None:
-    if not any(module_of(path) == name or module_of(path).startswith(f"{name}.") for name in KNOW_WORKERS):
-        assert words_of_workers(path.read_text()) == []
+def test_a_module_opens_with_a_sentence_on_what_it_is_for(modules: dict[str, Facts]) -> None:
+    assert [module for module, facts in modules.items() if not facts.purpose] == []
+
+
+def test_a_module_is_not_too_long(modules: dict[str, Facts]) -> None:
+    too_long = {module: facts.lines for module, facts in modules.items() if facts.lines > MAX_LINES}
+    assert too_long == {}, "look for the second idea"
+
+
+def test_only_few_modules_know_of_workers(modules: dict[str, Facts]) -> None:
+    others = {module: facts.workers for module, facts in modules.items() if not knows_workers(module)}
+    assert {module: words for module, words in others.items() if words} == {}
 
 
 # --- the checks can fail ---------------------------------------------------------------------------------
@@ -139,7 +168,7 @@ LAYERS = ["errors", "batch", "data", "feed", "check", "evaluate", "trainer"]
     ],
 )
 def test_an_import_from_below_is_seen(module: str, source: str) -> None:
-    assert len(upward_imports(source, module, LAYERS)) == 1
+    assert len(upward_imports(ast.parse(source), module, LAYERS)) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,11 +184,11 @@ def test_an_import_from_below_is_seen(module: str, source: str) -> None:
     ],
 )
 def test_an_import_from_above_is_allowed(module: str, source: str) -> None:
-    assert upward_imports(source, module, LAYERS) == []
+    assert upward_imports(ast.parse(source), module, LAYERS) == []
 
 
 def test_a_word_of_workers_is_seen_and_others_are_not() -> None:
     for bad in ("rank = 0", "x.rank", "f(rank=1)", "def f(world_size): ...", "dist.is_initialized()", "lambda rank: 0"):
-        assert len(words_of_workers(bad)) == 1, bad
-    assert words_of_workers("from torch.distributed import is_initialized") == ["is_initialized"]
-    assert words_of_workers("ranks = 'rank'  # rank\ndef ranking(world): return world.shard") == []
+        assert len(words_of_workers(ast.parse(bad))) == 1, bad
+    assert words_of_workers(ast.parse("from torch.distributed import is_initialized")) == ["is_initialized"]
+    assert words_of_workers(ast.parse("ranks = 'rank'  # rank\ndef ranking(world): return world.shard")) == []

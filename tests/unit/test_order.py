@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from kit.sampled import sampled
 from numpy.typing import NDArray
 
 import headrace as hr
@@ -31,8 +32,11 @@ def whole(order: hr.Order, epoch: int = 0) -> Rows:
 # --- a bijection -----------------------------------------------------------------------------------------
 
 
+EDGES = [*range(1, 67), *(k * k + d for k in (16, 31, 32, 44) for d in (-1, 0, 1))]
+
+
 def test_permutation_is_a_bijection_for_every_n_up_to_2000() -> None:
-    for n in range(1, 2001):
+    for n in sampled(range(1, 2001), keep=EDGES, of=8):
         permutation, positions = Permutation(n, "test"), np.arange(n)
         elements = permutation(positions)
         assert (np.bincount(elements, minlength=n) == 1).all(), n
@@ -42,11 +46,11 @@ def test_permutation_is_a_bijection_for_every_n_up_to_2000() -> None:
 @pytest.mark.parametrize("n", [10**9 + 7, 10**12, 2**62 - 1])
 def test_permutation_of_a_huge_n_is_invertible_and_without_collisions(n: int) -> None:
     permutation = Permutation(n, "test")
-    positions = np.unique(np.random.default_rng(0).integers(n, size=1_000_000))
+    positions = np.unique(np.random.default_rng(0).integers(n, size=100_000))
     elements = permutation(positions)
     assert elements.min() >= 0
     assert elements.max() < n
-    assert len(np.unique(elements)) == len(positions) > 990_000
+    assert len(np.unique(elements)) == len(positions) > 99_000
     assert (permutation.inverse(elements) == positions).all()
 
 
@@ -67,7 +71,6 @@ sizes = {
 }
 
 
-@settings(deadline=None)
 @given(**sizes)
 def test_every_order_reads_every_row_exactly_once(n: int, kind: str, block: int | None, seed: int, epoch: int) -> None:
     rows = whole(hr.Order(n, kind, seed=seed, block=block), epoch)
@@ -75,7 +78,6 @@ def test_every_order_reads_every_row_exactly_once(n: int, kind: str, block: int 
     assert sorted(rows) == list(range(n))
 
 
-@settings(deadline=None)
 @given(**sizes, data=st.data())
 def test_any_slicing_gives_the_same_order(
     n: int, kind: str, block: int | None, seed: int, epoch: int, data: st.DataObject
@@ -99,7 +101,6 @@ def test_a_slice_of_a_huge_epoch_costs_only_its_length(kind: str) -> None:
 # --- blocks ----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(n=sizes["n"], block=st.integers(1, 60), seed=sizes["seed"], epoch=sizes["epoch"])
 @pytest.mark.parametrize("kind", BY_BLOCKS)
 def test_blocks_stay_contiguous(kind: str, n: int, block: int | None, seed: int, epoch: int) -> None:
@@ -218,7 +219,6 @@ def groups(n: int, block: int, mix: int, seed: int, epoch: int) -> list[list[int
     return [list(chain(*runs[k : k + mix])) for k in range(0, len(runs), mix)]
 
 
-@settings(deadline=None)
 @given(**mixed, epoch=st.integers(0, 9))
 def test_mixed_blocks_are_shuffled_within_groups_of_so_many(
     n: int, block: int, mix: int, seed: int, epoch: int
@@ -231,7 +231,6 @@ def test_mixed_blocks_are_shuffled_within_groups_of_so_many(
     assert start == n
 
 
-@settings(deadline=None)
 @given(**mixed, epoch=st.integers(0, 9), data=st.data())
 def test_any_slicing_gives_the_same_mixed_order(
     n: int, block: int, mix: int, seed: int, epoch: int, data: st.DataObject
@@ -303,7 +302,6 @@ def test_a_mix_that_cannot_be_is_refused(make: Callable[[], Any], message: str) 
 # --- what to read from disk ------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(**mixed, epoch=st.integers(0, 9), data=st.data())
 @pytest.mark.parametrize("kind", BY_BLOCKS)
 def test_stretches_are_the_runs_of_the_groups_that_a_slice_touches(
@@ -319,7 +317,6 @@ def test_stretches_are_the_runs_of_the_groups_that_a_slice_touches(
     assert found == [(k * size, min(n, (k + 1) * size)) for k in ids]
 
 
-@settings(deadline=None)
 @given(**mixed, kind=st.sampled_from(KINDS), epoch=st.integers(0, 9), data=st.data())
 def test_a_stretch_ends_where_its_rows_do(
     n: int, block: int, mix: int, seed: int, kind: str, epoch: int, data: st.DataObject
@@ -377,7 +374,7 @@ def test_an_order_that_cannot_be_is_refused(make: Callable[[], Any], message: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 10), (5, 4), (10, 10)])
-def test_positions_outside_the_epoch_are_refused(kind: str, start: int, stop: int) -> None:
-    with pytest.raises(hr.ConfigError, match=f"positions {start} to {stop} are not within an epoch of 9 rows"):
-        hr.Order(9, kind).indices(0, start, stop)
+def test_positions_outside_the_epoch_are_refused(kind: str) -> None:
+    for start, stop in ((-1, 3), (0, 10), (5, 4), (10, 10)):
+        with pytest.raises(hr.ConfigError, match=f"positions {start} to {stop} are not within an epoch of 9 rows"):
+            hr.Order(9, kind).indices(0, start, stop)

@@ -114,13 +114,13 @@ def test_a_size_that_cannot_be_is_told_why(given: Any, error: str) -> None:
         Sizes(given)
 
 
-@pytest.mark.parametrize(("given", "error"), WRONG)
-def test_a_trainer_refuses_it_before_anything_else(given: Any, error: str) -> None:
+def test_a_trainer_refuses_it_before_anything_else(subtests: pytest.Subtests) -> None:
     from torch import nn, optim
 
     model = nn.Linear(2, 2)
-    with pytest.raises(hr.ConfigError, match=error):
-        hr.Trainer(model, hr.MSE(), optim.SGD(model.parameters(), lr=0.1), batch_size=given)
+    for size, error in WRONG:
+        with subtests.test(size=size), pytest.raises(hr.ConfigError, match=error):
+            hr.Trainer(model, hr.MSE(), optim.SGD(model.parameters(), lr=0.1), batch_size=size)
 
 
 def test_an_error_names_the_argument_that_it_is_about() -> None:
