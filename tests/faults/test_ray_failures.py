@@ -9,27 +9,27 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.late import late
 
 from headrace.comm.center import Lease, Push, Wait
 from headrace.engine import launch
 from headrace.errors import ConfigError, WorkerError
 from headrace.strategy import Asynchronous, Elastic, Synchronous
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-
-from kit import ray_cases  # noqa: E402
-
-from headrace.engine.ray import apart, center, cluster  # noqa: E402
-from headrace.engine.ray.center import Kept, _received, _sent_push  # noqa: E402
-from headrace.engine.ray.parcel import Place  # noqa: E402
+ray, ray_cases = late("ray"), late("kit.ray_cases")
+apart, center, parcel = (late(f"headrace.engine.ray.{name}") for name in ("apart", "center", "parcel"))
 
 LIMIT_S = 200.0  # of a job on a busy machine
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 # --- a center that begins again, in this process ----------------------------------------------------------
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 class Worker:
     """Calls a center as `RayCenter` does, and brings counts of what it has leased."""
 
-    def __init__(self, center: Kept, number: int, life: int = 0) -> None:
+    def __init__(self, center: Any, number: int, life: int = 0) -> None:
         self.center, self.number, self.life, self.sequence, self.requests = center, number, life, 0, 0
         self.training = 0
         self.leases: list[Lease] = []
@@ -74,15 +74,15 @@ class Worker:
         return Push(self.sequence, base, {"seen": seen}, lease.stop - lease.start, done)
 
     def meet(self, push: Push) -> Any:
-        return _received(self.call("meet", _sent_push(push)))
+        return center._received(self.call("meet", center._sent_push(push)))
 
     @property
     def seen(self) -> torch.Tensor:
-        return _received(self.call("pull")).vectors["seen"]
+        return center._received(self.call("pull")).vectors["seen"]
 
 
-def kept(at: Path) -> Kept:
-    return Kept(str(at), Place.here())
+def kept(at: Path) -> Any:
+    return center.Kept(str(at), parcel.Place.here())
 
 
 def test_a_push_that_was_saved_and_not_answered_is_applied_once(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_everybody_has_heard_is_never_lost(tmp_path: Path) -> None:
     assert torch.equal(worker.seen, torch.ones(ray_cases.END))
     worker.call("ask_to_stop", "enough")
     worker.center = kept(tmp_path)
-    assert _received(worker.call("pull")).stop == "enough"
+    assert center._received(worker.call("pull")).stop == "enough"
 
 
 def test_a_worker_that_was_given_up_says_nothing_any_more(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_save_of_the_center_that_is_damaged_is_not_believed(tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[cluster.Cluster]:
+def there() -> Iterator[Any]:
     with ray_cases.local_cluster() as found:
         yield found
 
@@ -254,10 +254,11 @@ def test_a_worker_that_stops_is_replaced_after_the_timeout(there: Any, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", [ray_cases.KilledAfterApplying, ray_cases.KilledAfterSaving])
+@pytest.mark.parametrize("name", ["KilledAfterApplying", "KilledAfterSaving"])
 def test_a_center_that_is_killed_before_it_answers_applies_nothing_twice(
-    there: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Kept]
+    there: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    kind = getattr(ray_cases, name)
     ray.cloudpickle.register_pickle_by_value(ray_cases)  # its process begins before it knows where our modules are
     monkeypatch.setattr(apart, "Kept", kind)
     try:

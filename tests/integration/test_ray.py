@@ -6,30 +6,31 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.late import late
 
 from headrace.engine import launch
 from headrace.errors import ConfigError, WorkerError
 from headrace.strategy import Asynchronous, Synchronous
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-
-from kit import ray_cases  # noqa: E402
-
-from headrace.engine.ray import cluster  # noqa: E402
+ray, ray_cases, cluster = late("ray"), late("kit.ray_cases"), late("headrace.engine.ray.cluster")
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 LIMIT_S = 200.0  # of a job on a busy machine
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[cluster.Cluster]:
+def there() -> Iterator[Any]:
     """One cluster for all tests: the jobs find it there."""
     with ray_cases.local_cluster() as found:
         yield found

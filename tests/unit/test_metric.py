@@ -5,15 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.metrics as sk
 import torch
-import torchmetrics.classification as tm
+from kit.late import late
 from kit.stand_ins import Recorder
 from torch import Tensor, nn
 
 import headrace as hr
 from headrace.metric import Metrics
 
+sk, tm = late("sklearn.metrics"), late("torchmetrics.classification")
 N, K, BATCH = 61, 4, 9
 GENERATOR = torch.Generator().manual_seed(3)
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.metrics as sk
 import torch
+from kit.late import late
 
 from headrace.metric import Metrics
 
+sk = late("sklearn.metrics")
 SETS = 15
-BY_CLASS = {"precision": sk.precision_score, "recall": sk.recall_score, "f1": sk.f1_score}
+BY_CLASS = ("precision", "recall", "f1")
 AVERAGES = ("macro", "micro", "weighted")
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +37,8 @@ def agree(wanted: dict[str, Any], outputs: Array, targets: Array, reads: str) ->
 
 def by_class(y: Array, p: Array, first: str, labels: list[int] | None) -> dict[str, Any]:
     wanted: dict[str, Any] = {}
-    for name, score in BY_CLASS.items():
+    for name in BY_CLASS:
+        score = getattr(sk, f"{name}_score")
         wanted[name] = score(y, p, average=first, zero_division=0)
         wanted |= {f"{name}:{a}": score(y, p, average=a, zero_division=0) for a in AVERAGES}
         wanted[f"{name}:none"] = score(y, p, average=None, labels=labels, zero_division=0)

@@ -2,16 +2,18 @@
 
 import os
 import socket
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from kit.late import late
 
 from headrace.comm.store import loopback_interface
 
-ray = pytest.importorskip("ray")
-meeting = pytest.importorskip("headrace.engine.ray.meeting")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+ray, meeting = late("ray"), late("headrace.engine.ray.meeting")
 
 LIMIT_S = 9.0
 
