@@ -23,7 +23,7 @@ from headrace.errors import ConfigError, WorkerError
 from headrace.strategy import Asynchronous, Elastic, Synchronous
 
 ray, ray_cases = late("ray"), late("kit.ray_cases")
-apart, center, parcel = (late(f"headrace.engine.ray.{name}") for name in ("apart", "center", "parcel"))
+center, parcel = late("headrace.engine.ray.center"), late("headrace.engine.ray.parcel")
 
 LIMIT_S = 200.0  # of a job on a busy machine
 pytestmark = [
@@ -179,7 +179,7 @@ def test_a_worker_that_computes_for_long_keeps_its_rows(tmp_path: Path, monkeypa
     other.join()
     lease = slow.lease()
     now = center._now()
-    monkeypatch.setattr(center, "_now", lambda: now + 1e6)
+    monkeypatch.setattr("headrace.engine.ray.center._now", lambda: now + 1e6)
     assert other.lease().start == lease.stop
     assert slow.meet(slow.push(lease)).taken
 
@@ -260,7 +260,7 @@ def test_a_center_that_is_killed_before_it_answers_applies_nothing_twice(
 ) -> None:
     kind = getattr(ray_cases, name)
     ray.cloudpickle.register_pickle_by_value(ray_cases)  # its process begins before it knows where our modules are
-    monkeypatch.setattr(apart, "Kept", kind)
+    monkeypatch.setattr("headrace.engine.ray.apart.Kept", kind)
     try:
         found = job(ray_cases.count, Elastic())
     finally:
@@ -338,7 +338,7 @@ def test_every_row_is_trained_with_once_an_epoch_though_the_center_is_lost(
     there: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.cloudpickle.register_pickle_by_value(ray_cases)
-    monkeypatch.setattr(apart, "Kept", ray_cases.KilledAfterApplying)
+    monkeypatch.setattr("headrace.engine.ray.apart.Kept", ray_cases.KilledAfterApplying)
     model = ray_cases.Visits(211)
     try:
         found = job(ray_cases.visit, model, asynchronous(), 3)
@@ -366,7 +366,7 @@ def test_the_next_training_begins_though_the_center_is_lost_between_the_two(
     there: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.cloudpickle.register_pickle_by_value(ray_cases)
-    monkeypatch.setattr(apart, "Kept", ray_cases.KilledAfterTheFirst)
+    monkeypatch.setattr("headrace.engine.ray.apart.Kept", ray_cases.KilledAfterTheFirst)
     models = [ray_cases.Visits(211), ray_cases.Visits(211)]
     try:
         found = job(ray_cases.visit_twice, *models, asynchronous(), 3)

@@ -140,9 +140,9 @@ def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_
 )
 def test_what_cannot_be_is_refused_in_a_sentence(options: dict[str, Any], message: str, monkeypatch: Any) -> None:
     if ray.is_initialized():
-        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
     if "address" in options:
-        monkeypatch.setattr(ray, "init", _refuse)
+        monkeypatch.setattr("ray.init", _refuse)
     with pytest.raises(ConfigError, match=message):
         launch(print, engine="ray", **{"workers": 2, **options})
 
@@ -159,7 +159,7 @@ def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_ray_with_known_holes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray, "__version__", "2.53.0")
+    monkeypatch.setattr("ray.__version__", "2.53.0")
     with pytest.raises(ConfigError, match=r"Ray 2\.53\.0 has known holes: 2\.54 is needed"):
         cluster.load()
 

@@ -4,7 +4,6 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-
 _ASKED = {"_mock_name", "pytestmark"}
 """What pytest asks of all that it finds in a module, beside names like __wrapped__."""
 
@@ -16,7 +15,9 @@ class _Late(ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(importlib.import_module(self.__name__), name, value)
+        raise TypeError(
+            f"what stands in for {name} is set in the module itself: monkeypatch.setattr('{self.__name__}.{name}', ...)"
+        )
 
     def __reduce__(self) -> Any:
         return importlib.import_module, (self.__name__,)
