@@ -150,7 +150,7 @@ def trace(trainer: hr.Trainer, data: Any, **options: Any) -> list[tuple[int, int
             *[("table", schedule, macrobatch) for schedule in ("samples", "both") for macrobatch in (7, 1000)],
             *[(source, "epochs", "auto") for source in SOURCES],
         ],
-        of=5,
+        of=10,
     ),
 )
 def test_batches_have_the_sizes_of_the_schedule_whatever_is_staged(
@@ -239,7 +239,7 @@ def test_a_size_may_count_items_and_the_points_count_rows(name: str, macrobatch:
     sampled(
         product(["arrays", "table", "pulled", "ahead", "marks"], ["one size", "samples", "epochs"]),
         keep=[("table", "samples"), ("marks", "epochs")],
-        of=4,
+        of=8,
     ),
 )
 def test_resume_after_any_step_gives_the_weights_of_a_training_never_stopped(

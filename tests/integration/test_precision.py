@@ -142,7 +142,7 @@ class Wrapped(nn.Module):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("wrap", [nn.Sequential, Wrapped])
+@pytest.mark.parametrize("wrap", sampled([nn.Sequential, Wrapped], keep=[Wrapped], of=2))
 def test_a_compiled_model_trains_as_the_plain_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
     from torch._dynamo.utils import counters
 
