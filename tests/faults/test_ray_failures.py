@@ -9,27 +9,27 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kit.late import late
 
 from headrace.comm.center import Lease, Push, Wait
 from headrace.engine import launch
 from headrace.errors import ConfigError, WorkerError
 from headrace.strategy import Asynchronous, Elastic, Synchronous
 
-ray, ray_cases = late("ray"), late("kit.ray_cases")
-center, parcel = late("headrace.engine.ray.center"), late("headrace.engine.ray.parcel")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+
+from kit import ray_cases  # noqa: E402
+
+from headrace.engine.ray import apart, center, cluster  # noqa: E402
+from headrace.engine.ray.center import Kept, _received, _sent_push  # noqa: E402
+from headrace.engine.ray.parcel import Place  # noqa: E402
 
 LIMIT_S = 200.0  # of a job on a busy machine
-pytestmark = [
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 # --- a center that begins again, in this process ----------------------------------------------------------
 
@@ -37,7 +37,7 @@ pytestmark = [
 class Worker:
     """Calls a center as `RayCenter` does, and brings counts of what it has leased."""
 
-    def __init__(self, center: Any, number: int, life: int = 0) -> None:
+    def __init__(self, center: Kept, number: int, life: int = 0) -> None:
         self.center, self.number, self.life, self.sequence, self.requests = center, number, life, 0, 0
         self.training = 0
         self.leases: list[Lease] = []
@@ -74,15 +74,15 @@ class Worker:
         return Push(self.sequence, base, {"seen": seen}, lease.stop - lease.start, done)
 
     def meet(self, push: Push) -> Any:
-        return center._received(self.call("meet", center._sent_push(push)))
+        return _received(self.call("meet", _sent_push(push)))
 
     @property
     def seen(self) -> torch.Tensor:
-        return center._received(self.call("pull")).vectors["seen"]
+        return _received(self.call("pull")).vectors["seen"]
 
 
-def kept(at: Path) -> Any:
-    return center.Kept(str(at), parcel.Place.here())
+def kept(at: Path) -> Kept:
+    return Kept(str(at), Place.here())
 
 
 def test_a_push_that_was_saved_and_not_answered_is_applied_once(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_everybody_has_heard_is_never_lost(tmp_path: Path) -> None:
     assert torch.equal(worker.seen, torch.ones(ray_cases.END))
     worker.call("ask_to_stop", "enough")
     worker.center = kept(tmp_path)
-    assert center._received(worker.call("pull")).stop == "enough"
+    assert _received(worker.call("pull")).stop == "enough"
 
 
 def test_a_worker_that_was_given_up_says_nothing_any_more(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_worker_that_computes_for_long_keeps_its_rows(tmp_path: Path, monkeypa
     other.join()
     lease = slow.lease()
     now = center._now()
-    monkeypatch.setattr("headrace.engine.ray.center._now", lambda: now + 1e6)
+    monkeypatch.setattr(center, "_now", lambda: now + 1e6)
     assert other.lease().start == lease.stop
     assert slow.meet(slow.push(lease)).taken
 
@@ -203,7 +203,7 @@ def test_a_save_of_the_center_that_is_damaged_is_not_believed(tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[Any]:
+def there() -> Iterator[cluster.Cluster]:
     with ray_cases.local_cluster() as found:
         yield found
 
@@ -254,13 +254,12 @@ def test_a_worker_that_stops_is_replaced_after_the_timeout(there: Any, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", ["KilledAfterApplying", "KilledAfterSaving"])
+@pytest.mark.parametrize("kind", [ray_cases.KilledAfterApplying, ray_cases.KilledAfterSaving])
 def test_a_center_that_is_killed_before_it_answers_applies_nothing_twice(
-    there: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    there: Any, monkeypatch: pytest.MonkeyPatch, kind: type[Kept]
 ) -> None:
-    kind = getattr(ray_cases, name)
     ray.cloudpickle.register_pickle_by_value(ray_cases)  # its process begins before it knows where our modules are
-    monkeypatch.setattr("headrace.engine.ray.apart.Kept", kind)
+    monkeypatch.setattr(apart, "Kept", kind)
     try:
         found = job(ray_cases.count, Elastic())
     finally:
@@ -338,7 +337,7 @@ def test_every_row_is_trained_with_once_an_epoch_though_the_center_is_lost(
     there: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.cloudpickle.register_pickle_by_value(ray_cases)
-    monkeypatch.setattr("headrace.engine.ray.apart.Kept", ray_cases.KilledAfterApplying)
+    monkeypatch.setattr(apart, "Kept", ray_cases.KilledAfterApplying)
     model = ray_cases.Visits(211)
     try:
         found = job(ray_cases.visit, model, asynchronous(), 3)
@@ -366,7 +365,7 @@ def test_the_next_training_begins_though_the_center_is_lost_between_the_two(
     there: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray.cloudpickle.register_pickle_by_value(ray_cases)
-    monkeypatch.setattr("headrace.engine.ray.apart.Kept", ray_cases.KilledAfterTheFirst)
+    monkeypatch.setattr(apart, "Kept", ray_cases.KilledAfterTheFirst)
     models = [ray_cases.Visits(211), ray_cases.Visits(211)]
     try:
         found = job(ray_cases.visit_twice, *models, asynchronous(), 3)

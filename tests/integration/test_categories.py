@@ -1,26 +1,20 @@
 """Strings have the numbers that they had in the training, wherever a model is used, or the data are refused."""
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
 from kit.fault_harness import recommit
-from kit.late import late
 from torch import Tensor, nn
 
 import headrace as hr
 
-pd = late("pandas")
 KINDS = ["ant", "bee", "zoo"]
-
-
-@cache
-def train() -> Any:
-    return pd.DataFrame({"kind": KINDS * 4, "y": [0.0, 1.0, 2.0] * 4})
+TRAIN = pd.DataFrame({"kind": KINDS * 4, "y": [0.0, 1.0, 2.0] * 4})
 
 
 class Look(nn.Module):
@@ -39,9 +33,9 @@ def make() -> hr.Trainer:
     return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 1.0), batch_size=12, inputs="kind")
 
 
-def fitted(data: Any = None, run: Path | None = None, **options: Any) -> hr.Trainer:
+def fitted(data: Any = TRAIN, run: Path | None = None, **options: Any) -> hr.Trainer:
     trainer = make()
-    trainer.fit(train() if data is None else data, epochs=1, progress=False, run=run, logs=False, **options)
+    trainer.fit(data, epochs=1, progress=False, run=run, logs=False, **options)
     return trainer
 
 
@@ -95,7 +89,7 @@ def test_a_string_that_the_training_had_not_is_refused_where_it_stands(tmp_path:
 
 
 def test_validation_data_by_path_or_frame_are_read_by_the_categories_of_the_training_data(tmp_path: Path) -> None:
-    for val in (train().iloc[2:3], written(tmp_path / "val.csv", ["zoo"], y=[2.0])):
+    for val in (TRAIN.iloc[2:3], written(tmp_path / "val.csv", ["zoo"], y=[2.0])):
         trainer = fitted(val=val)
         error = 2 - trainer.model.table.weight[2].item()
         assert trainer.history.last["val/loss"] == pytest.approx(error**2)
@@ -104,7 +98,7 @@ def test_validation_data_by_path_or_frame_are_read_by_the_categories_of_the_trai
 
 
 def test_strings_that_look_like_numbers_stay_strings(tmp_path: Path) -> None:
-    trainer = fitted(train().assign(kind=["1", "2", "other"] * 4))
+    trainer = fitted(TRAIN.assign(kind=["1", "2", "other"] * 4))
     assert trainer.predict(written(tmp_path / "new.csv", ["2"])) == trainer.model.table.weight[1]
 
 
@@ -116,7 +110,7 @@ def test_what_a_map_makes_of_codes_depends_on_them_too(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Linear(3, 1).double(), nn.Flatten(0))
         return hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
 
-    whole, other = train(), train().replace("ant", "cat")
+    whole, other = TRAIN, TRAIN.replace("ant", "cat")
     trainer().fit(hr.map(whole, hot), epochs=1, progress=False, run=tmp_path / "run")
     another = trainer()
     hr.load_weights(another.model, tmp_path / "run", which="last")
@@ -129,7 +123,7 @@ def test_what_a_map_makes_of_codes_depends_on_them_too(tmp_path: Path) -> None:
 
 def test_a_run_is_not_resumed_with_strings_that_have_other_numbers(tmp_path: Path) -> None:
     fitted(run=tmp_path / "run")
-    other = train().replace("ant", "cat")
+    other = TRAIN.replace("ant", "cat")
     with pytest.raises(hr.DataError, match=r"other categories in 'kind' than those of the run: .* 0 is 'ant' there"):
         make().fit(other, epochs=2, progress=False, run=tmp_path / "run")
     trainer = make()
@@ -155,18 +149,18 @@ def test_strings_are_not_taken_for_numbers_that_the_training_data_had() -> None:
     with pytest.raises(hr.DataError, match="there they are numbers, here strings"):
         trainer.predict(pd.DataFrame({"kind": ["zoo"]}))
     with pytest.raises(hr.DataError, match="there they are numbers, here strings"):
-        fitted(codes, val=train())
+        fitted(codes, val=TRAIN)
 
 
 def test_batches_of_a_loop_of_ones_own_number_strings_alike() -> None:
     trainer = make()
-    trainer.step(train())
+    trainer.step(TRAIN)
     before = trainer.model.table.weight.clone()
-    trainer.step(train().iloc[2:3])
+    trainer.step(TRAIN.iloc[2:3])
     changed = (trainer.model.table.weight != before).flatten().tolist()
     assert changed == [False, False, True]
     with pytest.raises(hr.DataError, match="unknown string 'cat'"):
-        trainer.step(train().replace("zoo", "cat"))
+        trainer.step(TRAIN.replace("zoo", "cat"))
 
 
 def test_weights_of_a_run_that_kept_no_categories_can_be_used(tmp_path: Path) -> None:
@@ -174,8 +168,8 @@ def test_weights_of_a_run_that_kept_no_categories_can_be_used(tmp_path: Path) ->
     forget(tmp_path / "run")
     trainer = loaded(tmp_path / "run")
     assert trainer.categories == {}
-    assert len(trainer.predict(train())) == 12
-    make().fit(train(), epochs=2, progress=False, run=tmp_path / "run", logs=False)
+    assert len(trainer.predict(TRAIN)) == 12
+    make().fit(TRAIN, epochs=2, progress=False, run=tmp_path / "run", logs=False)
     assert loaded(tmp_path / "run").categories == {"kind": KINDS}
 
 
@@ -183,7 +177,7 @@ def test_weights_that_were_loaded_in_part_say_nothing_of_categories(tmp_path: Pa
     model = Look()
     model.scale = nn.Parameter(torch.ones(()))
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 1.0), inputs="kind")
-    trainer.fit(train(), epochs=1, progress=False, run=tmp_path / "run", logs=False)
+    trainer.fit(TRAIN, epochs=1, progress=False, run=tmp_path / "run", logs=False)
     assert loaded(tmp_path / "run", strict=False).categories == {}
     hr.load_weights(model, tmp_path / "run", which="last", strict=False)
     assert trainer.categories == {"kind": KINDS}

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 import torch
-from kit.late import late
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,7 +16,6 @@ import headrace as hr
 from headrace.field import Ragged
 from headrace.testing import dense_table, ragged_table
 
-pd, scipy_sparse = late("pandas"), late("scipy.sparse")
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
 Y = X.sum(dim=1)
 
@@ -378,7 +378,7 @@ def test_sparse_tensors_of_torch_are_sparse_rows_as_those_of_scipy_are() -> None
     model = Bag()
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
     dense = X * (X > 0)
-    for sparse in (dense.to_sparse(), scipy_sparse.coo_matrix(dense.numpy())):
+    for sparse in (dense.to_sparse(), scipy.sparse.coo_matrix(dense.numpy())):
         assert torch.equal(trainer.predict(sparse), dense @ torch.arange(3.0))
     for odd, kind in (
         (torch.zeros(4, 2, 2).to_sparse(), "sparse_coo"),

@@ -6,31 +6,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from kit.late import late
 
 from headrace.engine import launch
 from headrace.errors import ConfigError, WorkerError
 from headrace.strategy import Asynchronous, Synchronous
 
-ray, ray_cases, cluster = late("ray"), late("kit.ray_cases"), late("headrace.engine.ray.cluster")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
+
+from kit import ray_cases  # noqa: E402
+
+from headrace.engine.ray import cluster  # noqa: E402
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 LIMIT_S = 200.0  # of a job on a busy machine
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
-def there() -> Iterator[Any]:
+def there() -> Iterator[cluster.Cluster]:
     """One cluster for all tests: the jobs find it there."""
     with ray_cases.local_cluster() as found:
         yield found
@@ -140,9 +139,9 @@ def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_
 )
 def test_what_cannot_be_is_refused_in_a_sentence(options: dict[str, Any], message: str, monkeypatch: Any) -> None:
     if ray.is_initialized():
-        monkeypatch.setattr("ray.is_initialized", lambda: False)
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
     if "address" in options:
-        monkeypatch.setattr("ray.init", _refuse)
+        monkeypatch.setattr(ray, "init", _refuse)
     with pytest.raises(ConfigError, match=message):
         launch(print, engine="ray", **{"workers": 2, **options})
 
@@ -159,7 +158,7 @@ def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_ray_with_known_holes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.__version__", "2.53.0")
+    monkeypatch.setattr(ray, "__version__", "2.53.0")
     with pytest.raises(ConfigError, match=r"Ray 2\.53\.0 has known holes: 2\.54 is needed"):
         cluster.load()
 

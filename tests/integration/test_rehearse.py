@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.image
 import pytest
 import torch
 
@@ -124,8 +125,6 @@ def test_the_table_has_a_line_for_each_strategy_and_the_picture_is_not_blank(pla
     assert lines[0].split()[:3] == ["strategy", "train/loss", "val/loss"]
     assert [line.startswith(name) for line, name in zip(lines[1:4], names, strict=True)] == [True] * 3
     assert "val/loss at virtual seconds" in said
-    import matplotlib.image
-
     pixels = matplotlib.image.imread(place / "rehearsal.png")
     colours = {tuple(pixel) for pixel in (pixels[..., :3] * 255).round().astype(int).reshape(-1, 3).tolist()}
     assert len(colours) > 20

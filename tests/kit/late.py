@@ -26,3 +26,6 @@ class _Late(ModuleType):
 def late(name: str) -> Any:
     """The module of this name, which is imported when somebody asks for something in it."""
     return _Late(name)
+
+
+pandas, sparse = late("pandas"), late("scipy.sparse")

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # what trainings import, imported once here and not again in every process
+import torchmetrics.classification  # noqa: F401 - see torch._dynamo
 from torch import Tensor
 
 import headrace as hr
@@ -60,8 +62,6 @@ def in_process(name: str, where: Path, stop: Stop | None, change: Change | None 
     `change` is made to the state that it goes on from. The process that begins has `seed` as its seed; those
     that go on have other weights and other random numbers until they have read what was saved.
     """
-    import torchmetrics.classification  # noqa: F401
-
     found = in_child(lambda: run(name, where, stop, change, seed), LIMIT_S).value
     return dict(found)
 

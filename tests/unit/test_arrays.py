@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from kit.late import late
+from scipy.sparse import csr_matrix
 from torch import Tensor
 
 import headrace as hr
 from headrace.data.adapt import as_data, as_source, as_table
 from headrace.data.torch import LoaderSource
 from headrace.field import Sparse
-
-pd, scipy_sparse = late("pandas"), late("scipy.sparse")
 
 
 def column(values: Any) -> Tensor:
@@ -145,7 +144,7 @@ def test_a_pair_is_x_and_y_whatever_holds_the_numbers() -> None:
         tuple(map(tuple, rows.tolist())),
         frame[["a", "b"]],
         pd.DataFrame(rows),
-        scipy_sparse.csr_matrix(rows),
+        csr_matrix(rows),
     ]
     for x in xs:
         for y in (targets, frame["y"], targets.tolist(), frame[["y"]]):
@@ -157,9 +156,7 @@ def test_a_pair_is_x_and_y_whatever_holds_the_numbers() -> None:
 
 def test_columns_by_name_may_be_lists_and_what_pandas_holds() -> None:
     frame = pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "kind": ["low", "high"]})
-    table = as_table(
-        {"x": frame[["a", "b"]], "kind": frame["kind"], "n": [1, 2], "m": scipy_sparse.csr_matrix(np.eye(2))}
-    )
+    table = as_table({"x": frame[["a", "b"]], "kind": frame["kind"], "n": [1, 2], "m": csr_matrix(np.eye(2))})
     assert list(map(str, table.streams)) == ["x: float64[2]", "kind: int64[]", "n: int64[]", "m: sparse float64[2]"]
     assert dict(table.categories) == {"kind": ["high", "low"]}
     assert len(as_table({"x": torch.zeros(0, 2)})) == len(as_table(frame[:0])) == 0

@@ -1,19 +1,18 @@
 """What pandas, Arrow and scipy hold is a table: numbers in place, strings as codes, and clear words for the rest."""
 
 import datetime
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+import scipy.sparse
 import torch
-from kit.late import late
 
 import headrace as hr
 from headrace.data.files import from_arrow, from_pandas, from_scipy
 from headrace.field import Ragged
-
-pd, pa, scipy_sparse = late("pandas"), late("pyarrow"), late("scipy.sparse")
 
 
 def test_the_columns_of_a_frame_are_streams_and_its_numbers_are_used_in_place() -> None:
@@ -27,14 +26,14 @@ def test_the_columns_of_a_frame_are_streams_and_its_numbers_are_used_in_place() 
 @pytest.mark.parametrize(
     "strings",
     [
-        lambda: pd.Series(["b", "a", "b"]),
-        lambda: pd.Series(["b", "a", "b"], dtype=object),
-        lambda: pd.Series(["b", "a", "b"], dtype="string"),
-        lambda: pd.Series(["b", "a", "b"], dtype=pd.ArrowDtype(pa.string())),
+        pd.Series(["b", "a", "b"]),
+        pd.Series(["b", "a", "b"], dtype=object),
+        pd.Series(["b", "a", "b"], dtype="string"),
+        pd.Series(["b", "a", "b"], dtype=pd.ArrowDtype(pa.string())),
     ],
 )
-def test_strings_are_codes_in_sorted_order(strings: Callable[[], Any]) -> None:
-    table = from_pandas(pd.DataFrame({"s": strings()}))
+def test_strings_are_codes_in_sorted_order(strings: Any) -> None:
+    table = from_pandas(pd.DataFrame({"s": strings}))
     assert table.columns["s"].tolist() == [1, 0, 1]  # type: ignore[union-attr]
     assert table.categories == {"s": ["a", "b"]}
 
@@ -56,34 +55,31 @@ def test_nullable_numbers_without_nulls_are_numbers(dtype: str) -> None:
 @pytest.mark.parametrize(
     "column",
     [
-        lambda: pd.array([1, None, None], dtype="Int64"),
-        lambda: np.array([1.0, np.nan, np.nan]),
-        lambda: pd.Series(["a", None, None]),
-        lambda: pd.Categorical(["a", None, None]),
-        lambda: pd.array([1, None, None], dtype="int64[pyarrow]"),
+        pd.array([1, None, None], dtype="Int64"),
+        np.array([1.0, np.nan, np.nan]),
+        pd.Series(["a", None, None]),
+        pd.Categorical(["a", None, None]),
+        pd.array([1, None, None], dtype="int64[pyarrow]"),
     ],
 )
-def test_nulls_of_a_frame_are_counted_and_the_first_is_named(column: Callable[[], Any]) -> None:
+def test_nulls_of_a_frame_are_counted_and_the_first_is_named(column: Any) -> None:
     with pytest.raises(hr.DataError, match=r"column 'x' of this frame has 2 nulls, the first in row 1\. .*fill them"):
-        from_pandas(pd.DataFrame({"x": column()}))
+        from_pandas(pd.DataFrame({"x": column}))
 
 
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (lambda: pd.DataFrame({"x": [{1}, {2}]}), "column 'x' of this frame holds objects, a set in row 0"),
-        (lambda: pd.DataFrame({"x": ["a", 1]}), "column 'x' of this frame holds objects, a int in row 1"),
-        (
-            lambda: pd.DataFrame({"x": [datetime.datetime(2020, 1, 1)]}),
-            "column 'x' of this frame holds datetime64.*Cast it",
-        ),
-        (lambda: pd.DataFrame([[1, 2]]), "a column is called 0; a stream has a string for its name"),
-        (lambda: pd.DataFrame([[1, 2]], columns=["x", "x"]), "this frame has 2 columns 'x'"),
+        (pd.DataFrame({"x": [{1}, {2}]}), "column 'x' of this frame holds objects, a set in row 0"),
+        (pd.DataFrame({"x": ["a", 1]}), "column 'x' of this frame holds objects, a int in row 1"),
+        (pd.DataFrame({"x": [datetime.datetime(2020, 1, 1)]}), "column 'x' of this frame holds datetime64.*Cast it"),
+        (pd.DataFrame([[1, 2]]), "a column is called 0; a stream has a string for its name"),
+        (pd.DataFrame([[1, 2]], columns=["x", "x"]), "this frame has 2 columns 'x'"),
     ],
 )
-def test_what_a_frame_cannot_give_is_refused(frame: Callable[[], Any], message: str) -> None:
+def test_what_a_frame_cannot_give_is_refused(frame: Any, message: str) -> None:
     with pytest.raises(hr.DataError, match=message):
-        from_pandas(frame())
+        from_pandas(frame)
 
 
 def test_an_arrow_table_is_used_in_place_where_it_lies_in_one_piece() -> None:
@@ -120,7 +116,7 @@ def test_nulls_of_an_arrow_table_are_named_by_the_row_in_the_table() -> None:
 @pytest.mark.parametrize("form", ["csr_matrix", "coo_matrix", "csc_array"])
 def test_a_scipy_matrix_is_a_stream_of_sparse_rows(form: str) -> None:
     dense = np.array([[0, 1.5, 0], [0, 0, 0], [2, 0, 3]])
-    table = from_scipy(getattr(scipy_sparse, form)(dense))
+    table = from_scipy(getattr(scipy.sparse, form)(dense))
     assert str(table.streams[0]) == "x: sparse float64[3]"
     assert table.rows(0, 3)["x"].to_dense().tolist() == dense.tolist()
 

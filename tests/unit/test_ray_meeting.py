@@ -2,18 +2,16 @@
 
 import os
 import socket
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from kit.late import late
 
 from headrace.comm.store import loopback_interface
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
-meeting = late("headrace.engine.ray.meeting")
+ray = pytest.importorskip("ray")
+meeting = pytest.importorskip("headrace.engine.ray.meeting")
 
 LIMIT_S = 9.0
 
@@ -35,7 +33,7 @@ class Place:
 def test_vectors_on_gpus_go_over_nccl_and_those_on_the_host_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     made: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **others: made.update(others, backend=backend))
-    monkeypatch.setattr("ray.train.get_context", Place)
+    monkeypatch.setattr(ray.train, "get_context", Place)
     for gpus, asked, expected in (
         (True, None, "cpu:gloo,cuda:nccl"),
         (False, None, "gloo"),
