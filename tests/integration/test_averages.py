@@ -1,10 +1,12 @@
 """Averages of the weights: what is validated, kept, tested and left, while the training goes on with its own."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.sampled import sampled
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -73,9 +75,14 @@ def test_checkpoints_and_the_best_model_have_the_average(tmp_path: Path) -> None
     assert same(tensors(best.model), tensors(trainer.model))
 
 
-@pytest.mark.parametrize("make", [lambda: hr.EMA(0.9), lambda: hr.SWA("1 epoch", every="3 steps", rate=3e-3)])
-@pytest.mark.parametrize("stop", [1, 9, 10, 17, 30])
-def test_a_training_that_was_left_goes_on_bit_for_bit(make: Any, stop: int, tmp_path: Path) -> None:
+AVERAGES = {"EMA": lambda: hr.EMA(0.9), "SWA": lambda: hr.SWA("1 epoch", every="3 steps", rate=3e-3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"), sampled(product(AVERAGES, [1, 9, 10, 17, 30]), keep=[("EMA", 9), ("SWA", 17)], of=8)
+)
+def test_a_training_that_was_left_goes_on_bit_for_bit(name: str, stop: int, tmp_path: Path) -> None:
+    make: Any = AVERAGES[name]
     whole = fitted(make(), hr.EarlyStopping(patience=2))
     first = made()
     for info in first.steps((X, Y), (X, Y), epochs=3, callbacks=[make(), hr.EarlyStopping(patience=2)], run=tmp_path):
@@ -160,7 +167,7 @@ def test_settings_of_averages_are_checked(wrong: Any) -> None:
         wrong()
 
 
-@pytest.mark.parametrize(("before", "after"), [(3, 1), (2, 3), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), sampled([(3, 1), (2, 3), (1, 2)], keep=[(2, 3)], of=2))
 def test_another_number_of_workers_goes_on_with_the_average_and_its_metrics(
     before: int, after: int, tmp_path: Path
 ) -> None:

@@ -1,11 +1,13 @@
 """The first promise: after three epochs the weights are, bit for bit, those of the loop written by hand."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -135,7 +137,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sampled(OPTIMIZERS, keep=["momentum", "adam"], of=3))
 def test_every_elementwise_optimizer_gives_the_bits_of_the_raw_loop(name: str) -> None:
     (raw, o1), (ours, o2) = both(odd_mlp, lambda model: OPTIMIZERS[name](model.parameters()))
     start = {k: v.clone() for k, v in raw.state_dict().items()}
@@ -143,8 +145,17 @@ def test_every_elementwise_optimizer_gives_the_bits_of_the_raw_loop(name: str) -
     assert any(not torch.equal(v, start[k]) for k, v in raw.state_dict().items())
 
 
-@pytest.mark.parametrize("make", [dropout_mlp, batchnorm_mlp, frozen_mlp, Tied, Sometimes, Channels])
-@pytest.mark.parametrize("name", ["nesterov", "adam", "adamw", "rmsprop"])
+MODELS: list[Make] = [dropout_mlp, batchnorm_mlp, frozen_mlp, Tied, Sometimes, Channels]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    sampled(
+        product(MODELS, ["nesterov", "adam", "adamw", "rmsprop"]),
+        keep=list(zip(MODELS, ["adam", "nesterov", "rmsprop", "adamw", "adam", "nesterov"], strict=True)),
+        of=6,
+    ),
+)
 def test_every_kind_of_model_gives_the_bits_of_the_raw_loop(make: Make, name: str) -> None:
     (raw, o1), (ours, o2) = both(make, lambda model: OPTIMIZERS[name](model.parameters()))
     assert equal(raw_loop(raw, o1), fitted(ours, o2))

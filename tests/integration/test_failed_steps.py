@@ -1,10 +1,12 @@
 """A step that fails and is caught: the next one is made as if it had never been called, or is refused."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -141,8 +143,20 @@ PLACES = ["forward", "backward", "a gradient", "a loss that is not finite", "a l
 
 
 @pytest.mark.filterwarnings("ignore:the model has .*with microbatches")
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    ("body", "settings"),
+    sampled(
+        product(BODIES, SETTINGS),
+        keep=[
+            ("plain", {}),
+            ("plain", {"precision": "fp16", "clip_norm": 0.1}),
+            ("statistics and dropout", {"microbatch": 3}),
+            ("sparse", {"arena": False}),
+        ],
+        of=8,
+    ),
+    ids=str,
+)
 def test_the_next_step_is_made_as_if_the_failed_one_had_never_been_called(body: str, settings: dict[str, Any]) -> None:
     undisturbed = made(body, settings)
     for number in range(3):

@@ -1,12 +1,14 @@
 """Where a user may take part: callbacks, a Trainer of one's own, and what may change between two steps."""
 
 import inspect
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -143,8 +145,14 @@ def test_a_request_to_stop_ends_the_training_after_the_update_at_hand(at: str, s
 ERRORS = [KeyError("on purpose"), KeyboardInterrupt(), SystemExit(3)]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("at", ["fit 0", "epoch 4", "step 3", "macrobatch 4", "validated 4", "epoch over 4"])
+PLACES = ["fit 0", "epoch 4", "step 3", "macrobatch 4", "validated 4", "epoch over 4"]
+
+
+@pytest.mark.parametrize(
+    ("at", "error"),
+    sampled(product(PLACES, ERRORS), keep=[*zip(PLACES, ERRORS * 2, strict=True)], of=4),
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
 def test_an_exception_reaches_on_error_of_everybody_and_then_the_caller(at: str, error: BaseException) -> None:
     first, failing, last = Recorder(), Recorder(raise_at=at, error=error), Recorder()
     trainer = make()

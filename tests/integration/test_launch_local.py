@@ -102,7 +102,7 @@ def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyP
 
 
 MODEL = nn.Linear(2, 1)
-OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+OPTIMIZER: Any = None  # the test that uses it makes it: torch takes a second to make the first
 
 
 def uses_a_global() -> None:
@@ -117,7 +117,8 @@ def by_default(model: nn.Module = MODEL) -> None:
     model(torch.ones(2))
 
 
-def test_a_model_that_all_workers_would_share_is_refused_with_its_name() -> None:
+def test_a_model_that_all_workers_would_share_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "OPTIMIZER", torch.optim.SGD(MODEL.parameters(), lr=0.1))
     model = nn.Linear(2, 1)
     trainer = hr.Trainer(nn.Linear(2, 1), nn.MSELoss(), lambda params: torch.optim.SGD(params, lr=0.1))
     both = {"a": model}

@@ -6,11 +6,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -28,6 +30,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     ),
 }
 PLACES = ["forward", "backward", "optimizer"]
+OTHER = ("of the allocator", "backward")
 
 
 class InBackward(torch.autograd.Function):
@@ -126,9 +129,10 @@ def whole(out: Tensor, y: Tensor) -> Tensor:
 # --- nothing is lost ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [1, 3])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize(
+    ("error", "place", "first"),
+    sampled(product(ERRORS, PLACES, [1, 3]), keep=[("of torch", place, 3) for place in PLACES] + [(*OTHER, 1)], of=4),
+)
 def test_a_step_that_the_memory_does_not_hold_leaves_everything_as_it_was(error: str, place: str, first: int) -> None:
     broken, before = make(Hungry(error, place, first=first)), make(Hungry(error, "never"))
     torch.manual_seed(5)
@@ -194,8 +198,7 @@ def test_what_is_said_of_the_weights_after_an_optimizer_ran_out_of_memory_is_tru
     assert not half or "half an update" in text
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize(("error", "place"), sampled(product(ERRORS, PLACES), keep=[OTHER], of=3))
 def test_the_trainer_is_of_use_afterwards(error: str, place: str) -> None:
     broken, whole = make(Hungry(error, place, first=3)), make(Hungry(error, "never"))
     torch.manual_seed(5)
@@ -210,8 +213,7 @@ def test_the_trainer_is_of_use_afterwards(error: str, place: str) -> None:
     same(state(broken), state(whole))
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize(("error", "place"), sampled(product(ERRORS, PLACES), keep=[OTHER], of=4))
 def test_a_run_goes_on_from_its_last_checkpoint(error: str, place: str, tmp_path: Path) -> None:
     never, broken, resumed = make(Hungry(error, "never")), make(Hungry(error, place, first=8)), make(Hungry(error, ""))
     torch.manual_seed(5)
@@ -263,12 +265,20 @@ def test_other_errors_are_what_they_were() -> None:
 # --- what fits ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fits", "sizes"), [(7, [4, 4]), (4, [4, 4]), (3, [2] * 4), (1, [1] * 8), (8, [8])])
-@pytest.mark.parametrize("place", ["forward", "backward"])
-@pytest.mark.parametrize("error", ERRORS)
-def test_microbatches_are_halved_until_they_fit_and_stay_so(
-    error: str, place: str, fits: int, sizes: list[int]
-) -> None:
+FITS = {7: [4, 4], 4: [4, 4], 3: [2] * 4, 1: [1] * 8, 8: [8]}
+"""How many rows the memory holds, and which microbatches they are made to."""
+
+
+@pytest.mark.parametrize(
+    ("error", "place", "fits"),
+    sampled(
+        product(ERRORS, ["forward", "backward"], FITS),
+        keep=[("of torch", "forward", 8), ("of torch", "backward", 3), (OTHER[0], "forward", 7)],
+        of=5,
+    ),
+)
+def test_microbatches_are_halved_until_they_fit_and_stay_so(error: str, place: str, fits: int) -> None:
+    sizes = FITS[fits]
     model, whole = Hungry(error, place, fits, plain=True), Hungry(error, "never", plain=True)
     found, expected = make(model, microbatch="auto"), make(whole)
     with told("memory ran out", fits < BATCH):

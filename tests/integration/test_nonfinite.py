@@ -5,12 +5,14 @@ import math
 import re
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -119,9 +121,8 @@ class Setting:
         return trainer
 
 
-@pytest.fixture(params=CAUSES)
-def cause(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+GUARDS = [False, True]
+"""On the host, or on a device."""
 
 
 def state(trainer: hr.Trainer) -> Any:
@@ -138,7 +139,10 @@ def quiet(trainer: hr.Trainer, data: Any, seed: int | None = 5, **options: Any) 
     return trainer.fit(data, progress=False, **{"epochs": 1} | options)
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize(
+    ("cause", "on_device"),
+    sampled(product(CAUSES, GUARDS), keep=[("the gradient alone", True), ("batch norm", False)], of=4),
+)
 def test_stopping_leaves_weights_buffers_and_optimizer_as_they_were_before_the_step(
     cause: str, on_device: bool
 ) -> None:
@@ -156,10 +160,13 @@ def test_stopping_leaves_weights_buffers_and_optimizer_as_they_were_before_the_s
 
 
 @pytest.mark.parametrize(
-    ("cause", "microbatch"),
-    [(cause, n) for cause, given in CAUSES.items() for n in (None, 2) if not (n and "loss" in given)],
+    ("cause", "microbatch", "on_device"),
+    sampled(
+        [each for each in product(CAUSES, (None, 2), GUARDS) if not (each[1] and "loss" in CAUSES[each[0]])],
+        keep=[("the gradient alone", None, True), ("batch norm", 2, False), ("batch norm", None, True)],
+        of=5,
+    ),
 )
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
 def test_skipping_goes_on_as_if_the_batch_had_never_been(cause: str, microbatch: int | None, on_device: bool) -> None:
     setting = Setting(cause, on_device, nonfinite="skip", microbatch=microbatch)
     with warnings.catch_warnings():
@@ -190,7 +197,10 @@ def test_the_raw_loop_is_ruined_by_a_buffer_that_overflows() -> None:
 # --- in a run -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize(
+    ("cause", "on_device"),
+    sampled(product(CAUSES, GUARDS), keep=[("batch norm", True), ("a NaN in the data", False)], of=6),
+)
 def test_the_last_finite_checkpoint_stays_and_the_run_goes_on_from_it(
     cause: str, on_device: bool, tmp_path: Path
 ) -> None:
@@ -213,6 +223,7 @@ def test_the_last_finite_checkpoint_stays_and_the_run_goes_on_from_it(
     assert "ended by NonFiniteError: step 3" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("cause", sampled(CAUSES, keep=["a NaN in the data"], of=5))
 def test_a_run_that_has_stopped_goes_on_by_skipping_if_one_insists(cause: str, tmp_path: Path) -> None:
     setting = Setting(cause)
     with pytest.raises(hr.NonFiniteError):
@@ -252,8 +263,14 @@ class Masked(nn.Module):
         return self.layer(self.norm((scores @ x.unsqueeze(2)).squeeze(2)))
 
 
-@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("how", ["fixed", "filled anew", "exchanged", "not saved", "made when needed"])
+@pytest.mark.parametrize(
+    ("how", "on_device"),
+    sampled(
+        product(["fixed", "filled anew", "exchanged", "not saved", "made when needed"], GUARDS),
+        keep=[("filled anew", True), ("exchanged", False)],
+        of=4,
+    ),
+)
 def test_a_mask_of_infinities_is_nothing_to_stop_for(how: str, on_device: bool, tmp_path: Path) -> None:
     def trainer() -> hr.Trainer:
         model = Masked(how)

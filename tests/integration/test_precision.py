@@ -2,10 +2,12 @@
 
 import shutil
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -38,11 +40,19 @@ class Dtypes(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("options", [{}, {"microbatch": 10}, {"clip_norm": 1.0}, {"arena": False}], ids=str)
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_half_precision_trains_and_keeps_the_weights_in_full(
-    precision: str, dtype: torch.dtype, options: dict[str, Any]
-) -> None:
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@pytest.mark.parametrize(
+    ("precision", "options"),
+    sampled(
+        product(HALF, [{}, {"microbatch": 10}, {"clip_norm": 1.0}, {"arena": False}]),
+        keep=[("bf16", {}), ("fp16", {"clip_norm": 1.0})],
+        of=3,
+    ),
+    ids=str,
+)
+def test_half_precision_trains_and_keeps_the_weights_in_full(precision: str, options: dict[str, Any]) -> None:
     watch = Dtypes()
     model = nn.Sequential(*network(), watch)
     trainer = make(model, precision=precision, metrics=["accuracy"], **options)
@@ -55,7 +65,7 @@ def test_half_precision_trains_and_keeps_the_weights_in_full(
     full.fit(DATA, epochs=8, progress=False)
     assert trainer.validate(DATA)["val/loss"] == pytest.approx(full.validate(DATA)["val/loss"], rel=0.1)
     trainer.predict(X)
-    assert watch.seen == {dtype}
+    assert watch.seen == {HALF[precision]}
 
 
 def moved(**options: Any) -> Tensor:
@@ -132,7 +142,7 @@ class Wrapped(nn.Module):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch compiles for a CPU with a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("wrap", [nn.Sequential, Wrapped])
+@pytest.mark.parametrize("wrap", sampled([nn.Sequential, Wrapped], keep=[Wrapped], of=2))
 def test_a_compiled_model_trains_as_the_plain_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
     from torch._dynamo.utils import counters
 
@@ -156,9 +166,15 @@ def flags() -> tuple[bool, bool, bool]:
     )
 
 
-@pytest.mark.parametrize("end", ["end", "break", "error"])
-@pytest.mark.parametrize("before", [(False, False), (True, True), (True, False)])
-@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize(
+    ("wanted", "before", "end"),
+    sampled(
+        product([True, False], [(False, False), (True, True), (True, False)], ["end", "break", "error"]),
+        keep=[(True, (False, False), "error"), (True, (True, True), "break"), (False, (True, False), "end")],
+        of=4,
+    ),
+    ids=str,
+)
 def test_deterministic_algorithms_are_on_while_training_and_as_before_afterwards(
     wanted: bool, before: tuple[bool, bool], end: str
 ) -> None:

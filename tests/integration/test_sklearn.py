@@ -9,7 +9,6 @@ from typing import Any
 
 import joblib
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse
 import torch
@@ -58,6 +57,8 @@ def test_it_learns_iris_in_a_pipeline() -> None:
 
 
 def test_a_frame_gives_names_to_the_columns() -> None:
+    import pandas as pd
+
     frame = pd.DataFrame(X, columns=[f"c{k}" for k in range(6)])
     fitted = small().fit(frame, Y)
     assert list(fitted.feature_names_in_) == list(frame)

@@ -3,11 +3,13 @@
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
+from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
@@ -197,8 +199,10 @@ OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("macrobatch", ["auto", 1, 20])
-@pytest.mark.parametrize("kind", OUTPUTS)
+@pytest.mark.parametrize(
+    ("kind", "macrobatch"),
+    sampled(product(OUTPUTS, ["auto", 1, 20]), keep=[*zip(OUTPUTS, ["auto", 1, 20] * 2, strict=True)], of=4),
+)
 def test_predict_keeps_order_and_structure_for_any_batch_size(kind: str, macrobatch: int | str) -> None:
     trainer = make(Gives(OUTPUTS[kind]), macrobatch=macrobatch)
     with torch.no_grad():
@@ -263,9 +267,14 @@ CALLS: dict[str, Callable[[hr.Trainer], Any]] = {
 }
 
 
-@pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("owner", ["trains", "froze one", "rests"])
+@pytest.mark.parametrize(
+    ("owner", "call", "raises"),
+    sampled(
+        product(["trains", "froze one", "rests"], CALLS, [False, True]),
+        keep=[*product(["froze one"], CALLS, [True]), ("trains", "predict", False), ("rests", "fit", False)],
+        of=4,
+    ),
+)
 def test_every_module_has_its_own_mode_back(owner: str, call: str, raises: bool) -> None:
     one, other = Modes(), Modes()
     model = nn.Sequential(one, nn.Linear(6, 3), other)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace import Batch
 from headrace.arena import Arena, Replica
-from headrace.batch import Batch
 from headrace.comm import Null
 from headrace.comm.center import Center, Push, Vectors
 from headrace.comm.held import Held, HeldCenter

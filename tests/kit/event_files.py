@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from kit.late import late
+
+event_accumulator, event_file_loader = (
+    late(f"tensorboard.backend.event_processing.event_{name}") for name in ("accumulator", "file_loader")
+)
 
 COUNTERS = ("epoch", "step", "samples")
 Curves = dict[str, list[tuple[int, float]]]
@@ -14,7 +17,11 @@ Curves = dict[str, list[tuple[int, float]]]
 
 def raw(folder: Path) -> list[Any]:
     """Every event of every file, in order."""
-    return [event for path in sorted(folder.glob("*tfevents*")) for event in LegacyEventFileLoader(str(path)).Load()]
+    return [
+        event
+        for path in sorted(folder.glob("*tfevents*"))
+        for event in event_file_loader.LegacyEventFileLoader(str(path)).Load()
+    ]
 
 
 def raw_curves(folder: Path) -> Curves:
@@ -31,12 +38,12 @@ def times(folder: Path) -> dict[tuple[str, int], float]:
     return {(value.tag, event.step): event.wall_time for event in raw(folder) for value in event.summary.value}
 
 
-def accumulator(folder: Path) -> EventAccumulator:
+def accumulator(folder: Path) -> Any:
     """TensorBoard's own reader, which leaves nothing out."""
-    return EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    return event_accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
 
 
-def shown(reader: EventAccumulator) -> Curves:
+def shown(reader: Any) -> Curves:
     """What TensorBoard shows, once it has looked again."""
     reader.Reload()
     return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}

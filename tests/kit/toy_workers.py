@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import headrace as hr
+from headrace import Strategy
 from headrace.arena import Arena, Replica
 from headrace.codec import decode, encode
 from headrace.comm import Comm, Null
 from headrace.comm.base import Op
 from headrace.length import Counters
-from headrace.strategy import Strategy
 
 LIMIT_S = 30.0
 

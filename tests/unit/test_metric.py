@@ -1,19 +1,20 @@
 """Metrics by name equal scikit-learn on the whole set, however many batches and blocks it comes in."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.metrics as sk
 import torch
-import torchmetrics.classification as tm
+from kit.late import late
 from kit.stand_ins import Recorder
 from torch import Tensor, nn
 
 import headrace as hr
 from headrace.metric import Metrics
 
+sk, tm = late("sklearn.metrics"), late("torchmetrics.classification")
 N, K, BATCH = 61, 4, 9
 GENERATOR = torch.Generator().manual_seed(3)
 
@@ -59,6 +60,7 @@ def by_class(y: Any, p: Any, first: str) -> dict[str, Any]:
     return found
 
 
+@cache
 def binary(scores: Tensor) -> dict[str, Any]:
     p = scores > 0
     return {
@@ -102,10 +104,10 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("case", SEVERAL)
-def test_several_classes(case: str, block_bytes: int) -> None:
+@cache
+def several() -> dict[str, Any]:
     p, shares = X.argmax(1), X.double().softmax(1)
-    wanted = {
+    return {
         "accuracy": sk.accuracy_score(Y, p),
         "accuracy:macro": sk.balanced_accuracy_score(Y, p),
         "error": 1 - sk.accuracy_score(Y, p),
@@ -117,7 +119,11 @@ def test_several_classes(case: str, block_bytes: int) -> None:
         "confusion": sk.confusion_matrix(Y, p),
         **by_class(Y, p, "macro"),
     }
-    expect(scores(list(wanted), *SEVERAL[case], "classes"), wanted)
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_classes(case: str, block_bytes: int) -> None:
+    expect(scores(list(several()), *SEVERAL[case], "classes"), several())
 
 
 QUIZ = {
@@ -128,10 +134,10 @@ QUIZ = {
 }
 
 
-@pytest.mark.parametrize("case", QUIZ)
-def test_several_questions(case: str, block_bytes: int) -> None:
+@cache
+def questions() -> dict[str, Any]:
     p = QUESTIONS > 0
-    wanted = {
+    return {
         "accuracy": (p == ANSWERS).double().mean(),
         "error": (p != ANSWERS).double().mean(),
         "auroc": sk.roc_auc_score(ANSWERS, QUESTIONS),
@@ -140,7 +146,11 @@ def test_several_questions(case: str, block_bytes: int) -> None:
         "confusion": sk.multilabel_confusion_matrix(ANSWERS, p),
         **by_class(ANSWERS, p, "macro"),
     }
-    expect(scores(list(wanted), *QUIZ[case]), wanted)
+
+
+@pytest.mark.parametrize("case", QUIZ)
+def test_several_questions(case: str, block_bytes: int) -> None:
+    expect(scores(list(questions()), *QUIZ[case]), questions())
 
 
 @pytest.mark.parametrize("offset", [0, 1000])

@@ -440,10 +440,10 @@ def falls(every: str) -> hr.Schedule:
     )
 
 
-@pytest.mark.parametrize("bad", [3, "cosine", [hr.OneCycle()], rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1)])
-def test_what_is_no_schedule_is_refused_at_once(bad: Any) -> None:
-    with pytest.raises(hr.ConfigError, match="schedule= takes"):
-        make(bad)
+def test_what_is_no_schedule_is_refused_at_once() -> None:
+    for bad in (3, "cosine", [hr.OneCycle()], rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1)):
+        with pytest.raises(hr.ConfigError, match="schedule= takes"):
+            make(bad)
 
 
 def test_what_makes_no_scheduler_is_refused_before_the_first_update() -> None:

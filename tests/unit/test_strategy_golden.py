@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
+from headrace import Asynchronous, BlockMomentum, DiLoCo, Elastic, Network, Periodic, Strategy, Synchronous, launch
+
 sys.path.append(str(Path(__file__).parents[1]))
 from kit.toy_workers import Worker, together
 
 import headrace as hr
 from headrace.comm import Comm, here
-from headrace.engine import launch
-from headrace.engine.network import Network
-from headrace.strategy import Asynchronous, BlockMomentum, DiLoCo, Elastic, Periodic, Strategy, Synchronous
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "strategies.json"
 GOLDEN_VIRTUAL = GOLDEN.with_stem("strategies_virtual")

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
+from kit.late import late
 from kit.tracked import DATA, At, fail, train
 from torch import nn
 
@@ -20,6 +20,7 @@ from headrace.callback.tensorboard import TensorBoard
 from headrace.callback.tracker import Tracker, numbers
 from headrace.callback.wandb import WandB
 
+pd = late("pandas")
 FILES = {LogFile: "log.txt", CSV: "metrics.csv", TensorBoard: "tb"}
 
 
