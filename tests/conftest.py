@@ -29,6 +29,7 @@ errors = os.dup(2)  # before pytest captures what is written there
 
 BUDGET_S = 3.0  # of a test of the quick tier
 GRACE_S = 30.0  # for a test that is over its limit to end by itself
+watched = 0.0, 0.0  # the limit that is watched, and since when
 OVER = Path(__file__).parents[1] / "build" / "over-budget.txt"
 ALONE = "HEADRACE_TESTS_ALONE"
 """The variable that says that nothing else runs."""
@@ -58,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The process that others are forked from takes seconds to begin: it does so while other tests run."""
     shares_out = first and session.config.getoption("numprocesses", None)
-    if "kit.forked" in sys.modules and not shares_out:
+    if "kit.forked" in sys.modules and not shares_out and not session.config.option.collectonly:
         from kit import forked
 
         forked.server()
@@ -70,15 +71,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """A test that its limit does not end, because it stands in C code or swallows what is raised, ends its process."""
+    global watched
     mark = item.get_closest_marker("timeout")
-    limit_s = float(mark.args[0] if mark else item.config.getini("timeout"))
-    faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=errors)
+    limit_s, now = float(mark.args[0] if mark else item.config.getini("timeout")), time.monotonic()
+    if watched[0] != limit_s or now - watched[1] > GRACE_S / 2:  # to begin anew takes long, for every test
+        faulthandler.dump_traceback_later(limit_s + 1.5 * GRACE_S, exit=True, file=errors)
+        watched = limit_s, now
     try:
         return (yield)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        if nextitem is None:
+            faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)

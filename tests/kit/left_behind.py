@@ -27,7 +27,8 @@ class Processes:
     def __init__(self, of_all: bool = False) -> None:
         value = os.environ[MARK]
         self._mark = f"{MARK}={value.partition(' ')[0]} " if of_all else f"{MARK}={value}\0"
-        self._before = set[str]() if of_all else _all()
+        self._others = set[str]() if of_all else _all()
+        """Processes that are known to be none of these."""
 
     def left(self, limit_s: float = 0.0, but: Collection[int] = ()) -> dict[int, str]:
         """Those that are still there, by their commands, once all `but` some have had time to end."""
@@ -40,17 +41,19 @@ class Processes:
 
     def _now(self) -> dict[int, str]:
         there = _all()
-        self._before &= there
-        return {int(pid): command for pid in there - self._before if (command := self._ours(pid))}
+        self._others &= there
+        return {int(pid): command for pid in there - self._others if (command := self._ours(pid))}
 
     def _ours(self, pid: str) -> str:
         """The command of a process; "" for one that is none of ours, serves all tests, or has ended."""
-        if self._mark.encode() not in _read(pid, "environ") + b"\0":
-            return ""
         state, parent, *_ = _read(pid, "stat").rpartition(b")")[2].split() or (b"X", b"0")
+        child = int(parent) == os.getpid()
+        if self._mark.encode() not in _read(pid, "environ") + b"\0":
+            if not child:  # a child may have its environment still to come
+                self._others.add(pid)
+            return ""
         command = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
-        helps = int(parent) == os.getpid() and any(one in command for one in _HELPERS)
-        return "" if state in (b"Z", b"X") or helps else command
+        return "" if state in (b"Z", b"X") or (child and any(one in command for one in _HELPERS)) else command
 
 
 def _all() -> set[str]:
