@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from kit.cli_parts import LIMIT_S, RECIPE, environment, finished, headrace, program
+from kit.cli_parts import LIMIT_S, RECIPE, environment, finished, headrace, process
 from kit.forked import start, tell
 
 import headrace as hr
@@ -498,27 +498,24 @@ def test_several_workers_get_the_same_arguments(place: Path, capsys: Any) -> Non
 @pytest.mark.slow
 def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: Path) -> None:
     how = ["sines.py:small", "--width", "6", "--epochs", "1", "--json"]
-    out, _ = finished("fit", *how, "--workers", "2", "--engine", "processes", "--run", "r")
+    out = finished("fit", *how, "--workers", "2", "--engine", "processes", "--run", "r")
     assert json.loads(out)["step"] == 5
     assert (place / "r/recipe.yaml").is_file()
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--", "headrace"]
-    same, _ = finished("fit", *how, "--run", "t", module=torchrun)
+    same = finished("fit", *how, "--run", "t", module=torchrun)
     assert json.loads(same)["val/loss"] == pytest.approx(json.loads(out)["val/loss"])
     assert (place / "t/recipe.yaml").is_file()
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number: int, status: int) -> None:
-    with program("fit", "sines.py:small", "--run", "r", "--epochs", "3", GATE="7") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        process.send_signal(number)
-        out, errors = process.communicate("\n", timeout=LIMIT_S)
-    assert (process.returncode, out) == (status, "")
-    assert "headrace: ended early: headrace resume r goes on from there" in errors
-    assert "Traceback" not in errors
+    with process(place, "fit", "sines.py:small", "--run", "r", "--epochs", "3", GATE="7") as child:
+        child.until("there")
+        child.send(number)
+        child.say("go on")
+        assert (child.ending(), child.told) == (status, ["there"])
+        assert "headrace: ended early: headrace resume r goes on from there" in child.output
+        assert "Traceback" not in child.output
     assert headrace("resume", "r", "--json") == 0
     load_recipe("sines.py:small").run(run="whole", epochs=3, progress=False)
     found, whole = (saved_weights(place / name, "last") for name in ("r", "whole"))
@@ -531,24 +528,22 @@ def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number:
 def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place: Path) -> None:
     (place / "filed.py").write_text(FILED)
     how = ["--workers", workers, "--engine", "processes"] if workers > 1 else []
-    with program("fit", "filed.py", *how, GATE="3") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate("\n" * workers, timeout=LIMIT_S)
-    assert process.returncode == 130
-    assert "headrace: ended early: headrace resume runs/own goes on from there\n" in errors
+    with process(place, "fit", "filed.py", *how, GATE="3") as child:
+        child.until("there", LIMIT_S)
+        child.send(signal.SIGINT)
+        for _ in range(workers):
+            child.say("go on")
+        assert child.ending() == 130
+        assert "headrace: ended early: headrace resume runs/own goes on from there\n" in child.output
 
 
 def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:
-    text = "import os\nprint('there', flush=True)\nos.read(0, 1)\nimport time\ntime.sleep(60)\n"
-    (place / "waits.py").write_text(text)
-    with program("fit", "waits.py") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, errors) == (130, "headrace: interrupted\n")
+    (place / "waits.py").write_text("import os\nprint('there', flush=True)\nos.read(0, 1)\n")
+    with process(place, "fit", "waits.py") as child:
+        child.until("there")
+        child.send(signal.SIGINT)
+        assert child.ending() == 130
+        assert child.output == "headrace: interrupted\n"
 
 
 def test_what_a_recipe_passes_to_fit_stays(place: Path, capsys: Any) -> None:
