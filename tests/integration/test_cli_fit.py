@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from kit.cli_parts import LIMIT_S, RECIPE, environment, finished, headrace, program
-from kit.forked import start, tell
+from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, process
+from kit.forked import start, take_over, tell
+from kit.sampled import sampled
 
 import headrace as hr
 from headrace.recipe import load_recipe
@@ -113,60 +114,64 @@ def test_help_shows_what_the_recipe_takes_and_what_fit_takes(capsys: Any) -> Non
     assert "--resume " not in said
 
 
-def test_the_help_of_everything_comes_without_torch() -> None:
+def test_the_help_of_everything_comes_at_once() -> None:
+    """And the program is one: `python -m headrace`, in a new interpreter."""
     code = (
-        "import sys; from headrace.cli import main\n"
+        "import runpy, sys\n"
+        "late = {'torch', 'matplotlib', 'ray', 'headrace.rehearse', 'headrace.engine', 'torchmetrics'}\n"
         "for words in ([], ['--help'], ['predict', '--help'], ['runs', '--help'], ['--version']):\n"
-        "    try: main(words)\n"
-        "    except SystemExit: pass\n"
-        "    assert 'torch' not in sys.modules, words\n"
+        "    sys.argv[1:] = words\n"
+        "    try: runpy.run_module('headrace', run_name='__main__')\n"
+        "    except SystemExit as ended: assert not ended.code\n"
+        "    assert not late & sys.modules.keys(), words\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, env=environment()
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
     assert "predict" in done.stdout
+    assert "rehearse" in done.stdout
 
 
 # --- what is refused --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--lrr 3", "unknown option '--lrr'. Did you mean '--lr'?"),
-        ("--wid 3", "unknown option '--wid'. Did you mean '--width'?"),
-        ("--batch-sizes 3", "unknown option '--batch_sizes'"),
-        ("--lr high", "--lr: expected float, got 'high'."),
-        ("--lr", "--lr: expected float, got nothing."),
-        ("--xyz", "config, --engine"),
-        ("--xyz", "--help, --json"),
-        ("--xyz", "--print_config"),
-        ("--epochs 0", "--epochs is greater than 0, got 0."),
-        ("--steps -1", "--steps is greater than 0, got -1."),
-        ("--minutes 0", "--minutes is greater than 0"),
-        ("--workers 0", "--workers is greater than 0"),
-        ("--keep 0 --run r", "--keep is greater than 0"),
-        ("--engine loca", "--engine: expected local|processes|ray, got 'loca'."),
-        ("--strategy dilco", "unknown strategy 'dilco'. Did you mean 'diloco'?"),
-        ("--run sines.py", "--run sines.py: it is a file; name a directory."),
-        ("--width 1.5", "--width: expected int, got '1.5'."),
-        ("--kind adm", "--kind: expected sgd|adam, got 'adm'."),
-        ("--resume perhaps", "--resume: expected auto|must|never, got 'perhaps'."),
-        ("0.1", "'0.1' belongs to no option."),
-        ("--json --progress bar", "Leave one out."),
-        ("--override --resume never --run r", "Leave one out."),
-        ("--config", "--config: expected a file, got nothing."),
-        ("--config --lr 3", "--config: expected a file, got nothing."),
-        ("--config=", "--config: expected a file, got nothing."),
-        ("--config .", ". cannot be read: Is a directory."),
-        ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
-        ("--config list.yaml", "list.yaml does not hold keys with values"),
-        ("--config broken.yaml", "broken.yaml is no YAML"),
-        ("--config typo.yaml", "typo.yaml: unknown key 'widht'. Did you mean 'width'?"),
-        ("--config wrong.yaml", "wrong.yaml: lr: expected float, got 'high'."),
-    ],
-)
+SLIPS = [
+    ("--lrr 3", "unknown option '--lrr'. Did you mean '--lr'?"),
+    ("--wid 3", "unknown option '--wid'. Did you mean '--width'?"),
+    ("--batch-sizes 3", "unknown option '--batch_sizes'"),
+    ("--lr high", "--lr: expected float, got 'high'."),
+    ("--lr", "--lr: expected float, got nothing."),
+    ("--xyz", "config, --engine"),
+    ("--xyz", "--help, --json"),
+    ("--xyz", "--print_config"),
+    ("--epochs 0", "--epochs is greater than 0, got 0."),
+    ("--steps -1", "--steps is greater than 0, got -1."),
+    ("--minutes 0", "--minutes is greater than 0"),
+    ("--workers 0", "--workers is greater than 0"),
+    ("--keep 0 --run r", "--keep is greater than 0"),
+    ("--engine loca", "--engine: expected local|processes|ray, got 'loca'."),
+    ("--strategy dilco", "unknown strategy 'dilco'. Did you mean 'diloco'?"),
+    ("--run sines.py", "--run sines.py: it is a file; name a directory."),
+    ("--width 1.5", "--width: expected int, got '1.5'."),
+    ("--kind adm", "--kind: expected sgd|adam, got 'adm'."),
+    ("--resume perhaps", "--resume: expected auto|must|never, got 'perhaps'."),
+    ("0.1", "'0.1' belongs to no option."),
+    ("--json --progress bar", "Leave one out."),
+    ("--override --resume never --run r", "Leave one out."),
+    ("--config", "--config: expected a file, got nothing."),
+    ("--config --lr 3", "--config: expected a file, got nothing."),
+    ("--config=", "--config: expected a file, got nothing."),
+    ("--config .", ". cannot be read: Is a directory."),
+    ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
+    ("--config list.yaml", "list.yaml does not hold keys with values"),
+    ("--config broken.yaml", "broken.yaml is no YAML"),
+    ("--config typo.yaml", "typo.yaml: unknown key 'widht'. Did you mean 'width'?"),
+    ("--config wrong.yaml", "wrong.yaml: lr: expected float, got 'high'."),
+]
+OFTEN = (SLIPS[0], SLIPS[3], SLIPS[8], SLIPS[16], SLIPS[21], SLIPS[-2])
+
+
+@pytest.mark.parametrize(("words", "told"), sampled(SLIPS, keep=OFTEN, of=5))
 def test_what_makes_no_sense_is_said_in_a_sentence_that_names_who_said_it(
     place: Path, words: str, told: str, capsys: Any
 ) -> None:
@@ -314,28 +319,28 @@ def test_slips_in_the_environment_are_told_and_what_is_not_near_is_left(
     assert "HEADRACE_LR: expected float, got 'high'." in refused(capsys, "fit", "sines.py:small")
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "told"),
-    [
-        ("fit", 2, "RECIPE is missing"),
-        ("fit sine.py", 1, "Did you mean 'sines.py'?"),
-        ("fit sines.py", 1, "2 functions that return a Recipe: small, passes"),
-        ("fit sines.py:smal", 1, "Did you mean 'small'?"),
-        ("fit sines.py:small --keep 2", 1, "--keep is about a run, and there is none. Say --run DIR."),
-        ("fit sines.py:small --report --steps 1", 1, "--report is about a run, and there is none. Say --run DIR."),
-        ("fit sines.py:passes --epochs 0", 1, "--epochs is greater than 0, got 0"),
-        ("fit sines.py:small --checkpoint-every often --run r", 1, "--checkpoint_every"),
-        ("fit sines.py:small --resume must --run nowhere", 1, "is no run"),
-        ("resume", 2, "RUN comes first"),
-        ("resume sines.py", 1, "sines.py is a file; name the directory of a run."),
-        ("resume nowhere there", 2, "'there' is too much: RUN comes first, then options."),
-        ("resume nowhere", 1, "there is no run nowhere"),
-        ("resume .", 1, "is not a run: it has no run.json"),
-        ("resume nowhere --recipe", 2, "--recipe: expected file.py, got nothing."),
-        ("resume nowhere --recipe --lr 3", 2, "--recipe: expected file.py, got nothing."),
-        ("resume nowhere --run there", 2, "leave --run and --resume out"),
-    ],
-)
+WRONG = [
+    ("fit", 2, "RECIPE is missing"),
+    ("fit sine.py", 1, "Did you mean 'sines.py'?"),
+    ("fit sines.py", 1, "2 functions that return a Recipe: small, passes"),
+    ("fit sines.py:smal", 1, "Did you mean 'small'?"),
+    ("fit sines.py:small --keep 2", 1, "--keep is about a run, and there is none. Say --run DIR."),
+    ("fit sines.py:small --report --steps 1", 1, "--report is about a run, and there is none. Say --run DIR."),
+    ("fit sines.py:passes --epochs 0", 1, "--epochs is greater than 0, got 0"),
+    ("fit sines.py:small --checkpoint-every often --run r", 1, "--checkpoint_every"),
+    ("fit sines.py:small --resume must --run nowhere", 1, "is no run"),
+    ("resume", 2, "RUN comes first"),
+    ("resume sines.py", 1, "sines.py is a file; name the directory of a run."),
+    ("resume nowhere there", 2, "'there' is too much: RUN comes first, then options."),
+    ("resume nowhere", 1, "there is no run nowhere"),
+    ("resume .", 1, "is not a run: it has no run.json"),
+    ("resume nowhere --recipe", 2, "--recipe: expected file.py, got nothing."),
+    ("resume nowhere --recipe --lr 3", 2, "--recipe: expected file.py, got nothing."),
+    ("resume nowhere --run there", 2, "leave --run and --resume out"),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "told"), sampled(WRONG, keep=(WRONG[0], WRONG[1], WRONG[-2]), of=5))
 def test_what_cannot_be_is_said_in_a_sentence(words: str, status: int, told: str, capsys: Any) -> None:
     assert told in refused(capsys, *words.split(), status=status)
     assert told in json.loads(refused(capsys, *words.split(), "--json", status=status))["error"]
@@ -495,30 +500,41 @@ def test_several_workers_get_the_same_arguments(place: Path, capsys: Any) -> Non
     assert saved_weights(place / "r", "last").tensors["model.safetensors"]["0.weight"].shape == (6, 5)
 
 
+def torchrun(place: str, words: list[str]) -> None:
+    """Starts a command in two processes of torch's."""
+    from torch.distributed.run import main
+
+    os.chdir(place)
+    take_over()
+    main(["--standalone", "--nproc-per-node=2", "-m", "--", "headrace", *words])
+
+
 @pytest.mark.slow
 def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: Path) -> None:
-    how = ["sines.py:small", "--width", "6", "--epochs", "1", "--json"]
-    out, _ = finished("fit", *how, "--workers", "2", "--engine", "processes", "--run", "r")
-    assert json.loads(out)["step"] == 5
+    how = ["fit", "sines.py:small", "--width", "6", "--epochs", "1", "--json"]
+    found = []
+    with process(place, *how, "--workers", "2", "--engine", "processes", "--run", "r") as child:
+        assert child.ending(LIMIT_S) == 0, child.output
+        found.append(json.loads(child.told[-1]))
+    with start(torchrun, place, place, [*how, "--run", "t"], limit_s=LIMIT_S) as child:
+        assert child.ending(LIMIT_S) == 0, child.output
+        found.append(json.loads(child.told[-1]))
+    one, other = found
+    assert one["step"] == other["step"] == 5
+    assert one["val/loss"] == pytest.approx(other["val/loss"])
     assert (place / "r/recipe.yaml").is_file()
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--", "headrace"]
-    same, _ = finished("fit", *how, "--run", "t", module=torchrun)
-    assert json.loads(same)["val/loss"] == pytest.approx(json.loads(out)["val/loss"])
     assert (place / "t/recipe.yaml").is_file()
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number: int, status: int) -> None:
-    with program("fit", "sines.py:small", "--run", "r", "--epochs", "3", GATE="7") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        process.send_signal(number)
-        out, errors = process.communicate("\n", timeout=LIMIT_S)
-    assert (process.returncode, out) == (status, "")
-    assert "headrace: ended early: headrace resume r goes on from there" in errors
-    assert "Traceback" not in errors
+    with process(place, "fit", "sines.py:small", "--run", "r", "--epochs", "3", GATE="7") as child:
+        child.until("there")
+        child.send(number)
+        child.say("go on")
+        assert (child.ending(), child.told) == (status, ["there"])
+        assert "headrace: ended early: headrace resume r goes on from there" in child.output
+        assert "Traceback" not in child.output
     assert headrace("resume", "r", "--json") == 0
     load_recipe("sines.py:small").run(run="whole", epochs=3, progress=False)
     found, whole = (saved_weights(place / name, "last") for name in ("r", "whole"))
@@ -531,24 +547,22 @@ def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number:
 def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place: Path) -> None:
     (place / "filed.py").write_text(FILED)
     how = ["--workers", workers, "--engine", "processes"] if workers > 1 else []
-    with program("fit", "filed.py", *how, GATE="3") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate("\n" * workers, timeout=LIMIT_S)
-    assert process.returncode == 130
-    assert "headrace: ended early: headrace resume runs/own goes on from there\n" in errors
+    with process(place, "fit", "filed.py", *how, GATE="3") as child:
+        child.until("there", LIMIT_S)
+        child.send(signal.SIGINT)
+        for _ in range(workers):
+            child.say("go on")
+        assert child.ending() == 130
+        assert "headrace: ended early: headrace resume runs/own goes on from there\n" in child.output
 
 
 def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:
-    text = "import os\nprint('there', flush=True)\nos.read(0, 1)\nimport time\ntime.sleep(60)\n"
-    (place / "waits.py").write_text(text)
-    with program("fit", "waits.py") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, errors) == (130, "headrace: interrupted\n")
+    (place / "waits.py").write_text("import os\nprint('there', flush=True)\nos.read(0, 1)\n")
+    with process(place, "fit", "waits.py") as child:
+        child.until("there")
+        child.send(signal.SIGINT)
+        assert child.ending() == 130
+        assert child.output == "headrace: interrupted\n"
 
 
 def test_what_a_recipe_passes_to_fit_stays(place: Path, capsys: Any) -> None:
@@ -577,35 +591,39 @@ PRINTING = [
 ]
 
 
-def print_for_nobody(place: str, at_once: bool) -> None:
+def print_for_nobody(place: str) -> None:
     """Each command, with a standard output and a standard error that nobody reads."""
-    os.chdir(place)
-    for line in PRINTING:
-        reading, writing = os.pipe()
-        os.close(reading)
-        for number in (1, 2):
-            os.dup2(writing, number)
-        os.close(writing)
-        with (
-            open(1, "w", closefd=False) as out,
-            open(2, "w", closefd=False) as errors,
-            redirect_stdout(out),
-            redirect_stderr(errors),
-        ):
-            out.reconfigure(write_through=at_once)
-            try:
-                tell(f"{line}: {headrace(*line.split())}")
-            except BaseException as error:
-                tell(f"{line}: {error!r}")
+    for at_once in (True, False):
+        os.chdir(place)
+        place += "/again"
+        for line in PRINTING:
+            reading, writing = os.pipe()
+            os.close(reading)
+            for number in (1, 2):
+                os.dup2(writing, number)
+            os.close(writing)
+            with (
+                open(1, "w", closefd=False) as out,
+                open(2, "w", closefd=False) as errors,
+                redirect_stdout(out),
+                redirect_stderr(errors),
+            ):
+                out.reconfigure(write_through=at_once)
+                try:
+                    tell(f"{line}: {headrace(*line.split())}")
+                except BaseException as error:
+                    tell(f"{line}: {error!r}")
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_reader_that_has_left_is_no_error_and_ends_no_work(at_once: bool, place: Path) -> None:
+def test_a_reader_that_has_left_is_no_error_and_ends_no_work(place: Path) -> None:
     (place / "out").mkdir()
-    with start(print_for_nobody, place / "out", place, at_once) as child:
+    (place / "again").mkdir()
+    (place / "again" / "sines.py").write_text(RECIPE)
+    with start(print_for_nobody, place / "out", place) as child:
         assert child.ending() == 0
-    assert child.told == [f"{line}: {('nowhere' in line) + 2 * ('xyz' in line)}" for line in PRINTING]
+    assert child.told == [f"{line}: {('nowhere' in line) + 2 * ('xyz' in line)}" for line in PRINTING] * 2
     assert (place / "rehearsal.png").is_file()
+    assert (place / "again" / "rehearsal.png").is_file()
 
 
 def test_a_command_leaves_how_warnings_are_shown_as_it_was(capsys: Any) -> None:

@@ -18,7 +18,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, program
+from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, process
 
 import headrace as hr
 from headrace.recipe import load_recipe
@@ -528,17 +528,14 @@ def test_a_report_is_written(capsys: Any) -> None:
     assert "is not a run" in refused(capsys, "report", ".")
 
 
-def test_the_board_shows_the_curves_of_runs_until_ctrl_c() -> None:
-    with program("board", "runs/sines", "runs/more") as process:
-        assert process.stdout is not None
-        said = process.stdout.readline()
-        url = said.split()[0]
-        assert url.startswith("http://127.0.0.1:"), said
-        with urllib.request.urlopen(f"{url}data/plugin/scalars/tags", timeout=LIMIT_S) as reply:
+@pytest.mark.slow
+def test_the_board_shows_the_curves_of_runs_until_ctrl_c(tmp_path: Path) -> None:
+    with process(tmp_path, "board", "runs/sines", "runs/more") as child:
+        url = child.until("http://127.0.0.1:", LIMIT_S).split()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{url}data/plugin/scalars/tags", timeout=LIMIT_S) as reply:
             tags = json.loads(reply.read())
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, errors
+        child.send(signal.SIGINT)
+        assert child.ending() == 0, child.output
     assert sorted(tags) == ["sines", "sure"]
     assert "val/loss" in tags["sines"]
 

@@ -1,15 +1,20 @@
-"""What a person sees: lines in a file or a pipe, a bar on a terminal, drawn by time and cleared away at the end."""
+"""What a person sees: lines in a file, a bar on a terminal, drawn by time and cleared away at the end."""
 
 import io
 import re
-import subprocess
 import sys
+import termios
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
 import torch
-from kit.screens import environment, screen
+from kit import forked, screens
+from kit.screens import screen
 from torch import Tensor, nn
 
 import headrace as hr
@@ -22,39 +27,6 @@ Y = X.sum(dim=1, keepdim=True)
 HIDE, ESCAPE = "\x1b[?25l", "\x1b"
 
 ENDS = ["end", "error", "interrupt", "break"]
-SCRIPT = """
-import sys, time
-import torch
-from torch import nn
-import headrace as hr
-
-class Slow(hr.Callback):
-    def on_step_end(self, info):
-        time.sleep(0.01)
-        if info.step % 25 == 0:
-            print(f"printed at {info.step}")
-            print(f"warned at {info.step}", file=sys.stderr)
-        if info.step == 60 and end == "error":
-            raise ZeroDivisionError
-
-def a_term_with_a_name_that_is_longer_than_narrow_terminals(outputs, batch):
-    return (outputs - batch).square().mean()
-
-data = torch.randn(400, 4), torch.randn(400, 1)
-for end in sys.argv[1:]:
-    model = nn.Linear(4, 1)
-    loss = hr.MSE() + 0.5 * hr.RowMean(a_term_with_a_name_that_is_longer_than_narrow_terminals)
-    trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.01), batch_size=10)
-    try:
-        for info in trainer.steps(data, data, epochs=2, progress="auto", callbacks=[Slow()]):
-            if info.step == 60 and end == "interrupt":
-                raise KeyboardInterrupt
-            if info.step == 60 and end == "break":
-                break
-    except (ZeroDivisionError, KeyboardInterrupt) as error:
-        print(type(error).__name__)
-    print("THE END")
-"""
 
 
 def make(batch_size: int = 10) -> hr.Trainer:
@@ -94,35 +66,76 @@ def test_no_progress_prints_nothing(call: str, capfd: pytest.CaptureFixture[str]
     assert capfd.readouterr() == ("", "")
 
 
-def command(*ends: str) -> list[str]:
-    return [sys.executable, "-W", "error", "-c", SCRIPT, *ends]
+class Slow(hr.Callback):
+    """Takes some time for each step, prints now and then, and fails if it is to."""
+
+    def __init__(self, end: str) -> None:
+        self.end = end
+
+    def on_step_end(self, info: hr.Info) -> None:
+        time.sleep(0.01)
+        if info.step % 25 == 0:
+            print(f"printed at {info.step}")
+            print(f"warned at {info.step}", file=sys.stderr)
+        if info.step == 60 and self.end == "error":
+            raise ZeroDivisionError
 
 
-def test_auto_prints_plain_lines_into_a_pipe() -> None:
-    done = subprocess.run(command("end"), env=environment(), capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "printed at 25\nprinted at 50\nprinted at 75\nTHE END\n"
-    assert ESCAPE not in done.stderr
-    assert "\r" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if "warned" not in line]
+def a_term_with_a_name_that_is_longer_than_narrow_terminals(outputs: Tensor, target: Tensor) -> Tensor:
+    return (outputs - target).square().mean()
+
+
+def trainings(ends: Sequence[str]) -> None:
+    """Trainings that end in these ways, and a line behind each; a warning is an error."""
+    warnings.simplefilter("error")
+    data = torch.randn(400, 4), torch.randn(400, 1)
+    for end in ends:
+        model = nn.Linear(4, 1)
+        loss = hr.MSE() + 0.5 * hr.RowMean(a_term_with_a_name_that_is_longer_than_narrow_terminals)
+        trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.01), batch_size=10)
+        try:
+            for info in trainer.steps(data, data, epochs=2, progress="auto", callbacks=[Slow(end)]):
+                if info.step == 60 and end == "interrupt":
+                    raise KeyboardInterrupt
+                if info.step == 60 and end == "break":
+                    break
+        except (ZeroDivisionError, KeyboardInterrupt) as error:
+            print(type(error).__name__)
+        print("THE END")
+
+
+def trainings_into_a_file() -> None:
+    forked.take_over()
+    trainings(["end"])
+
+
+def test_auto_prints_plain_lines_into_a_file(tmp_path: Path) -> None:
+    with forked.start(trainings_into_a_file, tmp_path) as child:
+        assert child.ending() == 0, child.output
+    assert child.told == ["printed at 25", "printed at 50", "printed at 75", "THE END"]
+    assert ESCAPE not in child.output
+    assert "\r" not in child.output
+    lines = [line for line in child.output.splitlines() if "warned" not in line]
     assert [line.split()[0] for line in lines] == ["epoch", "epoch", "ended"]
 
 
+def trainings_at_a_terminal(name: str) -> None:
+    screens.sit_down(name)
+    trainings(ENDS)
+
+
 @pytest.fixture(scope="module")
-def terminal() -> dict[str, str]:
+def terminal(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a real terminal is sent up to and after the line behind each training; after the first it is narrower."""
-    program, *arguments = command(*ENDS)
-    child = pexpect.spawn(program, arguments, env=environment(), encoding="utf-8", timeout=60, dimensions=(24, 120))
     sent = []
-    try:
+    with screens.terminal(trainings_at_a_terminal, tmp_path_factory.mktemp("terminal"), columns=120) as seen:
         for _ in ENDS:
-            child.expect("THE END")
-            sent.append(child.before)
-            child.setwinsize(24, 50)
-        child.expect(pexpect.EOF)
-    finally:
-        child.close(force=True)
-    assert child.exitstatus == 0, child.before
-    return dict(zip([*ENDS, "after"], [*sent, child.before], strict=True))
+            seen.expect("THE END")
+            sent.append(seen.before)
+            termios.tcsetwinsize(seen.fileno(), (24, 50))
+        assert seen.process.ending() == 0, seen.process.output
+        seen.expect(pexpect.EOF)
+    return dict(zip([*ENDS, "after"], [*sent, seen.before], strict=True))
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -193,9 +206,6 @@ def user(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def shown_on(file: Terminal, style: str = "auto") -> str:
-    def a_term_with_a_name_that_is_longer_than_narrow_terminals(outputs: Tensor, target: Tensor) -> Tensor:
-        return (outputs - target).square().mean()
-
     loss = hr.MSE() + 0.5 * hr.RowMean(a_term_with_a_name_that_is_longer_than_narrow_terminals)
     model = nn.Linear(4, 1)
     trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), lr=0.01), batch_size=10)
@@ -316,7 +326,7 @@ class Ticks(hr.Callback):
 
 
 @pytest.mark.parametrize(("style", "period"), [("bar", 0.1), ("plain", 10.0)])
-@pytest.mark.parametrize("tick", [0.0001, 0.003, 0.09])
+@pytest.mark.parametrize("tick", [0.0004, 0.01, 0.09])
 def test_it_is_drawn_by_time_and_not_by_step(
     style: str, period: float, tick: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,8 +337,8 @@ def test_it_is_drawn_by_time_and_not_by_step(
     draw = kind.draw
     monkeypatch.setattr(kind, "draw", lambda self, info, clock: (draws.append(info.step), draw(self, info, clock)))
     shown = display.Progress(style, io.StringIO())
-    make(batch_size=1).fit((X, Y), epochs=10, progress=False, callbacks=[Ticks(clock), shown])
-    elapsed = 2000 * tick
+    make(batch_size=1).fit((X, Y), epochs=3, progress=False, callbacks=[Ticks(clock), shown])
+    elapsed = 600 * tick
     assert clock.now == pytest.approx(elapsed)
     assert len(draws) <= elapsed / period + 2
     assert len(draws) >= 0.8 * int(elapsed / (period + tick))

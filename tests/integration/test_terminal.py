@@ -1,58 +1,34 @@
 """The whole path of a new user at a real terminal: train, report, a changed flag, Ctrl-C, resume, predict."""
 
+import atexit
 import csv
+import gc
 import json
+import os
 import re
+import shlex
 import shutil
+import signal
 import sys
 import termios
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pexpect
 import pytest
-from kit.screens import environment, screen
+from kit import sampled, screens
+from kit.screens import environment, screen, sit_down
+
+from headrace.cli import main
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 100
 HIDE, SHOW, ESCAPE = "\x1b[?25l", "\x1b[?25h", "\x1b"
-FIT = "headrace fit digits.py --width 4 --batch-size 16 --epochs 8"
+FIT = "headrace fit digits.py --width 4 --batch-size 32 --epochs 5 --lr 0.01"
 HELD_FIT = FIT.replace("digits", "held")
-
-QUICK = """
-import atexit, gc, os, shlex, signal, sys
-import jsonargparse, rich.live, sklearn.datasets, sklearn.model_selection, torch._dynamo, torchmetrics
-import headrace.recipe, headrace.engine
-from headrace.cli import main
-
-def end(words):
-    if "&>" in words:
-        file = os.open(words.pop(), os.O_WRONLY | os.O_CREAT)
-        words.remove("&>")
-        os.dup2(file, 1), os.dup2(file, 2)
-    try:
-        status = main(words[1:])
-    except SystemExit as error:
-        status = error.code
-    atexit._run_exitfuncs()
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(status)  # to take everything apart that has been imported would take half a second
-
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-gc.freeze()
-while True:
-    print("$ ", end="", flush=True)
-    words = shlex.split(sys.stdin.readline())
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        end(words)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(f"[{status if status >= 0 else 128 - status}]", flush=True)
-"""
-"""A shell that has imported everything once; its commands are processes of their own, in the foreground."""
 
 WAITS = '''
 import time
@@ -90,18 +66,19 @@ class Held(hr.Callback):
     """In the third epoch, until somebody interrupts it."""
 
     def on_step_end(self, info):
-        while info.step == 200 and Path("hold").exists() and not info.trainer._preemption.why:
+        while info.step == 100 and Path("hold").exists() and not info.trainer._preemption.why:
             time.sleep(0.01)
 
-def held(epochs: int = 20, batch_size: int = 64, width: int = 32) -> hr.Recipe:
+def held(lr: float = 0.1, epochs: int = 20, batch_size: int = 64, width: int = 32) -> hr.Recipe:
     """As digits.
 
     Args:
+        lr: as there.
         epochs: as there.
         batch_size: as there.
         width: as there.
     """
-    recipe = digits(epochs=epochs, batch_size=batch_size, width=width)
+    recipe = digits(lr=lr, epochs=epochs, batch_size=batch_size, width=width)
     recipe.fit = {**recipe.fit, "callbacks": [Held()]}
     return recipe
 '''
@@ -120,51 +97,96 @@ class Said(NamedTuple):
         return [line for line in screen(self.text, COLUMNS) if line]
 
 
+def a_shell(name: str, home: str) -> None:
+    """A shell that has imported everything once; its commands are processes of their own, in the foreground."""
+    import sklearn.datasets  # noqa: F401
+    import torchmetrics  # noqa: F401
+
+    sit_down(name)
+    os.chdir(home)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    while True:
+        print("$ ", end="", flush=True)
+        if not (line := sys.stdin.readline()):
+            return
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            called(shlex.split(line))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(f"[{status if status >= 0 else 128 - status}]", flush=True)
+
+
+def called(words: list[str]) -> None:
+    """Does what a command says, and ends."""
+    if "&>" in words:
+        file = os.open(words.pop(), os.O_WRONLY | os.O_CREAT)
+        words.remove("&>")
+        os.dup2(file, 1), os.dup2(file, 2)
+    try:
+        status = main(words[1:])
+    except SystemExit as error:
+        status = int(error.code or 0)
+    atexit._run_exitfuncs()
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(status)
+
+
 class Shell:
     """A terminal with a prompt; after every command it says `[status]`."""
 
-    def __init__(self, home: Path, program: str, *arguments: str, start: str = "") -> None:
-        self.home = home
-        where = {"cwd": str(home), "env": environment() | {"PS1": "$ ", "PROMPT_COMMAND": 'echo "[$?]"'}}
-        self.child = pexpect.spawn(
-            program, list(arguments), **where, encoding="utf-8", timeout=100, dimensions=(24, COLUMNS)
-        )
-        self.child.expect_exact("$ ")
-        self.flags = termios.tcgetattr(self.child.child_fd)
-        if start:
-            self.run(start)
+    def __init__(self, home: Path, terminal: Any) -> None:
+        self.home, self.terminal = home, terminal
+        terminal.expect_exact("$ ")
+        self.flags = termios.tcgetattr(terminal.fileno())
 
     def run(self, line: str, *interrupts: str) -> Said:
         """A command; Ctrl-C is pressed as each of these appears, one after the other."""
-        self.child.sendline(line)
-        self.child.expect_exact(f"{line}\r\n")
+        self.terminal.sendline(line)
+        self.terminal.expect_exact(f"{line}\r\n")
         text = ""
         for wanted in interrupts:
-            self.child.expect(wanted)
-            text += self.child.before + self.child.after
-            self.child.sendintr()
-        self.child.expect(r"\[(\d+)\]\r\n\$ ")
-        assert termios.tcgetattr(self.child.child_fd) == self.flags, "the terminal is as it was"
-        return Said(text + self.child.before, int(self.child.match[1]))
+            self.terminal.expect(wanted)
+            text += self.terminal.before + self.terminal.after
+            self.terminal.send("\x03")
+        self.terminal.expect(r"\[(\d+)\]\r\n\$ ")
+        assert termios.tcgetattr(self.terminal.fileno()) == self.flags, "the terminal is as it was"
+        return Said(text + self.terminal.before, int(self.terminal.match[1]))
 
 
-@pytest.fixture(scope="module", params=["forked", pytest.param("bash", marks=pytest.mark.slow)])
+@contextmanager
+def bash(home: Path) -> Iterator[Shell]:
+    """A shell as a user has it, whose commands are new interpreters."""
+    where = {"cwd": str(home), "env": environment() | {"PS1": "$ ", "PROMPT_COMMAND": 'echo "[$?]"'}}
+    arguments = ["--norc", "--noediting", "-i"]
+    child = pexpect.spawn("bash", arguments, **where, encoding="utf-8", timeout=100, dimensions=(24, COLUMNS))
+    try:
+        shell = Shell(home, child)
+        shell.run(f'headrace() {{ {sys.executable} -m headrace "$@"; }}')
+        yield shell
+    finally:
+        child.close(force=True)
+
+
+ALL_DAY = sampled.EVERY in os.environ
+
+
+@pytest.fixture(scope="module", params=["forked", *(["bash"] if ALL_DAY else [])])
 def shell(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """Where the user is: beside a recipe and a file of rows."""
+    """Where the user is: beside a recipe and a file of rows. A night is long enough for the real one."""
     home = tmp_path_factory.mktemp("home")
     shutil.copy(ROOT / "recipes" / "digits.py", home)
     (home / "waits.py").write_text(WAITS)
     (home / "held.py").write_text(HELD)
     np.save(home / "rows.npy", np.random.default_rng(0).random((5, 1, 8, 8), dtype=np.float32))
-    if request.param == "forked":
-        made = Shell(home, sys.executable, "-c", QUICK)
-    else:
-        start = f'headrace() {{ {sys.executable} -m headrace "$@"; }}'
-        made = Shell(home, "bash", "--norc", "--noediting", "-i", start=start)
-    try:
-        yield made
-    finally:
-        made.child.close(force=True)
+    if request.param == "bash":
+        with bash(home) as made:
+            yield made
+        return
+    where = tmp_path_factory.mktemp("shell")
+    with screens.terminal(a_shell, where, home, columns=COLUMNS) as terminal:
+        yield Shell(home, terminal)
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +227,9 @@ def test_a_training_shows_a_bar_and_leaves_a_line_for_each_epoch(straight: Said,
     assert "\r" in straight.text.replace("\r\n", "")
     assert not any("━" in line or "batch " in line for line in straight.lines), "of the bar nothing is left"
     told = [line.split()[1] for line in straight.lines if re.match(r"epoch \d+  train/loss", line)]
-    assert told == [str(epoch) for epoch in range(1, 9)]
+    assert told == [str(epoch) for epoch in range(1, 6)]
     (ended,) = (line for line in straight.lines if line.startswith("ended after"))
-    assert "8 epochs reached" in ended
+    assert "5 epochs reached" in ended
     accuracy = rows(shell, "runs/straight")[-1]["test/accuracy"]
     assert any(re.fullmatch(rf"test/accuracy +{accuracy:.4g}", line) for line in straight.lines)
     assert accuracy > 0.7
@@ -225,11 +247,11 @@ def test_it_says_what_comes_next_and_the_report_is_written(straight: Said, shell
 
 def test_a_changed_flag_is_another_run(straight: Said, shell: Shell) -> None:
     before = rows(shell, "runs/straight")
-    said = shell.run(f"{FIT} --lr 0.01 --run runs/straight")
+    said = shell.run(f"{FIT} --lr 0.02 --run runs/straight")
     assert said.status == 1
     assert "lr" in said.text
-    assert "0.002" in said.text
     assert "0.01" in said.text
+    assert "0.02" in said.text
     assert "override" in said.text
     assert "Traceback" not in said.text
     assert rows(shell, "runs/straight") == before
@@ -243,7 +265,7 @@ def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(interrupted: Said, 
     (ended,) = (line for line in interrupted.lines if line.startswith("ended after"))
     assert "SIGINT received" in ended
     assert any("headrace resume runs/first" in line for line in interrupted.lines)
-    assert max(row["epoch"] for row in rows(shell, "runs/first")) < 8
+    assert max(row["epoch"] for row in rows(shell, "runs/first")) < 5
 
 
 def test_a_resumed_training_ends_as_if_nobody_had_interrupted_it(straight: Said, resumed: Said, shell: Shell) -> None:
@@ -297,6 +319,18 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(shell: Shel
     assert said.text.rfind(SHOW) >= said.text.rfind(HIDE), "the cursor is there"
     listed = shell.run("headrace checkpoint list runs/waits")
     assert [line.split()[0] for line in listed.lines] == ["step-000000000000", "step-000000000002"]
+
+
+@pytest.mark.slow
+def test_a_real_shell_hears_how_a_command_ended_and_sends_it_where_it_is_told(tmp_path: Path) -> None:
+    """New interpreters in the foreground of bash, which hands Ctrl-C and the terminal on to them."""
+    (tmp_path / "waits.py").write_text(WAITS)
+    with bash(tmp_path) as shell:
+        said = shell.run("headrace fit waits.py --run runs/waits", "waiting", "heard")
+        assert said.status == 130
+        assert said.text.rfind(SHOW) >= said.text.rfind(HIDE), "the cursor is there"
+        assert shell.run("headrace fit waits.py --widht 4 &> piped.txt") == Said("", 2)
+        assert "--widht" in (tmp_path / "piped.txt").read_text()
 
 
 def test_ctrl_c_without_a_run_leaves_the_terminal_sane_as_well(shell: Shell) -> None:

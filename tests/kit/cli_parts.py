@@ -1,13 +1,13 @@
 """A recipe for tests of the command line, and the command line in this process and in one of its own."""
 
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from headrace.cli import main
+from kit import forked
 
 LIMIT_S = 60.0
 RECIPE = '''
@@ -41,7 +41,8 @@ def small(lr: float = 0.1, width: int = 8, kind: Literal["sgd", "adam"] = "adam"
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Dropout(0.5), nn.Linear(width, 2))
     optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[kind](model.parameters(), lr=lr)
-    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, metrics=["accuracy"])
+    metrics = [] if "GATE" in os.environ else ["accuracy"]  # torchmetrics takes a process of its own a second to import
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=8, metrics=metrics)
     fit = {"epochs": 2, "callbacks": [Gate()]}
     return hr.Recipe(trainer, rows(40), rows(20), rows(30) if tested else None, fit=fit)
 
@@ -65,19 +66,21 @@ def headrace(*words: object) -> int:
         return int(error.code or 0)
 
 
-def program(*words: object, module: Sequence[str] = ("headrace",), **variables: str) -> subprocess.Popen[str]:
-    """Starts a command in a process of its own."""
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-m", *module, *map(str, words)]
-    return subprocess.Popen(command, text=True, env=environment(**variables), **pipes)
+@contextmanager
+def process(at: Path, *words: object, **variables: str) -> Iterator[forked.Child]:
+    """A command in a process of its own, in the directory where the test is; `at` is a directory for what it prints.
+
+    What it prints is what it tells, and what is said to it is its input. Of errors it speaks in its output.
+    """
+    with forked.start(_command, at, os.getcwd(), [str(word) for word in words], variables, limit_s=LIMIT_S) as child:
+        yield child
 
 
-def finished(*words: object, status: int = 0, module: Sequence[str] = ("headrace",), **variables: str) -> list[str]:
-    """Runs a command in a process of its own to its end; what it printed and what it said of errors."""
-    with program(*words, module=module, **variables) as process:
-        out, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == status, errors
-    return [out, errors]
+def _command(place: str, words: Sequence[str], variables: dict[str, str]) -> None:
+    os.chdir(place)
+    os.environ |= variables
+    forked.take_over()
+    raise SystemExit(main(words))
 
 
 def environment(**variables: str) -> dict[str, str]:
