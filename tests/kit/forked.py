@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -277,6 +278,8 @@ def _warm_up() -> None:
     trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)
     gc.collect()
     gc.freeze()
+    for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # what torch has set up here is not for every process to take down: half its time
 
 
 def _nanny(limit_s: float, lines: int, orders: int, status: int, output: int) -> bool:
