@@ -68,11 +68,34 @@ class Kill(Trace):
             _, fd, data = arguments
             os.write(fd, memoryview(data)[: len(data) // 2])
         if here and self.when != "after":
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._end()
         result = super().__call__(operation, call, *arguments)
         if here:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._end()
         return result
+
+    def _end(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Died(BaseException):
+    """Ends a save as the end of its process would: nothing after it is performed."""
+
+
+@dataclass
+class Death(Kill):
+    """As `Kill` where no process has to end: what is under way raises, and whatever it still tries is not performed."""
+
+    dead: bool = False
+
+    def __call__(self, operation: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self.dead:
+            raise Died
+        return super().__call__(operation, call, *arguments)
+
+    def _end(self) -> None:
+        self.dead = True
+        raise Died
 
 
 @dataclass
@@ -106,10 +129,6 @@ def _inode(operation: str, arguments: tuple[Any, ...]) -> tuple[int, int] | None
         return None
     found = os.fstat(arguments[1])
     return found.st_dev, found.st_ino
-
-
-class Died(BaseException):
-    """Ends a save as the end of its process would: nothing after it is performed."""
 
 
 # --- a process of its own ---------------------------------------------------------------------------------
