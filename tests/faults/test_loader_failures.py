@@ -260,6 +260,7 @@ def test_ctrl_c_ends_a_wait_at_once(tmp_path: Path) -> None:
 
 
 def wait_for_a_batch() -> None:
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # that torch waits for a worker that hangs, at the end
     source = LoaderSource(loader("hangs and tells", 17, "plain"), names=("x", "y", "i"), streams=STREAMS)
     for _ in hr.Feed(source):
         pass

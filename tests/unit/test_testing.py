@@ -236,7 +236,7 @@ class EndlessUnshardedRestarting(Unsharded, Endless):
 def test_a_source_that_does_less_keeps_its_promises_and_the_others_are_listed(
     make: type[Sentences], skipped: set[str]
 ) -> None:
-    report = check_source(lambda: make(LINES), sizes=(1, 4), workers=(1, 3))
+    report = check_source(lambda: make(LINES), sizes=(1, 4), batches=100, workers=(1, 3))
     assert set(report.skipped) == skipped
     assert not set(report.skipped) & (set(report.checked) - {"rewind"})
     assert all(f"not checked: {promise}: " in str(report) for promise in skipped)
@@ -484,12 +484,12 @@ class ExampleWithoutFlags(Example):
         (ExampleOfOtherNumbers, "calls", "raised IndexError"),
         (ExampleOfUnequalLabels, "streams", r"expected stream label: float32\[5\], got label: float32\[3\]"),
         (ExampleOfMissingLabels, "calls", "raised KeyError: 'label'"),
-        (ExampleWithoutFlags, "end", "within 1000 batches"),
+        (ExampleWithoutFlags, "end", "within 100 batches"),
     ],
 )
 def test_the_bugs_of_the_example_are_found(make: type[Example], promise: str, told: str) -> None:
     with pytest.raises(AssertionError, match=rf"(?s)^{make.__name__} broke the promise '{promise}'.*{told}"):
-        check_source(make, sizes=(1, 4), limit_s=1 if make is Example else 10)  # the one that spins
+        check_source(make, sizes=(1, 4), batches=100, limit_s=1 if make is Example else 10)  # the one that spins
 
 
 def test_the_late_end_of_the_example_is_found() -> None:
