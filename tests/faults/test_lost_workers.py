@@ -1,6 +1,7 @@
 """Workers that fail, are killed, stopped or hang: all others end soon, and say who it was, where, and why."""
 
 import ctypes
+import itertools
 import re
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from kit.forked import Child, start, tell
+from kit.sampled import sampled
 from kit.torch_workers import be_worker, free_port, hangs, is_killed, is_stopped, over_gloo
 from torch import Tensor, nn
 
@@ -101,9 +103,6 @@ def training(at: Path, gloo: bool, bad: int, how: str) -> Iterator[list[Child]]:
         yield [stack.enter_context(start(trains, at, k, port, gloo, bad, how)) for k in range(COUNT)]
 
 
-OVER = pytest.mark.parametrize(
-    "gloo", [pytest.param(False, id="one-host"), pytest.param(True, id="several-hosts", marks=pytest.mark.slow)]
-)
 EVERY = pytest.mark.parametrize(
     ("gloo", "bad"),
     [
@@ -135,33 +134,42 @@ def test_a_killed_worker_ends_all_others(tmp_path: Path, gloo: bool, bad: int) -
     assert max(ended.after_s.values()) < SOON_S
 
 
-@EVERY
-def test_a_stopped_worker_ends_all_others_after_the_timeout(tmp_path: Path, gloo: bool, bad: int) -> None:
-    with training(tmp_path, gloo, bad, "is_stopped") as children:
-        ended = Ended(children, bad)
+@pytest.mark.parametrize(
+    ("gloo", "bad"),
+    [
+        pytest.param(True, 1, id="several-hosts-1"),
+        pytest.param(False, 0, id="one-host-0", marks=pytest.mark.slow),
+        pytest.param(False, 1, id="one-host-1", marks=pytest.mark.slow),
+        pytest.param(True, 0, id="several-hosts-0", marks=pytest.mark.slow),
+    ],
+)
+def test_a_stopped_worker_or_a_hung_source_ends_all_after_the_timeout_and_is_named(
+    tmp_path: Path, gloo: bool, bad: int
+) -> None:
+    """Two trainings, so that the timeout is waited for once: a worker of one is stopped, another of the other hangs."""
+    (tmp_path / "other").mkdir()
+    with (
+        training(tmp_path, gloo, bad, "is_stopped") as children,
+        training(tmp_path / "other", not gloo, 1 - bad, "hangs") as others,
+    ):
+        hung, stopped = Ended(others, 1 - bad), Ended(children, bad)
+        own = others[1 - bad].until("lost").split(" ", 1)[1]  # it is disturbed, and ends as the others do
+        assert others[1 - bad].code() == 3
         children[bad].send(signal.SIGCONT)  # and whoever was stopped ends when it goes on
         assert children[bad].code() == 3
-    for says in ended.says.values():
+    for says in stopped.says.values():
         assert re.match(
             rf"worker {bad} keeps the others waiting since step [45].*nothing has been heard of it", says
         ), says
-    assert ended.waited_s > TIMEOUT_S
-    assert max(ended.after_s.values()) < TIMEOUT_S + SOON_S
+    told = f"worker {1 - bad} keeps the others waiting since step 5 (reading data), for more than {TIMEOUT_S:g} s. "
+    assert {own, *hung.says.values()} == {f"{told}If it may take longer, raise timeout_s."}
+    for ended in (hung, stopped):
+        assert ended.waited_s > TIMEOUT_S
+        assert max(ended.after_s.values()) < TIMEOUT_S + SOON_S
 
 
-@EVERY
-def test_a_hung_source_ends_all_after_the_timeout_and_is_named(tmp_path: Path, gloo: bool, bad: int) -> None:
-    with training(tmp_path, gloo, bad, "hangs") as children:
-        ended = Ended(children, bad)
-        own = children[bad].until("lost").split(" ", 1)[1]  # it is disturbed, and ends as the others do
-        assert children[bad].code() == 3
-    told = f"worker {bad} keeps the others waiting since step 5 (reading data), for more than {TIMEOUT_S:g} s. "
-    assert {own, *ended.says.values()} == {f"{told}If it may take longer, raise timeout_s."}
-    assert ended.waited_s > TIMEOUT_S
-    assert max(ended.after_s.values()) < TIMEOUT_S + SOON_S
-
-
-@OVER
+@pytest.mark.slow
+@pytest.mark.parametrize("gloo", [False, True], ids=["one-host", "several-hosts"])
 def test_a_worker_that_nothing_interrupts_is_ended(tmp_path: Path, gloo: bool) -> None:
     with training(tmp_path, gloo, 1, "hangs_deaf") as children:
         Ended(children, 1)
@@ -172,7 +180,9 @@ def test_a_worker_that_nothing_interrupts_is_ended(tmp_path: Path, gloo: bool) -
     assert ended_s - float(children[1].told[0].removeprefix("acts ")) < TIMEOUT_S + 2 * SOON_S
 
 
-@OVER
+@pytest.mark.parametrize(
+    "gloo", [pytest.param(False, id="one-host"), pytest.param(True, id="several-hosts", marks=pytest.mark.slow)]
+)
 def test_a_program_that_is_over_while_others_need_it_is_named(tmp_path: Path, gloo: bool) -> None:
     with training(tmp_path, gloo, 1, "leaves") as children:
         ended = Ended(children, 1)
@@ -240,9 +250,11 @@ def steps_by_hand(index: int, port: int, gloo: bool, where: str, failing: tuple[
 FAILED = "worker {} failed in an update that the workers make together (KeyError: 'on purpose')."
 
 
-@pytest.mark.parametrize("gloo", [pytest.param(False, id="one-host"), pytest.param(True, id="several-hosts")])
-@pytest.mark.parametrize("failing", [(0, 1), (1,)], ids=str)
-@pytest.mark.parametrize("where", ["backward", "forward"])
+FAILING = [("backward", (1,), True), ("forward", (1,), False)]
+ALL = [*itertools.product(("backward", "forward"), ((0, 1), (1,)), (False, True))]
+
+
+@pytest.mark.parametrize(("where", "failing", "gloo"), sampled(ALL, keep=FAILING, of=6), ids=str)
 def test_a_worker_that_has_failed_in_a_common_update_makes_no_more_of_them(
     tmp_path: Path, where: str, failing: tuple[int, ...], gloo: bool
 ) -> None:

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from kit.crash_model import Recorder, Story, build
 from kit.fault_harness import (
     LEFTOVERS,
     RUN,
+    Death,
+    Died,
     Fail,
     Kill,
     Trace,
@@ -25,6 +28,7 @@ from kit.fault_harness import (
     scratch,
     sound,
 )
+from kit.sampled import sampled
 
 from headrace import disk
 from headrace.checkpoint import Keep, Store
@@ -91,30 +95,48 @@ def test_a_checkpoint_takes_the_place_of_one_of_the_same_step(how: str, root: Pa
         Store(path, RUN).save(contents_of(STEP))
 
 
+def places(names: list[str]) -> list[tuple[int, str]]:
+    """All moments between two operations, before the first and after the last."""
+    return [*((n, "before") for n in range(len(names))), (len(names) - 1, "after")]
+
+
+def left(path: Path, keep: Keep) -> str:
+    """Which of the two is left; nothing else is but what the next save clears away."""
+    found = one_of_the_two(path)
+    assert all(entry.startswith(LEFTOVERS) for entry in os.listdir(path) if not entry.startswith("step-"))
+    goes_on(path, keep, NEXT)
+    return found
+
+
 @pytest.mark.parametrize("keep", [Keep(1), Keep(None)])
-def test_a_kill_anywhere_leaves_one_of_the_two(keep: Keep, how: str, root: Path) -> None:
+def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, how: str, root: Path) -> None:
+    """Nothing after that place is performed, as if the process had been killed there."""
     seen, lost = [], []
-    for at, name in enumerate(operations(root, keep)):
-        for when in ("before", "after"):
-            path = shutil.copytree(root / "template", root / f"{at}-{when}")
-
-            def save(path: Path = path, at: int = at, when: str = when) -> None:
-                with performing(Kill(at=at, when=when)):
-                    take_over(path, keep)
-
-            assert in_child(save).killed
-            try:
-                seen.append(one_of_the_two(path))
-            except AssertionError:
-                lost.append((at, name, when))
-                continue
-            others = [entry for entry in os.listdir(path) if not entry.startswith("step-")]
-            assert all(entry.startswith(LEFTOVERS) for entry in others)
-            goes_on(path, keep, NEXT)
+    for at, when in places(operations(root, keep)):
+        path = shutil.copytree(root / "template", root / f"{at}-{when}")
+        with performing(death := Death(at=at, when=when)), suppress(Died):
+            take_over(path, keep)
+        assert death.dead, (at, when)
+        try:
+            seen.append(left(path, keep))
+        except AssertionError as error:
+            lost.append((at, when, error))
     assert lost == []
-    assert len(seen) > 30
+    assert len(seen) > 15
     assert seen == sorted(seen, reverse=True)
     assert set(seen) == {"old", STAYS[how]}
+
+
+def test_a_process_that_is_killed_leaves_one_of_the_two(how: str, root: Path) -> None:
+    for at, when in sampled(places(names := operations(root, Keep(1))), keep=[(len(names) - 1, "after")], of=12):
+        path = shutil.copytree(root / "template", root / f"{at}-{when}")
+
+        def save(path: Path = path, at: int = at, when: str = when) -> None:
+            with performing(Kill(at=at, when=when)):
+                take_over(path, Keep(1))
+
+        assert in_child(save).killed
+        left(path, Keep(1))
 
 
 def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(how: str, root: Path) -> None:
@@ -137,21 +159,24 @@ def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(how: str
 
 def test_a_loss_of_power_anywhere_leaves_one_of_the_two(how: str, root: Path) -> None:
     path = shutil.copytree(root / "template", root / "disk")
-    story, recorder, seen, lost_both = Story(path), Recorder(), set(), 0
+    story, recorder = Story(path), Recorder()
     with performing(recorder):
         take_over(path, Keep(1))
         recorder.returned(STEP)
     story.tell(recorder.log)
+    found = dict[tuple[object, ...], str]()  # many a loss leaves the same as another
     for end, lost in story.crashes(subsets=5):
-        build(story.left(end, lost), root / "after")
-        try:
-            seen.add(one_of_the_two(root / "after"))
-            assert not story.promised(end) or one_of_the_two(root / "after") == STAYS[how]
-        except AssertionError:
-            lost_both += 1
-        shutil.rmtree(root / "after")
-    assert lost_both == 0
-    assert seen == {"old", STAYS[how]}
+        tree = story.left(end, lost)
+        key = tuple(sorted(tree.items()))
+        if key not in found:
+            build(tree, root / "after")
+            try:
+                found[key] = one_of_the_two(root / "after")
+            except AssertionError:
+                found[key] = "neither"
+            shutil.rmtree(root / "after")
+        assert not story.promised(end) or found[key] == STAYS[how]
+    assert set(found.values()) == {"old", STAYS[how]}
 
 
 def test_what_is_not_of_this_run_is_not_taken_over(how: str, root: Path) -> None:

@@ -1,11 +1,13 @@
 """A run goes on with another number of workers: every row once per epoch, and what one worker would have come to."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.sampled import sampled
 from kit.worker_cases import BATCH, EPOCHS, EXACT, ROWS, UPDATES, Found, Options, apart, columns, run, sgd
 from torch import Tensor, nn
 
@@ -73,8 +75,7 @@ def test_one_worker_reads_every_row_once_per_epoch_in_two_orders(one: Found) -> 
 # --- one update by all ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-@pytest.mark.parametrize("stop", [2, 4])
+@pytest.mark.parametrize(("stop", "workers"), sampled(itertools.product((2, 4), (1, 2, 5)), keep=[(2, 5)], of=3))
 def test_synchronous_workers_go_on_with_the_same_batches(one: Found, stop: int, workers: int, tmp_path: Path) -> None:
     at = {"run": str(tmp_path / "run")}
     before = hr.launch(train, None, at | {"steps": stop}, BATCH, workers=3)
@@ -84,7 +85,10 @@ def test_synchronous_workers_go_on_with_the_same_batches(one: Found, stop: int, 
     assert apart({"weights": {name: one["weights"][name] for name in weights}}, {"weights": weights}) < EXACT
 
 
-@pytest.mark.parametrize("name", ["plain", "adam", "all three", "two optimizers", "sequences", "rare", "clipped"])
+CHANGING = ["plain", "adam", "all three", "two optimizers", "sequences", "rare", "clipped"]
+
+
+@pytest.mark.parametrize("name", sampled(CHANGING, keep=["two optimizers"], of=6))
 def test_workers_may_change_again_and_again(name: str, tmp_path: Path) -> None:
     one = run(1, name)
     for stop, workers in ((1, 5), (3, 7), (5, 3), (2 * UPDATES, 8)):
@@ -103,8 +107,9 @@ ROUNDS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize(
+    ("name", "workers"), sampled(itertools.product(ROUNDS, (1, 2, 5)), keep=[("DiLoCo", 5), ("once", 2)], of=5)
+)
 def test_another_number_of_workers_begins_the_round_anew(name: str, workers: int, one: Found, tmp_path: Path) -> None:
     """What was learnt since all had the same weights is lost with its rows, which are read again."""
     at = {"run": str(tmp_path / "run"), "steps": 100}
@@ -128,8 +133,7 @@ def test_the_same_number_of_workers_goes_on_within_the_round(one: Found, tmp_pat
 # --- a center ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("steps", "workers"), sampled(itertools.product((1, 3), (1, 2, 5)), keep=[(3, 5)], of=5))
 def test_a_center_has_learnt_from_every_row_once_per_epoch(steps: int, workers: int, tmp_path: Path) -> None:
     """Changes are added up as they come, so that the model's own count of rows is exact."""
     at = {"run": str(tmp_path / "run"), "steps": 100}
@@ -145,7 +149,7 @@ def test_a_center_has_learnt_from_every_row_once_per_epoch(steps: int, workers: 
     assert after["samples"] == EPOCHS * ROWS
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("workers", sampled([1, 2, 5], keep=[5], of=2))
 def test_springs_go_on_at_the_center_with_every_row_counted(workers: int, tmp_path: Path) -> None:
     at = {"run": str(tmp_path / "run"), "steps": 100}
     before = hr.launch(train, hr.Elastic("2 steps"), at | {"steps": 3}, 4, workers=3)

@@ -1,10 +1,10 @@
 """Workers that are processes of this machine: started, watched, started again, and always ended."""
 
-import hashlib
 import os
 import pickle
 import random
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -21,10 +21,9 @@ import numpy as np
 import pytest
 import torch
 from kit.forked import Child, start, tell
-from kit.torch_workers import LOOPBACK, free_port, hangs, is_killed, is_stopped, listening
+from kit.torch_workers import LOOPBACK, fork_workers, free_port, hangs, is_killed, is_stopped, listening, run_torchrun
 from torch import nn
 
-import headrace as hr
 from headrace.comm import here
 from headrace.engine import processes
 from headrace.engine.agent import GRACE_S
@@ -134,7 +133,7 @@ WAYS = {
 
 def launches(function: str, workers: int, at: str, how: str, restarts: int = 0) -> None:
     """What a program does that calls `launch`; it says how that has ended, and whether everything is as before."""
-    processes.START = "fork"  # of this process, which has one thread and has imported all that they need
+    fork_workers()
     main = globals()[function]
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)]
     environment = dict(os.environ)
@@ -154,7 +153,7 @@ def launches(function: str, workers: int, at: str, how: str, restarts: int = 0) 
 
 
 @contextmanager
-def launched(at: Path, how: str, workers: int = 3, restarts: int = 0, main: str = "steps") -> Iterator[Child]:
+def launched(at: Path, how: str, workers: int = 2, restarts: int = 0, main: str = "steps") -> Iterator[Child]:
     with start(launches, at, main, workers, at, how, restarts) as child:
         yield child
 
@@ -202,20 +201,36 @@ def raised(child: Child) -> tuple[float, str, list[str]]:
 # --- well ------------------------------------------------------------------------------------------------
 
 
-def test_workers_are_called_and_worker_0_s_value_and_weights_come_back() -> None:
+def are_called(workers: int) -> None:
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
-    found = run(Job(looks_around, (model, "hello"), workers=2, timeout_s=20.0))
+    found = run(Job(looks_around, (model, "hello"), workers=workers, timeout_s=20.0))
     value = found.value
     assert value["word"] == "hello"
-    assert value["workers"] == [0, 1]
-    assert value["drawn"][0] != value["drawn"][1]
+    assert value["workers"] == list(range(workers))
+    assert len({drawn[0] for drawn in value["drawn"]}) == workers
     assert value["drawn"][0] == _drawn_by(0)  # so that a rerun repeats
     assert value["threads"] == [os.environ["OMP_NUM_THREADS"], int(os.environ["OMP_NUM_THREADS"])]
     assert torch.equal(value["tensor"], torch.arange(3))
     assert torch.equal(model.weight, before)  # nothing is shared
     assert torch.equal(found.weights[0]["weight"], before)
     assert list(found.weights[0]) == ["weight", "bias"]
+
+
+def calls_forks() -> None:
+    fork_workers()
+    are_called(2)
+
+
+def test_workers_are_called_and_worker_0_s_value_and_weights_come_back(tmp_path: Path) -> None:
+    with start(calls_forks, tmp_path) as child:
+        assert child.ending() == 0, child.output
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_workers_that_no_test_has_prepared_are_called_just_so(workers: int) -> None:
+    """Each is an interpreter of its own, which imports what it needs; all other tests fork them."""
+    are_called(workers)
 
 
 def _drawn_by(worker: int) -> list[float]:
@@ -240,10 +255,29 @@ else:
 """
 
 
+ONE_HOST = ["--standalone", "--nproc-per-node=2"]
+
+
+def runs_script(script: str) -> None:
+    runpy.run_path(script)
+
+
+def runs_torchrun(script: str) -> None:
+    run_torchrun(ONE_HOST, runs_script, script)
+
+
+def test_a_plain_script_works_as_torchrun_starts_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with start(runs_torchrun, tmp_path, tmp_path / "train.py") as child:
+        assert child.ending() == 0, child.output
+    assert child.output == "total [3.0, 3.0, 3.0] ['x', 'x']\n"
+
+
+@pytest.mark.slow
 def test_a_plain_script_works_under_torchrun(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *ONE_HOST]
     ended = subprocess.run([*torchrun, script], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "total [3.0, 3.0, 3.0] ['x', 'x']\n"
@@ -255,7 +289,7 @@ def test_workers_start_again_after_a_failure(tmp_path: Path) -> None:
     with launched(tmp_path, "raises_once", restarts=2) as child:
         assert child.until("result") == "done"
         assert child.ending() == 0
-    assert len([line for line in child.told if line.startswith("pid")]) == 6
+    assert len([line for line in child.told if line.startswith("pid")]) == 4
     assert child.output.splitlines() == [
         "headrace: worker 1 failed at step 5: ValueError: a bad start",
         "headrace: all workers start again (1 of 2).",
@@ -270,7 +304,7 @@ def waits(at: str, how: str) -> None:
 
 
 def test_nobody_but_this_machine_is_listened_to(tmp_path: Path) -> None:
-    with launched(tmp_path, "", main="waits", workers=2) as child:
+    with launched(tmp_path, "", main="waits") as child:
         workers = pids(child, 2)
         found = listening([child.pid, *workers])
         assert len(found) >= 3  # the store, and gloo's
@@ -283,7 +317,7 @@ def test_nobody_but_this_machine_is_listened_to(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_worker_is_the_caller_s_with_worker_step_and_traceback(tmp_path: Path) -> None:
-    with launched(tmp_path, "raises") as child:
+    with launched(tmp_path, "raises", workers=3) as child:
         workers, (acts_s, _) = pids(child, 3), acted(child)
         when_s, what, notes = raised(child)
         are_gone(workers)
@@ -296,7 +330,7 @@ def test_an_error_of_a_worker_is_the_caller_s_with_worker_step_and_traceback(tmp
 
 def test_an_error_of_our_own_keeps_its_class_and_is_not_tried_again(tmp_path: Path) -> None:
     with launched(tmp_path, "raises_ours", restarts=2) as child:
-        workers = pids(child, 3)
+        workers = pids(child, 2)
         _, what, notes = raised(child)
         are_gone(workers)
     assert what == "DataError: row 17 has no target."
@@ -309,12 +343,16 @@ def test_an_error_of_our_own_keeps_its_class_and_is_not_tried_again(tmp_path: Pa
     [
         ("is_killed", r"worker 1 was lost at step [45].*: it was killed \(SIGKILL\), as the system does when"),
         ("leaves", r"worker 1 ended with exit status 0 at step [45].*, and did not say why\."),
-        ("leaves_badly", r"worker 1 ended with exit status 7 at step [45].*, and did not say why\."),
+        pytest.param(
+            "leaves_badly",
+            r"worker 1 ended with exit status 7 at step [45].*, and did not say why\.",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["killed", "leaves", "leaves badly"],
 )
 def test_a_lost_worker_is_named_and_all_end(tmp_path: Path, how: str, said: str) -> None:
-    with launched(tmp_path, how) as child:
+    with launched(tmp_path, how, workers=3) as child:
         workers, (acts_s, _) = pids(child, 3), acted(child)
         when_s, what, _ = raised(child)
         are_gone(workers)
@@ -322,21 +360,18 @@ def test_a_lost_worker_is_named_and_all_end(tmp_path: Path, how: str, said: str)
     assert when_s - acts_s < SOON_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ("is_stopped", r"worker 1 keeps the others waiting since step [45].*for more than 3 s; nothing has"),
-        pytest.param(
-            "hangs_deaf",
-            r"worker 1 keeps the others waiting since step 5 \(reading data\), for more than 3",
-            marks=pytest.mark.slow,
-        ),
+        ("hangs_deaf", r"worker 1 keeps the others waiting since step 5 \(reading data\), for more than 3"),
     ],
     ids=["stopped", "hangs"],
 )
 def test_a_late_worker_is_named_and_all_end_after_the_timeout(tmp_path: Path, how: str, said: str) -> None:
     graces_s = 2 * GRACE_S  # that the late one has then: to end by itself, and once it is asked to
-    with launched(tmp_path, how) as child:
+    with launched(tmp_path, how, workers=3) as child:
         workers, (acts_s, late) = pids(child, 3), acted(child)
         are_gone([pid for pid in workers if pid != late], acts_s + TIMEOUT_S + SOON_S - time.monotonic())
         when_s, what, _ = raised(child)
@@ -355,9 +390,10 @@ def never_comes(at: str, how: str) -> None:
     here()
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_come_is_named(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="never_comes") as child:
-        workers = pids(child, 3)
+        workers = pids(child, 2)
         what = raised(child)[1]
         are_gone(workers)
     assert what == (
@@ -391,8 +427,9 @@ def goes_on(at: str, how: str) -> str:
     return "done"
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_returned_and_does_not_end_is_ended(tmp_path: Path) -> None:
-    with launched(tmp_path, "", main="goes_on", workers=2) as child:
+    with launched(tmp_path, "", main="goes_on") as child:
         workers = pids(child, 2)
         assert child.until("result") == "done"
         assert child.ending() == 0
@@ -408,7 +445,7 @@ def returns_a_lock(at: str, how: str) -> Any:
 
 
 def test_a_value_that_cannot_be_sent_back_is_said_to_be_so(tmp_path: Path) -> None:
-    with launched(tmp_path, "", main="returns_a_lock", workers=2) as child:
+    with launched(tmp_path, "", main="returns_a_lock") as child:
         what = raised(child)[1]
     assert what.startswith("ConfigError: what main returned, a lock, cannot be sent back: TypeError: cannot pickle")
 
@@ -440,12 +477,12 @@ def listens(at: str, how: str) -> None:
     [
         (signal.SIGINT, "KeyboardInterrupt"),
         (signal.SIGTERM, "SystemExit: 143"),
-        (signal.SIGUSR1, "SystemExit: 143"),
+        pytest.param(signal.SIGUSR1, "SystemExit: 143", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_is_passed_on_once_and_workers_end_by_themselves(tmp_path: Path, number: int, what: str) -> None:
     with launched(tmp_path, "", main="listens") as child:
-        workers = pids(child, 3)
+        workers = pids(child, 2)
         os.killpg(child.pid, number)  # as a terminal does
         for _ in workers:
             assert child.until("heard") == f"[{int(number)}]"
@@ -455,7 +492,7 @@ def test_a_signal_is_passed_on_once_and_workers_end_by_themselves(tmp_path: Path
 
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     with launched(tmp_path, "deaf", main="listens") as child:
-        workers = pids(child, 3)
+        workers = pids(child, 2)
         child.send(signal.SIGINT)
         for _ in workers:
             child.until("asked")  # the first one has been heard, and passed on
@@ -469,7 +506,7 @@ def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
 
 def test_workers_do_not_outlive_the_process_that_has_started_them(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="waits") as child:
-        workers = pids(child, 3)
+        workers = pids(child, 2)
         child.send(signal.SIGKILL)
         are_gone(workers)
 
@@ -560,7 +597,7 @@ def _bytes(weights: Any) -> bytes:
 
 
 def is_a_node(address: str, how: str) -> None:
-    processes.START = "fork"
+    fork_workers()
     job = Job(meets, (how,), workers=4, nodes=2, restarts=1, address=address, interface="lo", timeout_s=10.0)
     tell(f"result {run(job).value}")
 
@@ -585,36 +622,3 @@ def test_nodes_meet_at_an_address_and_start_again_together(tmp_path: Path, how: 
             assert node.ending() == 0, node.output
         again = "headrace: all workers start again (1 of 1)."
         assert [again in node.output for node in nodes] == [how == "fails"] * 2
-
-
-# --- trainings -------------------------------------------------------------------------------------------
-
-
-class Falls(hr.Callback):
-    """Raises in worker 1 after an update, at the first start."""
-
-    def on_step_end(self, info: hr.Info) -> None:
-        if info.step == 9 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and here().shard.index == 1:
-            raise ValueError("a bad batch")
-
-
-def trains(at: str, how: str) -> str:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2))
-    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters()), batch_size=8)
-    x, y = torch.randn(50, 4), torch.randint(2, (50,))
-    callbacks = [Falls()] if how == "falls" else []
-    settings: Any = {"run": Path(at) / how, "checkpoint_every": "2 steps", "progress": False}
-    trainer.fit((x, y), epochs=3, callbacks=callbacks, **settings)
-    return hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_dict().values())).hexdigest()
-
-
-def test_a_training_that_is_started_again_goes_on_from_its_last_checkpoint_bit_for_bit(tmp_path: Path) -> None:
-    with launched(tmp_path, "stands", workers=2, main="trains") as child:
-        whole = child.until("result")
-        assert child.ending() == 0, child.output
-    with launched(tmp_path, "falls", workers=2, restarts=1, main="trains") as child:
-        assert child.until("result") == whole
-        assert child.ending() == 0, child.output
-        assert "headrace: all workers start again (1 of 1)." in child.output
-        assert re.search(r"worker 1 failed at step \d+: ValueError: a bad batch", child.output), child.output

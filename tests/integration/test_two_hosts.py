@@ -1,23 +1,25 @@
 """Two hosts on a slow link, which is cut in the middle of a round: both sides end and say why, and then go on.
 
-The hosts are network namespaces, which only root can make. This file is also what their workers run.
+The hosts are network namespaces, which only root can make.
 """
 
+import ctypes
 import json
 import os
 import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit.forked import Child, hear, start, tell
+from kit.torch_workers import run_torchrun
 from torch import nn
 
 import headrace as hr
@@ -35,6 +37,7 @@ UPDATES = 64
 MISSED = "worker 1", "worker 0|the process that started the workers"  # whom either host hears of no more
 RATE = "100mbit"
 LINK = "net0"
+CLONE_NEWNET = 0x40000000
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(6 * LIMIT_S)]
 
@@ -45,18 +48,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(6 * LIMIT_
 class Pause(hr.Callback):
     """Says that it has come to an update, and waits for a word, if there is anybody to say it."""
 
-    def __init__(self, at: Path) -> None:
-        self.at = at
+    def __init__(self, pauses: bool) -> None:
+        self.pauses = pauses
         self.resumed = 0
 
     def on_step_end(self, info: hr.Info) -> None:
         self.resumed = info.resumed
-        if info.step == PAUSE and (self.at / "said").exists():
-            (self.at / "said").write_text(f"{os.getpid()}\n")
-            (self.at / f"word-{os.environ['RANK']}").read_text()
+        if info.step == PAUSE and self.pauses:
+            tell(f"pid {os.getpid()}")
+            hear()
 
 
-def train(at: Path) -> None:
+def train(at: Path, pauses: bool) -> None:
     """A training as a user would write it, and what came of it."""
     signal.alarm(int(LIMIT_S))
     torch.set_num_threads(1)
@@ -65,12 +68,13 @@ def train(at: Path) -> None:
     x = torch.randn(1024, 20, generator=torch.Generator().manual_seed(1))
     rows = hr.ArrayTable({"x": x, "y": x.square().sum(1).sqrt()}, block=64)
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
-    rounds, pause = Periodic(f"{EVERY} steps"), Pause(at)
+    rounds, pause = Periodic(f"{EVERY} steps"), Pause(pauses)
     trainer = hr.Trainer(model, hr.MSE(), optimizer, batch_size=16, order="blocks", strategy=rounds)
     try:
         trainer.fit(rows, epochs=2, run=at / "run", checkpoint_every="10 steps", callbacks=[pause], progress=False)
-    except WorkerError:
-        (at / f"failed-{os.environ['RANK']}").write_text(str(time.monotonic()))  # a clock that both hosts share
+    except WorkerError as error:
+        said = f"{time.monotonic()} {error}"  # by a clock that both hosts share
+        (at / f"failed-{os.environ['RANK']}").write_text(said)
         raise
     found = {"resumed": pause.resumed, "weights": [value.tolist() for value in model.state_dict().values()]}
     (at / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
@@ -79,36 +83,12 @@ def train(at: Path) -> None:
 # --- the hosts -------------------------------------------------------------------------------------------
 
 
-class Command:
-    """`torchrun` on one host, with all that it starts."""
-
-    def __init__(self, line: list[str], output: Path, timeout_s: float = PATIENCE_S) -> None:
-        self._output = output
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "HEADRACE_TIMEOUT_S": f"{timeout_s:g}"}
-        with open(output, "wb") as printed:
-            self._process = subprocess.Popen(
-                line, env=environment, stdout=printed, stderr=printed, stdin=subprocess.DEVNULL
-            )
-        self._ended = os.pidfd_open(self._process.pid)
-
-    def fileno(self) -> int:
-        """What is readable once it has ended."""
-        return self._ended
-
-    @property
-    def output(self) -> str:
-        return self._output.read_text(errors="replace")
-
-    def ending(self, limit_s: float = LIMIT_S) -> int:
-        """Its exit status."""
-        try:
-            return self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still at work after {limit_s:g} s:\n{self.output}") from None
-
-    def close(self) -> None:
-        self._process.wait(LIMIT_S)
-        os.close(self._ended)
+def launches(name: str, options: list[str], variables: dict[str, str], at: str, pauses: bool) -> None:
+    """What torchrun does on one host."""
+    with open(f"/run/netns/{name}") as namespace:
+        assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET) == 0, ctypes.get_errno()
+    os.environ |= variables
+    run_torchrun([*options, "--master_port=29500"], train, Path(at), pauses)
 
 
 def ip(*arguments: str) -> str:
@@ -128,11 +108,14 @@ class Hosts:
             slow = ["tc", "qdisc", "add", "dev", LINK, "root", "tbf", "rate", RATE, "burst", "64kb", "latency", "100ms"]
             subprocess.run(["ip", "netns", "exec", name, *slow], check=True, capture_output=True, timeout=20)
 
-    def torchrun(self, k: int, at: Path, timeout_s: float) -> Command:
-        """The same command as on the other host, but for the number of this one."""
-        place = [f"--node_rank={k}", "--nnodes=2", "--nproc_per_node=1", "--master_addr=10.77.0.1"]
-        inside = ["ip", "netns", "exec", self.names[k], "env", f"GLOO_SOCKET_IFNAME={LINK}"]
-        return Command([*inside, *torchrun(*place), str(at)], at / f"output-{k}", timeout_s)
+    def both(self, at: Path, timeout_s: float, pauses: bool) -> list[AbstractContextManager[Child]]:
+        """The same command on either host, but for its number: a worker on each; a run that is there goes on."""
+        options = ["--nnodes=2", "--nproc_per_node=1", "--master_addr=10.77.0.1"]
+        variables = {"HEADRACE_TIMEOUT_S": f"{timeout_s:g}", "GLOO_SOCKET_IFNAME": LINK}
+        return [
+            start(launches, at, name, [*options, f"--node_rank={k}"], variables, at, pauses, limit_s=LIMIT_S)
+            for k, name in enumerate(self.names)
+        ]
 
     def link(self, state: str) -> None:
         """The cable is pulled out, or put back: `down` and `up`."""
@@ -147,26 +130,9 @@ class Hosts:
         """Whatever runs on either host."""
         return [int(pid) for name in self.names for pid in ip("netns", "pids", name).split()]
 
-    def clear(self) -> None:
-        """Ends whatever runs on either host."""
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
     def remove(self) -> None:
-        self.clear()
         for name in self.names:
             ip("netns", "delete", name)
-
-
-def torchrun(*options: str) -> list[str]:
-    """Ended by force at the limit, should the test itself be gone by then."""
-    return [
-        *("timeout", "--signal=KILL", f"{LIMIT_S:g}", sys.executable, "-m", "torch.distributed.run"),
-        *options,
-        "--master_port=29500",
-        __file__,
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -191,30 +157,9 @@ def hosts() -> Iterator[Hosts]:
 
 
 @contextmanager
-def on_both(hosts: Hosts, at: Path, timeout_s: float = PATIENCE_S) -> Iterator[list[Command]]:
-    """The training with a worker on either host; a run that is there goes on."""
-    with running(hosts, [hosts.torchrun(k, at, timeout_s) for k in range(2)]) as commands:
-        yield commands
-
-
-@contextmanager
-def running(hosts: Hosts, commands: list[Command]) -> Iterator[list[Command]]:
-    try:
-        yield commands
-    finally:
-        hosts.clear()
-        for command in commands:
-            command.close()
-
-
-def workers_at(lines: int, commands: list[Command]) -> list[int]:
-    """The workers' processes, once both have said that they are there."""
-    said = b""
-    while said.count(b"\n") < 2:
-        ready, _, _ = select.select([lines, *commands], [], [], LIMIT_S)
-        assert ready == [lines], printed(commands)
-        said += os.read(lines, 100)
-    return [os.pidfd_open(int(pid)) for pid in said.split()]
+def on_both(hosts: Hosts, at: Path, timeout_s: float = PATIENCE_S, pauses: bool = False) -> Iterator[list[Child]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(command) for command in hosts.both(at, timeout_s, pauses)]
 
 
 def ended(processes: list[int], limit_s: float) -> bool:
@@ -228,7 +173,7 @@ def ended(processes: list[int], limit_s: float) -> bool:
     return not left
 
 
-def printed(commands: list[Command]) -> str:
+def printed(commands: list[Child]) -> str:
     return "\n".join(command.output for command in commands)
 
 
@@ -245,7 +190,7 @@ def uncut(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The weights after a training on two hosts whose link is never cut."""
     at, before = tmp_path_factory.mktemp("uncut"), hosts.sent()
     with on_both(hosts, at) as commands:
-        assert [command.ending() for command in commands] == [0, 0], printed(commands)
+        assert [command.ending(LIMIT_S) for command in commands] == [0, 0], printed(commands)
     agreed = UPDATES // EVERY * 4 * (20 * 200 + 200 + 200 + 1)
     assert hosts.sent() - before > agreed, "what they agree on goes over the link"
     return results(at, resumed=0)
@@ -256,11 +201,10 @@ def uncut(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_two_hosts_make_the_model_that_two_workers_on_one_host_make(hosts: Hosts, uncut: Any, tmp_path: Path) -> None:
     before = hosts.sent()
-    inside = ["ip", "netns", "exec", hosts.names[0]]
-    place = ["--nnodes=1", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
-    command = Command([*inside, *torchrun(*place), str(tmp_path)], tmp_path / "output")
-    with running(hosts, [command]):
-        assert command.ending() == 0, command.output
+    options = ["--nnodes=1", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+    variables = {"HEADRACE_TIMEOUT_S": f"{PATIENCE_S:g}"}
+    with start(launches, tmp_path, hosts.names[0], options, variables, tmp_path, False, limit_s=LIMIT_S) as command:
+        assert command.ending(LIMIT_S) == 0, command.output
     assert results(tmp_path, resumed=0) == uncut
     assert hosts.sent() - before < 10_000, "one host needs no link"
 
@@ -268,34 +212,25 @@ def test_two_hosts_make_the_model_that_two_workers_on_one_host_make(hosts: Hosts
 def test_a_cut_link_ends_both_sides_and_the_run_goes_on_when_it_is_back(
     hosts: Hosts, uncut: Any, tmp_path: Path
 ) -> None:
-    pipes = [tmp_path / name for name in ("said", "word-0", "word-1")]
-    for pipe in pipes:
-        os.mkfifo(pipe)
-    said = os.open(pipes[0], os.O_RDWR)
-    with os.fdopen(said), on_both(hosts, tmp_path, TIMEOUT_S) as commands:
-        workers = workers_at(said, commands)
+    with on_both(hosts, tmp_path, TIMEOUT_S, pauses=True) as commands:
+        workers = [os.pidfd_open(int(command.until("pid", LIMIT_S))) for command in commands]
         hosts.link("down")
         try:
             cut_s = time.monotonic()
-            for pipe in pipes[1:]:
-                pipe.write_text("go\n")
+            for command in commands:
+                command.say("go")
             assert ended(workers, TIMEOUT_S + 5 + GONE_S), printed(commands)
-            codes = [command.ending() for command in commands]
+            codes = [command.ending(LIMIT_S) for command in commands]
             assert hosts.processes() == [], "nobody is left"
         finally:
             hosts.link("up")
         assert 0 not in codes
-        waited = [float((tmp_path / f"failed-{k}").read_text()) - cut_s for k in range(2)]
+        failed = [(tmp_path / f"failed-{k}").read_text().split(" ", 1) for k in range(2)]
+        waited = [float(when) - cut_s for when, _ in failed]
         assert max(waited) < TIMEOUT_S + 5, waited
-        for command, missed in zip(commands, MISSED, strict=True):
-            assert re.search(f"WorkerError: ({missed}) ", command.output), command.output
+        for (_, said), missed in zip(failed, MISSED, strict=True):
+            assert re.match(f"({missed}) ", said), said
 
-    for pipe in pipes:
-        pipe.unlink()
     with on_both(hosts, tmp_path) as commands:
-        assert [command.ending() for command in commands] == [0, 0], printed(commands)
+        assert [command.ending(LIMIT_S) for command in commands] == [0, 0], printed(commands)
     assert results(tmp_path, resumed=SAVED) == uncut
-
-
-if __name__ == "__main__":
-    train(Path(sys.argv[1]))

@@ -1,10 +1,12 @@
 """A cut through the time of virtual workers: what begins there once more ends as what was never cut."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from kit.sampled import sampled
 
 from headrace.comm import here
 from headrace.comm.center import Lease, Push, Terms, Vectors, Wait
@@ -115,7 +117,10 @@ CLUSTERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "workers"), [("alike", 1), *((name, count) for name in CLUSTERS for count in (2, 3))])
+CUT = [("alike", 1), *itertools.product(CLUSTERS, (2, 3))]
+
+
+@pytest.mark.parametrize(("name", "workers"), sampled(CUT, keep=[("deaths", 3)], of=4))
 def test_what_is_cut_at_any_update_and_goes_on_ends_with_the_same_bits(name: str, workers: int) -> None:
     network = CLUSTERS[name]
     ends, log, _ = train(workers, network)

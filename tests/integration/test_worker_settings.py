@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kit.sampled import sampled
 from kit.worker_cases import BATCH, EXACT, UPDATES, Found, Options, apart, columns, make, run, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -258,9 +259,19 @@ def test_a_loader_that_all_read_alike_trains_as_with_one_worker(shuffled: bool) 
 
 
 @pytest.mark.filterwarnings("ignore:.*does not shard")
-@pytest.mark.parametrize("seeded", [False, None])
-@pytest.mark.parametrize("strategy", [None, hr.Periodic("3 steps")])
-@pytest.mark.parametrize("rows", [None, 32])
+@pytest.mark.parametrize(
+    ("rows", "strategy", "seeded"),
+    sampled(
+        [
+            pytest.param(rows, strategy, seeded, id=f"{rows}-{strategy}-{seeded}")
+            for rows in (None, 32)
+            for strategy in (None, hr.Periodic("3 steps"))
+            for seeded in (False, None)
+        ],
+        keep=["32-None-False"],
+        of=4,
+    ),
+)
 def test_a_loader_that_shuffles_anew_on_every_worker_is_refused(
     rows: int | None, strategy: hr.Strategy | None, seeded: bool | None
 ) -> None:
@@ -315,7 +326,7 @@ def by_hand(strategy: hr.Strategy | None, name: str) -> Found:
     return {"weights": trainer.model.state_dict(), "losses": [float(loss) for loss in losses]}
 
 
-@pytest.mark.parametrize("name", ["plain", "all three", "several terms"])
+@pytest.mark.parametrize("name", sampled(["plain", "all three", "several terms"], keep=["all three"], of=2))
 def test_updates_by_hand_are_made_together(name: str) -> None:
     one = hr.launch(by_hand, None, name)
     for workers in (2, 5, 8):

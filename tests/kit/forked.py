@@ -6,6 +6,7 @@ registered, and makes a status of what was raised. Only scripts take their modul
 """
 
 import atexit
+import ctypes
 import gc
 import importlib.util
 import json
@@ -29,6 +30,7 @@ from typing import Any
 LIMIT_S = 25.0  # of a process; a test that waits for something else waits no longer either
 GONE_S = 5.0  # within which nobody of its group is left once it has ended
 _MESSAGE = 1 << 16
+_SUBREAPER = 36  # of prctl
 _SERVE = "from kit import forked; forked.serve()"
 
 
@@ -254,7 +256,10 @@ def serve() -> None:
     """Forks a nanny for every order that comes, until nobody can send any."""
     _warm_up()
     server = socket.socket(fileno=os.dup(0))
-    server.send(b"ready")
+    try:
+        server.send(b"ready")
+    except BrokenPipeError:  # the tests are over, or were only listed
+        return
     while True:
         try:
             message, descriptors, _, _ = socket.recv_fds(server, _MESSAGE, 4)
@@ -279,6 +284,7 @@ def _warm_up() -> None:
     """What all processes need is imported once, by a training; the collector leaves it alone from then on."""
     import pytest  # noqa: F401
 
+    from headrace.engine import processes  # noqa: F401
     from kit import trainees
 
     trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)
@@ -289,7 +295,11 @@ def _warm_up() -> None:
 
 
 def _nanny(limit_s: float, lines: int, orders: int, status: int, output: int) -> bool:
-    """Starts the process, whose return is true, and ends it if it is late or its test is gone."""
+    """Starts the process, whose return is true, and ends it if it is late or its test is gone.
+
+    It reaps those whose parents have ended, too: the system's first process may leave them in the table for seconds.
+    """
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     child = os.fork()
     if not child:
         os.setsid()
@@ -298,6 +308,7 @@ def _nanny(limit_s: float, lines: int, orders: int, status: int, output: int) ->
         os.close(status)
         _channel.update(lines=lines, orders=orders)
         return True
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(child))
     for descriptor in (lines, orders, output):
         os.close(descriptor)
     news = socket.socket(fileno=status)
@@ -311,7 +322,19 @@ def _nanny(limit_s: float, lines: int, orders: int, status: int, output: int) ->
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with suppress(OSError):
         news.send(json.dumps({"code": code, "late": not ready}).encode())
+    news.close()
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
     os._exit(0)
+
+
+def _reap(child: int) -> None:
+    """Whoever has ended but this one."""
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, options)) is not None and ended.si_pid != child:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _spare_time() -> None:

@@ -4,9 +4,15 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch.distributed.run
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from headrace.comm.shared import Shared
+from headrace.engine import processes
 
 LIMIT_S = 6.0
 LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel writes it
@@ -22,6 +28,22 @@ def be_worker(index: int, count: int, port: int, timeout_s: float = LIMIT_S) -> 
     """What torchrun would have put into the environment."""
     os.environ |= {"RANK": f"{index}", "WORLD_SIZE": f"{count}", "LOCAL_RANK": f"{index}"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "HEADRACE_TIMEOUT_S": f"{timeout_s}"}
+
+
+def fork_workers() -> None:
+    """Workers of a launch are forks of this process, which has one thread and has imported all that they need."""
+    processes.START = "fork"
+
+
+def run_torchrun(options: list[str], function: Callable[..., None], *arguments: Any) -> None:
+    """What torchrun does with these options, but that its workers are forks, which call a function."""
+
+    def launch(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
+        config.start_method = "fork"
+        return lambda *_: elastic_launch(config, function)(*arguments)
+
+    torch.distributed.run.elastic_launch = launch
+    torch.distributed.run.main([*options, "no script"])
 
 
 def over_gloo() -> None:

@@ -89,7 +89,7 @@ def sums(at: str, index: int, count: int) -> None:
     tell("exact")
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_sum_is_that_of_the_vectors_in_the_order_of_workers_to_the_last_bit(tmp_path: Path, count: int) -> None:
     with workers(sums, tmp_path, count) as children:
         assert [child.ending() for child in children] == [0] * count, children[0].output
@@ -114,7 +114,7 @@ def sums_without_rest(at: str, index: int, count: int) -> None:
     tell("exact")
 
 
-@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("count", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_sums_that_follow_each_other_at_once_do_not_disturb_each_other(tmp_path: Path, count: int) -> None:
     with workers(sums_without_rest, tmp_path, count) as children:
         assert [child.ending() for child in children] == [0] * count, children[0].output
@@ -151,8 +151,15 @@ def sums_for_ever(at: str, index: int, count: int, timeout_s: float, size: int, 
         tell(f"lost {time.monotonic()} {error}")
 
 
-@pytest.mark.parametrize("heir", [False, True], ids=["alone", "with-a-child"])
-@pytest.mark.parametrize("size", [10, 2 * PART], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("size", "heir"),
+    [
+        pytest.param(10, False, id="small-alone"),
+        pytest.param(2 * PART, True, id="large-with-a-child"),
+        pytest.param(10, True, id="small-with-a-child", marks=pytest.mark.slow),
+        pytest.param(2 * PART, False, id="large-alone", marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_that_is_killed_is_soon_an_error_for_all_others(tmp_path: Path, size: int, heir: bool) -> None:
     with workers(sums_for_ever, tmp_path, 3, 20.0, size, heir) as children:
         for child in children:
@@ -165,6 +172,7 @@ def test_a_worker_that_is_killed_is_soon_an_error_for_all_others(tmp_path: Path,
             assert what.startswith("worker 1 has ended") or what.startswith("worker 0 has ended")  # which heard first
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_an_error_after_the_timeout(tmp_path: Path) -> None:
     with workers(sums_for_ever, tmp_path, 2, TIMEOUT_S, 10, False) as children:
         for child in children:

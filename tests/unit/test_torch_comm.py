@@ -123,7 +123,7 @@ def values_go_around(index: int, count: int, port: int) -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_values_arrive_as_they_were_given(tmp_path: Path, count: int) -> None:
     with workers(values_go_around, tmp_path, count) as children:
         all_end_well(children)
@@ -164,8 +164,15 @@ def vectors_are_summed(index: int, count: int, port: int, gloo: bool) -> None:
             assert same(first, own[0])
 
 
-@pytest.mark.parametrize("gloo", [False, True], ids=["one-host", "several-hosts"])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(
+    ("count", "gloo"),
+    [
+        pytest.param(2, False, id="2-one-host"),
+        pytest.param(3, True, id="3-several-hosts"),
+        pytest.param(3, False, id="3-one-host", marks=pytest.mark.slow),
+        pytest.param(2, True, id="2-several-hosts", marks=pytest.mark.slow),
+    ],
+)
 def test_sums_are_the_same_on_all_workers_to_the_last_bit(tmp_path: Path, count: int, gloo: bool) -> None:
     with workers(vectors_are_summed, tmp_path, count, gloo) as children:
         all_end_well(children)
