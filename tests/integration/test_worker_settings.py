@@ -263,9 +263,9 @@ def test_a_loader_that_all_read_alike_trains_as_with_one_worker(shuffled: bool) 
     ("rows", "strategy", "seeded"),
     sampled(
         [
-            pytest.param(rows, strategy, seeded, id=f"{rows}-{strategy}-{seeded}")
+            pytest.param(rows, strategy, seeded, id=f"{rows}-{name}-{seeded}")
             for rows in (None, 32)
-            for strategy in (None, hr.Periodic("3 steps"))
+            for name, strategy in (("None", None), ("periodic", hr.Periodic("3 steps")))
             for seeded in (False, None)
         ],
         keep=["32-None-False"],
