@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from kit import trainees
+from kit.cli_parts import LIMIT_S, environment
 from kit.forked import start
 from torch import Tensor
 
@@ -234,16 +235,11 @@ def test_help_is_no_error(arguments: list[str], command: Callable[..., Result]) 
     assert "headrace" in text
 
 
-def test_it_is_a_program_of_its_own(run: Path) -> None:
-    damage(run / "checkpoints/step-000000000020/model.safetensors")
-    program = [sys.executable, "-m", "headrace", "checkpoint", "verify", str(run), "--json"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=60, env=environment())
-    assert (done.returncode, done.stderr) == (1, "")
-    assert [entry["sound"] for entry in json.loads(done.stdout)] == [True, True, False]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def test_it_is_a_program_of_its_own(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "headrace", "runs", str(tmp_path / "nowhere"), "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=LIMIT_S, env=environment(), check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no directory" in json.loads(done.stderr)["error"]
 
 
 # --- export -----------------------------------------------------------------------------------------------
@@ -307,12 +303,12 @@ def test_an_export_that_cannot_be_is_told_in_a_sentence(
     monkeypatch.chdir(run)
     Path("two.py").write_text(TWO_INPUTS)
     Path("folder").mkdir()
-    before = sorted(os.listdir(run))
+    before = set(os.listdir(run))
     status, text, errors = command("checkpoint", "export", run, *arguments)
     assert (status, text) == (1, "")
     assert told in errors
     assert "Traceback" not in errors
-    assert sorted(os.listdir(run)) == [*before, "__pycache__"] or sorted(os.listdir(run)) == before
+    assert set(os.listdir(run)) - {"__pycache__"} == before
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
@@ -358,6 +354,7 @@ def test_a_model_exported_for_torch_gives_the_same_outputs(
     torch.testing.assert_close(model(x[:2]), outputs[:2])
 
 
+@pytest.mark.slow
 def test_a_model_exported_as_onnx_gives_the_same_outputs(
     run: Path, recipe: Path, command: Callable[..., Result]
 ) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from kit.cli_parts import LIMIT_S, RECIPE, environment, finished, headrace, process
-from kit.forked import start, tell
+from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, process
+from kit.forked import start, take_over, tell
 
 import headrace as hr
 from headrace.recipe import load_recipe
@@ -113,19 +113,22 @@ def test_help_shows_what_the_recipe_takes_and_what_fit_takes(capsys: Any) -> Non
     assert "--resume " not in said
 
 
-def test_the_help_of_everything_comes_without_torch() -> None:
+def test_the_help_of_everything_comes_at_once() -> None:
+    """And the program is one: `python -m headrace`, in a new interpreter."""
     code = (
-        "import sys; from headrace.cli import main\n"
+        "import runpy, sys\n"
+        "late = {'torch', 'matplotlib', 'ray', 'headrace.rehearse', 'headrace.engine', 'torchmetrics'}\n"
         "for words in ([], ['--help'], ['predict', '--help'], ['runs', '--help'], ['--version']):\n"
-        "    try: main(words)\n"
-        "    except SystemExit: pass\n"
-        "    assert 'torch' not in sys.modules, words\n"
+        "    sys.argv[1:] = words\n"
+        "    try: runpy.run_module('headrace', run_name='__main__')\n"
+        "    except SystemExit as ended: assert not ended.code\n"
+        "    assert not late & sys.modules.keys(), words\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, env=environment()
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment(), check=False)
     assert done.returncode == 0, done.stderr
     assert "predict" in done.stdout
+    assert "rehearse" in done.stdout
 
 
 # --- what is refused --------------------------------------------------------------------------------------
@@ -495,15 +498,29 @@ def test_several_workers_get_the_same_arguments(place: Path, capsys: Any) -> Non
     assert saved_weights(place / "r", "last").tensors["model.safetensors"]["0.weight"].shape == (6, 5)
 
 
+def torchrun(place: str, words: list[str]) -> None:
+    """Starts a command in two processes of torch's."""
+    from torch.distributed.run import main
+
+    os.chdir(place)
+    take_over()
+    main(["--standalone", "--nproc-per-node=2", "-m", "--", "headrace", *words])
+
+
 @pytest.mark.slow
 def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: Path) -> None:
-    how = ["sines.py:small", "--width", "6", "--epochs", "1", "--json"]
-    out = finished("fit", *how, "--workers", "2", "--engine", "processes", "--run", "r")
-    assert json.loads(out)["step"] == 5
+    how = ["fit", "sines.py:small", "--width", "6", "--epochs", "1", "--json"]
+    found = []
+    with process(place, *how, "--workers", "2", "--engine", "processes", "--run", "r") as child:
+        assert child.ending(LIMIT_S) == 0, child.output
+        found.append(json.loads(child.told[-1]))
+    with start(torchrun, place, place, [*how, "--run", "t"], limit_s=LIMIT_S) as child:
+        assert child.ending(LIMIT_S) == 0, child.output
+        found.append(json.loads(child.told[-1]))
+    one, other = found
+    assert one["step"] == other["step"] == 5
+    assert one["val/loss"] == pytest.approx(other["val/loss"])
     assert (place / "r/recipe.yaml").is_file()
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "--", "headrace"]
-    same = finished("fit", *how, "--run", "t", module=torchrun)
-    assert json.loads(same)["val/loss"] == pytest.approx(json.loads(out)["val/loss"])
     assert (place / "t/recipe.yaml").is_file()
 
 
@@ -572,35 +589,39 @@ PRINTING = [
 ]
 
 
-def print_for_nobody(place: str, at_once: bool) -> None:
+def print_for_nobody(place: str) -> None:
     """Each command, with a standard output and a standard error that nobody reads."""
-    os.chdir(place)
-    for line in PRINTING:
-        reading, writing = os.pipe()
-        os.close(reading)
-        for number in (1, 2):
-            os.dup2(writing, number)
-        os.close(writing)
-        with (
-            open(1, "w", closefd=False) as out,
-            open(2, "w", closefd=False) as errors,
-            redirect_stdout(out),
-            redirect_stderr(errors),
-        ):
-            out.reconfigure(write_through=at_once)
-            try:
-                tell(f"{line}: {headrace(*line.split())}")
-            except BaseException as error:
-                tell(f"{line}: {error!r}")
+    for at_once in (True, False):
+        os.chdir(place)
+        place += "/again"
+        for line in PRINTING:
+            reading, writing = os.pipe()
+            os.close(reading)
+            for number in (1, 2):
+                os.dup2(writing, number)
+            os.close(writing)
+            with (
+                open(1, "w", closefd=False) as out,
+                open(2, "w", closefd=False) as errors,
+                redirect_stdout(out),
+                redirect_stderr(errors),
+            ):
+                out.reconfigure(write_through=at_once)
+                try:
+                    tell(f"{line}: {headrace(*line.split())}")
+                except BaseException as error:
+                    tell(f"{line}: {error!r}")
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_reader_that_has_left_is_no_error_and_ends_no_work(at_once: bool, place: Path) -> None:
+def test_a_reader_that_has_left_is_no_error_and_ends_no_work(place: Path) -> None:
     (place / "out").mkdir()
-    with start(print_for_nobody, place / "out", place, at_once) as child:
+    (place / "again").mkdir()
+    (place / "again" / "sines.py").write_text(RECIPE)
+    with start(print_for_nobody, place / "out", place) as child:
         assert child.ending() == 0
-    assert child.told == [f"{line}: {('nowhere' in line) + 2 * ('xyz' in line)}" for line in PRINTING]
+    assert child.told == [f"{line}: {('nowhere' in line) + 2 * ('xyz' in line)}" for line in PRINTING] * 2
     assert (place / "rehearsal.png").is_file()
+    assert (place / "again" / "rehearsal.png").is_file()
 
 
 def test_a_command_leaves_how_warnings_are_shown_as_it_was(capsys: Any) -> None:

@@ -1,8 +1,6 @@
 """`headrace rehearse` and `headrace fit`: what they print, what they draw, what they refuse."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -296,16 +294,3 @@ def test_a_trainer_follows_another_strategy_as_if_it_had_been_made_with_it() -> 
     assert trainer._config == made._config
     with pytest.raises(ConfigError, match="takes a Strategy"):
         follow(trainer, "diloco")  # type: ignore[arg-type]
-
-
-def test_help_does_not_import_what_only_a_rehearsal_needs() -> None:
-    code = (
-        "import sys; from headrace.cli import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "late = ('matplotlib', 'ray', 'headrace.rehearse', 'headrace.engine', 'torchmetrics')\n"
-        "print('imported', [name for name in late if name in sys.modules])"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert "rehearse" in said
-    assert said.splitlines()[-1] == "imported []"

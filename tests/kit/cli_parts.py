@@ -1,7 +1,6 @@
-"""A recipe for tests of the command line, and the command line: here, in a process of its own, in a new interpreter."""
+"""A recipe for tests of the command line, and the command line in this process and in one of its own."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -81,14 +80,6 @@ def _command(place: str, words: Sequence[str], variables: dict[str, str]) -> Non
     os.environ |= variables
     forked.take_over()
     raise SystemExit(main(words))
-
-
-def finished(*words: object, module: Sequence[str] = ("headrace",)) -> str:
-    """Runs a command in a new interpreter to its end; what it printed."""
-    command = [sys.executable, "-m", *module, *map(str, words)]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=LIMIT_S, env=environment(), check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def environment(**variables: str) -> dict[str, str]:
