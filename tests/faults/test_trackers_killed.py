@@ -15,6 +15,7 @@ from kit import event_files, trainees
 from kit.cli_parts import headrace
 from kit.fault_harness import Kill
 from kit.forked import start, tell
+from kit.sampled import EVERY
 
 import headrace as hr
 from headrace import disk
@@ -26,7 +27,7 @@ from headrace.callback.wandb import WandB, _records
 
 FILES = ("log.txt", "metrics.csv", ".metrics.csv.new", "tb")
 NEVER = -1
-KILLS, KILLS_SLOW = 6, 60
+KILLS, KILLS_SLOW = 6, 60 if EVERY in os.environ else 20
 AFTER = 17  # the step after which a training is killed; reports of 16 came after its last checkpoint, of 15
 
 
@@ -243,6 +244,7 @@ def reported(run: Path) -> event_files.Curves:
     return {key: points for key, points in curves.items() if key not in ("step", "samples")}
 
 
+@pytest.mark.slow
 def test_what_mlflow_does_not_take_is_told_once_and_the_training_goes_on(tmp_path: Path) -> None:
     """A store of files, which MLflow no longer looks after, cannot have both "train/loss" and its terms."""
     with start(train_with_mlflow, tmp_path, tmp_path / "run", tmp_path / "files", NEVER, limit_s=60) as child:

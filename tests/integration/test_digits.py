@@ -20,6 +20,7 @@ def load(path: Path) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_the_digits_recipe_reaches_97_percent_on_digits_that_it_has_never_seen() -> None:
     recipe = load(RECIPE).digits()
     assert isinstance(recipe, hr.Recipe)

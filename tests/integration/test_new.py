@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.forked import start
 
-import headrace as hr
 from headrace.cli import main
 from headrace.cli.parser import commands
 
@@ -20,13 +20,6 @@ def churn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "churn"
     assert main(["new", str(path)]) == 0
     return path
-
-
-def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(Path(hr.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100
-    )
 
 
 def test_it_says_what_it_has_made_and_what_to_do_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,11 +39,17 @@ def test_its_tests_hold(churn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         del sys.modules["test_churn"], sys.modules["churn"]
 
 
+def tested(place: str, *words: str) -> None:
+    """Runs the tests that are there, as `pytest` does."""
+    os.chdir(place)
+    raise SystemExit(int(pytest.main(["-q", "-p", "no:cacheprovider", *words])))
+
+
 @pytest.mark.slow
-def test_its_test_passes_without_a_warning(churn: Path) -> None:
-    done = called("pytest", "-q", "-p", "no:cacheprovider", "-W", "error", cwd=churn)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+def test_its_test_passes_without_a_warning(churn: Path, tmp_path: Path) -> None:
+    with start(tested, tmp_path, churn, "-W", "error", limit_s=60) as child:
+        assert child.ending(60) == 0, child.output
+        assert "2 passed" in child.output
 
 
 @pytest.mark.slow
@@ -58,9 +57,9 @@ def test_its_test_fails_for_a_recipe_that_does_not_learn(tmp_path: Path) -> None
     main(["new", str(tmp_path / "churn")])
     recipe = tmp_path / "churn" / "churn.py"
     recipe.write_text(recipe.read_text().replace("lr: float = 0.01", "lr: float = 1e-9"))
-    done = called("pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / "churn")
-    assert done.returncode == 1
-    assert "1 failed, 1 passed" in done.stdout
+    with start(tested, tmp_path, tmp_path / "churn", limit_s=60) as child:
+        assert child.ending(60) == 1, child.output
+        assert "1 failed, 1 passed" in child.output
 
 
 def test_its_first_command_trains(churn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +70,8 @@ def test_its_first_command_trains(churn: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_linter_has_nothing_to_say(churn: Path) -> None:
     for check in (["check"], ["format", "--check"]):
-        done = called("ruff", check[0], "--isolated", "--no-cache", *check[1:], ".", cwd=churn)
+        command = [sys.executable, "-m", "ruff", check[0], "--isolated", "--no-cache", *check[1:], "."]
+        done = subprocess.run(command, cwd=churn, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

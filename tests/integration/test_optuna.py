@@ -244,6 +244,6 @@ def test_a_study_that_wants_something_else_is_an_error() -> None:
 
 def test_without_optuna_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "headrace.optuna")
+    monkeypatch.delitem(sys.modules, "headrace.optuna", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r'needs Optuna, .*: pip install "headrace\[optuna\]"'):
         importlib.import_module("headrace.optuna")

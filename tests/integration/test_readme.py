@@ -12,6 +12,7 @@ import headrace
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 SOURCE = Path(headrace.__file__).parent
+LONG = ("workers.md", "around.md", "source.md", "report.md", "data.md", "strategies.md", "index.md", "callbacks.md")
 
 
 def programs(page: Path) -> list[tuple[int, str]]:
@@ -21,7 +22,13 @@ def programs(page: Path) -> list[tuple[int, str]]:
     return [(text[: block.start(1)].count("\n"), block[1]) for block in blocks]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def marked(page: Path) -> Any:
+    """Of the long ones, the README alone is run every day."""
+    marks = [pytest.mark.slow] if page.name in LONG else []
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES if programs(page)])
 def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -44,6 +44,7 @@ def colours(picture: Path, top: int = 0, bottom: int = 0) -> Colours:
     return {colour: count for count, colour in part.getcolors(1 << 24) or ()}  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_the_curves_can_be_seen_by_day_and_by_night(report: Path, tmp_path: Path) -> None:
     found = []
     for name, options in (("day", ()), ("night", (DARK,))):
@@ -57,6 +58,7 @@ def test_the_curves_can_be_seen_by_day_and_by_night(report: Path, tmp_path: Path
     assert grounds == [(0xFF, 0xFF, 0xFF), (0x14, 0x17, 0x1B)]
 
 
+@pytest.mark.slow
 def test_values_are_drawn_too(tmp_path: Path) -> None:
     run = runs.make(tmp_path / "run", answers_safetensors=runs.estimated(500))
     assert shoot(write(run).as_uri(), tmp_path / "page.png", 1280, 1000) == []
@@ -143,6 +145,7 @@ def asked_for(page: bytes) -> list[str]:
     return [each for each in asked if "report.test" in each or "elsewhere" in each]
 
 
+@pytest.mark.slow
 def test_a_browser_asks_nobody_for_anything(report: Path) -> None:
     assert asked_for(report.read_bytes()) == ["report.test/page"]
 

@@ -3,9 +3,7 @@
 import os
 import random
 import signal
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kit.forked import start, tell
 from kit.trainees import Noise, Rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -483,41 +482,36 @@ def test_no_more_memory_is_used_than_the_control_group_allows(
         find_batch_size(hungry(clock, 500), Rows(400))
 
 
-REAL = """
-    import resource
-    import torch, headrace as hr
-    from torch import nn
-    from headrace.finders import find_batch_size
+class Wide(nn.Module):
+    """Needs memory by the row."""
 
-    class Wide(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 2)
-        def forward(self, x):
-            return self.layer(x) + x.repeat(1, 50_000).tanh().sum() * 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + x.repeat(1, 50_000).tanh().sum() * 0
+
+
+def with_little_memory() -> None:
+    import resource
 
     model = Wide()
-    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
+    subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
     data = (torch.randn(2_000, 4), torch.zeros(2_000).long())
-    find_batch_size(trainer, data, seconds=0.001, smallest=4, largest=8)
-    held = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize")) * 1024
+    find_batch_size(subject, data, seconds=0.001, smallest=4, largest=8)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    held = next(int(line.split()[1]) for line in lines if line.startswith("VmSize")) * 1024
     resource.setrlimit(resource.RLIMIT_AS, (held + (600 << 20), held + (600 << 20)))
-    found = find_batch_size(trainer, data, seconds=0.001, smallest=128)
-    print(found.how, found.trials[-1].peak_bytes > found.trials[0].peak_bytes)
-"""
-
-
-@pytest.fixture
-def one_thread() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+    found = find_batch_size(subject, data, seconds=0.001, smallest=128)
+    tell(f"{found.how} {found.trials[-1].peak_bytes > found.trials[0].peak_bytes}")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are set as Linux does")
-def test_memory_that_really_runs_out_ends_it(one_thread: dict[str, str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(REAL)], env=one_thread, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("memory ran out with "), done.stdout
-    assert done.stdout.endswith("rows True\n")
+def test_memory_that_really_runs_out_ends_it(tmp_path: Path) -> None:
+    with start(with_little_memory, tmp_path, limit_s=60) as child:
+        assert child.ending(60) == 0, child.output
+    (said,) = child.told
+    assert said.startswith("memory ran out with "), said
+    assert said.endswith("rows True")

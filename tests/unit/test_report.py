@@ -16,13 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import report_runs as runs
-from sklearn.metrics import (
-    accuracy_score,
-    confusion_matrix,
-    mean_absolute_error,
-    precision_recall_fscore_support,
-    r2_score,
-)
+from PIL import Image
 
 import headrace as hr
 from headrace import disk
@@ -180,6 +174,8 @@ def test_how_fast_it_went_is_from_report_to_report() -> None:
 
 
 def test_the_numbers_of_classes_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    from sklearn.metrics import accuracy_score, confusion_matrix, precision_recall_fscore_support
+
     run = runs.make(tmp_path / "run", answers_safetensors=runs.classified(4, 300))
     answers = read_answers(run / "answers.safetensors")
     found = scores(answers, [])
@@ -214,6 +210,8 @@ def test_many_classes_are_told_by_their_mistakes(tmp_path: Path) -> None:
 
 
 def test_the_numbers_of_values_are_those_of_scikit_learn(tmp_path: Path) -> None:
+    from sklearn.metrics import mean_absolute_error, r2_score
+
     run = runs.make(tmp_path / "run", answers_safetensors=runs.estimated(200, columns=2))
     answers = read_answers(run / "answers.safetensors")
     for k, found in enumerate(residuals(answers, 9)):
@@ -427,9 +425,14 @@ def test_any_numbers_can_be_drawn(values: list[float], name: str) -> None:
     assert all(0 <= place <= 1000 for place in places)
 
 
-def test_pictures_for_a_paper_are_written_beside(tmp_path: Path) -> None:
-    from PIL import Image
+def test_a_picture_for_a_paper_is_written_beside(tmp_path: Path) -> None:
+    values = runs.make(tmp_path / "values", answers_safetensors=runs.estimated())
+    write(values, pictures=True)
+    assert [path.name for path in (values / "report").iterdir()] == ["residuals.png"]
 
+
+@pytest.mark.slow
+def test_each_curve_is_a_picture_for_a_paper_and_the_confusion_is_another(tmp_path: Path) -> None:
     run = runs.make(tmp_path / "run", runs.rows(5), answers_safetensors=runs.classified(3, names=("cat", "dog", "owl")))
     write(run, pictures=True)
     files = {path.stem: path for path in (run / "report").iterdir()}
@@ -438,6 +441,3 @@ def test_pictures_for_a_paper_are_written_beside(tmp_path: Path) -> None:
         with Image.open(path) as picture:
             assert round(picture.info["dpi"][0]) == 300
             assert len(picture.convert("RGB").getcolors(1 << 24) or ()) > 20, "not blank"
-    values = runs.make(tmp_path / "values", answers_safetensors=runs.estimated())
-    write(values, pictures=True)
-    assert [path.name for path in (values / "report").iterdir()] == ["residuals.png"]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from kit.tracked import DATA, At, fail, train
@@ -119,6 +118,8 @@ def test_the_table_says_what_the_history_says(tmp_path: Path) -> None:
 
 def test_pandas_reads_the_table(tmp_path: Path) -> None:
     history = train(CSV(tmp_path / "x.csv"))
+    import pandas as pd
+
     frame = pd.read_csv(tmp_path / "x.csv")
     assert frame["step"].tolist() == [4, 6, 8, 12]
     assert frame["train/loss"].dropna().tolist() == pytest.approx(history["train/loss"], rel=1e-15)
@@ -134,6 +135,8 @@ def test_columns_that_turn_up_later_stand_last_and_are_empty_before(tmp_path: Pa
     train(CSV(tmp_path / "x.csv"), Later(), epochs=3)
     found = table(tmp_path / "x.csv")
     assert [row['late, "quoted"'] for row in found] == ["", "", "", "7.5", "", ""]
+    import pandas as pd
+
     frame = pd.read_csv(tmp_path / "x.csv")
     assert frame["infinity"].tolist()[3] == float("inf")
     assert frame["nan"].isna().all()
