@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kit import report_runs as runs
 from PIL import Image
@@ -417,6 +417,8 @@ def test_a_long_run_is_thinned_to_what_a_screen_shows(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=30), st.sampled_from(["loss", "r2"]))
+@example([1.0, 6.4e290], "loss")
+@example([5e-324, 1.0, 9e299], "loss")
 def test_any_numbers_can_be_drawn(values: list[float], name: str) -> None:
     reports = [{"epoch": k, "step": k, f"val/{name}": value} for k, value in enumerate(values)]
     (panel,) = panels(reports)

@@ -160,8 +160,9 @@ def _scale(values: Sequence[float], log: bool = False, whole: bool = False) -> S
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite), max(finite)
     if log:
-        room = (high / low) ** MARGIN
-        return Scale(low / room, high * room, True)
+        least, most = math.log10(low), math.log10(high)
+        room = MARGIN * (most - least)
+        return Scale(min(low, 10.0 ** max(least - room, -323.0)), 10.0 ** min(most + room, 307.0), True)
     if high - low <= max(EQUAL * max(abs(low), abs(high)), TINY):
         room = abs(low) / 2 if abs(low) > TINY else 0.5
         return Scale(low - room, high + room)
