@@ -528,6 +528,7 @@ def test_a_report_is_written(capsys: Any) -> None:
     assert "is not a run" in refused(capsys, "report", ".")
 
 
+@pytest.mark.slow
 def test_the_board_shows_the_curves_of_runs_until_ctrl_c(tmp_path: Path) -> None:
     with process(tmp_path, "board", "runs/sines", "runs/more") as child:
         url = child.until("http://127.0.0.1:", LIMIT_S).split()[0]

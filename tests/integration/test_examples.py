@@ -40,7 +40,12 @@ def run(name: str, capsys: Any) -> str:
     return str(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", LEARNT)
+QUICK = "tabular"
+
+
+@pytest.mark.parametrize(
+    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LEARNT if name != QUICK)]
+)
 def test_an_example_learns_what_it_is_about(name: str, capsys: Any, tmp_path: Path) -> None:
     what, enough = LEARNT[name]
     printed = run(name, capsys)

@@ -39,7 +39,7 @@ def test_its_tests_hold(churn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
         del sys.modules["test_churn"], sys.modules["churn"]
 
 
-def tested(place: str, *words: str) -> None:
+def its_tests(place: str, *words: str) -> None:
     """Runs the tests that are there, as `pytest` does."""
     os.chdir(place)
     raise SystemExit(int(pytest.main(["-q", "-p", "no:cacheprovider", *words])))
@@ -47,7 +47,7 @@ def tested(place: str, *words: str) -> None:
 
 @pytest.mark.slow
 def test_its_test_passes_without_a_warning(churn: Path, tmp_path: Path) -> None:
-    with start(tested, tmp_path, churn, "-W", "error", limit_s=60) as child:
+    with start(its_tests, tmp_path, churn, "-W", "error", limit_s=60) as child:
         assert child.ending(60) == 0, child.output
         assert "2 passed" in child.output
 
@@ -57,7 +57,7 @@ def test_its_test_fails_for_a_recipe_that_does_not_learn(tmp_path: Path) -> None
     main(["new", str(tmp_path / "churn")])
     recipe = tmp_path / "churn" / "churn.py"
     recipe.write_text(recipe.read_text().replace("lr: float = 0.01", "lr: float = 1e-9"))
-    with start(tested, tmp_path, tmp_path / "churn", limit_s=60) as child:
+    with start(its_tests, tmp_path, tmp_path / "churn", limit_s=60) as child:
         assert child.ending(60) == 1, child.output
         assert "1 failed, 1 passed" in child.output
 

@@ -12,7 +12,17 @@ import headrace
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 SOURCE = Path(headrace.__file__).parent
-LONG = ("workers.md", "around.md", "source.md", "report.md", "data.md", "strategies.md", "index.md", "callbacks.md")
+LONG = (
+    "loop.md",
+    "workers.md",
+    "around.md",
+    "source.md",
+    "report.md",
+    "data.md",
+    "strategies.md",
+    "index.md",
+    "callbacks.md",
+)
 
 
 def programs(page: Path) -> list[tuple[int, str]]:

@@ -114,7 +114,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     **{name: ({"loss": was}, {"loss": now}, told) for name, (was, now, told) in LOSSES.items()},
 }
-SOME = sampled(SETTINGS, keep=("rate", "batch_size", "another scheduler", "class weights", "a loss of torch"), of=6)
+SOME = sampled(SETTINGS, keep=("rate", "batch_size", "another scheduler", "class weights", "a loss of torch"), of=8)
 
 
 @pytest.mark.parametrize("name", SOME)
