@@ -107,15 +107,15 @@ def test_the_bytes_are_those_of_all_rows_encoded_anew(events: list[Any]) -> None
 
 
 @pytest.mark.parametrize("before", ALIKE[:9], ids=repr)
-@pytest.mark.parametrize("after", ALIKE[:9], ids=repr)
-def test_a_value_that_only_looks_the_same_is_another(before: Any, after: Any) -> None:
+def test_a_value_that_only_looks_the_same_is_another(before: Any) -> None:
     """At an old row too; within a list as well."""
-    encode, rows = Texts(), [{"a": before, "b": [[before]]}, {"a": 0}]
-    encode(rows)
-    rows[0]["a"] = after
-    assert encode(rows) == anew(rows)
-    rows[0]["b"][0][0] = after
-    assert encode(rows) == anew(rows)
+    for after in ALIKE[:9]:
+        encode, rows = Texts(), [{"a": before, "b": [[before]]}, {"a": 0}]
+        encode(rows)
+        rows[0]["a"] = after
+        assert encode(rows) == anew(rows), repr(after)
+        rows[0]["b"][0][0] = after
+        assert encode(rows) == anew(rows), repr(after)
 
 
 @pytest.mark.parametrize("kind", [OrderedDict, lambda **row: {Name(key): value for key, value in row.items()}])
