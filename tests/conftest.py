@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import settings
 from kit import left_behind, sampled
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile("quick", deadline=None, max_examples=20)  # how long one takes is the machine's affair
 settings.register_profile("every", deadline=None, max_examples=200)
@@ -47,13 +49,23 @@ def pytest_configure() -> None:
 # --- in which order, and where ----------------------------------------------------------------------------
 
 
-@pytest.hookimpl(trylast=True)
+class ByFile(LoadFileScheduling):
+    """Gives all tests of a file to one process; also those of all files that start Ray, which has room for one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path: str = super()._split_scope(nodeid)
+        return "ray" if "ray" in Path(path).stem.split("_") else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file run in one process, those of a named group too; long groups begin first."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Files that take long begin first."""
+    long = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: ("ray" not in item.path.stem.split("_"), item.path not in long))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -100,7 +112,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         )
     OVER.parent.mkdir(exist_ok=True)
     with OVER.open("a") as file:
-        file.write(f"{item.nodeid.partition('@')[0]}\n")
+        file.write(f"{item.nodeid}\n")
 
 
 # --- nothing stays ----------------------------------------------------------------------------------------
