@@ -49,7 +49,9 @@ SAMPLE = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(STRATEGIES, keep=["periodic"], of=5))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "periodic" else pytest.mark.slow) for name in STRATEGIES]
+)
 def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for place in SAMPLE[name]:

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -125,7 +125,7 @@ class Child:
 
     def _news(self) -> dict[str, Any]:
         data = self._status.recv(_MESSAGE)
-        assert data, "the nanny is gone"
+        assert data, "the server is gone"
         found: dict[str, Any] = json.loads(data)
         return found
 
@@ -253,31 +253,99 @@ def take_over() -> None:
 
 
 def serve() -> None:
-    """Forks a nanny for every order that comes, until nobody can send any."""
+    """Forks a process for every order that comes, until nobody can send any, and watches them.
+
+    It reaps those whose parents have ended, too: the system's first process may leave them in the table for seconds.
+    """
     _warm_up()
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     server = socket.socket(fileno=os.dup(0))
+    woken, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes)
     try:
         server.send(b"ready")
-    except BrokenPipeError:  # the tests are over, or were only listed
+    except BrokenPipeError:  # the tests are over
         return
+    watched: dict[int, _Watched] = {}
     while True:
+        news = [one.news for one in watched.values() if not one.over]
+        ready = select.select([server, woken, *news], [], [], _next(watched))[0]
+        if woken in ready:
+            os.read(woken, _MESSAGE)
+        _reap(watched)
+        for one in watched.values():
+            one.look(ready)
+        if server not in ready:
+            continue
         try:
             message, descriptors, _, _ = socket.recv_fds(server, _MESSAGE, 4)
         except ConnectionResetError:  # no test has asked for a process
             return
         if not message:
+            for one in watched.values():
+                one.kill()
             return
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        if not os.fork():
-            server.close()
-            job = json.loads(message)
-            if _nanny(job["limit_s"], *descriptors):
-                _work(job)
-                return
-        for descriptor in descriptors:
+        job = json.loads(message)
+        lines, orders, status, output = descriptors
+        child = os.fork()
+        if not child:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for one in watched.values():
+                one.news.close()
+            for descriptor in (server.detach(), woken, wakes, status):
+                os.close(descriptor)
+            os.setsid()
+            for target in (1, 2):
+                os.dup2(output, target)
+            _channel.update(lines=lines, orders=orders)
+            _work(job)
+            return
+        for descriptor in (lines, orders, output):
             os.close(descriptor)
+        watched[child] = _Watched(child, socket.socket(fileno=status), time.monotonic() + job["limit_s"])
+
+
+class _Watched:
+    """A process, which ends at a limit, or when its test is gone."""
+
+    def __init__(self, pid: int, news: socket.socket, end: float) -> None:
+        self.pid, self.news, self.end = pid, news, end
+        self.over = self.late = False
+        with suppress(OSError):
+            news.send(json.dumps({"pid": pid}).encode())
+
+    def look(self, ready: Collection[Any]) -> None:
+        late = time.monotonic() >= self.end
+        if not self.over and (late or self.news in ready):
+            self.late = late
+            self.kill()
+
+    def kill(self) -> None:
+        self.over = True
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
+
+    def ended(self, code: int) -> None:
+        with suppress(OSError):
+            self.news.send(json.dumps({"code": code, "late": self.late}).encode())
+        self.news.close()
+
+
+def _next(watched: dict[int, _Watched]) -> float | None:
+    """How long until the next limit."""
+    ends = [one.end for one in watched.values() if not one.over]
+    return max(0.0, min(ends) - time.monotonic()) if ends else None
+
+
+def _reap(watched: dict[int, _Watched]) -> None:
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if one := watched.pop(found[0], None):
+                one.ended(os.waitstatus_to_exitcode(found[1]))
 
 
 def _warm_up() -> None:
@@ -292,49 +360,6 @@ def _warm_up() -> None:
     gc.freeze()
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         finalizer.atexit = False  # what torch has set up here is not for every process to take down: half its time
-
-
-def _nanny(limit_s: float, lines: int, orders: int, status: int, output: int) -> bool:
-    """Starts the process, whose return is true, and ends it if it is late or its test is gone.
-
-    It reaps those whose parents have ended, too: the system's first process may leave them in the table for seconds.
-    """
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1)
-    child = os.fork()
-    if not child:
-        os.setsid()
-        for target in (1, 2):
-            os.dup2(output, target)
-        os.close(status)
-        _channel.update(lines=lines, orders=orders)
-        return True
-    signal.signal(signal.SIGCHLD, lambda *_: _reap(child))
-    for descriptor in (lines, orders, output):
-        os.close(descriptor)
-    news = socket.socket(fileno=status)
-    news.send(json.dumps({"pid": child}).encode())
-    process = os.pidfd_open(child)
-    ready, _, _ = select.select([process, news], [], [], limit_s)
-    if process not in ready:
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    with suppress(OSError):
-        news.send(json.dumps({"code": code, "late": not ready}).encode())
-    news.close()
-    with suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
-    os._exit(0)
-
-
-def _reap(child: int) -> None:
-    """Whoever has ended but this one."""
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    with suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, options)) is not None and ended.si_pid != child:
-            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def _spare_time() -> None:

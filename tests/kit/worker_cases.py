@@ -293,9 +293,9 @@ def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     return max(float((a["weights"][k].double() - b["weights"][k].double()).abs().max()) for k in a["weights"])
 
 
-def subset(at: str) -> dict[str, Found]:
+def subset(at: str, metrics: Options) -> dict[str, Found]:
     """In a worker of any engine: a few trainings whose results are known, one after another."""
-    scored = {"metrics": {"accuracy": "accuracy", "share": Share()}}
+    scored = {"metrics": metrics}
     plain = {"optimizer": lambda model: sgd(model, momentum=0.0)}
     count = here().count
     found = {
