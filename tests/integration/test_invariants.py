@@ -1,16 +1,19 @@
 """What several workers promise: that they train as one would, or as their strategy says, and go on to the bit."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from kit import worker_cases
-from kit.worker_cases import BATCH, CASES, EXACT, ROWS, UPDATES, CutError, Found, Options, Share, apart, run, sgd
+from kit.worker_cases import BATCH, CASES, EXACT, UPDATES, CutError, Found, Options, Share, apart, run, sgd
 
 import headrace as hr
 from headrace.engine import Network
+
+pytest_plugins = ["kit.ray_cluster"]
 
 Make = Callable[[], hr.Strategy]
 PLAIN: Options = {"optimizer": lambda model: sgd(model, momentum=0.0)}
@@ -234,13 +237,9 @@ def test_two_processes_keep_the_same_promises(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'")
+@pytest.mark.xdist_group("ray")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_two_workers_on_ray_keep_the_same_promises(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-    from kit import ray_cases
-
-    with ray_cases.local_cluster():
-        found = hr.launch(worker_cases.subset, str(tmp_path / "run"), workers=2, engine="ray", timeout_s=100.0)
-        check_subset(found, tmp_path)
-        springs = run(2, "plain", hr.Elastic("2 steps"), engine="ray", batch_size=4)
-    assert springs["history"][-1]["samples"] == 2 * ROWS
+def test_two_workers_on_ray_keep_the_same_promises(ray_after_a_loss: Any, tmp_path: Path) -> None:
+    _, found, _ = ray_after_a_loss
+    check_subset(found["subset"], tmp_path)
