@@ -5,10 +5,12 @@ the first of them that asks for it to the last one of the group: other tests fin
 """
 
 import os
+import signal
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -51,6 +53,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if ours := [item for item in items if _needs_ray(item)]:
         first = items.index(ours[0])
         items[first:] = [*ours, *(item for item in items[first:] if not _needs_ray(item))]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Of what a signal's handler raises while a test waits in Ray, only an exit ends the wait: a limit raises one."""
+    handler = signal.getsignal(signal.SIGALRM)
+    if not _needs_ray(item) or not callable(handler):
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except pytest.fail.Exception as error:
+            raise SystemExit(f"{error}") from error
+
+    signal.signal(signal.SIGALRM, end)
 
 
 @pytest.hookimpl(wrapper=True)
