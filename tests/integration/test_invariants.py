@@ -11,10 +11,25 @@ from kit import worker_cases
 from kit.forked import start
 from kit.sampled import sampled
 from kit.torch_workers import fork_workers
-from kit.worker_cases import BATCH, CASES, EXACT, ROWS, UPDATES, CutError, Found, Options, Share, apart, run, sgd
+from kit.worker_cases import (
+    BATCH,
+    CASES,
+    EXACT,
+    UPDATES,
+    CutError,
+    Found,
+    Options,
+    Share,
+    apart,
+    check_subset,
+    run,
+    sgd,
+)
 
 import headrace as hr
 from headrace.engine import Network
+
+pytest_plugins = ["kit.ray_cluster"]
 
 Make = Callable[[], hr.Strategy]
 PLAIN: Options = {"optimizer": lambda model: sgd(model, momentum=0.0)}
@@ -226,24 +241,6 @@ def test_the_same_training_twice_is_the_same_and_another_number_of_workers_is_no
 OWN = {"share": Share()}  # torchmetrics, which those by name are of, takes each process a second to import
 
 
-def check_subset(found: dict[str, Found], at: Path, metrics: Options) -> None:
-    """What two workers of any engine have found is what one finds, or what virtual ones do."""
-    one = worker_cases.subset(str(at / "one"), metrics)
-    for name in ("synchronous", "scored", "plain"):
-        assert apart(one[name], found[name]) < EXACT, name
-        assert found[name]["losses"] == pytest.approx(one[name]["losses"], abs=EXACT)
-    assert apart(one["plain"], found["every step"]) < EXACT
-    assert torch.allclose(one["scored"]["predicted"], found["scored"]["predicted"], rtol=0, atol=EXACT)
-    for name in metrics:
-        assert found["scored"]["scores"][f"val/{name}"] == one["scored"]["scores"][f"val/{name}"]
-    assert found["resumed"]["resumed"] == 4
-    assert found["whole"]["losses"][4:] == found["resumed"]["losses"]
-    assert apart(found["whole"], found["resumed"]) == 0.0
-    virtual = hr.launch(worker_cases.subset, str(at / "virtual"), metrics, workers=2)
-    for name, theirs in virtual.items():
-        assert apart(theirs, found[name]) < (1e-6 if name in ("whole", "resumed") else EXACT), name
-
-
 def two_processes(at: str) -> None:
     fork_workers()
     found = hr.launch(worker_cases.subset, f"{at}/run", OWN, workers=2, engine="processes", timeout_s=60.0)
@@ -254,18 +251,3 @@ def test_two_processes_keep_the_same_promises(tmp_path: Path) -> None:
     with start(two_processes, tmp_path, tmp_path) as child:
         assert child.ending() == 0, child.output
     check_subset(torch.load(tmp_path / "found", weights_only=False), tmp_path, OWN)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_two_workers_on_ray_keep_the_same_promises(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-    from kit import ray_cases
-
-    with ray_cases.local_cluster():
-        metrics = {"accuracy": "accuracy", **OWN}
-        found = hr.launch(worker_cases.subset, str(tmp_path / "run"), metrics, workers=2, engine="ray", timeout_s=100.0)
-        check_subset(found, tmp_path, metrics)
-        springs = run(2, "plain", hr.Elastic("2 steps"), engine="ray", batch_size=4)
-    assert springs["history"][-1]["samples"] == 2 * ROWS

@@ -5,46 +5,47 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit import ray_cases, worker_cases
 
-from headrace.engine import launch
-from headrace.errors import ConfigError, WorkerError
-from headrace.strategy import Asynchronous, Synchronous
+import headrace as hr
+from headrace.engine.job import needs_center
+from headrace.engine.ray import cluster
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'headrace[ray]'")
-
-from kit import ray_cases  # noqa: E402
-
-from headrace.engine.ray import cluster  # noqa: E402
+pytest_plugins = ["kit.ray_cluster"]
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'"),
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 LIMIT_S = 200.0  # of a job on a busy machine
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-@pytest.fixture(scope="module")
-def there() -> Iterator[cluster.Cluster]:
-    """One cluster for all tests: the jobs find it there."""
-    with ray_cases.local_cluster() as found:
-        yield found
+ROWS = 128
 
 
 def job(main: Any, *arguments: Any, **options: Any) -> Any:
-    return launch(main, *arguments, engine="ray", **{"workers": 2, "timeout_s": LIMIT_S, **options})
+    return hr.launch(main, *arguments, engine="ray", **{"workers": 2, "timeout_s": LIMIT_S, **options})
 
 
 # --- what works -------------------------------------------------------------------------------------------
 
 
-def test_workers_in_step_say_everything_to_each_other_and_listen_to_this_machine_alone(there: Any) -> None:
+@pytest.fixture(scope="module")
+def in_step(ray_cluster: Any) -> tuple[ray_cases.Visits, dict[str, Any]]:
+    """The caller's model, and what worker 0 of 2 says."""
     model = ray_cases.Visits(37)
-    found = job(ray_cases.talk_and_train, 10.0, model, Synchronous())
+    return model, job(ray_cases.talk_and_train, 10.0, model, hr.Synchronous())
+
+
+@pytest.mark.timeout(400)  # the one job on Ray of the quick tier: its fixtures start the cluster and two workers
+def test_workers_in_step_train_as_one_and_say_everything_to_each_other(in_step: Any) -> None:
+    model, found = in_step
     assert torch.equal(model.seen, torch.full((37,), 2.0)), "the caller's model has what the workers have agreed on"
     assert (found["epochs"], found["samples"], found["count"]) == (2, 74, 2)
     assert torch.equal(found["total"], torch.full((2, 3), 21.0))
@@ -64,10 +65,14 @@ def test_workers_in_step_say_everything_to_each_other_and_listen_to_this_machine
         assert drawn[0] == torch.rand(()).item(), "generators are seeded by the worker's number"
 
 
-def test_a_cluster_of_our_own_is_private(there: Any) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_cluster_of_our_own_is_private(ray_cluster: cluster.Cluster) -> None:
+    import ray
+
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
-    assert stat.S_IMODE(there.scratch.stat().st_mode) == 0o700
+    assert stat.S_IMODE(ray_cluster.scratch.stat().st_mode) == 0o700
     assert len(token.read_text()) == 64
     assert set(ray_cases.listening(str(token))) <= LOOPBACK
     # somebody else on this machine, with the address and without the token
@@ -75,52 +80,52 @@ def test_a_cluster_of_our_own_is_private(there: Any) -> None:
     other = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     other |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     script = f"from ray._raylet import GcsClient; GcsClient(address={address!r}).internal_kv_keys(b'', None)"
-    right = subprocess.run([sys.executable, "-c", script], env=os.environ.copy(), capture_output=True, timeout=60)
-    wrong = subprocess.run([sys.executable, "-c", script], env=other, capture_output=True, timeout=60)
+    right = subprocess.run([sys.executable, "-c", script], env=os.environ.copy(), capture_output=True, timeout=LIMIT_S)
+    wrong = subprocess.run([sys.executable, "-c", script], env=other, capture_output=True, timeout=LIMIT_S)
     assert right.returncode == 0, right.stderr.decode()
     assert b"InvalidAuthToken" in wrong.stderr or b"Unauthenticated" in wrong.stderr, wrong.stderr.decode()
 
 
-def test_workers_that_meet_at_a_center_use_every_row_once(there: Any) -> None:
-    model = ray_cases.Visits(37)
-    strategy = Asynchronous(every="1 step", staleness=100, down_weight=False)
-    found, trained = job(ray_cases.count_and_train, model, strategy)
-    assert torch.equal(model.seen, torch.full((37,), 3.0)), "every row once an epoch"
-    assert (trained["samples"], trained["count"]) == (111, 2)
+@pytest.fixture(scope="module")
+def at_a_center(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    """The caller's model, what worker 0 of 2 says, and the run."""
+    run = tmp_path_factory.mktemp("at_a_center") / "run"
+    arguments = ray_cases.Visits(ROWS), ray_cases.Visits(37), str(run)
+    assert not needs_center(ray_cases.meet, arguments)
+    return arguments[0], job(ray_cases.meet, *arguments), run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_workers_that_turn_out_to_need_a_center_get_one_and_use_every_row_once(at_a_center: Any) -> None:
+    model, (found, trained, sprung), _ = at_a_center
+    assert torch.equal(model.seen, torch.full((ROWS,), 3.0)), "every row once an epoch"
+    assert (trained["samples"], trained["count"]) == (3 * ROWS, 2)
     assert torch.equal(found["seen"], torch.ones(ray_cases.END))
     assert (found["samples"], found["epochs"]) == (ray_cases.END, ray_cases.END // ray_cases.ROWS)
     assert sum(mine for mine, _, _ in found["every"]) == ray_cases.END
     assert all(mine >= ray_cases.LEASE for mine, _, _ in found["every"]), "both had rows before anybody brought any"
     assert found["status"]["applied"] == found["status"]["version"]
     assert len({process for _, _, process in found["every"]}) == 2
+    assert sprung["samples"] == 2 * 37
 
 
-def test_a_training_at_a_center_goes_on_with_another_number_of_workers(there: Any, tmp_path: Path) -> None:
-    def strategy() -> Asynchronous:
-        return Asynchronous(every="1 step", staleness=100, down_weight=False)
-
-    run, rows = str(tmp_path / "run"), 37
-    for workers, epochs in ((2, 2), (3, 4), (1, 5)):
-        model = ray_cases.Visits(rows)
-        found = job(ray_cases.visit, model, strategy(), epochs, run, workers=workers)
-        assert torch.equal(model.seen, torch.full((rows,), float(epochs))), "every row once an epoch"
-        assert found["samples"] == epochs * rows
-        assert found["epoch"] <= epochs, "none counts twice, though one may pass of which worker 0 has no rows"
-
-
-def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_with(
-    there: Any, tmp_path: Path
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_goes_on_with_more_workers_and_once_one_is_lost_with_one_that_reads_the_rows_of_all(
+    at_a_center: Any, tmp_path: Path
 ) -> None:
-    def strategy() -> Asynchronous:
-        return Asynchronous(every="1 step", staleness=100, down_weight=False, lease=16)
-
-    run, model = str(tmp_path / "run"), ray_cases.Visits(64)
-    with pytest.raises(WorkerError, match="worker 1 of 2 was lost"):
-        job(ray_cases.stay_behind, model, strategy(), run, str(tmp_path))
-    model = ray_cases.Visits(64)
-    found = job(ray_cases.visit, model, strategy(), 1, run, workers=1, timeout_s=30.0)
-    assert torch.equal(model.seen, torch.ones(64)), "every row once"
-    assert found["samples"] == 64
+    *_, run = at_a_center  # three epochs by two workers
+    going_on = ray_cases.asynchronous("1 step"), 4, str(run)
+    with pytest.raises(hr.WorkerError, match=r"worker 1 of 3 was lost at step \d+ \(.+\): its process \d+ on .* has"):
+        job(ray_cases.stay_behind, ray_cases.Visits(ROWS), *going_on, str(tmp_path), workers=3)
+    at_work = Path("/proc") / (tmp_path / "in-2").read_text()
+    assert ray_cases.wait_until(lambda: not at_work.exists()), "a loss ends the others, whatever they do"
+    model = ray_cases.Visits(ROWS)
+    found = job(ray_cases.visit, model, *going_on, workers=1)
+    assert torch.equal(model.seen, torch.full((ROWS,), 4.0)), "every row once an epoch"
+    assert found["samples"] == 4 * ROWS
+    assert found["epoch"] <= 4, "none counts twice, though one may pass of which worker 0 has no rows"
 
 
 # --- what cannot work -------------------------------------------------------------------------------------
@@ -138,12 +143,14 @@ def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(options: dict[str, Any], message: str, monkeypatch: Any) -> None:
+    import ray
+
     if ray.is_initialized():
         monkeypatch.setattr(ray, "is_initialized", lambda: False)
     if "address" in options:
         monkeypatch.setattr(ray, "init", _refuse)
-    with pytest.raises(ConfigError, match=message):
-        launch(print, engine="ray", **{"workers": 2, **options})
+    with pytest.raises(hr.ConfigError, match=message):
+        hr.launch(print, engine="ray", **{"workers": 2, **options})
 
 
 def _refuse(**_: Any) -> None:
@@ -152,17 +159,26 @@ def _refuse(**_: Any) -> None:
 
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray.train.torch", None)
-    with pytest.raises(ConfigError, match=r'pip install "headrace\[ray\]"') as refused:
+    with pytest.raises(hr.ConfigError, match=r'pip install "headrace\[ray\]"') as refused:
         cluster.load("ray.train.torch")
     assert "\n" not in str(refused.value)
 
 
 def test_a_ray_with_known_holes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
     monkeypatch.setattr(ray, "__version__", "2.53.0")
-    with pytest.raises(ConfigError, match=r"Ray 2\.53\.0 has known holes: 2\.54 is needed"):
+    with pytest.raises(hr.ConfigError, match=r"Ray 2\.53\.0 has known holes: 2\.54 is needed"):
         cluster.load()
 
 
-def test_what_cannot_be_sent_to_a_worker_is_named(there: Any) -> None:
-    with pytest.raises(ConfigError, match=r"have to be sent to the workers, and cannot be: TypeError: .*lock"):
+def test_what_cannot_be_sent_to_a_worker_is_named(ray_cluster: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=r"have to be sent to the workers, and cannot be: TypeError: .*lock"):
         job(print, threading.Lock())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_workers_keep_the_promises_of_all_engines(ray_after_a_loss: Any, tmp_path: Path) -> None:
+    _, found, _ = ray_after_a_loss
+    worker_cases.check_subset(found["subset"], tmp_path, worker_cases.METRICS)

@@ -1,7 +1,5 @@
-"""What workers on Ray do in tests: functions of a module that their processes can import."""
+"""What workers on Ray do in tests: functions of a module that their processes can import, and that needs no Ray."""
 
-import copy
-import json
 import os
 import random
 import re
@@ -9,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,28 +16,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 import torch.distributed as dist
 
-from headrace import L1, Trainer
+import headrace as hr
 from headrace.comm import here
 from headrace.comm.center import Push, Rule, Terms, Vectors, Wait
-from headrace.engine import launch
-from headrace.engine.job import Job
 from headrace.engine.ray import cluster
-from headrace.engine.ray.center import Kept
-from headrace.errors import ConfigError
-from headrace.strategy import Elastic, Strategy
+from kit import worker_cases
 
 ROWS, LEASE, END = 40, 6, 100  # two epochs and a half
 PUSH = 4  # rows
-LONG_S, LIMIT_S = 300.0, 60.0
+LONG_S, LIMIT_S = 300.0, 100.0
 
 # --- workers that go in step ------------------------------------------------------------------------------
 
 
-def talk_and_train(base: float, model: "Visits", strategy: Strategy) -> dict[str, Any]:
+def talk_and_train(base: float, model: "Visits", strategy: hr.Strategy) -> dict[str, Any]:
     """Everything that workers can say together, what a worker finds around it, and a training."""
     comm = here()
     k, count = comm.shard.index, comm.count
@@ -65,33 +58,23 @@ def talk_and_train(base: float, model: "Visits", strategy: Strategy) -> dict[str
     }
 
 
-def fail(kind: str) -> None:
-    """Worker 1 fails, while the others wait for it."""
+def lose_one(model: "Visits", strategy: hr.Strategy, at: str) -> dict[str, Any]:
+    """A training in whose second epoch, of three, worker 1 is lost; then trainings whose results are known."""
+    found = visit(model, strategy, 3, f"{at}/run", at, {1: "lost"}, after=8)
+    return found | {"subset": worker_cases.subset(f"{at}/subset", worker_cases.METRICS)}
+
+
+def fail(at: str, kinds: Sequence[str]) -> None:
+    """Worker 1 fails, while the others wait for it: each time that all begin in another way."""
     comm = here()
+    kind = kinds[begin(at) - 1]
     comm.at(7, "training")
     if comm.shard.index == 1:
         if kind == "own":
-            raise ConfigError("worker 1 cannot have this.")
-        if kind == "theirs":
-            raise ZeroDivisionError("in the user's code")
-        if kind == "exit":
-            raise SystemExit(3)
-        time.sleep(1.0)  # a heart has to beat, or nobody knows its step
-        os.kill(os.getpid(), signal.SIGSTOP if kind == "stopped" else signal.SIGKILL)
+            raise hr.ConfigError("worker 1 cannot have this.")
+        until_heard(7)
+        os.kill(os.getpid(), signal.SIGSTOP if kind == "stops" else signal.SIGKILL)
     comm.all_reduce(torch.zeros(1))
-
-
-def fail_until(attempts: int, at: str) -> list[int]:
-    """Worker 1 is killed so often; then how often each worker has begun."""
-    comm = here()
-    mine = Path(at) / f"begun-{comm.shard.index}"
-    with mine.open("a") as file:
-        file.write(".")
-    begun = len(mine.read_text())
-    comm.all_reduce(torch.zeros(1))
-    if comm.shard.index == 1 and begun <= attempts:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return comm.all_gather(begun)
 
 
 # --- workers that meet at a center ------------------------------------------------------------------------
@@ -107,26 +90,42 @@ class Add(Rule):
         return center
 
 
-def count_and_train(model: "Visits", strategy: Strategy) -> tuple[dict[str, Any], dict[str, Any]]:
+def asynchronous(every: str = "2 steps") -> hr.Strategy:
+    """Whatever a worker brings is taken as it is."""
+    return hr.Asynchronous(every=every, staleness=1000, down_weight=False, lease=16)
+
+
+def count_and_train(model: "Visits", strategy: hr.Strategy, run: str | None = None) -> list[dict[str, Any]]:
     """Two trainings, one after the other, at one center."""
-    return count(together=True), visit(model, strategy, 3)
+    return [count(together=True), visit(model, strategy, 3, run)]
+
+
+def meet(model: "Visits", other: "Visits", run: str) -> list[dict[str, Any]]:
+    """Three trainings; nothing among the arguments says that they need a center."""
+    return [*count_and_train(model, asynchronous("1 step"), run), visit(other, hr.Elastic("2 steps"), 2)]
+
+
+Faults = Mapping[int | str, str]
+"""What happens to a worker, in its first life: by its number, or by the machine that one of them is on."""
 
 
 def count(
-    strategy: Elastic | None = None, at: str = "", fault: str = "", of: int = 1, together: bool = False
+    strategy: hr.Strategy | None = None, at: str = "", faults: Faults | None = None, together: bool = False
 ) -> dict[str, Any]:
-    """Counts every position that is leased, and brings the counts; worker `of` has a fault, in its first life.
+    """Counts every position that is leased, and brings the counts. Nobody goes on before all faults have happened:
+    one is "lost", "stops", or "stays" where it is until its machine goes.
 
     The strategy is not asked for anything: it says that there is to be a center. `together`: nobody brings anything
     before each has rows.
     """
     comm = here()
-    center, me = comm.center, comm.shard.index
+    center = comm.center
+    if faults:
+        begin(at)
     zero = {"seen": torch.zeros(END), "other": torch.zeros(3, 2, dtype=torch.float64)}
     reply = center.join(Add(), Terms(ROWS, LEASE, END), zero)
     first = reply.samples
     sequence, mine = 0, 0
-    faulty = fault == f"on {ray.get_runtime_context().get_node_id()}" if fault.startswith("on") else me == of
     while (lease := center.lease()) is not None:
         if isinstance(lease, Wait):
             center.wait(lease)
@@ -140,20 +139,16 @@ def count(
             push = Push(sequence, reply.version, {k: v.clone() for k, v in zero.items()}, stop - start)
             push.vectors["seen"][start:stop] += 1
             push.done = [(lease.id, start, stop)]
-            if fault == "before" and faulty and sequence == 3 and only_once(at):
-                os.kill(os.getpid(), signal.SIGKILL)
             reply = center.meet(push)
             mine += (stop - start) * reply.taken
-            if fault and not faulty and sequence == 3:
-                wait_for_fault(at)
-            if fault.startswith("on") and faulty and sequence == 3 and only_once(at):
-                (Path(at) / "on").touch()
-                time.sleep(LONG_S)  # until its machine goes
-            if fault in ("after", "stop", "raise") and faulty and sequence == 3 and only_once(at):
-                if fault == "raise":
-                    raise ZeroDivisionError("in the user's code")
-                time.sleep(1.1)  # its heart beats once more
-                os.kill(os.getpid(), signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+            if faults and sequence == 3:
+                fault = _due(at, faults)
+                if fault == "stays":
+                    time.sleep(LONG_S)  # until its machine goes
+                if fault:
+                    until_heard(2)
+                    os.kill(os.getpid(), signal.SIGSTOP if fault == "stops" else signal.SIGKILL)
+                wait_for_all(at, faults)
     found = center.pull()
     center.leave()
     every = comm.all_gather([mine, first, os.getpid()])
@@ -166,62 +161,42 @@ def count(
     }
 
 
-def wait_to_be_seen(at: str) -> None:
-    """Both workers have begun, and go on for long."""
-    here().share()
-    (Path(at) / "scratch").write_text(str(Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent))
-    (Path(at) / "seen").touch()
-    time.sleep(LONG_S)
+def killed(at: Path) -> Any:
+    """A kind of center that is killed four times: in each training once a push has been applied of which nothing is
+    saved, in the first one also when a push has been saved, both before anybody hears of it; and between the two.
 
+    A class of a function is sent as it is: its process begins before it knows where our modules are.
+    """
+    from headrace.engine.ray.center import Kept
 
-def only_once(at: str) -> bool:
-    """Whether nobody has asked before; `at` is a directory."""
-    try:
-        os.close(os.open(Path(at) / "fault", os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return False
-    return True
+    def due(what: str) -> bool:
+        try:
+            (at / what).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
+    class Killed(Kept):
+        def _meet(self, worker: int, message: Any) -> Any:
+            reply = super()._meet(worker, message)
+            if self._held.version >= 7:
+                if due(f"applied in {self._held.training}"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if due("saved"):
+                    self._save(at_once=True)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return reply
 
-def wait_for_fault(at: str) -> None:
-    """Until somebody has asked whether nobody has asked before."""
-    wait_for(Path(at) / "fault")
+        def _save_changes(self, at_once: bool) -> None:
+            if at_once or (at / f"applied in {self._held.training}").exists():  # else nothing would be lost, rightly
+                super()._save_changes(at_once)
 
+        def _leave(self, worker: int) -> None:
+            super()._leave(worker)
+            if self._held.training == 1 and not self._held.inside and due("between"):
+                os.kill(os.getpid(), signal.SIGKILL)
 
-def wait_for(file: Path) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while not file.exists() and time.monotonic() < limit:
-        time.sleep(0.05)
-
-
-class KilledAfterApplying(Kept):
-    """A center that is killed once a push has been applied, before anybody hears of it."""
-
-    saves = False
-
-    def _meet(self, worker: int, message: Any) -> Any:
-        reply = super()._meet(worker, message)
-        behind = self.saves or self._saved < self._held.version - 3  # else nothing is lost with it, rightly
-        if self._held.version >= 7 and behind and only_once(str(self._store.path.parent)):
-            if self.saves:
-                self._save(at_once=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return reply
-
-
-class KilledAfterTheFirst(Kept):
-    """A center that is killed once both workers have left the first training."""
-
-    def _leave(self, worker: int) -> None:
-        super()._leave(worker)
-        if self._held.training == 1 and not self._held.inside and only_once(str(self._store.path.parent)):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class KilledAfterSaving(KilledAfterApplying):
-    """As that one, when the push that nobody hears of has been saved."""
-
-    saves = True
+    return Killed
 
 
 # --- trainings --------------------------------------------------------------------------------------------
@@ -243,74 +218,132 @@ class Visits(torch.nn.Module):
 
 def visit(
     model: Visits,
-    strategy: Strategy,
+    strategy: hr.Strategy,
     epochs: int,
     run: str | None = None,
-    killed: tuple[int, int, str] | None = None,
-    fault: str = "dies",
+    at: str = "",
+    faults: Faults | None = None,
+    after: int = 3,
 ) -> dict[str, Any]:
     """Trains: every row is to be visited once an epoch, whoever does it.
 
-    `killed`: this worker dies of SIGKILL, or "raises", after so many of its updates, once; and a directory to remember
-    it. At a center the others wait for that: they would train with all the rows while it starts.
+    `faults`: workers are "lost", or one "fails", `after` so many updates of their first lives. At a center everybody
+    waits for that: the others would train with all the rows while one starts.
     """
-    rows, me = len(model.seen), here().shard.index
-    trainer = Trainer(model, L1(reduce="sum"), partial(torch.optim.SGD, lr=1.0), batch_size=8, strategy=strategy)
-    data = torch.arange(rows), torch.full((rows,), 1e6)
-    for info in trainer.steps(data, epochs=epochs, run=run, progress=False):
-        if killed is not None and (me, info.step) == killed[:2] and only_once(killed[2]):
-            if fault == "raises":
+    me, centered = here().shard.index, strategy.centered
+    if faults:
+        begin(at)
+    trainer, data = _training(model, strategy)
+    for updates, _ in enumerate(trainer.steps(data, epochs=epochs, run=run, progress=False), 1):
+        if faults and updates == after:
+            fault = _due(at, faults)
+            if fault == "fails":
                 raise ZeroDivisionError("in the user's code")
-            os.kill(os.getpid(), signal.SIGKILL)
-        if killed is not None and strategy.centered and me != killed[0] and info.step == killed[1]:
-            wait_for_fault(killed[2])
+            if fault == "lost":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if centered:
+                wait_for_all(at, faults)
     history = trainer.history
-    if killed is None:
+    if not faults:
         here().all_gather(me)  # one may have done the work of all, who have yet to hear of it
-    status = here().center.status() if strategy.centered else {}
+    status = here().center.status() if centered else {}
     last = {name: history[-1][name] for name in ("epoch", "samples")}
     return last | {"epochs": len(history), "count": here().count, "status": status}
 
 
-def visit_twice(one: Visits, two: Visits, strategy: Strategy, epochs: int) -> list[dict[str, Any]]:
-    """Two trainings that differ in nothing but the model's values."""
-    return [visit(model, copy.deepcopy(strategy), epochs) for model in (one, two)]
-
-
-def stay_behind(model: Visits, strategy: Strategy, run: str, at: str) -> None:
-    """Worker 0 stops, and saves, while worker 1 has rows that it never trains with."""
-    rows = len(model.seen)
-    trainer = Trainer(model, L1(reduce="sum"), partial(torch.optim.SGD, lr=1.0), batch_size=8, strategy=strategy)
-    data = torch.arange(rows), torch.full((rows,), 1e6)
-    for _ in trainer.steps(data, epochs=1, run=run, progress=False):
-        if not here().leader:
-            (Path(at) / "fault").touch()
+def stay_behind(model: Visits, strategy: hr.Strategy, epochs: int, run: str, at: str) -> None:
+    """Worker 0 stops, and saves, while others have rows that they never train with: 1 is lost, 2 goes on for long."""
+    me = here().shard.index
+    trainer, data = _training(model, strategy)
+    for _ in trainer.steps(data, epochs=epochs, run=run, progress=False):
+        (Path(at) / f"in-{me}").write_text(str(os.getpid()))
+        if me == 1:
             wait_for(Path(at) / "left")
             os.kill(os.getpid(), signal.SIGKILL)
-        wait_for_fault(at)
+        if me == 2:
+            time.sleep(LONG_S)
+        wait_for(Path(at) / "in-1")
+        wait_for(Path(at) / "in-2")
         break
     (Path(at) / "left").touch()
+
+
+def _training(model: Visits, strategy: hr.Strategy) -> tuple[hr.Trainer, tuple[torch.Tensor, torch.Tensor]]:
+    rows = len(model.seen)
+    trainer = hr.Trainer(model, hr.L1(reduce="sum"), partial(torch.optim.SGD, lr=1.0), batch_size=8, strategy=strategy)
+    return trainer, (torch.arange(rows), torch.full((rows,), 1e6))
+
+
+# --- who has come how far ---------------------------------------------------------------------------------
+
+
+def begin(at: str) -> int:
+    """How often this worker has begun, of which it leaves a note in a directory."""
+    with (Path(at) / f"begun-{here().shard.index}").open("a+") as file:
+        file.write(".")
+        return file.tell()
+
+
+def _due(at: str, faults: Faults) -> str:
+    """What is to happen to this worker now, unless it has happened before."""
+    keys: list[int | str] = [here().shard.index]
+    if any(isinstance(key, str) for key in faults):
+        keys.append(machine())
+    for key in keys:
+        if key in faults:
+            try:
+                (Path(at) / f"fault-{key}").touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            return faults[key]
+    return ""
+
+
+def wait_for_all(at: str, faults: Faults) -> None:
+    """Until all faults have happened."""
+    for key in faults:
+        wait_for(Path(at) / f"fault-{key}")
+
+
+def wait_for(file: Path) -> bool:
+    return wait_until(file.exists)
+
+
+def wait_until(is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
+    """Whether it was so within a limit."""
+    end = time.monotonic() + limit_s
+    while not (found := is_so()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+def until_heard(step: int) -> None:
+    """Until the others can know at which step this life of a worker is."""
+    import ray
+
+    me, pulse = here().shard.index, here()._pulse  # type: ignore[attr-defined]
+
+    def is_heard() -> bool:
+        life, _, found, _ = ray.get(pulse._hall.hearts.remote()).get(me, (None, 0.0, 0, ""))
+        return (life, found) == (pulse._life, step)
+
+    wait_until(is_heard)
+
+
+def machine() -> str:
+    """On which this process is, as Ray knows it."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
 
 
 # --- what is around ---------------------------------------------------------------------------------------
 
 
 @contextmanager
-def local_cluster(workers: int = 3) -> Iterator[cluster.Cluster]:
-    """A cluster of our own, for several jobs; nothing of it is left."""
-    with ExitStack() as stack:
-        stack.enter_context(cluster.environment({"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0"}))
-        found = stack.enter_context(cluster.joined(Job(print, workers=workers)))
-        token = os.environ["RAY_AUTH_TOKEN_PATH"]
-        yield found
-    assert not found.scratch.exists()
-    assert processes(token) == []
-    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
-
-
-@contextmanager
 def machines(count: int) -> Iterator[tuple[Any, Any]]:
     """A cluster of several machines, as far as Ray can tell, and the last of them; it has room for four workers."""
+    import ray
     from ray.cluster_utils import Cluster
 
     with ExitStack() as stack:
@@ -329,31 +362,32 @@ def machines(count: int) -> Iterator[tuple[Any, Any]]:
         yield found, others[-1]
 
 
-def lose_a_machine(at: str) -> None:
-    """A program of its own: of two machines one goes while a worker is there."""
+def lose_a_machine(at: str) -> dict[str, Any]:
+    """Of two machines one goes while a worker is there: what the workers have counted, and what was warned of."""
     with machines(2) as (all_of_them, second), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        gone = threading.Thread(target=_remove, args=(all_of_them, second, Path(at) / "on"))
+        faults: Faults = {second.node_id: "stays"}
+        gone = threading.Thread(target=_remove, args=(all_of_them, second, Path(at) / f"fault-{second.node_id}"))
         gone.start()
-        options = {"workers": 2, "nodes": 2, "address": all_of_them.address, "restarts": 1, "timeout_s": 100.0}
-        found = launch(count, Elastic(), at, f"on {second.node_id}", engine="ray", **options)
+        options = {"workers": 2, "nodes": 2, "address": all_of_them.address, "restarts": 1, "timeout_s": LIMIT_S}
+        found = hr.launch(count, hr.Elastic(), at, faults, engine="ray", **options)
         gone.join()
     whole = bool((found["seen"] == 1).all()) and found["samples"] == END
-    said = {"whole": whole, "warned": "\n".join(str(each.message) for each in caught)}
-    (Path(at) / "found").write_text(json.dumps(said))
+    return {"whole": whole, "warned": "\n".join(str(each.message) for each in caught)}
 
 
 def _remove(all_of_them: Any, machine: Any, told: Path) -> None:
     """Takes a machine away as soon as a worker has said that it is there."""
-    end = time.monotonic() + LONG_S
-    while not told.exists() and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_for(told)
     all_of_them.remove_node(machine, allow_graceful=False)
 
 
-def launch_and_wait(at: str) -> None:
-    """A program of its own, to be ended."""
-    launch(wait_to_be_seen, at, workers=2, engine="ray")
+def wait_to_be_seen(at: str, strategy: hr.Strategy | None = None) -> None:
+    """Both workers have begun, and go on for long."""
+    here().share()
+    (Path(at) / "scratch").write_text(str(Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent))
+    (Path(at) / "seen").touch()
+    time.sleep(LONG_S)
 
 
 def processes(mark: str) -> list[int]:

@@ -2,8 +2,10 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -293,6 +295,9 @@ def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     return max(float((a["weights"][k].double() - b["weights"][k].double()).abs().max()) for k in a["weights"])
 
 
+METRICS: Options = {"accuracy": "accuracy", "share": Share()}
+
+
 def subset(at: str, metrics: Options) -> dict[str, Found]:
     """In a worker of any engine: a few trainings whose results are known, one after another."""
     scored = {"metrics": metrics}
@@ -311,3 +316,21 @@ def subset(at: str, metrics: Options) -> dict[str, Found]:
     torch.manual_seed(9)  # what was drawn next is in the run
     found["resumed"] = train("noisy", hr.DiLoCo("3 steps"), {"steps": 2 * UPDATES, "run": at}, rounds)
     return found
+
+
+def check_subset(found: dict[str, Found], at: Path, metrics: Options) -> None:
+    """What two workers of any engine have found is what one finds, or what virtual ones do."""
+    one = subset(str(at / "one"), metrics)
+    for name in ("synchronous", "scored", "plain"):
+        assert apart(one[name], found[name]) < EXACT, name
+        assert found[name]["losses"] == pytest.approx(one[name]["losses"], abs=EXACT)
+    assert apart(one["plain"], found["every step"]) < EXACT
+    assert torch.allclose(one["scored"]["predicted"], found["scored"]["predicted"], rtol=0, atol=EXACT)
+    for name in metrics:
+        assert found["scored"]["scores"][f"val/{name}"] == one["scored"]["scores"][f"val/{name}"]
+    assert found["resumed"]["resumed"] == 4
+    assert found["whole"]["losses"][4:] == found["resumed"]["losses"]
+    assert apart(found["whole"], found["resumed"]) == 0.0
+    virtual = hr.launch(subset, str(at / "virtual"), metrics, workers=2)
+    for name, theirs in virtual.items():
+        assert apart(theirs, found[name]) < (1e-6 if name in ("whole", "resumed") else EXACT), name

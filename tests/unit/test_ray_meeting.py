@@ -2,6 +2,7 @@
 
 import os
 import socket
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch.distributed as dist
 
 from headrace.comm.store import loopback_interface
 
-ray = pytest.importorskip("ray")
-meeting = pytest.importorskip("headrace.engine.ray.meeting")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'"),
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 LIMIT_S = 9.0
 
@@ -31,6 +35,10 @@ class Place:
 
 
 def test_vectors_on_gpus_go_over_nccl_and_those_on_the_host_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.train
+
+    from headrace.engine.ray import meeting
+
     made: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **others: made.update(others, backend=backend))
     monkeypatch.setattr(ray.train, "get_context", Place)
