@@ -1,6 +1,7 @@
 """What all tests share: one thread, signals that do what they usually do, limits, and nothing that stays behind."""
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from kit import left_behind, sampled
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-settings.register_profile("quick", deadline=None, max_examples=20)  # how long one takes is the machine's affair
+settings.register_profile("quick", deadline=None, max_examples=12)  # how long one takes is the machine's affair
 settings.register_profile("every", deadline=None, max_examples=200)
 settings.load_profile("every" if sampled.EVERY in os.environ else "quick")
 
@@ -27,12 +28,12 @@ for number, handler in USUAL.items():  # `nohup`, and `&` in a script, ignore th
 left_behind.mark()
 processes = left_behind.Processes()
 first = "PYTEST_XDIST_WORKER" not in os.environ  # the process that shares the tests out, or runs them itself
-errors = os.dup(2)  # before pytest captures what is written there
 
 BUDGET_S = 3.0  # of a test of the quick tier
 GRACE_S = 30.0  # for a test that is over its limit to end by itself
 watched = 0.0, 0.0  # the limit that is watched, and since when
 OVER = Path(__file__).parents[1] / "build" / "over-budget.txt"
+ERRORS = pytest.StashKey[int]()
 ALONE = "HEADRACE_TESTS_ALONE"
 """The variable that says that nothing else runs."""
 
@@ -41,7 +42,8 @@ def pytest_report_header() -> str:
     return sampled.told()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[ERRORS] = os.dup(2)  # nothing is captured here yet
     if first and ALONE not in os.environ:
         OVER.unlink(missing_ok=True)
 
@@ -70,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """The process that others are forked from takes seconds to begin: it does so while other tests run."""
+    gc.collect()
+    gc.freeze()  # what is here by now stays: nobody need look through it again and again
     shares_out = first and session.config.getoption("numprocesses", None)
     if "kit.forked" in sys.modules and not shares_out and not session.config.option.collectonly:
         from kit import forked
@@ -89,7 +93,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     mark = item.get_closest_marker("timeout")
     limit_s, now = float(mark.args[0] if mark else item.config.getini("timeout")), time.monotonic()
     if watched[0] != limit_s or now - watched[1] > GRACE_S / 2:  # to begin anew takes long, for every test
-        faulthandler.dump_traceback_later(limit_s + 1.5 * GRACE_S, exit=True, file=errors)
+        faulthandler.dump_traceback_later(limit_s + 1.5 * GRACE_S, exit=True, file=item.config.stash[ERRORS])
         watched = limit_s, now
     try:
         return (yield)

@@ -67,6 +67,7 @@ def constant(found: list[dict[str, Any]]) -> bool:
     return all(sample == samples[0] for sample in samples) and threads[0] == threads[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [45, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_long_training_holds_on_to_nothing(epochs: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -81,6 +82,7 @@ def test_a_long_training_holds_on_to_nothing(epochs: int, tmp_path: Path) -> Non
     assert len(list((run / "checkpoints").iterdir())) in (2, 3), "two are kept, and the best"
 
 
+@pytest.mark.slow
 def test_a_training_that_does_is_noticed(tmp_path: Path) -> None:
     """The negative control."""
     found = measured(tmp_path / "run", 30, leaks=True)

@@ -134,6 +134,7 @@ def test_a_killed_worker_ends_all_others(tmp_path: Path, gloo: bool, bad: int) -
     assert max(ended.after_s.values()) < SOON_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gloo", "bad"),
     [
@@ -180,6 +181,7 @@ def test_a_worker_that_nothing_interrupts_is_ended(tmp_path: Path, gloo: bool) -
     assert ended_s - float(children[1].told[0].removeprefix("acts ")) < TIMEOUT_S + 2 * SOON_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gloo", [pytest.param(False, id="one-host"), pytest.param(True, id="several-hosts", marks=pytest.mark.slow)]
 )

@@ -212,6 +212,7 @@ def _exit_code(at: Path, name: str) -> str:
     return str(code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mlflow", "words"),
     [

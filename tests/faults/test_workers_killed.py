@@ -197,6 +197,7 @@ AGAIN_TOO = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how", "place", "gloo"), [AGAIN[0], *map(slow, AGAIN[1:]), *map(slow, sampled(AGAIN_TOO, of=3))], ids=shown
 )
@@ -226,6 +227,7 @@ ENDS_TOO = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how", "place", "step"), [ENDS[0], *map(slow, ENDS[1:]), *map(slow, sampled(ENDS_TOO, of=3))], ids=shown
 )

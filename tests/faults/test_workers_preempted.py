@@ -162,6 +162,7 @@ def test_workers_may_be_asked_at_any_moment(name: str, tmp_path: Path) -> None:
         assert finished(run, name) == undisturbed(name, 2)[0]
 
 
+@pytest.mark.slow
 def test_a_second_request_ends_a_worker_at_once_and_the_others_soon(tmp_path: Path) -> None:
     with training(tmp_path / "run", "synchronous", [None, Place("data", 1, 1)]) as children:
         children[1].until("there, another thread", LIMIT_S)
@@ -199,6 +200,7 @@ def train_virtually(run: str, name: str, place: list[Any] | None) -> None:
 VIRTUALLY = [*itertools.product(STRATEGIES, WHERE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where"),
     [

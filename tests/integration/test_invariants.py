@@ -247,6 +247,7 @@ def two_processes(at: str) -> None:
     torch.save(found, f"{at}/found")
 
 
+@pytest.mark.slow
 def test_two_processes_keep_the_same_promises(tmp_path: Path) -> None:
     with start(two_processes, tmp_path, tmp_path) as child:
         assert child.ending() == 0, child.output

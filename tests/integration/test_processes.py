@@ -402,6 +402,7 @@ def test_a_worker_that_does_not_come_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_exit_is_an_exit(tmp_path: Path) -> None:
     with launched(tmp_path, "exits", restarts=1) as child:
         assert raised(child)[1] == "SystemExit: 7"
@@ -444,6 +445,7 @@ def returns_a_lock(at: str, how: str) -> Any:
     return threading.Lock()
 
 
+@pytest.mark.slow
 def test_a_value_that_cannot_be_sent_back_is_said_to_be_so(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="returns_a_lock") as child:
         what = raised(child)[1]
@@ -504,6 +506,7 @@ def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     assert when_s - asked_s < SOON_S
 
 
+@pytest.mark.slow
 def test_workers_do_not_outlive_the_process_that_has_started_them(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="waits") as child:
         workers = pids(child, 2)
@@ -550,6 +553,7 @@ def test_several_nodes_need_an_address_and_an_interface() -> None:
         run(Job(nothing, workers=2, nodes=2, address="127.0.0.1", interface="lo"))
 
 
+@pytest.mark.slow
 def test_an_address_that_nobody_answers_at_is_named() -> None:
     port = free_port()
     job = Job(nothing, workers=2, nodes=2, address=f"192.0.2.1:{port}", interface="lo", timeout_s=0.5)
@@ -559,6 +563,7 @@ def test_an_address_that_nobody_answers_at_is_named() -> None:
         run(job)
 
 
+@pytest.mark.slow
 def test_a_port_that_another_program_has_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -612,6 +617,7 @@ def meets(how: str) -> list[Any]:
     return [comm.all_gather(os.environ["GROUP_RANK"]), total.item()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["well", pytest.param("fails", marks=pytest.mark.slow)])
 def test_nodes_meet_at_an_address_and_start_again_together(tmp_path: Path, how: str) -> None:
     address = f"127.0.0.1:{free_port()}"

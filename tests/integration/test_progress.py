@@ -109,6 +109,7 @@ def trainings_into_a_file() -> None:
     trainings(["end"])
 
 
+@pytest.mark.slow
 def test_auto_prints_plain_lines_into_a_file(tmp_path: Path) -> None:
     with forked.start(trainings_into_a_file, tmp_path) as child:
         assert child.ending() == 0, child.output

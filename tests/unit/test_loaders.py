@@ -167,6 +167,7 @@ def test_how_exactly_a_loader_resumes_is_said_where_workers_draw() -> None:
         assert level.endswith(ends)
 
 
+@pytest.mark.slow
 def test_a_loader_that_is_not_needed_any_more_is_gone_at_once() -> None:
     """Found by the garbage collector later, one with workers that stay would hold up the process for seconds."""
 

@@ -34,6 +34,7 @@ class Place:
     get_local_world_size = get_world_size
 
 
+@pytest.mark.slow
 def test_vectors_on_gpus_go_over_nccl_and_those_on_the_host_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray.train
 

@@ -498,6 +498,7 @@ def test_workers_that_call_different_things_are_told_which(one: Any, other: Any,
     assert text in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_worker_that_computes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     go, done = threading.Event(), []
 
@@ -519,6 +520,7 @@ def test_a_worker_that_computes_for_ever_is_given_up(monkeypatch: pytest.MonkeyP
     assert done == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no threads")
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_worker_that_comes_back_too_late_binds_the_caller_to_no_core(turn: int) -> None:

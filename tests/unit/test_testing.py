@@ -1032,6 +1032,7 @@ def test_the_message_says_promise_place_what_was_expected_and_what_came() -> Non
     )
 
 
+@pytest.mark.slow
 def test_a_source_that_waits_for_ever_is_left_behind() -> None:
     woken = threading.Event()
 
