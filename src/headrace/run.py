@@ -273,16 +273,17 @@ def _environment() -> dict[str, Any]:
     }
 
 
+_COMMIT = "# branch.oid "
+
+
 def _git_commit() -> str | None:
     """The commit that the working directory is at, with "+" if there are changes; `None` where there is none."""
+    # without locks, since one that is killed must not leave a lock in the repository
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "--no-optional-locks", *arguments]  # one that is killed must not leave a lock in the repository
-    found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    return found.stdout.strip()
+    commit = next((line.removeprefix(_COMMIT) for line in found if line.startswith(_COMMIT)), "(initial)")
+    changed = any(not line.startswith("#") for line in found)
+    return None if commit == "(initial)" else commit + "+" * changed
