@@ -153,6 +153,7 @@ def train_and_fail(run: str, step: int) -> None:
     trainees.Watched("", -1, lambda: None).fit(run)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("step", "last"),
     [(30, 30), *[pytest.param(k, k + 5 if k else 0, marks=pytest.mark.slow) for k in sampled(FAILING, keep=[0], of=2)]],
@@ -227,6 +228,7 @@ def test_a_program_that_leaves_its_loop_in_any_way_has_its_last_update_saved(
     assert trainees.last_step(tmp_path / "run") == step
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     "leave",
     ["sys.exit(3)", *[pytest.param(leave, marks=pytest.mark.slow) for leave in ("break", "raise ValueError('mine')")]],
@@ -248,6 +250,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.takes_turns
 def test_a_failure_that_was_caught_is_no_failure_of_the_program(tmp_path: Path) -> None:
     path = script(tmp_path, "by name", "break", fails=True)
     path.write_text("import atexit\natexit.register(print, 'goodbye')" + path.read_text() + CAUGHT)

@@ -90,6 +90,7 @@ def no_disk(monkeypatch: Any) -> None:
     monkeypatch.setattr("headrace.disk._sync_dir", lambda *_: None)
 
 
+@pytest.mark.takes_turns
 def test_a_changed_file_is_an_error_on_the_right_line_or_the_right_rows(tmp_path: Path, monkeypatch: Any) -> None:
     seeds = sampled(range(300), of=6)
     outcomes = survey(seeds, tmp_path, monkeypatch)

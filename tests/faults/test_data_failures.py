@@ -175,6 +175,7 @@ def test_data_that_end_the_process_lose_nothing(how: str, status: int, at: int, 
     assert trainees.finished(run) == trainees.reference()
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("at", "leave_s"), [(4, 0.3), *[pytest.param(at, feed.LEAVE_S, marks=pytest.mark.slow) for at in ALL]]
 )
@@ -201,6 +202,7 @@ def train_pulled(run: str, how: str, at: int) -> None:
     tell("digest " + trainees.digest(watched.trainer))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("how", "at"),
     [

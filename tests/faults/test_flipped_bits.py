@@ -68,6 +68,7 @@ def flipped(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", FILES)
 def test_a_bit_flipped_in_any_byte_is_never_loaded_silently_wrong(name: str, store: Store) -> None:
     path, random, outcomes = store.at(BAD) / name, Random(name), list[str]()

@@ -143,6 +143,7 @@ def test_a_sync_that_failed_is_never_tried_again(template: Path) -> None:
     assert len(syncs) == 6
 
 
+@pytest.mark.takes_turns
 def test_a_real_limit_on_the_size_of_files_leaves_the_previous_checkpoint_as_it_was(
     template: Path, tmp_path: Path
 ) -> None:

@@ -249,6 +249,7 @@ def changed(found: Any, random: Random) -> tuple[bytes, str]:
     return text.encode(), f"{path}: {text[:200]}"
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 def test_what_a_document_holds_is_used_or_refused_in_a_sentence(made: tuple[str, Path]) -> None:
     assert survey(*made, range(12)) > 0, "hardly a change was noticed: is it made?"
@@ -287,6 +288,7 @@ def survey(kind: str, whole: Path, seeds: Iterable[int]) -> int:
 # --- links --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 def test_no_link_in_a_run_leads_out_of_it(made: tuple[str, Path]) -> None:
     """Whatever of a run is a link to the same outside: used or refused, and nothing outside is written or made."""

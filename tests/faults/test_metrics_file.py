@@ -199,6 +199,7 @@ def outcome(run: Path) -> tuple[str, list[int]]:
         return str(error), []
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize(
     "changes",

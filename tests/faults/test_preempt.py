@@ -107,6 +107,7 @@ def ask_by_own_means(run: str, means: str) -> None:
         tell(f"heard {len(heard)}, stays {signal.getsignal(signal.SIGTERM) != before}")
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("means", "heard", "status", "step"),
     [
@@ -246,6 +247,7 @@ def validate_in_a_hook(run: str, preempts: bool) -> None:
     tell(f"found {callback.found}")
 
 
+@pytest.mark.takes_turns
 def test_a_hook_that_is_interrupted_in_a_validation_of_its_own_is_called_again(tmp_path: Path) -> None:
     found = []
     for name, asked in (("never", [False]), ("once", [True, False])):

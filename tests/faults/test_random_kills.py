@@ -88,6 +88,7 @@ def test_a_training_that_forgets_its_random_state_would_be_noticed(tmp_path: Pat
     assert "going on from step" in (run / "log.txt").read_text()
 
 
+@pytest.mark.takes_turns
 def test_a_training_killed_before_its_first_update_begins_as_if_it_had_not_been(tmp_path: Path) -> None:
     found = []
     for name, deaths in (("once", [True, False]), ("never", [False])):

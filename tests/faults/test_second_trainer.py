@@ -46,6 +46,7 @@ def seen(run: Path) -> dict[str, bytes]:
     return {name: (run / name).read_bytes() for name in (METRICS, LOCK, "run.json", "config.yaml", "log.txt")}
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_second_trainer_fails_at_once_and_names_the_first(times: int, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -57,6 +57,7 @@ def test_sigterm_anywhere_saves_at_an_update_and_nothing_is_lost(place: str, num
     assert trainees.finished(run) == trainees.reference()
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR1, PREEMPTED), (signal.SIGINT, -signal.SIGINT)])
 def test_slurm_and_ctrl_c_save_as_well(number: int, status: int, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -108,6 +108,7 @@ def left(path: Path, keep: Keep) -> str:
     return found
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("keep", [Keep(1), Keep(None)])
 def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, how: str, root: Path) -> None:
     """Nothing after that place is performed, as if the process had been killed there."""
@@ -127,6 +128,7 @@ def test_an_end_anywhere_leaves_one_of_the_two(keep: Keep, how: str, root: Path)
     assert set(seen) == {"old", STAYS[how]}
 
 
+@pytest.mark.takes_turns
 def test_a_process_that_is_killed_leaves_one_of_the_two(how: str, root: Path) -> None:
     for at, when in sampled(places(names := operations(root, Keep(1))), keep=[(len(names) - 1, "after")], of=12):
         path = shutil.copytree(root / "template", root / f"{at}-{when}")

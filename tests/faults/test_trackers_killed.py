@@ -93,6 +93,7 @@ def test_a_training_that_nobody_disturbs_is_what_the_others_are_compared_with() 
         assert whole().curves == event_files.wanted(Path(at))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [KILLS, pytest.param(KILLS_SLOW, marks=pytest.mark.slow)])
 def test_trackers_that_are_killed_while_they_write_have_every_number_once(kills: int, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ SAMPLE = {
 }
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "periodic" else pytest.mark.slow) for name in STRATEGIES]
 )

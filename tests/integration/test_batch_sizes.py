@@ -142,6 +142,7 @@ def trace(trainer: hr.Trainer, data: Any, **options: Any) -> list[tuple[int, int
 # --- which sizes -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("source", "schedule", "macrobatch"),
     sampled(
@@ -234,6 +235,7 @@ def test_a_size_may_count_items_and_the_points_count_rows(name: str, macrobatch:
 # --- resume ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("source", "name"),
     sampled(

@@ -343,6 +343,7 @@ def rows_and_outputs(run: Path, recipe: Path) -> tuple[Tensor, Tensor]:
     return x, trainer.predict(x)
 
 
+@pytest.mark.takes_turns
 def test_a_model_exported_for_torch_gives_the_same_outputs(
     run: Path, recipe: Path, command: Callable[..., Result]
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_recipe_that_cannot_be_told_from_a_value_has_to_come_first(place: Path
     assert "which is the recipe is not clear of --file make.py or --tested filed.py. Put RECIPE first." in said
 
 
+@pytest.mark.takes_turns
 def test_a_run_goes_on_with_its_recipe_whatever_its_options_are_given(place: Path, capsys: Any) -> None:
     (place / "filed.py").write_text(FILED)
     assert headrace("fit", "filed.py", "--file", "make.py", "--run", "r", "--json") == 0
@@ -526,6 +527,7 @@ def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: P
     assert (place / "t/recipe.yaml").is_file()
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number: int, status: int) -> None:
     with process(place, "fit", "sines.py:small", "--run", "r", "--epochs", "3", GATE="7") as child:

@@ -210,6 +210,7 @@ def test_every_row_of_a_file_is_answered_in_order(ending: str, capsys: Any) -> N
         assert torch.allclose(batch["probability"], likely)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("kind", ["csv", "arrow", "parquet"])
 @pytest.mark.parametrize("lacks", [[], ["kind"], ["kind", "noise"]])
 def test_a_file_is_read_as_the_training_data_were_and_classes_have_their_names(

@@ -32,6 +32,7 @@ def test_the_digits_recipe_reaches_97_percent_on_digits_that_it_has_never_seen()
     assert len(recipe.train[1]) + len(recipe.val[1]) + len(recipe.test[1]) == 1797
 
 
+@pytest.mark.takes_turns
 def test_the_arguments_of_the_recipe_and_of_the_run_take_effect() -> None:
     recipe = load(RECIPE).digits(epochs=1, batch_size=200, width=4)
     assert recipe.run(progress=False).last["step"] == 7

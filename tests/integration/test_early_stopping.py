@@ -387,6 +387,7 @@ def test_a_metric_of_which_the_other_side_is_better_now_begins_anew_after_a_resu
 LOSSES = [5, 3, 4, 6, 2.5, 4, 4, 4, 4]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("step", sampled([3, 5, 10, 12, 15, 25, 37, 40], keep=[12, 25], of=6))
 def test_a_run_that_is_resumed_waits_on_and_ends_where_it_would_have_ended(step: int, tmp_path: Path) -> None:
     whole, expected, _ = fit(LOSSES, hr.EarlyStopping(patience=3), run=tmp_path / "whole")

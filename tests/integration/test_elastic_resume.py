@@ -88,6 +88,7 @@ def test_synchronous_workers_go_on_with_the_same_batches(one: Found, stop: int, 
 CHANGING = ["plain", "adam", "all three", "two optimizers", "sequences", "rare", "clipped"]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", sampled(CHANGING, keep=["two optimizers"], of=6))
 def test_workers_may_change_again_and_again(name: str, tmp_path: Path) -> None:
     one = run(1, name)

@@ -101,6 +101,7 @@ def stopped_and_resumed(step: int | None, run: str | None, schedule: Any, strate
     return hr.launch(main, None, workers=2, network=network)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("step", sampled([1, 8, 14], keep=[8], of=2))
 def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
     """Also of a worker that was saved while it met the center."""

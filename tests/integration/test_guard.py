@@ -148,6 +148,7 @@ def test_a_bad_gradient_of_a_finite_loss_is_found(on_device: bool) -> None:
     same(stopped, before)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("rows", "name", "on_device"),
     sampled(

@@ -211,6 +211,7 @@ def cut_and_resumed(name: str, workers: int, step: int, at: Path) -> None:
 CORE = ["DiLoCo, later", "block momentum, fading", "elastic", "asynchronous, compensating"]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", sampled(STRATEGIES, keep=CORE, of=6))
 def test_what_has_stopped_in_mid_round_goes_on_to_the_bit(name: str, tmp_path: Path) -> None:
     cut_and_resumed(name, 2, 5 if "elastic" not in name else 4, tmp_path / "run")

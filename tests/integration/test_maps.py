@@ -118,6 +118,7 @@ def test_a_row_is_the_same_on_any_number_of_workers(order: str, workers: int) ->
     assert found == expected
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("order", "crosses"),
     sampled(product(hr.Order.KINDS, [False, True]), keep=[("full", False), ("blocks", True)], of=4),

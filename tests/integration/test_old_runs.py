@@ -25,6 +25,7 @@ def ends(tmp_path: Path) -> dict[str, list[float]]:
     return old_runs.unpacked(tmp_path)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", old_runs.KINDS)
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm1d:UserWarning")
 def test_a_run_goes_on_to_the_end_that_it_had(name: str, tmp_path: Path, ends: dict[str, list[float]]) -> None:

@@ -222,6 +222,7 @@ def calls_forks() -> None:
     are_called(2)
 
 
+@pytest.mark.takes_turns
 def test_workers_are_called_and_worker_0_s_value_and_weights_come_back(tmp_path: Path) -> None:
     with start(calls_forks, tmp_path) as child:
         assert child.ending() == 0, child.output
@@ -266,6 +267,7 @@ def runs_torchrun(script: str) -> None:
     run_torchrun(ONE_HOST, runs_script, script)
 
 
+@pytest.mark.takes_turns
 def test_a_plain_script_works_as_torchrun_starts_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with start(runs_torchrun, tmp_path, tmp_path / "train.py") as child:
@@ -285,6 +287,7 @@ def test_a_plain_script_works_under_torchrun(tmp_path: Path) -> None:
     assert "destroy_process_group" not in ended.stderr
 
 
+@pytest.mark.takes_turns
 def test_workers_start_again_after_a_failure(tmp_path: Path) -> None:
     with launched(tmp_path, "raises_once", restarts=2) as child:
         assert child.until("result") == "done"
@@ -316,6 +319,7 @@ def test_nobody_but_this_machine_is_listened_to(tmp_path: Path) -> None:
 # --- failures --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 def test_an_error_of_a_worker_is_the_caller_s_with_worker_step_and_traceback(tmp_path: Path) -> None:
     with launched(tmp_path, "raises", workers=3) as child:
         workers, (acts_s, _) = pids(child, 3), acted(child)
@@ -338,6 +342,7 @@ def test_an_error_of_our_own_keeps_its_class_and_is_not_tried_again(tmp_path: Pa
     assert child.output == ""  # no second start
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -474,6 +479,7 @@ def listens(at: str, how: str) -> None:
     sys.exit(128 + heard[0])
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("number", "what"),
     [

@@ -98,6 +98,7 @@ def test_limits_that_are_asked_for_replace_those_of_the_recipe_and_nothing_is_ke
     assert not (place / "runs").exists()
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", ["periodic", "synchronous", "elastic"])
 def test_workers_that_fail_come_back(name: str) -> None:
     network = hr.Network(rows_per_s=1e3, failures={1: "0.03 s", 0: "0.05 s"}, restart="1 s")
@@ -114,6 +115,7 @@ def test_workers_that_fail_come_back(name: str) -> None:
 # --- what is printed and drawn ---------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 def test_the_table_has_a_line_for_each_strategy_and_the_picture_is_not_blank(place: Path, capsys: Any) -> None:
     names = ["synchronous", "periodic:every=2 steps", "elastic:alpha=0.5,take_center=True"]
     options = [word for name in names for word in ("--strategy", name)]
@@ -129,6 +131,7 @@ def test_the_table_has_a_line_for_each_strategy_and_the_picture_is_not_blank(pla
     assert {(0x1F, 0x77, 0xB4), (0x3B, 0x7D, 0xD8)} <= colours, "bars of bytes, bars of computing"
 
 
+@pytest.mark.takes_turns
 def test_what_came_before_a_strategy_that_fails_is_told_and_drawn(place: Path, capsys: Any) -> None:
     both = ["--workers", "4", "--strategy", "periodic", "--strategy", "synchronous"]
     death = ["--failures", "1=3 s", "--restart", "never"]
@@ -213,6 +216,7 @@ def test_an_option_that_makes_no_sense_ends_with_status_2(place: Path, options: 
     assert not list(place.glob("*.png"))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("options", "text"),
     [

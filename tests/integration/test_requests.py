@@ -113,6 +113,7 @@ MISSED = [(rate, frozen) for rate, frozen in ((0.5, ""), (0.0, "blocks.1.*"), (0
 NORMS = [(*missed, optimizer) for missed in MISSED for optimizer in (torch.optim.SGD, torch.optim.Adam)]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("rate", "frozen", "optimizer"), sampled(NORMS, keep=[(0.5, "blocks.2.*", torch.optim.Adam)], of=5)
 )

@@ -91,6 +91,7 @@ EVERY: dict[str, list[int]] = {
 }
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("every", EVERY)
 def test_a_checkpoint_is_written_at_the_start_whenever_it_is_due_and_at_the_end(every: str, tmp_path: Path) -> None:
     trainer = fit(tmp_path, checkpoint_every=every)
@@ -343,6 +344,7 @@ def compiled(model: nn.Module, how: str) -> nn.Module:
 HOW = ["not", "whole", "part", "in place"]
 
 
+@pytest.mark.takes_turns
 def test_load_weights_takes_a_model_whether_or_not_it_is_compiled(tmp_path: Path) -> None:
     """One that is compiled, and has not been called yet."""
     plain = fit(tmp_path, epochs=1).model

@@ -117,6 +117,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 SOME = sampled(SETTINGS, keep=("rate", "batch_size", "another scheduler", "class weights", "a loss of torch"), of=8)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", SOME)
 def test_a_setting_that_differs_is_listed_and_nothing_is_touched(name: str, tmp_path: Path) -> None:
     was, now, told = SETTINGS[name]
@@ -132,6 +133,7 @@ def test_a_setting_that_differs_is_listed_and_nothing_is_touched(name: str, tmp_
     trainer.fit(DATA, epochs=1, progress=False)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", SOME)
 def test_whoever_insists_goes_on_with_the_new_setting(name: str, tmp_path: Path) -> None:
     was, now, _ = SETTINGS[name]
@@ -188,6 +190,7 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
 }
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_may_grow_and_not_shrink(name: str, tmp_path: Path) -> None:
     was, now, told = LIMITS[name]

@@ -98,6 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], type[Exception]]] = {
 }
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_is_refused_before_the_first_update_leaves_everything_as_it_was(what: str, tmp_path: Path) -> None:
     settings, options, error = REFUSED[what]

@@ -247,6 +247,7 @@ class Pressed(hr.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("random_state", [lambda: 0, lambda: None, lambda: np.random.RandomState(3)])
 def test_the_same_fit_goes_on_where_it_was_interrupted(random_state: Any, tmp_path: Path) -> None:
     def fit(run: str, X: Any = X) -> Any:
@@ -306,6 +307,7 @@ ANOTHER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", sampled(ANOTHER, keep=("a number", "a target", "module", "another callback"), of=5))
 def test_another_fit_is_another_run(name: str, tmp_path: Path) -> None:
     options, fitted = ANOTHER[name]

@@ -221,6 +221,7 @@ def test_the_first_command_lists_the_others(shell: Shell) -> None:
         assert any(line.split()[:1] == [command] for line in said.lines)
 
 
+@pytest.mark.takes_turns
 def test_a_training_shows_a_bar_and_leaves_a_line_for_each_epoch(straight: Said, shell: Shell) -> None:
     assert straight.status == 0
     assert "━" in straight.text
@@ -268,6 +269,7 @@ def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(interrupted: Said, 
     assert max(row["epoch"] for row in rows(shell, "runs/first")) < 5
 
 
+@pytest.mark.takes_turns
 def test_a_resumed_training_ends_as_if_nobody_had_interrupted_it(straight: Said, resumed: Said, shell: Shell) -> None:
     assert resumed.status == 0
     assert any(line.startswith("going on from step ") for line in resumed.lines)
@@ -303,6 +305,7 @@ def test_checkpoints_are_listed_and_sound(resumed: Said, shell: Shell) -> None:
     assert all(line.endswith("sound") for line in verified.lines)
 
 
+@pytest.mark.takes_turns
 def test_a_file_gets_plain_lines_of_the_other_run(shell: Shell) -> None:
     said = shell.run("headrace fit digits.py --width 4 --epochs 3 --lr 0.01 --run runs/other &> piped.txt")
     assert said == Said("", 0)

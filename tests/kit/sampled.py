@@ -3,6 +3,7 @@
 import os
 import random
 import time
+import zlib
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -28,6 +29,11 @@ def sampled(cases: Iterable[Any], *, keep: Collection[Any] = (), of: int) -> lis
     random.Random(len(cases)).shuffle(others)  # neighbours are alike: a share has to hold some of every kind
     share = others[int(os.environ[DAY]) % of :: of]
     return [cases[n] for n in sorted([*kept, *share])]
+
+
+def has_its_turn(name: str, *, of: int) -> bool:
+    """Whether the day has chosen this one: one in `of`, and each once in `of` days."""
+    return (zlib.crc32(name.encode()) + int(os.environ[DAY])) % of == 0
 
 
 def told() -> str:

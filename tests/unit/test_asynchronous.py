@@ -310,6 +310,7 @@ def goes_on(
     assert again.counts.tally == held.counts.tally
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_saved_after_any_turn_the_same_workers_go_on_to_the_bit(strategy: Callable[[], Centered]) -> None:
     held = Held()
@@ -350,6 +351,7 @@ class SavedError(Exception):
     """The process ends here."""
 
 
+@pytest.mark.takes_turns
 def test_a_worker_that_is_saved_on_its_way_to_the_center_meets_it_first_of_all() -> None:
     """Its update is made and the meeting is not: what it brings is brought when it goes on."""
     strategy = STRATEGIES[1]

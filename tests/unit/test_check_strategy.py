@@ -40,6 +40,7 @@ GOOD: dict[str, Callable[[], Strategy]] = {
 }
 
 
+@pytest.mark.takes_turns
 def test_a_good_strategy_keeps_its_promises() -> None:
     holds(Mean, {"joint", "alone"}, workers=(1, 2))
 

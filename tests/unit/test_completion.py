@@ -121,6 +121,7 @@ def start(shell: str) -> str:
     return f'{command}\neval "$(headrace completion {shell})"\n'
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -147,6 +148,7 @@ BASH = ["--norc", "-i"], "PS1='> '; bind 'set bell-style none'; bind 'set enable
 ZSH = ["-f", "-i"], "PS1='> '; unset zle_bracketed_paste; autoload -U compinit; compinit -u -D"
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(("shell", "how"), [("bash", BASH), ("zsh", ZSH)])
 def test_the_tab_key_completes_in_a_terminal(shell: str, how: tuple[list[str], str], home: Path) -> None:
     if shutil.which(shell) is None:

@@ -79,6 +79,7 @@ def size_after(alpha: float, curvature: float, old: bool, rounds: int = 1500) ->
     return max(float(x.abs().max()) for x in [tied.center, *tied.workers])
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("curvature", [0.1, 1.5])  # γh
 def test_with_old_gradients_springs_are_stable_below_the_bound_and_not_above_it(curvature: float) -> None:
     bound = (4 - 2 * curvature) / (4 - curvature)

@@ -153,6 +153,7 @@ def test_only_the_keys_that_are_asked_for_are_drawn_and_where() -> None:
         losses(3.0).plot("val/los")
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     "rows",
     [
@@ -191,6 +192,7 @@ def shown(figure: Any) -> dict[str, Any]:
     return {kind: value for kind, value in found.items() if value is not None}
 
 
+@pytest.mark.takes_turns
 def test_a_figure_shows_itself_once_in_a_notebook_that_knows_no_pyplot() -> None:
     modules = set(sys.modules)
     figure = losses(3.0, 1.0, 2.0).plot()

@@ -94,6 +94,7 @@ def test_what_of_hugging_face_cannot_be_read_is_explained(hugging: Any) -> None:
         wrap(data.select([]))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_hugging_face_stream_resumes_after_any_batch(hugging: Any, shards: int, shuffled: bool) -> None:

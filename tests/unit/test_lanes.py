@@ -182,6 +182,7 @@ def test_another_number_of_workers_goes_on_in_the_same_order(
         cursor = parts[-1].cursor
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("lanes", sampled([(2, 3), (3, 2), (4, 8)], keep=[(3, 2)], of=2))
 def test_the_kit_for_sources_finds_nothing_to_say(lanes: tuple[int, int]) -> None:
     def factory() -> hr.Reader:

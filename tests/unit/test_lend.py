@@ -61,6 +61,7 @@ def epoch_of(data: Any, epoch: int, workers: int, loader: Any = DataLoader) -> l
     return [batch["x"].tolist() for batch in loader(data, batch_size=None, num_workers=workers)]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", LENT)
 def test_lent_batches_are_the_same_with_any_number_of_workers(name: str) -> None:
     expected = []
@@ -107,6 +108,7 @@ def test_lent_batches_resume_in_a_stateful_loader(name: str, workers: int) -> No
         assert [batch["x"].tolist() for batch in loader] == whole[k + 1 :]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("name", "workers"), [*((name, 0) for name in LENT), *((name, 2) for name in sampled(LENT, keep=["reader"], of=3))]
 )

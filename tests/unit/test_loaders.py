@@ -56,6 +56,7 @@ def test_a_loader_gives_what_it_gives_in_a_loop_and_draws_what_it_draws(name: st
     assert [[(fed(batch), float(torch.rand(()))) for batch in feed] for _ in range(2)] == raw
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", ALL)
 def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
     """In the middle of an epoch, at its end, and again within the second; a chain of stops at that."""
@@ -70,6 +71,7 @@ def test_a_training_resumes_after_any_batch(name: str, tmp_path: Path) -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.takes_turns
 def test_a_training_with_worker_processes_resumes_after_any_batch(tmp_path: Path) -> None:
     whole = trained(LOADERS["two workers"](), None)
     trained(LOADERS["two workers"](), tmp_path / "run", 9)

@@ -201,6 +201,7 @@ def test_a_class_that_never_comes_has_zeros(tmp_path: Path) -> None:
     assert [(one.support, one.f1) for one in found.classes][2] == (0, 0.0)
 
 
+@pytest.mark.takes_turns
 def test_many_classes_are_told_by_their_mistakes(tmp_path: Path) -> None:
     run = runs.make(tmp_path / "run", answers_safetensors=runs.classified(5000, 6000))
     found = page(run)
@@ -401,6 +402,7 @@ def test_a_report_is_written_without_torch(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.takes_turns
 def test_a_long_run_is_thinned_to_what_a_screen_shows(tmp_path: Path) -> None:
     reports = runs.rows(10_000)
     reports[5_000]["train/loss"], reports[6_000]["train/loss"] = 77.5, "NaN"

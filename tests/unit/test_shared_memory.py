@@ -89,6 +89,7 @@ def sums(at: str, index: int, count: int) -> None:
     tell("exact")
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_sum_is_that_of_the_vectors_in_the_order_of_workers_to_the_last_bit(tmp_path: Path, count: int) -> None:
     with workers(sums, tmp_path, count) as children:

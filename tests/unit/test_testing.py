@@ -74,6 +74,7 @@ ORDERS = [
 ]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(("order", "options"), sampled(ORDERS, keep=[ORDERS[-1]], of=6), ids=str)
 def test_a_reader_keeps_its_promises_in_every_order(order: str, options: dict[str, Any]) -> None:
     table = dense_table(11)
@@ -92,6 +93,7 @@ def test_a_reader_keeps_its_promises_with_mixed_blocks(mix: int) -> None:
     check_source(lambda: hr.Reader(dense_table(11), "blocks", block=3, mix=mix), sizes=(4,), rows=dense_table(11))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("name", "cross_epochs"), sampled(itertools.product(MAKERS, (False, True)), keep=[("sparse sequences", True)], of=7)
 )
@@ -104,6 +106,7 @@ BOUNDS: list[dict[str, Any]] = [{}, {"cross_epochs": True}, {"max_epochs": 2}, {
 BY_ITEMS = [*itertools.product(["ragged", "sparse sequences"], BOUNDS)]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("name", "options"), sampled(BY_ITEMS, keep=[("ragged", {"cross_epochs": True})], of=7), ids=str
 )
@@ -224,6 +227,7 @@ class EndlessUnshardedRestarting(Unsharded, Endless):
     state_dict, load_state_dict = hr.Source.state_dict, hr.Source.load_state_dict
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("make", "skipped"),
     [
@@ -378,6 +382,7 @@ class OneColumn(Numbers):
         return {**super().fields(x), "x": self.wide[first : first + len(x), 0]}
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("make", [Numbers, Shuffled, Graphs, WholeGraphs, OfItsOwnSize, PerWorker, Round, OneColumn])
 def test_a_source_of_any_kind_keeps_its_promises(make: type[Numbers]) -> None:
     report = check_source(make, sizes=(4, 30), rows=11)
@@ -1325,6 +1330,7 @@ BAD_TABLES: list[tuple[str, Any, str]] = [
 ]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(("promise", "make", "told"), BAD_TABLES, ids=[f"{b[0]}-{b[1].__name__}" for b in BAD_TABLES])
 def test_a_table_that_breaks_a_promise_is_told_which(promise: str, make: Any, told: str) -> None:
     with pytest.raises(AssertionError, match=rf"^{make.__name__} broke the promise '{promise}': .*\n.*({told})"):

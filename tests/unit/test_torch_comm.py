@@ -164,6 +164,7 @@ def vectors_are_summed(index: int, count: int, port: int, gloo: bool) -> None:
             assert same(first, own[0])
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("count", "gloo"),
     [
