@@ -1,4 +1,4 @@
-"""Every table and source of the library keeps the promises that its kits try; those of `Reader` are in test_testing."""
+"""Every table and source of the library keeps the promises that its kits try; for `Reader` see test_check_source."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,0 +1,314 @@
+"""The kit for tables finds nothing to say of good ones, and names the promise that a bad one breaks."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import headrace as hr
+from headrace.field import Ragged
+from headrace.testing import (
+    check_table,
+    dense_table,
+    ragged_table,
+    sparse_sequences,
+    sparse_table,
+    tables,
+)
+
+LENGTHS = [3, 0, 5, 1, 1, 9, 2, 0, 0, 4, 1]
+SEQUENCES = [length or 2 for length in LENGTHS]
+
+MAKERS: dict[str, Callable[[], hr.ArrayTable]] = {
+    "dense": lambda: dense_table(11),
+    "ragged": lambda: ragged_table("words", LENGTHS),
+    "sparse": lambda: sparse_table(11),
+    "sparse sequences": lambda: sparse_sequences(SEQUENCES),
+}
+
+# --- the small tables ------------------------------------------------------------------------------------
+
+
+def test_the_values_of_the_small_tables_tell_row_and_item() -> None:
+    batches = {name: make().take(torch.tensor([6, 2])) for name, make in MAKERS.items()}
+    assert all(batch["row"].tolist() == [6, 2] for batch in batches.values())
+    assert batches["dense"]["x"].tolist() == [[6000, 6001, 6002], [2000, 2001, 2002]]
+    assert [row.tolist() for row in batches["ragged"]["words"]] == [[6000, 6001], [2000, 2001, 2002, 2003, 2004]]
+    words = batches["sparse"]["words"]
+    assert [words[k : k + 1].indices.tolist() for k in range(2)] == [[6, 7], [2, 3]]
+    assert words.values.tolist() == [6, 6.125, 2, 2.125]
+    assert [row.ids.tolist() for row in batches["sparse sequences"]["words"]] == [[6, 13], [2, 9, 16, 3, 10]]
+    assert batches["sparse sequences"]["label"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_small_tables_keep_their_promises(name: str) -> None:
+    report = check_table(MAKERS[name])
+    assert report.subject == "ArrayTable"
+    assert {"take", "rows", "same", "fingerprint", "threads", "value"} <= set(report.checked)
+    assert set(report.skipped) == {"categories", "augment"}
+    assert ("lengths" in report.checked) == (name in ("ragged", "sparse sequences"))
+
+
+# --- bad tables ------------------------------------------------------------------------------------------
+
+
+class Squares(hr.Table):
+    """Sequences and numbers, by hand; each bad one below differs in one thing."""
+
+    n = 9
+
+    @property
+    def streams(self) -> Sequence[hr.Stream]:
+        return [hr.Stream("x", (2,)), hr.Stream("s", dtype="int64", sequence=True)]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return hr.Batch(self.fields(indices), len(indices))
+
+    def fields(self, indices: Tensor) -> dict[str, Any]:
+        counts = indices % 3
+        values = indices.repeat_interleave(counts)
+        return {
+            "x": torch.stack([indices, indices**2], 1).float(),
+            "s": Ragged(values, torch.cat([counts[:0], torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])),
+        }
+
+    def lengths(self, stream: str) -> Tensor:
+        return torch.arange(self.n) % 3
+
+
+class LengthsUnknown(Squares):
+    lengths = hr.Table.lengths
+
+
+class NoRows(Squares):
+    n = 0
+
+
+class Coded(Squares):
+    categories = {"s": [str(k) for k in range(9)]}  # type: ignore[assignment]  # noqa: RUF012
+
+
+class Drawing(Squares):
+    augments = "host"
+
+    def augment(self, fields: Any, draws: Any) -> Any:
+        return {**fields, "x": fields["x"] + draws.uniform(2)}
+
+
+@pytest.mark.parametrize("make", [Squares, LengthsUnknown, NoRows, Coded, Drawing])
+def test_a_table_of_any_kind_keeps_its_promises(make: type[Squares]) -> None:
+    report = check_table(make)
+    assert ("lengths" in report.skipped) == (make is LengthsUnknown)
+    assert ("categories" in report.checked) == (make is Coded)
+    assert ("augment" in report.checked) == (make is Drawing)
+
+
+class Sorts(Squares):
+    """As a file is read best, and never put back in order."""
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return super().take(indices.sort().values)
+
+
+class Unique(Squares):
+    def take(self, indices: Tensor) -> hr.Batch:
+        return super().take(indices.unique_consecutive())
+
+
+class RepeatsFail(Squares):
+    def take(self, indices: Tensor) -> hr.Batch:
+        if len(indices.unique()) < len(indices):
+            raise RuntimeError("twice")
+        return super().take(indices)
+
+
+class NoneFails(Squares):
+    def take(self, indices: Tensor) -> hr.Batch:
+        return super().take(indices[indices >= indices.min()])
+
+
+class SlicesShort(Squares):
+    def rows(self, start: int, stop: int) -> hr.Batch:
+        return self.take(torch.arange(start, max(start, stop - 1)))
+
+
+class SlicesElsewhere(Squares):
+    def rows(self, start: int, stop: int) -> hr.Batch:
+        return self.take(torch.arange(start, stop).flip(0))
+
+
+class LengthsOfFloats(Squares):
+    def lengths(self, stream: str) -> Tensor:
+        return super().lengths(stream).int()
+
+
+class LengthsWrong(Squares):
+    def lengths(self, stream: str) -> Tensor:
+        return super().lengths(stream).flip(0)
+
+
+class OfChance(Squares):
+    """A row is another one each time it is taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def fields(self, indices: Tensor) -> dict[str, Any]:
+        self.taken += 1
+        return {**super().fields(indices), "x": torch.full((len(indices), 2), float(self.taken))}
+
+
+class OfTheMaker(Squares):
+    """Another table has other rows."""
+
+    made = iter(range(1000))
+
+    def __init__(self) -> None:
+        self.number = next(self.made)
+
+    def fields(self, indices: Tensor) -> dict[str, Any]:
+        return {**super().fields(indices), "x": torch.full((len(indices), 2), float(self.number))}
+
+
+class OneBuffer(Squares):
+    def __init__(self) -> None:
+        self.buffer = torch.empty(100, 2)
+
+    def fields(self, indices: Tensor) -> dict[str, Any]:
+        fields = super().fields(indices)
+        return {**fields, "x": self.buffer[: len(indices)].copy_(fields["x"])}
+
+
+class FingerprintOfTheObject(Squares):
+    def fingerprint(self) -> str:
+        return str(id(self))
+
+
+class FingerprintOfTheMoment(Squares):
+    moments = iter(range(1000))
+
+    def fingerprint(self) -> str:
+        return str(next(self.moments))
+
+
+class DoublesOfFloats(Squares):
+    def fields(self, indices: Tensor) -> dict[str, Any]:
+        fields = super().fields(indices)
+        return {**fields, "x": fields["x"].double()}
+
+
+class ExtraStream(Squares):
+    def fields(self, indices: Tensor) -> dict[str, Any]:
+        return {**super().fields(indices), "z": indices}
+
+
+class Grows(Squares):
+    def __len__(self) -> int:
+        self.n += 1
+        return self.n
+
+
+class ExpectsToMuch(Squares):
+    shift = 0
+
+    def expect(self, start: int, stop: int, *, now: bool) -> None:
+        self.shift = start
+
+    def fields(self, indices: Tensor) -> dict[str, Any]:
+        return super().fields(indices + self.shift)
+
+
+class CodedTooHigh(Squares):
+    categories = {"s": ["a", "b"]}  # type: ignore[assignment]  # noqa: RUF012
+
+
+class CodedElsewhere(Squares):
+    categories = {"z": ["a", "b"]}  # type: ignore[assignment]  # noqa: RUF012
+
+
+class DrawsUndeclared(Drawing):
+    def augment(self, fields: Any, draws: Any) -> Any:
+        return {**super().augment(fields, draws), "z": draws.uniform()}
+
+
+class DrawsByPlace(Drawing):
+    """The same numbers for the first row of every batch."""
+
+    def augment(self, fields: Any, draws: Any) -> Any:
+        return {**fields, "x": fields["x"] + torch.arange(len(fields["x"]))[:, None]}
+
+
+class OfOneThreadOnly(Squares):
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        if threading.get_ident() != self.thread:
+            raise RuntimeError("made in another thread")
+        return super().take(indices)
+
+
+class OneStreamOfSquares(Squares):
+    streams = hr.Stream("x", (2,))  # type: ignore[assignment]
+
+
+class SquaresOfNumpy(Squares):
+    def take(self, indices: Tensor) -> hr.Batch:
+        batch = super().take(indices)
+        return hr.Batch({**batch.fields, "x": batch["x"].numpy()}, batch.rows)
+
+
+class Hangs(Squares):
+    def take(self, indices: Tensor) -> hr.Batch:
+        while len(indices) == 3:
+            time.sleep(0.01)
+        return super().take(indices)
+
+
+BAD_TABLES: list[tuple[str, Any, str]] = [
+    ("take", Sorts, "take of all rows backwards: expected row 8, got another row at place 0"),
+    ("take", Unique, "one row thrice, number of rows: expected 3, got 1"),
+    ("take", RepeatsFail, "one row thrice raised RuntimeError: twice"),
+    ("take", NoneFails, "take of no rows raised RuntimeError"),
+    ("rows", SlicesShort, r"rows\(\d+, \d+\), number of rows: expected \d, got \d"),
+    ("rows", SlicesElsewhere, r"rows\(\d+, \d+\): expected row \d, got another"),
+    ("lengths", LengthsOfFloats, "expected torch.int64, got torch.int32"),
+    ("lengths", LengthsWrong, r"lengths\('s'\): expected \[0, 1, 2.*, got \[2, 1, 0"),
+    ("same", OfChance, "all rows of another table|take of all rows"),
+    ("same", OfTheMaker, "all rows of another table"),
+    ("value", OneBuffer, "all rows, after another take"),
+    ("fingerprint", FingerprintOfTheObject, "of another table"),
+    ("fingerprint", FingerprintOfTheMoment, "asked again"),
+    ("streams", DoublesOfFloats, r"expected stream x: float32\[2\], got x: float64\[2\]"),
+    ("streams", OneStreamOfSquares, "streams raised SourceError: streams is a list of Stream"),
+    ("streams", SquaresOfNumpy, "stream 'x' holds a ndarray. Give a tensor"),
+    ("streams", ExtraStream, r"got \['z'\] beside them"),
+    ("declared", Grows, "len, asked again: expected 10, got 11"),
+    ("expect", ExpectsToMuch, "take after expect"),
+    ("categories", CodedTooHigh, r"categories\['s'\]: expected 9 at least, got 2"),
+    ("categories", CodedElsewhere, r"expected streams of \['x', 's'\], got z"),
+    ("augment", DrawsByPlace, "in two parts"),
+    ("streams", DrawsUndeclared, r"augment of rows 0 to 9: expected the declared streams, got \['z'\] beside them"),
+    ("threads", OfOneThreadOnly, "raised RuntimeError: made in another thread"),
+    ("calls", Hangs, "take of one row thrice has not come back for 1 s"),
+]
+
+
+@pytest.mark.takes_turns
+@pytest.mark.parametrize(("promise", "make", "told"), BAD_TABLES, ids=[f"{b[0]}-{b[1].__name__}" for b in BAD_TABLES])
+def test_a_table_that_breaks_a_promise_is_told_which(promise: str, make: Any, told: str) -> None:
+    with pytest.raises(AssertionError, match=rf"^{make.__name__} broke the promise '{promise}': .*\n.*({told})"):
+        check_table(make, limit_s=1 if make is Hangs else 10)
+
+
+def test_every_promise_is_broken_by_a_table_here() -> None:
+    """So that no check can be lost unseen."""
+    assert {promise for promise, *_ in BAD_TABLES} == set(tables.PROMISES)
