@@ -149,6 +149,18 @@ def test_a_center_that_begins_again_knows_which_training_it_is_in_and_who(tmp_pa
     assert other.join() is None, "the first one is over"
     other.join(training=2)
     assert other.lease().start == 0
+    other.center = worker.center = kept(tmp_path)
+    assert other.join() is None, "it is over still"
+
+
+def test_no_wait_at_the_center_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.engine.ray import center
+
+    monkeypatch.setattr(center, "START_S", 0.0)
+    seen, why = center.RayCenter(None, 1, 0, timeout_s=0.0), Wait((0,), "to begin training 2")
+    seen.wait(why)
+    with pytest.raises(hr.WorkerError, match="worker 1 has waited at the center for worker 0 to begin training 2, of"):
+        seen.wait(why)
 
 
 def test_a_center_that_has_no_save_of_a_training_has_nothing_to_say(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from kit.center_workers import Seat
 from kit.sampled import sampled
 from torch import nn
 
 import headrace as hr
-from headrace.comm import here
+from headrace.comm import here, speaking_as
+from headrace.comm.center import Lease
+from headrace.comm.held import Held
 from headrace.engine import Network
 
 ROWS, BATCH = 96, 4
@@ -225,3 +228,26 @@ def test_worker_0_that_is_lost_in_the_second_training_has_the_result_of_the_firs
         assert seen.sum() == 2 * len(fold)
     with pytest.raises(hr.WorkerError, match=r"worker 0 was started again .* Give every fit a run= of its own"):
         hr.launch(main, [None, None], workers=2, network=network)
+
+
+def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_with(tmp_path: Path) -> None:
+    """A checkpoint of workers in processes of their own has what was worker 0's, and nothing of the others."""
+    data = torch.arange(ROWS), torch.full((ROWS,), 1e6)
+
+    def trainer() -> hr.Trainer:
+        model, strategy = Visits(), hr.Asynchronous("1 step", staleness=100, down_weight=False, lease=16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        return hr.Trainer(model, hr.L1(reduce="sum"), optimizer, batch_size=BATCH, strategy=strategy)
+
+    held = Held()
+    with speaking_as(Seat(held, 0, 2)):
+        for _ in trainer().steps(data, epochs=1, run=str(tmp_path), progress=False):
+            assert held.rule is not None
+            held.join(1, 0.0, held.rule, held.terms, held.weights)
+            assert isinstance(held.lease(1, 0.0, 1), Lease)
+            break
+    with speaking_as(Seat(Held(), 0, 1)):  # who may not wait
+        again = trainer()
+        again.fit(data, epochs=1, run=str(tmp_path), progress=False)
+    assert torch.equal(again.model.seen, torch.ones(ROWS)), "every row once"
+    assert again.history.rows[-1]["samples"] == ROWS

@@ -3,6 +3,7 @@
 import math
 import pickle
 import re
+import time
 from typing import Any
 
 import pytest
@@ -354,6 +355,17 @@ def test_a_worker_alone_has_a_center_of_its_own() -> None:
         center.meet(push_of(lease, sequence=lease.id, base=lease.id - 1))
     assert center.status()["samples"] == 20
     center.leave()
+
+
+def test_a_worker_alone_waits_there_no_longer_than_it_was_told() -> None:
+    center = Null(timeout_s=5.0).center
+    center.join(Marks(), Terms(4, 4, 4), START)
+    held, silent_since = center.held, time.monotonic() - 10.0
+    held.join(1, silent_since, Marks(), held.terms, START)
+    lease_of(held, 1, now=silent_since)
+    found = center.lease()
+    assert isinstance(found, Lease), "those rows are free"
+    assert (found.start, found.stop) == (0, 4)
 
 
 def test_rules_are_plain_values_that_travel_and_compare() -> None:
