@@ -115,6 +115,7 @@ def plain(contents: Contents) -> tuple[Any, dict[str, dict[str, str]]]:
     return contents.documents, tensors
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("saves", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(saves: int, tmp_path: Path) -> None:
     asked, ahead, found = saved(tmp_path / "beside", saves=saves, wait=False)

@@ -79,6 +79,7 @@ def fails_anywhere(template: Path, tmp_path: Path, keep: Keep, lasting: bool) ->
     assert len(names) > 20
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
     lasting: bool, template: Path, tmp_path: Path
@@ -86,6 +87,7 @@ def test_an_error_at_any_operation_leaves_the_previous_checkpoint_as_it_was(
     fails_anywhere(template, tmp_path, Keep(None), lasting)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_error_while_old_checkpoints_go_leaves_one_that_loads(lasting: bool, template: Path, tmp_path: Path) -> None:
     fails_anywhere(template, tmp_path, Keep(1), lasting)

@@ -159,6 +159,7 @@ ONE: list[tuple[str, tuple[Any, ...], Any, str, str]] = [
 ]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "path", "value", "use", "said"),
@@ -177,6 +178,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_file_and_its_key(
         uses(kind, run)[use]()
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("made", ["one worker"], indirect=True)
 @pytest.mark.parametrize("name", ["model.safetensors", "optim.safetensors", TRAINER, WORKER, "rank-00000.safetensors"])
 def test_a_file_that_the_manifest_does_not_name_is_missed(name: str, made: tuple[str, Path], tmp_path: Path) -> None:

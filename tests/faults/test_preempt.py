@@ -148,6 +148,7 @@ def train_in_a_thread(run: str) -> None:
     thread.join()
 
 
+@pytest.mark.takes_turns
 def test_a_training_outside_the_main_thread_can_be_preempted(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train_in_a_thread, tmp_path, run) as child:

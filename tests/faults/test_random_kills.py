@@ -73,6 +73,7 @@ def test_a_training_killed_at_any_moment_ends_as_the_one_that_never_was(seed: in
     assert main(["checkpoint", "verify", str(run)]) == 0
 
 
+@pytest.mark.takes_turns
 def test_a_training_that_forgets_its_random_state_would_be_noticed(tmp_path: Path) -> None:
     """The negative control."""
     run = tmp_path / "run"

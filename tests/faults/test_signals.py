@@ -90,6 +90,7 @@ def train_asked_twice(run: str, place: str, number: int) -> None:
     trainees.Watched(place, number, there).fit(run, callbacks=[Holds()])
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(("place", "number"), [("save", 15), pytest.param("backward", 13, marks=pytest.mark.slow)])
 def test_a_second_sigterm_ends_at_once_and_leaves_the_last_checkpoint(place: str, number: int, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -159,6 +159,7 @@ def test_an_error_anywhere_leaves_one_of_the_two_and_can_be_tried_again(how: str
     assert lost == []
 
 
+@pytest.mark.takes_turns
 def test_a_loss_of_power_anywhere_leaves_one_of_the_two(how: str, root: Path) -> None:
     path = shutil.copytree(root / "template", root / "disk")
     story, recorder = Story(path), Recorder()

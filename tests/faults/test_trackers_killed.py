@@ -86,6 +86,7 @@ def whole() -> Whole:
         return left(run, operations)
 
 
+@pytest.mark.takes_turns
 def test_a_training_that_nobody_disturbs_is_what_the_others_are_compared_with() -> None:
     assert whole().operations.count("write") > 40
     with TemporaryDirectory() as at:
@@ -114,6 +115,7 @@ def test_trackers_that_are_killed_while_they_write_have_every_number_once(kills:
             run = tmp_path / f"run{runs}"
 
 
+@pytest.mark.takes_turns
 def test_the_log_of_a_killed_training_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with start(train, tmp_path, run, 30, "before") as child:

@@ -60,6 +60,7 @@ def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(name
     assert ends(run, name, WORKERS)[0] == undisturbed(name, WORKERS)[0]
 
 
+@pytest.mark.takes_turns
 def test_killed_workers_that_did_not_go_on_would_be_noticed(tmp_path: Path) -> None:
     """The negative control: one worker's rows count once too often."""
     whole, _ = undisturbed("periodic", WORKERS)

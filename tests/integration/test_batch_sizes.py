@@ -192,6 +192,7 @@ class Meagre(Ahead):
         return super().next_batch(max(1, size - self.at % 3))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_a_source_that_gives_less_than_what_is_asked_gets_the_right_size_all_the_same(schedule: Any) -> None:
     expected = trace(make(schedule, macrobatch=1), Meagre(), epochs=4)
@@ -212,6 +213,7 @@ def test_epochs_of_take_count_as_epochs(source: str, macrobatch: int) -> None:
 # --- items -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("name", "macrobatch"), sampled(product(SCHEDULES, MACROBATCHES), keep=[("both", 7), ("epochs", "auto")], of=4)
 )

@@ -389,6 +389,7 @@ def test_a_run_is_trained_on_from_where_it_stands(place: Path, capsys: Any) -> N
     assert yaml.safe_load((place / "runs/one/recipe.yaml").read_text())["arguments"]["width"] == 8
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("recipe", ["small", "passes"])
 def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:
     assert headrace("fit", f"sines.py:{recipe}", "--steps", "3", "--run", "r", "--progress", "off") == 0

@@ -120,6 +120,7 @@ def refused(capsys: Any, *words: object, status: int = 1) -> str:
 # --- scores -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 def test_scores_are_those_of_the_training(capsys: Any) -> None:
     rows = [json.loads(line) for line in Path("runs/sines/metrics.jsonl").read_text().splitlines()]
     last = {key: value for row in rows for key, value in row.items()}

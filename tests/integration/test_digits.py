@@ -39,6 +39,7 @@ def test_the_arguments_of_the_recipe_and_of_the_run_take_effect() -> None:
     assert recipe.run(progress=False, epochs=2).last["step"] == 14
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_same_seed_gives_the_same_model(seed: int) -> None:
     digits = load(RECIPE).digits

@@ -75,6 +75,7 @@ def test_one_worker_reads_every_row_once_per_epoch_in_two_orders(one: Found) -> 
 # --- one update by all ------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(("stop", "workers"), sampled(itertools.product((2, 4), (1, 2, 5)), keep=[(2, 5)], of=3))
 def test_synchronous_workers_go_on_with_the_same_batches(one: Found, stop: int, workers: int, tmp_path: Path) -> None:
     at = {"run": str(tmp_path / "run")}
@@ -108,6 +109,7 @@ ROUNDS: dict[str, Make] = {
 }
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("name", "workers"), sampled(itertools.product(ROUNDS, (1, 2, 5)), keep=[("DiLoCo", 5), ("once", 2)], of=5)
 )

@@ -113,6 +113,7 @@ def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) 
     assert found == stopped_and_resumed(None, None, schedule, strategy)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("step", sampled([1, 2], keep=[2], of=2))
 def test_rows_that_were_given_to_a_worker_and_not_read_before_the_save_are_read_after_it(
     step: int, tmp_path: Path

@@ -521,6 +521,7 @@ def test_a_worker_that_never_comes_back_leaves_its_rows_to_others() -> None:
         launch(train_by_leases, workers=3, network=Network(rows_per_s=10, failures={0: "0.9 s"}, restart=None))
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("at", [round(0.01 + 0.0437 * k, 4) for k in range(24)])
 def test_a_death_at_any_time_loses_no_row_and_uses_none_twice(at: float) -> None:
     network = Network(

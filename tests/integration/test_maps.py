@@ -101,6 +101,7 @@ def test_a_row_is_the_same_in_any_batch_and_any_macrobatch(
     assert read(READINGS[reading](order), size, macrobatch) == in_one_batch(order)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("order", "workers"),
     sampled(product(hr.Order.KINDS, [1, 2, 3, 5, 11]), keep=[("full", 3), ("blocks", 2), ("blocks", 11)], of=8),

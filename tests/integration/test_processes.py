@@ -306,6 +306,7 @@ def waits(at: str, how: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.takes_turns
 def test_nobody_but_this_machine_is_listened_to(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="waits") as child:
         workers = pids(child, 2)
@@ -332,6 +333,7 @@ def test_an_error_of_a_worker_is_the_caller_s_with_worker_step_and_traceback(tmp
     assert when_s - acts_s < SOON_S
 
 
+@pytest.mark.takes_turns
 def test_an_error_of_our_own_keeps_its_class_and_is_not_tried_again(tmp_path: Path) -> None:
     with launched(tmp_path, "raises_ours", restarts=2) as child:
         workers = pids(child, 2)
@@ -418,6 +420,7 @@ def exits_well(at: str, how: str) -> None:
     sys.exit()
 
 
+@pytest.mark.takes_turns
 def test_an_exit_without_a_fault_is_one_too(tmp_path: Path) -> None:
     with launched(tmp_path, "", main="exits_well") as child:
         assert raised(child)[1] == "SystemExit: 0"
@@ -498,6 +501,7 @@ def test_a_signal_is_passed_on_once_and_workers_end_by_themselves(tmp_path: Path
         are_gone(workers)
 
 
+@pytest.mark.takes_turns
 def test_a_second_ctrl_c_waits_for_nobody(tmp_path: Path) -> None:
     with launched(tmp_path, "deaf", main="listens") as child:
         workers = pids(child, 2)

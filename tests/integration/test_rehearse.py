@@ -56,6 +56,7 @@ def headrace(*arguments: str) -> int:
 # --- a rehearsal -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_is_rehearsed_by_its_name_and_learns(name: str) -> None:
     every = "" if name == "synchronous" else ":every=2 steps"

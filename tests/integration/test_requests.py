@@ -79,6 +79,7 @@ def test_what_its_owner_keeps_from_being_trained_stays_so_and_the_rest_is_thawed
     assert trainer.model[1].training
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("stop", sampled([4, 5, 9, 15, 16], keep=[5, 15], of=3))
 def test_a_training_with_frozen_parameters_goes_on_bit_for_bit(stop: int, tmp_path: Path) -> None:
     def run(path: Path | None, until: int = 0) -> dict[str, Tensor]:
@@ -257,6 +258,7 @@ def test_some_updates_are_profiled_into_the_run(tmp_path: Path) -> None:
         hr.Profile(0)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(("steps", "written"), [(2, False), (3, False), (4, True)])
 def test_a_training_that_is_too_short_to_profile_is_told(steps: int, written: bool, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -468,6 +470,7 @@ def test_a_center_cannot_be_asked_for_changes(ask: Any) -> None:
         hr.launch(main, workers=2)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("who", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_workers_that_are_asked_to_end_within_an_epoch_report_it_once_and_whole(who: int, tmp_path: Path) -> None:
     def main(run: Path | None, ask: int) -> list[dict[str, Any]]:

@@ -273,6 +273,7 @@ def test_scores_that_are_no_plain_numbers_come_back_from_a_finished_run_as_they_
     assert rows[1] == rows[0]
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("restore", "schedule"),
     sampled(product([None, False, True], ["constant", "by step"]), keep=[(True, "by step")], of=5),
@@ -336,6 +337,7 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.takes_turns
 def test_a_run_that_goes_on_with_other_threads_says_so_once(tmp_path: Path, threads: int) -> None:
     left_at(tmp_path / "run", 3)
     left_at(tmp_path / "run", 5)  # as before: not a word

@@ -133,6 +133,7 @@ def test_a_clone_is_not_fitted_and_has_the_same_settings() -> None:
         twin.predict(X)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("module", [None, Narrow, Narrow(6, 3)], ids=["none", "class", "instance"])
 def test_one_random_state_makes_one_model_and_moves_nobody_elses_numbers(module: Any) -> None:
     torch.manual_seed(5)
@@ -172,6 +173,7 @@ def test_sparse_rows_are_the_dense_ones() -> None:
     np.testing.assert_allclose(sparse.predict_proba(scipy.sparse.csr_array(few)), dense.predict_proba(few), atol=1e-6)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("targets", [B, B[:, :1], B[:, 0]], ids=["two", "column", "flat"])
 def test_numbers_have_the_shape_they_had(targets: np.ndarray) -> None:
     fitted = small_regressor(epochs=60).fit(A, targets)
@@ -215,6 +217,7 @@ def test_options_reach_the_trainer_and_a_run_is_left(tmp_path: Path) -> None:
     assert small(epochs=1).fit(X, Y).run_ is None
 
 
+@pytest.mark.takes_turns
 def test_every_fold_has_a_run_and_the_score_that_it_has_without(tmp_path: Path) -> None:
     from sklearn.model_selection import cross_val_score
 

@@ -258,6 +258,7 @@ def test_a_changed_flag_is_another_run(straight: Said, shell: Shell) -> None:
     assert rows(shell, "runs/straight") == before
 
 
+@pytest.mark.takes_turns
 def test_ctrl_c_leaves_a_run_to_resume_and_the_terminal_sane(interrupted: Said, shell: Shell) -> None:
     assert interrupted.status == 130
     assert "Traceback" not in interrupted.text
@@ -316,6 +317,7 @@ def test_a_file_gets_plain_lines_of_the_other_run(shell: Shell) -> None:
     assert [line.split()[1] for line in epochs if "train/loss" in line] == ["1", "2", "3"]
 
 
+@pytest.mark.takes_turns
 def test_a_second_ctrl_c_ends_at_once_and_leaves_the_last_checkpoint(shell: Shell) -> None:
     said = shell.run("headrace fit waits.py --run runs/waits", "waiting", "heard")
     assert said.status == 130
@@ -336,6 +338,7 @@ def test_a_real_shell_hears_how_a_command_ended_and_sends_it_where_it_is_told(tm
         assert "--widht" in (tmp_path / "piped.txt").read_text()
 
 
+@pytest.mark.takes_turns
 def test_ctrl_c_without_a_run_leaves_the_terminal_sane_as_well(shell: Shell) -> None:
     said = shell.run("headrace fit digits.py --width 4 --epochs 100000", r"epoch 2  train/loss")
     assert said.status == 130
@@ -345,6 +348,7 @@ def test_ctrl_c_without_a_run_leaves_the_terminal_sane_as_well(shell: Shell) -> 
     assert said.lines[-1].startswith("headrace: ")
 
 
+@pytest.mark.takes_turns
 def test_a_typing_error_is_told_in_a_line(shell: Shell) -> None:
     for line, meant in [
         ("headrace fti digits.py", "'fit'"),

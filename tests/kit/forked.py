@@ -29,6 +29,8 @@ from typing import Any
 
 LIMIT_S = 25.0  # of a process; a test that waits for something else waits no longer either
 GONE_S = 5.0  # within which nobody of its group is left once it has ended
+waited_s = 0.0
+"""How long the first of them has waited for the server."""
 _MESSAGE = 1 << 16
 _SUBREAPER = 36  # of prctl
 _SERVE = "from kit import forked; forked.serve()"
@@ -188,7 +190,10 @@ def server() -> socket.socket:
 @cache
 def wait_for_server() -> None:
     """Returns once the server has imported what processes need."""
+    global waited_s
+    began = time.monotonic()
     assert server().recv(_MESSAGE), "the server of processes has ended"
+    waited_s = time.monotonic() - began
 
 
 def _empty(group: int) -> None:

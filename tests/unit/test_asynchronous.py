@@ -328,6 +328,7 @@ def test_saved_after_any_turn_the_same_workers_go_on_to_the_bit(strategy: Callab
     assert bits(watched.weights) == bits(held.weights), "and saving has changed nothing"
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("part", ["sequence", "done", "version", "base", "counters", "rows"])
 def test_every_part_of_a_workers_own_state_is_needed(part: str) -> None:
     """The control: without it the run is another one, or its rows do not add up."""

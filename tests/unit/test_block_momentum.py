@@ -116,6 +116,7 @@ CNTK = list(
 )
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("workers", "settings", "nesterov"),
     sampled(CNTK, keep=[((3, 36), (None, 1.0, True), True), ((3, 40), (30.0, 0.7, True), False)], of=5),
@@ -175,6 +176,7 @@ class Filtered:
         used[:] = 0
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("zeta", "rows", "count"), sampled(product([1.0, 0.6], [48, 43], [1, 2, 3]), keep=[(0.6, 43, 3)], of=4)
 )

@@ -69,6 +69,7 @@ def test_tables_of_files(kind: str, tmp_path: Path) -> None:
     check_source(lambda: hr.Reader(hr.open_table(path), "blocks"), sizes=(5,), rows=ROWS, **SOME)
 
 
+@pytest.mark.takes_turns
 def test_the_text_format(tmp_path: Path) -> None:
     path = tmp_path / "rows.ctf"
     hr.write_table(sparse_sequences([1 + k % 5 for k in range(ROWS)]), path)

@@ -71,11 +71,13 @@ def test_a_reader_keeps_its_promises_in_every_order(order: str, options: dict[st
     assert report.skipped == {}
 
 
+@pytest.mark.takes_turns
 def test_a_reader_keeps_its_promises_with_batches_larger_than_its_table() -> None:
     for crosses in (False, True):
         check_source(lambda: hr.Reader(dense_table(5), cross_epochs=crosses), sizes=(7, 12), rows=5)  # noqa: B023
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("mix", sampled([2, 50], keep=[2], of=2))
 def test_a_reader_keeps_its_promises_with_mixed_blocks(mix: int) -> None:
     check_source(lambda: hr.Reader(dense_table(11), "blocks", block=3, mix=mix), sizes=(4,), rows=dense_table(11))
@@ -283,6 +285,7 @@ def test_a_source_that_waits_for_ever_is_left_behind() -> None:
         woken.set()
 
 
+@pytest.mark.takes_turns
 def test_the_loop_without_end_of_the_example_is_found_and_ended() -> None:
     before = threading.active_count()
     told = r"next_batch\(1, Shard\(index=\d, count=2\)\) has not come back for 0\.2 s; it is at .*py, line"
@@ -301,6 +304,7 @@ def test_a_factory_that_makes_no_source_is_told_so() -> None:
         check_source(lambda: (_ for _ in ()).throw(FileNotFoundError("no such file")))
 
 
+@pytest.mark.takes_turns
 def test_an_epoch_of_other_rows_than_the_author_knows_is_told() -> None:
     few: dict[str, Any] = {"sizes": (4,), "workers": (1,)}
     check_source(lambda: hr.Reader(dense_table(5)), rows=dense_table(5), **few)

@@ -208,6 +208,7 @@ def opened(data: bytes, path: Path, monkeypatch: Any, size: int, window: int, **
     return open_ctf(written(path, data), STREAMS, fields=NAMES, **options)
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("seed", sampled(range(40), keep=[1, 3], of=8))
 def test_a_file_cut_anywhere_has_the_rows_of_the_plain_parser(seed: int, tmp_path: Path, monkeypatch: Any) -> None:
     random = Random(seed)

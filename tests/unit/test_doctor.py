@@ -73,6 +73,7 @@ def test_what_is_not_installed_is_told_with_the_command_that_does(monkeypatch: p
     assert Finding("rich is not installed", "pip install rich") in part.findings
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("why", ["missing", "broken"])
 def test_it_fails_only_where_nothing_can_be_trained(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

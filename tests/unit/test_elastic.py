@@ -87,6 +87,7 @@ def test_with_old_gradients_springs_are_stable_below_the_bound_and_not_above_it(
     assert size_after(1.02 * bound, curvature, old=True) > 1e3
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("curvature", [0.1, 1.5, 1.9])  # γh
 def test_meetings_between_updates_are_stable_wherever_the_updates_are(curvature: float) -> None:
     assert size_after(1.0, curvature, old=False) < 1e-6

@@ -184,6 +184,7 @@ def test_nothing_and_codes_without_a_string_are_not_written() -> None:
     assert os.listdir() == []
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("kind", [*KINDS, ".npz"])
 def test_tables_of_files_keep_the_contract_of_tables(kind: str) -> None:
     write_table(numbers(20) if kind == ".npz" else mixed(20), "t" + kind, rows_per_block=6)

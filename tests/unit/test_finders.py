@@ -278,6 +278,7 @@ def test_groups_without_a_first_rate_are_refused() -> None:
         find_lr(subject, data)
 
 
+@pytest.mark.takes_turns
 def test_a_finding_shows_itself() -> None:
     subject, data = quadratic()
     found = find_lr(subject, data)

@@ -39,6 +39,7 @@ def rows_of(hugging: Any) -> Any:
     return hugging.Dataset.from_dict(columns, features=kinds)
 
 
+@pytest.mark.takes_turns
 def test_a_hugging_face_dataset_is_read_from_its_arrow_table(hugging: Any) -> None:
     data = rows_of(hugging)
     table = wrap(data)

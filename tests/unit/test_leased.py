@@ -182,6 +182,7 @@ LENGTHS = [0, 0, 2, 0, 0, 1, 0, 0, 0, 0] * 3
 WORDS = hr.ArrayTable({"words": hr.Ragged.of([torch.arange(n) for n in LENGTHS]), "row": torch.arange(30)})
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("macrobatch", [1, 6, 60])
 @pytest.mark.parametrize("count", ["rows", "words"])
 def test_from_any_cursor_the_same_worker_goes_on_in_its_lease(macrobatch: int, count: str) -> None:

@@ -105,6 +105,7 @@ def test_a_resume_that_forgets_the_random_numbers_is_another_training(tmp_path: 
     assert trained(source, tmp_path / "run") != whole
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", ["shuffled", "stateful", "iterable", "own iterable", "a generator"])
 @settings(max_examples=8)
 @given(data=st.data())
@@ -123,6 +124,7 @@ def test_a_source_goes_back_to_where_any_batch_left_it(name: str, data: st.DataO
         assert torch.equal(torch.get_rng_state(), after[0])
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("name", ["two workers", pytest.param("stateful, two workers", marks=pytest.mark.slow)])
 def test_an_epoch_that_is_left_leaves_no_process_and_no_thread(name: str) -> None:
     threads = set(threading.enumerate())

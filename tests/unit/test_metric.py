@@ -121,6 +121,7 @@ def several() -> dict[str, Any]:
     }
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("case", SEVERAL)
 def test_several_classes(case: str, block_bytes: int) -> None:
     expect(scores(list(several()), *SEVERAL[case], "classes"), several())

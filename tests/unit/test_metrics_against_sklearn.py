@@ -53,6 +53,7 @@ def sets(seed: int) -> Iterator[tuple[np.random.Generator, int]]:
         yield draw, int(draw.integers(1, 14)) if number else 40
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("met", [2, 5], ids=["some classes never met", "all classes"])
 def test_several_classes(met: int) -> None:
     for draw, rows in sets(met):
@@ -95,6 +96,7 @@ def test_two_classes(both: bool) -> None:
         agree(wanted, outputs, y, "logits")
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize("met", [False, True], ids=["a label never met", "all labels"])
 def test_several_labels(met: bool) -> None:
     for draw, rows in sets(9):

@@ -67,6 +67,7 @@ def test_a_short_stretch_has_about_these_proportions_too() -> None:
 # --- turns -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 @example(sizes=[1, 2, 700], seed=0)
 @given(sizes=st.lists(st.integers(100, 1500), min_size=2, max_size=4), seed=st.integers(0, 5))
 def test_no_row_comes_again_before_all_of_its_table_have_had_their_turn(sizes: list[int], seed: int) -> None:

@@ -152,6 +152,7 @@ def sums_for_ever(at: str, index: int, count: int, timeout_s: float, size: int, 
         tell(f"lost {time.monotonic()} {error}")
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("size", "heir"),
     [

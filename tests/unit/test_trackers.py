@@ -109,6 +109,7 @@ def test_a_directory_that_has_the_name_of_a_package_is_none(tmp_path: Path, monk
 # --- the table --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.takes_turns
 def test_the_table_says_what_the_history_says(tmp_path: Path) -> None:
     history = train(CSV(), run=tmp_path / "run")
     found = table(tmp_path / "run" / "metrics.csv")
