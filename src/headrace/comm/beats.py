@@ -218,10 +218,13 @@ class Beats:
         self._begun_s = time.monotonic()
         self._beat += 1
         heart = Heart(self._beat, self.step, self.doing, self.waiting, self.calls, self.met, self._left)
-        self._store.set(_key(self._shard.index), json.dumps(asdict(heart)))
         if self._to_say:
             self._store.compare_set(_TOLD, "", self._to_say)
             self._to_say = ""
+        self._store.set(_key(self._shard.index), json.dumps(asdict(heart)))
+        if heart.left and self._keeper != self._shard.index:  # whoever keeps the store may be gone from here on
+            self._begun_s = None
+            return
         if self.told is None:
             self.told = read_told(self._store)
         keys = [_key(k) for k in range(self._shard.count)]
