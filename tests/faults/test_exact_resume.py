@@ -61,6 +61,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return of
 
 
+@pytest.mark.takes_turns
 @pytest.mark.parametrize(
     ("name", "k", "kind"),
     [stop if stop == STOP_QUICK else slow(*stop) for stop in sampled(STOPS, keep=STOPS_KEPT, of=24)],
