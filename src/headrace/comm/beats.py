@@ -222,9 +222,12 @@ class Beats:
             self._store.compare_set(_TOLD, "", self._to_say)
             self._to_say = ""
         self._store.set(_key(self._shard.index), json.dumps(asdict(heart)))
-        if heart.left and self._keeper != self._shard.index:  # whoever keeps the store may be gone from here on
-            self._begun_s = None
-            return
+        if not heart.left or self._keeper == self._shard.index:  # else whoever keeps the store may be gone by now
+            self._hear()
+        self._begun_s = None
+
+    def _hear(self) -> None:
+        """What the others have told."""
         if self.told is None:
             self.told = read_told(self._store)
         keys = [_key(k) for k in range(self._shard.count)]
@@ -234,7 +237,6 @@ class Beats:
                 heart = Heart(**json.loads(text))
                 if heart.beat != self._hearts[k].beat:
                     self._hearts[k], self._seen_s[k] = heart, time.monotonic()
-        self._begun_s = None
 
     def _watch(self) -> None:
         """What holds even where this worker's program hears of nothing: it computes, reads data, or hangs."""
