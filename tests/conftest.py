@@ -56,7 +56,7 @@ class ByFile(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path: str = super()._split_scope(nodeid)
-        return "ray" if "ray" in Path(path).stem.split("_") else path
+        return "ray" if _is_of_ray(Path(path)) else path
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -71,7 +71,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("takes_turns") and not sampled.has_its_turn(item.nodeid, of=3):
             item.add_marker(pytest.mark.slow)
     long = {item.path for item in items if item.get_closest_marker("slow") is not None}
-    items.sort(key=lambda item: ("ray" not in item.path.stem.split("_"), item.path not in long))
+    items.sort(key=lambda item: (not _is_of_ray(item.path), item.path not in long))
+
+
+def _is_of_ray(path: Path) -> bool:
+    return "ray" in path.stem.split("_")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -136,7 +140,7 @@ def no_process_stays() -> Iterator[None]:
     """What a test has started ends with it, at the latest."""
     before = processes.left().keys()
     yield
-    if processes.left().keys() - before and (left := processes.left(left_behind.GONE_S, before)):
+    if left := processes.left(left_behind.GONE_S, before):
         left_behind.end(left)
         pytest.fail(f"the test has left processes behind: {left}")
 

@@ -14,9 +14,7 @@ from headrace.field import Ragged, Sparse
 from headrace.testing import (
     dense_table,
 )
-from kit.good_sources import LINES, Numbers, Round, Sentences, Shuffled
-
-WHOLE = hr.Shard()
+from kit.good_sources import LINES, WHOLE, Numbers, Round, Sentences, Shuffled
 
 
 class LiveState(Numbers):

@@ -1,6 +1,6 @@
-"""Sources that keep all promises, or say which they do not make."""
+"""Sources that keep all promises, or say which they do not make; and small tables that do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,8 +8,18 @@ from torch import Tensor
 
 import headrace as hr
 from headrace.field import Ragged, Sparse
+from headrace.testing import dense_table, ragged_table, sparse_sequences, sparse_table
 
 WHOLE = hr.Shard()
+LENGTHS = [3, 0, 5, 1, 1, 9, 2, 0, 0, 4, 1]
+SEQUENCES = [length or 2 for length in LENGTHS]
+
+MAKERS: dict[str, Callable[[], hr.ArrayTable]] = {
+    "dense": lambda: dense_table(11),
+    "ragged": lambda: ragged_table("words", LENGTHS),
+    "sparse": lambda: sparse_table(11),
+    "sparse sequences": lambda: sparse_sequences(SEQUENCES),
+}
 
 
 class Sentences(hr.Source):

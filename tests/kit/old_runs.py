@@ -40,7 +40,7 @@ def network() -> nn.Module:
 
 
 def trained(model: nn.Module, **options: Any) -> hr.Trainer:
-    given: dict[str, Any] = {"batch_size": BATCH, "schedule": hr.WarmupCosine(0.1), "metrics": ["accuracy"], "seed": 7}
+    given: dict[str, Any] = {"batch_size": BATCH, "metrics": ["accuracy"], "seed": 7}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     return hr.Trainer(model, hr.CrossEntropy(label_smoothing=0.1), optimizer, **(given | options))
 
@@ -55,13 +55,13 @@ def fit(trainer: hr.Trainer, train: Any, run: Path, epochs: int, **options: Any)
 def plain(run: Path, epochs: int) -> nn.Module:
     model = network()
     callbacks = [hr.BestModel("val/loss"), hr.EMA(0.9), hr.EarlyStopping("val/loss", patience=50), hr.CSV()]
-    fit(trained(model, schedule=None), rows(), run, epochs, callbacks=callbacks, log_every="2 steps")
+    fit(trained(model), rows(), run, epochs, callbacks=callbacks, log_every="2 steps")
     return model
 
 
 def in_macrobatches(run: Path, epochs: int) -> nn.Module:
     model = network()
-    trainer = trained(model, schedule=None, microbatch=2, macrobatch=8, clip_norm=0.5)
+    trainer = trained(model, microbatch=2, macrobatch=8, clip_norm=0.5)
     fit(trainer, rows(), run, epochs, checkpoint_every="5 steps")
     return model
 
@@ -70,7 +70,7 @@ def a_loader(run: Path, epochs: int) -> nn.Module:
     model = network()
     torch.manual_seed(1)
     loader = DataLoader(TensorDataset(*rows()), batch_size=BATCH, shuffle=True)
-    fit(trained(model, batch_size=None, schedule=None), loader, run, epochs)
+    fit(trained(model, batch_size=None), loader, run, epochs)
     return model
 
 
@@ -78,7 +78,7 @@ def of_workers(strategy: Callable[[], hr.Strategy]) -> Callable[[Path, int], nn.
     def train(run: Path, epochs: int) -> nn.Module:
         def work() -> nn.Module:
             model = network()
-            fit(trained(model, schedule=None, strategy=strategy(), batch_size=2 * BATCH), rows(), run, epochs)
+            fit(trained(model, strategy=strategy(), batch_size=2 * BATCH), rows(), run, epochs)
             return model
 
         found: nn.Module = hr.launch(work, workers=2)

@@ -1,7 +1,7 @@
 """A Ray cluster that tests share: a plugin, which files of tests name in `pytest_plugins`.
 
-All tests that need Ray are marked so, and one process runs them, one after the other. The cluster is there from
-the first of them that asks for it to the last one: other tests find everything as it was.
+All tests that need Ray are marked so, and `conftest` has one process run their files one after the other. The cluster
+is there from the first test that asks for it to the last one: other tests find everything as it was.
 """
 
 import os
@@ -45,14 +45,6 @@ def ray_after_a_loss(
     model, at = ray_cases.Visits(37), tmp_path_factory.mktemp("loss")
     options: dict[str, Any] = {"workers": 2, "restarts": 1, "engine": "ray", "timeout_s": LIMIT_S}
     return model, hr.launch(ray_cases.lose_one, model, hr.Synchronous(), str(at), **options), at
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """They stay together where one process runs all tests."""
-    if ours := [item for item in items if _needs_ray(item)]:
-        first = items.index(ours[0])
-        items[first:] = [*ours, *(item for item in items[first:] if not _needs_ray(item))]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -68,7 +68,7 @@ def differences_in_one_process(name: str, where: Path, *stops: Stop) -> dict[str
             run(name, where / "parts", stop)
         return differences(run(name, where / "parts"), expected)
 
-    _warm_up()
+    warm_up()
     return dict(in_child(work, LIMIT_S).value)
 
 
@@ -78,13 +78,13 @@ def in_process(name: str, where: Path, stop: Stop | None, change: Change | None 
     `change` is made to the state that it goes on from. The process that begins has `seed` as its seed; those
     that go on have other weights and other random numbers until they have read what was saved.
     """
-    _warm_up()
+    warm_up()
     found = in_child(lambda: run(name, where, stop, change, seed), LIMIT_S).value
     return dict(found)
 
 
 @cache
-def _warm_up() -> None:
+def warm_up() -> None:
     """What trainings import is imported once, and not again in every process."""
     import torch._dynamo  # noqa: F401
     import torchmetrics.classification  # noqa: F401

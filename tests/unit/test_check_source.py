@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ import torch
 from kit.bad_sources import BAD, ShardsLoseTheRest
 from kit.good_sources import (
     LINES,
+    MAKERS,
+    WHOLE,
     Endless,
     EndlessUnshardedRestarting,
     Graphs,
@@ -32,24 +34,13 @@ from headrace.field import Ragged, Sparse
 from headrace.testing import (
     check_source,
     dense_table,
-    ragged_table,
     sources,
-    sparse_sequences,
     sparse_table,
 )
 
-WHOLE = hr.Shard()
-LENGTHS = [3, 0, 5, 1, 1, 9, 2, 0, 0, 4, 1]
-SEQUENCES = [length or 2 for length in LENGTHS]
 KINDS = hr.Order.KINDS
 QUICK = {"sizes": (1, 3, 4), "limit_s": 5.0}
 
-MAKERS: dict[str, Callable[[], hr.ArrayTable]] = {
-    "dense": lambda: dense_table(11),
-    "ragged": lambda: ragged_table("words", LENGTHS),
-    "sparse": lambda: sparse_table(11),
-    "sparse sequences": lambda: sparse_sequences(SEQUENCES),
-}
 
 # --- good sources ----------------------------------------------------------------------------------------
 

@@ -2,33 +2,20 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from kit.good_sources import MAKERS
 from torch import Tensor
 
 import headrace as hr
 from headrace.field import Ragged
 from headrace.testing import (
     check_table,
-    dense_table,
-    ragged_table,
-    sparse_sequences,
-    sparse_table,
     tables,
 )
-
-LENGTHS = [3, 0, 5, 1, 1, 9, 2, 0, 0, 4, 1]
-SEQUENCES = [length or 2 for length in LENGTHS]
-
-MAKERS: dict[str, Callable[[], hr.ArrayTable]] = {
-    "dense": lambda: dense_table(11),
-    "ragged": lambda: ragged_table("words", LENGTHS),
-    "sparse": lambda: sparse_table(11),
-    "sparse sequences": lambda: sparse_sequences(SEQUENCES),
-}
 
 # --- the small tables ------------------------------------------------------------------------------------
 
