@@ -112,11 +112,6 @@ class Leased(Source):
         self._leases = [Lease(*lease) for lease in state["leases"]]
         self._pass = state["pass"]
 
-    def after(self, cursor: State | None) -> State:
-        """The cursor of the last batch that was used, with a lease that was given since and not read yet."""
-        assert cursor is not None, "a Reader has a state"
-        return cursor | _place(self._leases, self._pass) if self._leases and not cursor["leases"] else cursor
-
     def begin_at(self, epoch: int) -> None:
         """Epochs before this one have ended: what is left of them ends none."""
         self._pass = max(self._pass, epoch)

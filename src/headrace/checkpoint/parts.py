@@ -69,7 +69,6 @@ _OF_SEVERAL: dict[str, Shape] = {
     "strategy": DICT,
     "kind": TEXT,
     "agrees": FLAG,
-    "world": {"clocks_s": maybe([NUMBER]), "links_s": maybe([NUMBER]), "accounts": maybe([each(NUMBER)])},
 }
 """Those of several workers."""
 

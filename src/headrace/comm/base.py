@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
@@ -47,8 +47,6 @@ class Comm(ABC):
     shard: Shard = WHOLE
     """This worker among all: its part of what they share."""
 
-    desk: dict[str, Any] | None = None
-    """What virtual workers leave for each other to see, at no time; `None` where workers are real."""
     overlaps = False
     """Whether a reduction that was begun goes on while the worker computes."""
 
@@ -110,19 +108,6 @@ class Comm(ABC):
     def tell(self, error: BaseException) -> None:
         """This worker is about to end by an error: the others learn why."""
 
-    def record(self, own: Callable[[], Any]) -> None:
-        """How to take what is this worker's own, whenever worker 0 cuts through the time of virtual workers."""
-
-    def cut(self, done: Callable[[list[Any], Any], None]) -> None:
-        """Worker 0 saves. Once the others have come to where they meet the center next, `done` gets what is their own.
-
-        It gets, too, what `resume` needs. Real workers have no common time: nothing is known of the others.
-        """
-        done([None] * self.count, {})
-
-    def resume(self, world: Any) -> None:
-        """Virtual time goes on from where it was cut; worker 0 says so before it speaks to the center."""
-
     def close(self) -> None:
         """There is nothing more to say."""
 
@@ -133,7 +118,6 @@ class Null(Comm):
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._center: Center | None = None
         self._timeout_s = timeout_s
-        self.desk = {}
 
     @property
     def center(self) -> Center:

@@ -128,26 +128,19 @@ class Center(Protocol):
     worker counts from 1 again, and so finds which of its trainings are over.
     """
 
-    @property
-    def underway(self) -> bool:
-        """Whether the training that this worker joins next has begun without it."""
-        ...
-
     def join(
         self,
         rule: Rule,
         terms: Terms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
-        keeps: bool = False,
         said: Mapping[str, Any] | None = None,
     ) -> Reply | None:
         """A worker joins its next training, perhaps once more: leases that it held are free again.
 
         Worker 0 begins a training once the others have left the one before, and gives the weights, or the `state` to
-        go on from. `None` if the training is over: the center has begun a later one. `keeps`: every worker goes on
-        exactly where it was in that state, with the leases and the sequence of pushes that it had. `said`: plain values
-        that the others are told.
+        go on from. `None` if the training is over: the center has begun a later one. `said`: plain values that the
+        others are told.
         """
         ...
 

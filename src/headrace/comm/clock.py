@@ -94,7 +94,7 @@ class Link:
     """A link that one message at a time goes through."""
 
     def __init__(self, timing: Timing) -> None:
-        self._timing, self.free_s, self.passed_s = timing, 0.0, 0.0
+        self._timing, self.free_s = timing, 0.0
         """When it is free, and when the last message had passed it that has been read."""
 
     def through(self, at_s: float, size: float) -> float:

@@ -63,7 +63,6 @@ class Held:
         terms: Terms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
-        keeps: bool = False,
         said: Mapping[str, Any] | None = None,
         training: int = 1,
     ) -> Reply | Wait | None:
@@ -80,13 +79,12 @@ class Held:
                 return self._wait([0], f"to begin training {training}")
             if others := [other for other in self._roll.inside(now - self.timeout_s) if other != worker]:
                 return self._wait(others, f"to leave training {self.training}")
-            self._begin(terms, weights, state, keeps)
+            self._begin(terms, weights, state)
             self.said, self.training = said, training
         self._check(rule, terms, weights)
         member = self._member(worker, now)
-        if not keeps:
-            member.sequence, member.asked = 0, None
-            self._ledger.leave(worker)
+        member.sequence, member.asked = 0, None
+        self._ledger.leave(worker)
         return replace(self._reply(self.weights), told=self.said)
 
     def lease(self, worker: int, now: float, number: int) -> Lease | Wait | None:
@@ -186,10 +184,10 @@ class Held:
             "workers": self._roll.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any], leases: bool = False) -> None:
-        """Goes back to a state; what was leased is free, or still is `leases` of the same workers."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a state; what was leased is free."""
         self._start_over(Terms(**state["terms"]))
-        self._ledger.load_state_dict(state["ledger"], leases)
+        self._ledger.load_state_dict(state["ledger"])
         self.weights = {name: tensor.detach().clone() for name, tensor in state["weights"].items()}
         self.training, self.version = int(state.get("training", 1)), int(state["version"])
         self.counts = Counts.of(state["counts"])
@@ -202,11 +200,11 @@ class Held:
         self._remembered: dict[int, tuple[int, Reply]] = {}
         self.version, self.stop = 0, ""
 
-    def _begin(self, terms: Terms, weights: Vectors, state: Mapping[str, Any] | None, keeps: bool) -> None:
+    def _begin(self, terms: Terms, weights: Vectors, state: Mapping[str, Any] | None) -> None:
         """A training begins, with nobody in it."""
         self.rule = None
         if state is not None:
-            self.load_state_dict(state, leases=keeps)
+            self.load_state_dict(state)
             self._differ_in_rows(terms)
             self.terms = terms
         else:
@@ -299,22 +297,17 @@ class HeldCenter:
         self._patience = Patience(worker, self.held.timeout_s, now)
         self._requests = self._trainings = 0
 
-    @property
-    def underway(self) -> bool:
-        return self.held.training > self._trainings
-
     def join(
         self,
         rule: Rule,
         terms: Terms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
-        keeps: bool = False,
         said: Mapping[str, Any] | None = None,
     ) -> Reply | None:
         number = self._trainings + 1
         while True:
-            reply = self.held.join(self._worker, self._now(), rule, terms, weights, state, keeps, said, number)
+            reply = self.held.join(self._worker, self._now(), rule, terms, weights, state, said, number)
             if not isinstance(reply, Wait):
                 self._trainings = number
                 return reply and self._own(reply)

@@ -48,7 +48,7 @@ class Ledger:
 
     Leases are given from the earliest free position on. They end at multiples of `Terms.lease` within an epoch, so
     that what is given back falls into the same places again. Lease ids are never given twice: a late word about one
-    that has been lost is not believed. The state is what has been used, a few runs of it, and the leases.
+    that has been lost is not believed. The state is what has been used, a few runs of it.
     """
 
     def __init__(self, terms: Terms, first: int = 0) -> None:
@@ -141,14 +141,11 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        leases = [[lease, leased.worker, _listed(leased.rest)] for lease, leased in self._leases.items()]
-        return {"used": _listed(self._used), "leases": leases, "next": self._next}
+        return {"used": _listed(self._used), "next": self._next}
 
-    def load_state_dict(self, state: Mapping[str, Any], leases: bool = False) -> None:
-        """Goes back to a state; what was leased is free, or still is `leases` of the same workers."""
-        self._used = Positions(state["used"])
-        held = state["leases"] if leases else []
-        self._leases = {int(lease): _Leased(int(worker), Positions(rest)) for lease, worker, rest in held}
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a state; what was leased is free."""
+        self._used, self._leases = Positions(state["used"]), {}
         self._next = max(self._next, int(state["next"]))
         self._heard = {}
 

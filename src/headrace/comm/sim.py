@@ -1,6 +1,6 @@
 """A virtual worker's voice."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +9,6 @@ from ..data.source import Shard
 from ..errors import ConfigError
 from .base import Comm, Op, Pending
 from .center import Center
-from .here import speaking_as
 from .meeting import Meeting, Packed
 from .sim_center import SimCenter
 from .world import World
@@ -21,7 +20,6 @@ class SimComm(Comm):
     def __init__(self, world: World, worker: int) -> None:
         self.world, self._worker = world, worker
         self.shard = Shard(worker, world.count)
-        self.desk = world.desk
         self._center: SimCenter | None = None
 
     @property
@@ -66,19 +64,6 @@ class SimComm(Comm):
 
     def tell(self, error: BaseException) -> None:
         self.world.tell(self._worker, error)
-
-    def record(self, own: Callable[[], Any]) -> None:
-        def take() -> Any:
-            with speaking_as(self):
-                return own()
-
-        self.world.records.record(self._worker, take)
-
-    def cut(self, done: Callable[[list[Any], Any], None]) -> None:
-        done(*self.world.records.cut(self._worker))
-
-    def resume(self, world: Any) -> None:
-        self.world.records.resume(world)
 
     def _begin(self, kind: str, vector: Tensor) -> "_Started":
         like = (vector.shape, vector.dtype, vector.device)

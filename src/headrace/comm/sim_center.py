@@ -24,37 +24,26 @@ class SimCenter:
         self._world, self._worker = world, worker
         self._seen = self._requests = self._trainings = 0
 
-    @property
-    def underway(self) -> bool:
-        return self._held.training > self._trainings
-
     def join(
         self,
         rule: Rule,
         terms: Terms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
-        keeps: bool = False,
         said: Mapping[str, Any] | None = None,
     ) -> Reply | None:
         world, worker, number = self._world, self._worker, self._trainings + 1
         world.centers[worker] = partial(self._held.leave, worker)
 
         def ask(now: float) -> Reply | Wait | None:
-            return self._held.join(worker, now, rule, terms, weights, state, keeps, said, number)
+            return self._held.join(worker, now, rule, terms, weights, state, said, number)
 
         reply: Reply | Wait | None
-        if keeps:  # it has been there all the time
-            while isinstance(reply := _own(ask(world.turns.now[worker])), Wait):
-                world.wait_to_join(worker)
-        else:
-            while isinstance(reply := self._call(ask, _size(weights) + _size(state), changes=True), Wait):
-                self.wait(reply)
+        while isinstance(reply := self._call(ask, _size(weights) + _size(state), changes=True), Wait):
+            self.wait(reply)
         self._trainings = number
         if reply is None:
             del world.centers[worker]
-        else:
-            world.joined(worker)
         return reply
 
     def lease(self) -> Lease | Wait | None:
@@ -75,7 +64,6 @@ class SimCenter:
         self._world.wait_for_change(self._worker, self._seen)
 
     def leave(self) -> None:
-        self._world.records.leaves(self._worker)
         known = self._held.status(0.0)["workers"].get(self._worker)
         self._call(lambda now: self._held.leave(self._worker), changes=bool(known and known["inside"]))
         self._world.centers.pop(self._worker, None)
@@ -96,11 +84,9 @@ class SimCenter:
         world, worker = self._world, self._worker
         begun, latency = world.turns.now[worker], world.timing.latency_s
         world.check(worker)
-        world.begun[worker] = begun
         world.until(worker, begun + latency)
         if sent:
             world.until(worker, world.inward.through(begun + latency, sent))
-            world.inward.passed_s = world.turns.now[worker]
         now = world.turns.now[worker]
         found: Found = _own(serve(now))
         if changes and not isinstance(found, Wait):

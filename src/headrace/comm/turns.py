@@ -2,8 +2,7 @@
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 import torch
@@ -105,21 +104,6 @@ class Turns:
     def restart_generators(self, worker: int) -> None:
         """The random states of the worker that has the baton are those of its start."""
         self._generators.restart(worker)
-
-    @contextmanager
-    def lent(self, other: int) -> Iterator[None]:
-        """For a while, the random states are another worker's, who waits."""
-        self._generators.swap(self.holder, other)
-        try:
-            yield
-        finally:
-            self._generators.swap(other, self.holder)
-
-    def set_clock(self, worker: int, time: float) -> None:
-        """A worker's clock says something else; whoever is to go on goes on then."""
-        self.now[worker] = time
-        if self._entry[worker] and worker not in self.parked:
-            self.due(worker, time)
 
     def _start(self, works: Sequence[Callable[[], None]]) -> list[threading.Thread]:
         """The threads of all workers but the first, which wait for the baton."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from ..errors import WorkerError
 from .clock import Account, Link, Timing
-from .cut import Records
 from .meeting import Meeting
 from .turns import Turns
 
@@ -36,18 +35,13 @@ class World:
         self._clear()
 
     def _clear(self) -> None:
-        self.desk: dict[str, Any] = {}
-        self.records = Records(self)
         self.held: Any = None
         """The center, once somebody has asked for it."""
         self.centers: dict[int, Callable[[], None]] = {}
         """The workers that have joined a center, and how each leaves it."""
-        self.begun = list(self.turns.now)
-        """When each worker began its last call of the center: where it begins once more if its world is cut there."""
         self.changes = 0
         """How often somebody has changed the center."""
         self._waits: set[int] = set()
-        self._joins: set[int] = set()
         self._failure: tuple[int | None, BaseException] | None = None
         self._told: tuple[int, BaseException] | None = None
         self._dead: set[int] = set()
@@ -172,7 +166,6 @@ class World:
         """A worker is dead: alone if it has joined the center, with all others if not."""
         time = self._deaths[worker].pop(0)
         self._dead.add(worker)
-        self.records.forget(worker)
         self.accounts[worker].failures += 1
         if worker in self.centers and (worker or self.timing.restart_s is not None):
             self._leave(worker)
@@ -191,7 +184,7 @@ class World:
         if wait is None or self._failure is not None:
             return False
         self.accounts[worker].down_s += wait
-        self.begun[worker] = back = self.turns.now[worker] + wait
+        back = self.turns.now[worker] + wait
         self.spare(worker, back)
         self.turns.until(worker, back)
         if self._failure is not None:
@@ -274,8 +267,7 @@ class World:
         """Somebody has changed the center: whoever waits for that looks again."""
         self.changes += 1
         for worker in sorted(self._waits):
-            self.begun[worker] = max(self.turns.now[worker], time + self.timing.latency_s)
-            self.turns.due(worker, self.begun[worker])
+            self.turns.due(worker, max(self.turns.now[worker], time + self.timing.latency_s))
         self._waits.clear()
 
     def wait_for_change(self, worker: int, seen: int) -> None:
@@ -292,19 +284,6 @@ class World:
         self.accounts[worker].idle_s += self.turns.now[worker] - arrived
         self.check(worker)
         self._live_until(worker, self.turns.now[worker])
-
-    def joined(self, worker: int) -> None:
-        """A worker is at the center: others that could not go on before that can now."""
-        self.records.joins(worker)
-        for other in sorted(self._joins):
-            self.turns.due(other, self.turns.now[other])
-        self._joins.clear()
-
-    def wait_to_join(self, worker: int) -> None:
-        """Until somebody else has joined, at no time."""
-        self._joins.add(worker)
-        self.turns.park(worker, "center.join")
-        self.check(worker)
 
     # --- what is said ------------------------------------------------------------------------------------
 

@@ -234,7 +234,7 @@ class Crew:
 
     def _check_kind(self, state: State) -> None:
         """Raises where the rows that were used are known to a center, or would have to be."""
-        if self.leased != ("world" in state):
+        if self.leased != ("ledger" in state.get("strategy", {})):
             raise CheckpointError(
                 f"the run was saved under {state.get('kind', 'no strategy with a center')} and cannot be gone on with "
                 f"under {type(self.strategy).__name__}: one has a center that lends the data, the other has none. "

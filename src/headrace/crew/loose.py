@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
-from ..config import Config
 from ..data.reader import Reader
 from ..data.source import Source
 from ..errors import ConfigError
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from ..strategy.centered import Centered
     from ..trainer import Trainer
 
-FOUND = "the checkpoint that worker 0 goes on from"
-"""What worker 0 leaves on the desk of virtual workers."""
-
 
 class Loose(Crew):
     """One of the workers of a strategy with a center; nobody waits for anybody."""
@@ -45,14 +40,13 @@ class Loose(Crew):
         self.leads = self.comm.leader
         self.leased = True
         self._agrees = False
-        self._seen: dict[str, list[float]] = {}
+        self._seen: dict[str, list[float]] = {}  # losses of the other workers that have been reported
         self._read: dict[int, int] = {}  # by each worker, when it was last reported
         self._since = self.comm.now()
         self._told = False
         self._pulled: list[Tensor] | None = None  # what was scored after the last update
         self._asked: Preemption | None = None
         self._facts: Mapping[str, Any] = {}
-        self._pace: dict[str, Any] = {}  # where whoever begins with worker 0 begins
 
     def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
         self._asked = trainer._preemption
@@ -69,62 +63,39 @@ class Loose(Crew):
         return leased
 
     def keeper(self, make: Callable[[], Keeper]) -> Keeper:
-        if self.leads:
-            if self.comm.desk is not None:
-                self.comm.desk.pop(FOUND, None)
-            return make()
-        return _Follower(self)
+        return make() if self.leads else Keeper()
 
     def handed(self, state: State) -> State:
+        """The weights come from the center; what workers held of an epoch, others may read."""
         self._check_kind(state)
-        owns, desk = state["owns"], self.comm.desk
-        lost = self.leads and self.comm.center.underway  # this worker was, and the others have gone on meanwhile
-        known = {worker for worker, *_ in state["strategy"]["workers"]}  # real workers save only what is worker 0's own
-        alike = len(owns) == self.comm.count and known <= set(range(self.comm.count)) and not lost
-        if self.leads and alike:
-            self.comm.resume(state["world"])
-            state = state | {"strategy": _without_lost_leases(state["strategy"], owns)}
-            if desk is not None:
-                desk[FOUND] = {**state, "owns": list(owns)}
-        mine = owns[self.comm.shard.index]
-        tallies, metrics = [mine["tally"]], [mine["metrics"]]
-        found = state | {"mine": mine if alike else None, "rng": mine["rng"], "tallies": tallies, "metrics": metrics}
-        if not alike:  # the leases of the others are gone, and so are this worker's
-            epochs = state["counters"]["epochs"]  # what is left of earlier ones has been counted
-            found["source"] = state["source"] | {"cursor": state["source"]["initial"] | {"pass": epochs}}
-            found["place"] = state["place"] | {"batch": 0, "ends_epoch": True}
-            return found
-        found |= {part: mine[part] for part in ("counters", "place", "done", "complete", "rates")}
-        found["source"] = state["source"] | {"cursor": mine["cursor"]}
-        found["step"] = state["step"] | {"optimizers": mine["optimizers"], "updates": mine["updates"]}
-        self._seen, self._leased.exhausted = mine["seen"], mine["exhausted"]
-        return found
+        mine, source = state["owns"][0], state["source"]
+        passed = source["initial"] | {"pass": state["counters"]["epochs"]}  # what is left of earlier ones is counted
+        return state | {
+            "mine": mine,
+            "rng": mine["rng"],
+            "tallies": [mine["tally"]],
+            "metrics": [mine["metrics"]],
+            "source": source | {"cursor": passed},
+            "place": state["place"] | {"batch": 0, "ends_epoch": True},
+        }
 
     def begin(self, at: Standing, state: State | None) -> None:
-        replica, mine = at.replica(), None if state is None else state["mine"]
+        replica = at.replica()
         self._told, self._since, self._agrees = False, self.comm.now(), False
-        self._read, self._pulled = {}, None
-        if mine is None:
-            self._seen, self._pace = {}, at.pace()
-        else:
-            self._pace = mine["pace"]
-            if mine["pulled"]:  # the model has what was scored, perhaps in part
-                self._pulled = [tensor.clone() for tensor in replica.tensors]
-            self._put_back(replica, mine)
+        self._read, self._pulled, self._seen = {}, None, {}
         if state is not None:
-            center = state["strategy"] if self.leads else {}
+            center = state["strategy"]
             self._read = {worker: rows for worker, *_, rows in center.get("workers", [])}
-            self.strategy.load_state_dict(replica, center, None if mine is None else mine["strategy"])
-        self.strategy.said = {"facts": self._facts, "pace": self._pace} if self.leads else {}
+            self._seen = state["mine"].get("heard", {})
+            self.strategy.load_state_dict(replica, center, None)
+        self.strategy.said = {"facts": self._facts, "pace": at.pace()} if self.leads else {}
         self.strategy.begin(replica)
         self._leased.center = self.strategy.center
         if self.strategy.told is not None and not self.leads:
-            self._follow(at, self.strategy.told, anew=mine is None)
-        if mine is None:
-            self._hear(at.info)
-        elif mine["strategy"]["due"]:  # it was at the center when it was saved, and has been there again
-            self._hear_rows(at, at.info.samples)
-        self.comm.record(lambda: copy.deepcopy(self._own_state(at)))
+            compare({0: self.strategy.told["facts"], self.comm.shard.index: self._facts})
+            at.keep_pace(self.strategy.told["pace"])
+            self._leased.begin_at(at.info.counters.epochs)
+        self._hear(at.info)
 
     def shared(self, batch: Batch, model: nn.Module) -> Batch:
         raise ConfigError(
@@ -192,16 +163,11 @@ class Loose(Crew):
     def state(self, at: Standing) -> State | None:
         if not self.leads:
             return None
-        found: State = {}
-
-        def done(owns: list[Any], world: Any) -> None:
-            others = [own or {} for own in owns[1:]] if world else []  # of real workers nothing is known
-            found.update(owns=[self._own_state(at), *others], world=world)
-
         kind, center = type(self.strategy).__name__, self.strategy.state_dict(at.replica())
-        self.comm.cut(done)
         weights = center["weights"] if self._pulled is None else at.named(self._pulled)  # what was scored, if it was
-        return at.state_dict(weights) | {"strategy": center, "kind": kind, "agrees": False} | found
+        heard = {name: _plus(numbers, self._seen.get(name)) for name, numbers in self.strategy.given.items()}
+        own = at.own_state() | {"heard": self._seen | heard}
+        return at.state_dict(weights) | {"strategy": center, "kind": kind, "agrees": False, "owns": [own]}
 
     @contextmanager
     def agreed(self, at: Standing) -> Iterator[None]:
@@ -222,38 +188,13 @@ class Loose(Crew):
         self.strategy.finish(at.replica())
         self._hear(at.info)
         self._pulled = None
-        if self.leads or self.comm.desk is None:  # nobody sees the model of another virtual worker: it stays its own
-            super().finish(at)
+        super().finish(at)
 
     def leave(self) -> None:
         if self.leads and self._asked is not None and self._asked.why and not self._told:
             self._told = True  # only now: what has been saved knows nothing of it, and goes on as if nobody had asked
             self.strategy.center.ask_to_stop(self._asked.why)
         self.strategy.leave()
-
-    def _follow(self, at: Standing, told: Mapping[str, Any], anew: bool) -> None:
-        """Does what worker 0 does; `anew`: begins where that began, rather than at a place of its own."""
-        compare({0: told["facts"], self.comm.shard.index: self._facts})
-        if anew:
-            at.keep_pace(told["pace"])
-            self._leased.begin_at(at.info.counters.epochs)
-
-    def _own_state(self, at: Standing) -> State:
-        found = super()._own_state(at)
-        return found | {
-            "counters": asdict(at.info.counters),
-            "place": at.place(),
-            "done": sorted(at.done),
-            "complete": at.complete,
-            "rates": at.rates.state_dict(),
-            "cursor": self._leased.after(at.cursor),
-            "exhausted": self._leased.exhausted,
-            "optimizers": at.optimizers(),
-            "updates": at.info.step,
-            "seen": self._seen,
-            "pace": self._pace,
-            "pulled": self._pulled is not None,
-        }
 
     def _hear_rows(self, at: Standing, before: int) -> None:
         """An update counts as many rows as the center has learnt from since."""
@@ -270,33 +211,17 @@ class Loose(Crew):
             self._told = True
 
 
-class _Follower(Keeper):
-    """Keeps nothing; goes on where worker 0 does, if that knows what was this worker's own."""
-
-    def __init__(self, crew: Loose) -> None:
-        self._crew = crew
-
-    def find(self, model: nn.Module, settings: Config, limits: Config) -> State | None:
-        found, number = (self._crew.comm.desk or {}).get(FOUND), self._crew.comm.shard.index
-        if found is None or not found["owns"][number]:
-            return None
-        state: State = {**found, "owns": list(found["owns"]), "history": [], "marks": {}, "callbacks": {}}
-        found["owns"][number] = {}  # whoever dies and is called again begins afresh
-        return state
-
-
 JOINT = ("epochs", "samples")
 """What counts what all workers do, and so the center."""
-
-
-def _without_lost_leases(center: Mapping[str, Any], owns: Iterable[Mapping[str, Any] | None]) -> dict[str, Any]:
-    """A center's state without leases that no worker knows of: they were on their way when the state was taken."""
-    known = {lease for own in owns if own for lease, *_ in (*own["cursor"]["leases"], *own["strategy"]["done"])}
-    ledger = center["ledger"]
-    return {**center, "ledger": {**ledger, "leases": [lease for lease in ledger["leases"] if lease[0] in known]}}
 
 
 def _less(numbers: Sequence[float], before: Sequence[float] | None) -> list[float]:
     coefficient, total, weight = numbers
     _, known, weighed = before or (0.0, 0.0, 0.0)
     return [coefficient, total - known, weight - weighed]
+
+
+def _plus(numbers: Sequence[float], more: Sequence[float] | None) -> list[float]:
+    coefficient, total, weight = numbers
+    _, known, weighed = more or (0.0, 0.0, 0.0)
+    return [coefficient, total + known, weight + weighed]

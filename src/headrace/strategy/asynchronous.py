@@ -1,9 +1,8 @@
 """Asynchronous training: workers bring changes to a center that has moved on meanwhile."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch import Tensor
 from ..comm.center import Push, Reply, Rule, Vectors
 from ..errors import ConfigError
 from ..length import Length
-from .base import State
 from .centered import Centered
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -95,13 +93,6 @@ class Asynchronous(Centered):
 
     def take(self, reply: Reply) -> None:
         self._base = reply.vectors
-
-    def own_state(self) -> State:
-        return {**super().own_state(), "base": dict(self._base)}
-
-    def _load(self, own: Mapping[str, Any]) -> None:
-        super()._load(own)
-        self._base = dict(own.get("base", {}))
 
 
 def _compensated(delta: Sequence[Tensor], c: Sequence[Tensor], base: Sequence[Tensor], lam: float) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -60,8 +60,8 @@ class Centered(Strategy, ABC):
         self._done: list[tuple[int, int, int]] = []
         self._tally: dict[str, list[float]] = {}
         self._given: dict[str, list[float]] = {}
-        self._due = self._idle = False
-        self._resumed: tuple[State | None, State | None] = (None, None)
+        self._idle = False
+        self._resumed: State | None = None
         self._own_center: Center | None = None
         self.said: Mapping[str, Any] = {}
         """What worker 0 tells the others when the training begins: plain values."""
@@ -115,22 +115,19 @@ class Centered(Strategy, ABC):
         return self._terms
 
     def begin(self, replica: Replica) -> None:
-        """Joins the center and takes its weights, or goes on where a state says."""
+        """Joins the center and takes its weights."""
         assert self._terms is not None, "lend comes before begin"
-        (state, own), self._resumed = self._resumed, (None, None)
-        self._load(own or {})
+        state, self._resumed = self._resumed, None
         weights = _on_host(replica)
-        self._own_center = None
-        reply = self.comm.center.join(self.rule, self._terms, weights, state, own is not None, self.said)
+        self._own_center, self._counters = None, Counters()
+        self._sequence, self._rows, self._done = 0, 0, []
+        self._tally, self._given, self._idle = {}, {}, False
+        reply = self.comm.center.join(self.rule, self._terms, weights, state, self.said)
         if reply is None:
             reply = self._join_alone(weights, state)
-        self.told = reply.told
-        if own is None:
-            self._hear(reply)
-            self._version = reply.version
-            self._write(replica, reply)
-        elif self._due:
-            self.meet(replica)
+        self.told, self._version = reply.told, reply.version
+        self._hear(reply)
+        self._write(replica, reply)
 
     def _join_alone(self, weights: Vectors, state: State | None) -> Reply:
         """The training is over for all others: of it there is what a checkpoint of worker 0 knows, and no rows."""
@@ -163,8 +160,7 @@ class Centered(Strategy, ABC):
         own = self._counters
         own.steps, own.samples, own.epochs = own.steps + 1, own.samples + rows, own.epochs + ends_epoch
         self._rows += rows
-        self._due = self._idle or self.every.fires(own, rows, ends_epoch)
-        if self._due:
+        if self._idle or self.every.fires(own, rows, ends_epoch):
             self.meet(replica)
         return False
 
@@ -180,10 +176,7 @@ class Centered(Strategy, ABC):
         return replica.joined(self.center.pull().vectors)
 
     def meet(self, replica: Replica) -> None:
-        """Brings what has been learnt since the last meeting, and goes on with what the center says.
-
-        Nothing changes here before the reply: whoever is saved on the way meets the center again, first of all.
-        """
+        """Brings what has been learnt since the last meeting, and goes on with what the center says."""
         push = Push(self._sequence + 1, self._version, {}, self._rows, list(self._done), tally=self._tally)
         self.fill(push, _on_host(replica))
         reply = self.center.meet(push)
@@ -191,7 +184,7 @@ class Centered(Strategy, ABC):
             _add(self._given, name, *numbers)
         self._sequence, self._version = push.sequence, reply.version
         self._rows, self._done, self._tally = 0, [], {}
-        self._due = self._idle = False
+        self._idle = False
         self._hear(reply)
         self._write(replica, reply)
 
@@ -209,33 +202,9 @@ class Centered(Strategy, ABC):
         """The center's; worker 0 keeps it for all."""
         return self.center.state_dict() if self.comm.leader else {}
 
-    def own_state(self) -> State:
-        return {
-            "counters": asdict(self._counters),
-            "version": self._version,
-            "sequence": self._sequence,
-            "rows": self._rows,
-            "done": [list(run) for run in self._done],
-            "tally": dict(self._tally),
-            "given": dict(self._given),
-            "news": None if self._news is None else asdict(self._news),
-            "due": self._due,
-            "idle": self._idle,
-        }
-
     def load_state_dict(self, replica: Replica, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """Before `begin`, which then joins the center in this state."""
-        self._resumed = (dict(state) or None, None if own is None else dict(own))
-
-    def _load(self, own: Mapping[str, Any]) -> None:
-        self._counters = Counters(**own.get("counters", {}))
-        self._version, self._sequence = int(own.get("version", 0)), int(own.get("sequence", 0))
-        self._rows = int(own.get("rows", 0))
-        self._done = [(int(lease), int(start), int(stop)) for lease, start, stop in own.get("done", [])]
-        self._tally = {name: list(numbers) for name, numbers in own.get("tally", {}).items()}
-        self._given = {name: list(numbers) for name, numbers in own.get("given", {}).items()}
-        self._due, self._idle = own.get("due", False), own.get("idle", False)
-        self._news = None if own.get("news") is None else News(**own["news"])
+        """Before `begin`, which then joins the center in this state; nothing of a worker's own outlives it."""
+        self._resumed = dict(state) or None
 
     def _hear(self, reply: Reply) -> None:
         self._news = News(reply.samples, reply.epochs, reply.stop, reply.taken)

@@ -197,8 +197,10 @@ class _Workers:
             where = f"{self.name}, stopped after step {k}"
             going = replace(self.training, run=self._stopped(run, k), saves="1000 steps")
             rest = self._train(going, f"{where} and gone on", "restore")
-            left = [one.since(len(one.moments) - len(other.moments)) for one, other in zip(lives, rest, strict=True)]
-            self._same("restore", left if self.probe.centered else [life.since(k) for life in lives], rest, where)
+            if self.probe.centered:
+                self._all_learnt("restore", rest, where)
+            else:
+                self._same("restore", [life.since(k) for life in lives], rest, where)
             if self.others:
                 other = self.others[k % len(self.others)]
                 again = replace(going, workers=other, run=self._stopped(run, k))
@@ -208,7 +210,7 @@ class _Workers:
         """Another number of workers goes on from where all agreed for the last time up to step k."""
         rest = self._train(training, where, "workers")
         if self.probe.centered:
-            self._all_learnt(rest, where)
+            self._all_learnt("workers", rest, where)
             return
         self._ends_alike(rest, where)
         start = max(step for step in range(k + 1) if not step or lives[0].moments[step - 1].agrees)
@@ -219,12 +221,12 @@ class _Workers:
         parts = [life.moments[:start] for life in lives] + [life.moments for life in rest]
         self._used_up("workers", parts, where)
 
-    def _all_learnt(self, rest: list[Life], where: str) -> None:
+    def _all_learnt(self, promise: str, rest: list[Life], where: str) -> None:
         """The rows that the center had learnt from, and those since."""
         used = Counter(row for life in rest for moment in life.moments for row in moment.rows)
         rows = f"{EPOCHS * ROWS} rows, {rest[0].samples} of them before, none more than {EPOCHS} times since"
         complete = used.total() + rest[0].samples == EPOCHS * ROWS and max(used.values(), default=0) <= EPOCHS
-        self.trial.that("workers", complete, where, rows, f"row: times {dict(used)}")
+        self.trial.that(promise, complete, where, rows, f"row: times {dict(used)}")
 
     def _stopped(self, run: Path, k: int) -> Path:
         """A copy of the run as it would be if nothing had been saved after step k."""

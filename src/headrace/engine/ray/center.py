@@ -168,25 +168,18 @@ class RayCenter:
         self._requests = self._trainings = 0
         keep_freed_memory()
 
-    @property
-    def underway(self) -> bool:
-        return bool(self.status()["training"] > self._trainings)
-
     def join(
         self,
         rule: Rule,
         terms: Terms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
-        keeps: bool = False,
         said: Mapping[str, Any] | None = None,
     ) -> Reply | None:
-        keeps = keeps and self._life == 0  # what began anew has lost what it knew of its last pushes
         brought = {
             "terms": asdict(terms),
             "weights": dict(weights),
             "state": state and dict(state),
-            "keeps": keeps,
             "said": said and dict(said),
             "training": self._trainings + 1,
         }
