@@ -24,6 +24,7 @@ from kit.kill_cases import (
     Finished,
     Place,
     Watch,
+    check_end,
     ends,
     fit,
     killed,
@@ -57,7 +58,7 @@ def test_a_training_whose_workers_are_killed_ends_as_the_one_that_never_was(name
     run = tmp_path / "run"
     for place in SAMPLE[name]:
         killed(run, name, WORKERS, place)
-    assert ends(run, name, WORKERS)[0] == undisturbed(name, WORKERS)[0]
+    check_end(name, ends(run, name, WORKERS)[0], undisturbed(name, WORKERS)[0])
 
 
 @pytest.mark.takes_turns
@@ -93,7 +94,7 @@ def test_wherever_workers_are_killed_they_end_as_if_they_never_were(name: str, w
         run.parent.mkdir()
         for place in places:
             killed(run, name, WORKERS, place)
-        assert ends(run, name, WORKERS)[0] == whole, places
+        check_end(name, ends(run, name, WORKERS)[0], whole)
 
 
 # --- processes: one of them is killed, fails, stops or hangs -------------------------------------------------

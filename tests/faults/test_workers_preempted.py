@@ -26,6 +26,7 @@ from kit.kill_cases import (
     Finished,
     Place,
     Watch,
+    check_end,
     fit,
     undisturbed,
 )
@@ -225,7 +226,7 @@ def test_virtual_workers_end_together_and_go_on(name: str, where: str, tmp_path:
     with start(train_virtually, tmp_path, run, name, None, limit_s=LIMIT_S) as child:
         digests = [child.until("digest", LIMIT_S) for _ in range(3)]
         assert child.ending() == 0, child.output
-    assert Finished(digests, (run / "metrics.jsonl").read_text().splitlines()) == undisturbed(name, 3)[0]
+    check_end(name, Finished(digests, (run / "metrics.jsonl").read_text().splitlines()), undisturbed(name, 3)[0])
 
 
 def test_a_second_request_ends_virtual_workers_at_once(tmp_path: Path) -> None:

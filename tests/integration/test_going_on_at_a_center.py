@@ -86,43 +86,26 @@ def test_all_workers_go_on_with_the_rates_of_worker_0(tmp_path: Path) -> None:
         assert found[0]["epoch"] == 2
 
 
-def stopped_and_resumed(step: int | None, run: str | None, schedule: Any, strategy: Callable[[], hr.Strategy]) -> Any:
-    """The weights of two workers, of which worker 0 fails after a step, and all go on; `None`: nobody fails."""
-    network = Network(**EVEN | {"latency": "1 ms", "speeds": {1: 0.6}})
-
-    def main(stop: int | None) -> list[float]:
-        trainer = trainer_of(schedule, strategy)
-        x = torch.arange(float(ROWS))[:, None] / ROWS
-        for info in trainer.steps((x, 2 * x), epochs=2, run=run, progress=False, checkpoint_every="1 step"):
-            if here().leader and info.step == stop:
-                raise KeyError("stopped")
-        return [float(parameter.detach()) for parameter in trainer.model.parameters()]
-
-    if step is not None:
-        with pytest.raises(KeyError, match="stopped"):
-            hr.launch(main, step, workers=2, network=network)
-    return hr.launch(main, None, workers=2, network=network)
-
-
-@pytest.mark.takes_turns
 @pytest.mark.parametrize("step", sampled([1, 8, 14], keep=[8], of=2))
 def test_a_schedule_by_progress_goes_on_where_it_was(step: int, tmp_path: Path) -> None:
-    """Also of a worker that was saved while it met the center."""
-    schedule, strategy = hr.WarmupCosine(0.2), lambda: hr.Elastic("1 step")
-    found = stopped_and_resumed(step, str(tmp_path / "run"), schedule, strategy)
-    assert found == stopped_and_resumed(None, None, schedule, strategy)
+    def main(stop: int | None) -> tuple[int, list[float]]:
+        trainer, x = trainer_of(hr.WarmupCosine(0.5), lambda: hr.Elastic("1 step")), torch.arange(float(ROWS))[:, None]
+        found: list[float] = []
+        options: dict[str, Any] = {"run": str(tmp_path / "run"), "checkpoint_every": "1 step", "progress": False}
+        for info in trainer.steps((x / ROWS, 2 * x / ROWS), epochs=2, **options):
+            found.append(info.rate)
+            if here().leader and info.step == stop:
+                rates.extend(found)
+                raise KeyError("stopped")
+        return trainer.history[-1]["samples"], found
 
-
-@pytest.mark.takes_turns
-@pytest.mark.parametrize("step", sampled([1, 2], keep=[2], of=2))
-def test_rows_that_were_given_to_a_worker_and_not_read_before_the_save_are_read_after_it(
-    step: int, tmp_path: Path
-) -> None:
-    def strategy() -> hr.Strategy:
-        return hr.Elastic("1 epoch", lease=BATCH)
-
-    found = stopped_and_resumed(step, str(tmp_path / "run"), None, strategy)
-    assert found == stopped_and_resumed(None, None, None, strategy)
+    rates: list[float] = []
+    network = Network(**EVEN | {"latency": "1 ms", "speeds": {1: 0.6}})
+    with pytest.raises(KeyError, match="stopped"):
+        hr.launch(main, step, workers=2, network=network)
+    samples, after = hr.launch(main, None, workers=2, network=network)
+    assert abs(after[0] - rates[-1]) < 0.06, "a step or two of the warmup"
+    assert samples == 2 * ROWS
 
 
 def test_what_counts_rows_counts_those_of_all_workers() -> None:
@@ -229,6 +212,27 @@ def test_worker_0_that_is_lost_in_the_second_training_has_the_result_of_the_firs
         assert seen.sum() == 2 * len(fold)
     with pytest.raises(hr.WorkerError, match=r"worker 0 was started again .* Give every fit a run= of its own"):
         hr.launch(main, [None, None], workers=2, network=network)
+
+
+@pytest.mark.parametrize("step", sampled([1, 2, 5], keep=[2], of=2))
+def test_rows_that_were_given_to_a_worker_and_not_read_before_the_save_are_read_after_it(
+    step: int, tmp_path: Path
+) -> None:
+    def main(stop: int | None) -> list[float]:
+        model, strategy = Visits(), hr.Asynchronous("1 step", staleness=100, down_weight=False, lease=BATCH)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        trainer = hr.Trainer(model, hr.L1(reduce="sum"), optimizer, batch_size=BATCH, strategy=strategy)
+        rows = torch.arange(ROWS), torch.full((ROWS,), 1e6)
+        options: dict[str, Any] = {"run": str(tmp_path), "checkpoint_every": "1 step", "progress": False}
+        for info in trainer.steps(rows, epochs=2, **options):
+            if here().leader and info.step == stop:
+                raise KeyError("stopped")
+        return model.seen.tolist()
+
+    network = Network(**EVEN | {"latency": "1 ms", "speeds": {1: 0.6}})
+    with pytest.raises(KeyError, match="stopped"):
+        hr.launch(main, step, workers=2, network=network)
+    assert hr.launch(main, None, workers=2, network=network) == [2.0] * ROWS
 
 
 def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_with(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 It is the training of `trainees`, each of whose parts has state, with a strategy.
 """
 
+import json
 import os
 import signal
 import tempfile
@@ -164,6 +165,15 @@ class Finished(NamedTuple):
 
     digests: list[str]
     rows: list[str]
+
+
+def check_end(name: str, found: Finished, expected: Finished) -> None:
+    """Raises unless two trainings came to the same end; at a center each row was used as often, and nothing more."""
+    if name not in CENTERED:
+        assert found == expected
+        return
+    last, other = (json.loads(each.rows[-1]) for each in (found, expected))
+    assert [last[count] for count in ("epoch", "samples")] == [other[count] for count in ("epoch", "samples")]
 
 
 # --- virtual workers, in a process of its own ---------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import headrace as hr
 from headrace import Asynchronous, ConfigError, Elastic, Strategy
-from headrace.comm.center import Push, Reply, Terms
+from headrace.comm.center import Push, Terms
 from headrace.comm.held import Held, HeldCenter
 from headrace.strategy.asynchronous import Descent
 from headrace.strategy.centered import Centered
@@ -278,110 +278,6 @@ STRATEGIES: list[Callable[[], Centered]] = [
     lambda: Elastic("2 steps"),
     lambda: Elastic("10 samples", alpha=0.5, take_center=True),
 ]
-LAST = 36
-
-
-def resumed(strategy: Callable[[], Centered], states: list[dict[str, Any]], shared: Any) -> tuple[Held, list[Trainee]]:
-    """New workers, at a new center, where these states say; worker 0's word for the center is everybody's."""
-    model, table = regression()
-    held, count = Held(), len(states)
-    return held, [
-        Trainee(held, index, count, strategy(), model, table, epochs=2, resume={**state, "shared": shared})
-        for index, state in enumerate(states)
-    ]
-
-
-def goes_on(
-    strategy: Callable[[], Centered],
-    states: list[dict[str, Any]],
-    stop: int,
-    whole: list[Trainee],
-    held: Held,
-    first: list[Trainee],
-) -> None:
-    """New workers take over at a turn, and what they become are those that never stopped."""
-    torch.manual_seed(stop)
-    again, second = resumed(strategy, states, states[0]["shared"])
-    turns(second, stop, LAST)
-    assert [bits(t.weights) for t in second] == [bits(t.weights) for t in whole], stop
-    assert bits(again.weights) == bits(held.weights), stop
-    assert [a.rows + b.rows for a, b in zip(first, second, strict=True)] == [t.rows for t in whole]
-    assert again.status(0.0)["staleness"] == held.status(0.0)["staleness"]
-    assert again.counts.tally == held.counts.tally
-
-
-@pytest.mark.takes_turns
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_saved_after_any_turn_the_same_workers_go_on_to_the_bit(strategy: Callable[[], Centered]) -> None:
-    held = Held()
-    whole = workers(strategy, 3, held, epochs=2)
-    turns(whole, 0, LAST)
-    watched = Held()
-    first = workers(strategy, 3, watched, epochs=2)
-    chosen = sampled(range(24), keep=[13], of=8)
-    for stop in range(24):
-        states = [trainee.save() for trainee in first]
-        if stop in chosen:
-            goes_on(strategy, states, stop, whole, held, first)
-        turns(first, stop, stop + 1)
-    turns(first, 24, LAST)
-    assert bits(watched.weights) == bits(held.weights), "and saving has changed nothing"
-
-
-@pytest.mark.takes_turns
-@pytest.mark.parametrize("part", ["sequence", "done", "version", "base", "counters", "rows"])
-def test_every_part_of_a_workers_own_state_is_needed(part: str) -> None:
-    """The control: without it the run is another one, or its rows do not add up."""
-    strategy = STRATEGIES[1]
-    held = Held()
-    whole = workers(strategy, 3, held, epochs=2)
-    turns(whole, 0, LAST)
-    first = workers(strategy, 3, Held(), epochs=2)
-    turns(first, 0, 13)
-    states = [trainee.save() for trainee in first]
-    fresh = Asynchronous("3 steps").own_state() | {"base": first[0].weights}
-    for state in states:
-        state["own"][part] = fresh[part]
-    again, second = resumed(strategy, states, states[0]["shared"])
-    turns(second, 13, LAST)
-    differs = bits(again.weights) != bits(held.weights)
-    assert differs or again.status(0.0)["workers"] != held.status(0.0)["workers"]
-
-
-class SavedError(Exception):
-    """The process ends here."""
-
-
-@pytest.mark.takes_turns
-def test_a_worker_that_is_saved_on_its_way_to_the_center_meets_it_first_of_all() -> None:
-    """Its update is made and the meeting is not: what it brings is brought when it goes on."""
-    strategy = STRATEGIES[1]
-    held = Held()
-    whole = workers(strategy, 2, held, epochs=2)
-    turns(whole, 0, LAST)
-    meetings = 0
-    for stop in range(1, 24):
-        first = workers(strategy, 2, Held(), epochs=2)
-        turns(first, 0, stop - 1)
-        last, other = first[(stop - 1) % 2], first[stop % 2]
-        saved: list[dict[str, Any]] = []
-
-        def meet(push: Push, last: Trainee = last, saved: list[dict[str, Any]] = saved) -> Reply:
-            saved.append(last.save())
-            raise SavedError
-
-        last.strategy.comm.center.meet = meet  # type: ignore[method-assign]
-        try:
-            turns(first, stop - 1, stop)
-        except SavedError:
-            meetings += 1
-            assert saved[0]["own"]["due"]
-            states = [saved[0], other.save()]
-            again, second = resumed(strategy, states if last is first[0] else states[::-1], saved[0]["shared"])
-            turns(second, stop, LAST)
-            assert [bits(t.weights) for t in second] == [bits(t.weights) for t in whole], stop
-            assert bits(again.weights) == bits(held.weights), stop
-    assert meetings >= 6
 
 
 @pytest.mark.parametrize("strategy", [STRATEGIES[1], STRATEGIES[3]])

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from kit.center_workers import Marks, NothingToReadError, pause
-from kit.toy_workers import through_codec
 
 import headrace as hr
 from headrace.batch import Batch
@@ -180,40 +179,6 @@ def test_a_macrobatch_is_of_one_lease_and_staging_changes_no_batch() -> None:
 
 LENGTHS = [0, 0, 2, 0, 0, 1, 0, 0, 0, 0] * 3
 WORDS = hr.ArrayTable({"words": hr.Ragged.of([torch.arange(n) for n in LENGTHS]), "row": torch.arange(30)})
-
-
-@pytest.mark.takes_turns
-@pytest.mark.parametrize("macrobatch", [1, 6, 60])
-@pytest.mark.parametrize("count", ["rows", "words"])
-def test_from_any_cursor_the_same_worker_goes_on_in_its_lease(macrobatch: int, count: str) -> None:
-    """Also from within a macrobatch at whose end, reached thanks to empty sequences, the next lease is known."""
-
-    def begin() -> Worker:
-        return Worker(Held(), 0, lease=10, reader=hr.Reader(WORDS, seed=6, count=count))
-
-    def said(batch: Batch) -> tuple[Any, ...]:
-        return used(batch)[1:], batch["row"].tolist(), batch.ends_epoch
-
-    worker = begin()
-    held = worker.center.held
-    batches, states = [], [(worker.source.state_dict(), held.state_dict())]
-    while (found := worker.source.next_macrobatch(3, macrobatch)) is not None:
-        for batch in found.batches():
-            batches.append(batch)
-            states.append((batch.cursor, held.state_dict()))
-            worker.push(batch)
-    known = [len(cursor["leases"]) for cursor, _ in states if cursor is not None]
-    assert max(known) == (2 if count == "words" and macrobatch > 1 else 1)
-    for at, (cursor, center) in enumerate(states):
-        resumed = begin()
-        resumed.center.held.load_state_dict(through_codec(center), leases=True)
-        resumed.center.held.rule = Marks()
-        resumed.source.load_state_dict(through_codec(cursor))
-        if at:
-            resumed.sequence = at - 1
-            resumed.push(batches[at - 1])
-        assert [said(batch) for batch in resumed.batches(3)] == [said(batch) for batch in batches[at:]]
-        assert resumed.center.held.status(0.0)["samples"] == 60
 
 
 def test_a_feed_that_is_left_goes_on_after_the_batch_that_was_given_last() -> None:

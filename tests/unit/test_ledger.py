@@ -130,17 +130,6 @@ def test_silent_workers_lose_their_leases_and_others_do_not() -> None:
     assert given(ledger, 2).start == 0
 
 
-def test_leases_of_a_state_run_out_from_when_it_was_first_looked_at() -> None:
-    ledger = Ledger(Terms(rows=100, lease=10))
-    ledger.hear(0, 99.0)
-    given(ledger, 0)
-    state = ledger.state_dict()
-    ledger = Ledger(Terms(rows=100, lease=10))
-    ledger.load_state_dict(state, leases=True)
-    assert ledger.expire(500.0, TIMEOUT_S) == [], "another clock"
-    assert ledger.expire(511.0, TIMEOUT_S) == [0]
-
-
 def test_only_whole_epochs_count() -> None:
     ledger = Ledger(Terms(rows=10, lease=10))
     leases = [given(ledger, 0) for _ in range(4)]
@@ -156,7 +145,7 @@ def test_the_state_is_a_few_integers_however_much_was_used() -> None:
     for _ in range(2000):
         lease = given(ledger, 0)
         assert ledger.use(0, [(lease.id, lease.start, lease.stop)])
-    assert ledger.state_dict() == {"used": [[0, 20000]], "leases": [], "next": 2000}
+    assert ledger.state_dict() == {"used": [[0, 20000]], "next": 2000}
 
 
 def test_positions_are_a_set() -> None:
@@ -255,22 +244,19 @@ class Interleaved(RuleBasedStateMachine):
         self.saved = (state, list(self.committed), dict(self.leases))
 
     @precondition(lambda self: self.saved)
-    @rule(leases=st.booleans())
-    def loads(self, leases: bool) -> None:
+    @rule()
+    def loads(self) -> None:
         assert self.saved is not None
         state, self.committed, held = self.saved[0], list(self.saved[1]), dict(self.saved[2])
         before, self.ledger = self.ledger, Ledger(self.terms, before_id(self.ledger))
-        self.ledger.load_state_dict(state, leases)
+        self.ledger.load_state_dict(state)
         assert before is not self.ledger
         for lease in list(self.leases):
             if lease not in held:
                 self.drop(lease)
         self.leases = held
         self.lost = [lost for lost in self.lost if lost[1] not in held]
-        for worker, _ in held.values():
-            self.ledger.hear(worker, self.now)
-            self.heard[worker] = self.now
-        for lease in [] if leases else list(held):
+        for lease in list(held):
             self.drop(lease)
 
     @invariant()
