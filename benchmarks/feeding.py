@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 
 import headrace as hr
-from headrace.data.torch.lend import as_dataset
-from headrace.data.torch.loaders import LoaderSource
-from headrace.field import Ragged
+from headrace.adapters.lend import as_dataset
+from headrace.adapters.loaders import LoaderSource
+from headrace.data.ragged import Ragged
 
 BATCH, ITEMS = 128, 4096
 FEATURES, CLASSES, WORDS = 32, 10, 10_000

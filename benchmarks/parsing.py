@@ -21,8 +21,8 @@ from overhead import Verdict
 from timing import Sample, ratio
 
 import headrace as hr
-from headrace.data.ctf import open_ctf
-from headrace.field import Ragged
+from headrace.data.ragged import Ragged
+from headrace.formats.ctf.table import open_ctf
 
 VOCABULARY, FEATURES, CLASSES = 10_000, 50, 5
 ROWS = 65_536  # that are read together

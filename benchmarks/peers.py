@@ -250,7 +250,7 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("raw", raw),
-        Peer("headrace", headrace, ("headrace.trainer",)),
+        Peer("headrace", headrace, ("headrace.train.trainer",)),
         Peer("raw-again", raw),
         Peer("raw-fused", raw_fused, works="b"),
         Peer("raw-loader", raw_loader),

@@ -31,8 +31,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 import headrace as hr
-from headrace.data.files import open_table
 from headrace.data.views import Wrapper
+from headrace.formats.table import open_table
 
 WIDTH, BLOCK = 256, 16_384  # numbers of a row, and rows that lie together
 ROW_BYTES = 4 * WIDTH

@@ -29,7 +29,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import headrace as hr
-from headrace.callback import Answers
+from headrace.watch.answers import Answers
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reporting.json"
@@ -92,7 +92,7 @@ def row(epoch: int, draw: np.random.Generator) -> dict[str, Any]:
 
 def measure_processes(run: Path, repeats: int, report: Report) -> None:
     """Whole processes, in an order drawn anew for every repeat."""
-    write = f"from headrace.report import write; write({str(run)!r}"
+    write = f"from headrace.watch.report import write; write({str(run)!r}"
     parse = f"import json; [json.loads(line) for line in open({str(run / 'metrics.jsonl')!r})]"
     commands = {
         START: ["-c", "pass"],

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import headrace as hr
-from headrace.checkpoint import Contents, Keep, Store
+from headrace.store.checkpoints import Keep, Store
+from headrace.store.contents import Contents
 
 CLASSES, FEATURES, BATCH = 10, 16, 128
 Seen = np.ndarray | None

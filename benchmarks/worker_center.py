@@ -15,8 +15,8 @@ import torch
 from timing import Sample, silence
 
 import headrace as hr
-from headrace.comm import here
-from headrace.comm.center import Push, Terms
+from headrace.workers.center import Push, Terms
+from headrace.workers.here import here
 
 BYTES = 4 << 20
 CALLS, WARM_UP = 30, 5

@@ -15,34 +15,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "batch": ["Batch", "Stream"],
-    "callback": [
-        "BestModel",
-        "CSV",
-        "Callback",
-        "EMA",
-        "EarlyStopping",
-        "Freeze",
-        "Lambda",
-        "LearningRateMonitor",
-        "LogFile",
-        "MLflow",
-        "Profile",
-        "Progress",
-        "SWA",
-        "TensorBoard",
-        "Timer",
-        "WandB",
-    ],
+    "adapters.compose": ["concat", "filter", "map", "mix", "skip", "split", "take", "zip"],
+    "adapters.lend": ["as_dataset"],
+    "adapters.loaders": ["LoaderSource"],
+    "adapters.wrap": ["from_dataset"],
+    "app.recipe": ["Recipe"],
     "data.arrays": ["ArrayTable"],
-    "data.compose": ["concat", "filter", "map", "mix", "skip", "split", "take", "zip"],
-    "data.ctf": ["open_ctf", "write_ctf"],
+    "data.batch": ["Batch", "Stream"],
     "data.draws": ["Draws"],
-    "data.files": ["open_table", "write_table"],
+    "data.feed": ["Feed"],
+    "data.order": ["Order"],
+    "data.ragged": ["Ragged"],
     "data.reader": ["Reader"],
     "data.source": ["Cursor", "Shard", "Source", "Table"],
-    "data.torch": ["LoaderSource", "as_dataset", "from_dataset"],
-    "engine": ["Network", "launch"],
+    "data.sparse": ["Sparse"],
     "errors": [
         "CheckpointError",
         "ConfigError",
@@ -56,68 +42,77 @@ _HOMES = {
         "SourceError",
         "WorkerError",
     ],
-    "feed": ["Feed"],
-    "field": ["Ragged", "Sparse"],
-    "history": ["History"],
-    "info": ["Info"],
+    "formats.ctf.table": ["open_ctf"],
+    "formats.ctf.write": ["write_ctf"],
+    "formats.table": ["open_table"],
+    "formats.write": ["write_table"],
+    "launch.launch": ["launch"],
+    "launch.network": ["Network"],
     "length": ["Length"],
-    "loss": ["BinaryCrossEntropy", "CrossEntropy", "Focal", "Huber", "L1", "L2Prior", "Loss", "MSE", "RowMean", "Term"],
-    "objective": ["Objective", "Terms"],
-    "order": ["Order"],
-    "outcome": ["Outcome"],
-    "recipe": ["Recipe"],
-    "schedule": ["OneCycle", "Schedule", "WarmupCosine", "WarmupLinear"],
-    "strategy": ["Asynchronous", "BlockMomentum", "DiLoCo", "Elastic", "Periodic", "Strategy", "Synchronous"],
-    "trainer": ["Trainer"],
-    "weights": ["load_weights"],
+    "loss.base": ["Loss", "Term"],
+    "loss.classes": ["CrossEntropy", "Focal"],
+    "loss.elements": ["BinaryCrossEntropy", "Huber", "L1", "MSE"],
+    "loss.objective": ["Objective", "Terms"],
+    "loss.outcome": ["Outcome"],
+    "loss.prior": ["L2Prior"],
+    "loss.translate": ["RowMean"],
+    "step.weights": ["load_weights"],
+    "train.schedule": ["OneCycle", "Schedule", "WarmupCosine", "WarmupLinear"],
+    "train.trainer": ["Trainer"],
+    "watch.average": ["EMA", "SWA"],
+    "watch.best": ["BestModel", "EarlyStopping"],
+    "watch.callback": ["Callback"],
+    "watch.csv": ["CSV"],
+    "watch.freeze": ["Freeze"],
+    "watch.history": ["History"],
+    "watch.hooks": ["Lambda"],
+    "watch.info": ["Info"],
+    "watch.logfile": ["LogFile"],
+    "watch.mlflow": ["MLflow"],
+    "watch.profile": ["Profile"],
+    "watch.progress": ["Progress"],
+    "watch.rates": ["LearningRateMonitor"],
+    "watch.tensorboard": ["TensorBoard"],
+    "watch.timer": ["Timer"],
+    "watch.wandb": ["WandB"],
+    "workers.asynchronous": ["Asynchronous"],
+    "workers.block_momentum": ["BlockMomentum"],
+    "workers.diloco": ["DiLoCo"],
+    "workers.elastic": ["Elastic"],
+    "workers.periodic": ["Periodic"],
+    "workers.strategy": ["Strategy"],
+    "workers.synchronous": ["Synchronous"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME_OF)
 
 if TYPE_CHECKING:
-    from .batch import Batch as Batch
-    from .batch import Stream as Stream
-    from .callback import CSV as CSV
-    from .callback import EMA as EMA
-    from .callback import SWA as SWA
-    from .callback import BestModel as BestModel
-    from .callback import Callback as Callback
-    from .callback import EarlyStopping as EarlyStopping
-    from .callback import Freeze as Freeze
-    from .callback import Lambda as Lambda
-    from .callback import LearningRateMonitor as LearningRateMonitor
-    from .callback import LogFile as LogFile
-    from .callback import MLflow as MLflow
-    from .callback import Profile as Profile
-    from .callback import Progress as Progress
-    from .callback import TensorBoard as TensorBoard
-    from .callback import Timer as Timer
-    from .callback import WandB as WandB
+    from .adapters.compose import concat as concat
+    from .adapters.compose import filter as filter
+    from .adapters.compose import map as map
+    from .adapters.compose import mix as mix
+    from .adapters.compose import skip as skip
+    from .adapters.compose import split as split
+    from .adapters.compose import take as take
+    from .adapters.compose import zip as zip
+    from .adapters.lend import as_dataset as as_dataset
+    from .adapters.loaders import LoaderSource as LoaderSource
+    from .adapters.wrap import from_dataset as from_dataset
+    from .app.recipe import Recipe as Recipe
     from .data.arrays import ArrayTable as ArrayTable
-    from .data.compose import concat as concat
-    from .data.compose import filter as filter
-    from .data.compose import map as map
-    from .data.compose import mix as mix
-    from .data.compose import skip as skip
-    from .data.compose import split as split
-    from .data.compose import take as take
-    from .data.compose import zip as zip
-    from .data.ctf import open_ctf as open_ctf
-    from .data.ctf import write_ctf as write_ctf
+    from .data.batch import Batch as Batch
+    from .data.batch import Stream as Stream
     from .data.draws import Draws as Draws
-    from .data.files import open_table as open_table
-    from .data.files import write_table as write_table
+    from .data.feed import Feed as Feed
+    from .data.order import Order as Order
+    from .data.ragged import Ragged as Ragged
     from .data.reader import Reader as Reader
     from .data.source import Cursor as Cursor
     from .data.source import Shard as Shard
     from .data.source import Source as Source
     from .data.source import Table as Table
-    from .data.torch import LoaderSource as LoaderSource
-    from .data.torch import as_dataset as as_dataset
-    from .data.torch import from_dataset as from_dataset
-    from .engine import Network as Network
-    from .engine import launch as launch
+    from .data.sparse import Sparse as Sparse
     from .errors import CheckpointError as CheckpointError
     from .errors import ConfigError as ConfigError
     from .errors import CorruptError as CorruptError
@@ -129,40 +124,57 @@ if TYPE_CHECKING:
     from .errors import RunError as RunError
     from .errors import SourceError as SourceError
     from .errors import WorkerError as WorkerError
-    from .feed import Feed as Feed
-    from .field import Ragged as Ragged
-    from .field import Sparse as Sparse
-    from .history import History as History
-    from .info import Info as Info
+    from .formats.ctf.table import open_ctf as open_ctf
+    from .formats.ctf.write import write_ctf as write_ctf
+    from .formats.table import open_table as open_table
+    from .formats.write import write_table as write_table
+    from .launch.launch import launch as launch
+    from .launch.network import Network as Network
     from .length import Length as Length
-    from .loss import L1 as L1
-    from .loss import MSE as MSE
-    from .loss import BinaryCrossEntropy as BinaryCrossEntropy
-    from .loss import CrossEntropy as CrossEntropy
-    from .loss import Focal as Focal
-    from .loss import Huber as Huber
-    from .loss import L2Prior as L2Prior
-    from .loss import Loss as Loss
-    from .loss import RowMean as RowMean
-    from .loss import Term as Term
-    from .objective import Objective as Objective
-    from .objective import Terms as Terms
-    from .order import Order as Order
-    from .outcome import Outcome as Outcome
-    from .recipe import Recipe as Recipe
-    from .schedule import OneCycle as OneCycle
-    from .schedule import Schedule as Schedule
-    from .schedule import WarmupCosine as WarmupCosine
-    from .schedule import WarmupLinear as WarmupLinear
-    from .strategy import Asynchronous as Asynchronous
-    from .strategy import BlockMomentum as BlockMomentum
-    from .strategy import DiLoCo as DiLoCo
-    from .strategy import Elastic as Elastic
-    from .strategy import Periodic as Periodic
-    from .strategy import Strategy as Strategy
-    from .strategy import Synchronous as Synchronous
-    from .trainer import Trainer as Trainer
-    from .weights import load_weights as load_weights
+    from .loss.base import Loss as Loss
+    from .loss.base import Term as Term
+    from .loss.classes import CrossEntropy as CrossEntropy
+    from .loss.classes import Focal as Focal
+    from .loss.elements import L1 as L1
+    from .loss.elements import MSE as MSE
+    from .loss.elements import BinaryCrossEntropy as BinaryCrossEntropy
+    from .loss.elements import Huber as Huber
+    from .loss.objective import Objective as Objective
+    from .loss.objective import Terms as Terms
+    from .loss.outcome import Outcome as Outcome
+    from .loss.prior import L2Prior as L2Prior
+    from .loss.translate import RowMean as RowMean
+    from .step.weights import load_weights as load_weights
+    from .train.schedule import OneCycle as OneCycle
+    from .train.schedule import Schedule as Schedule
+    from .train.schedule import WarmupCosine as WarmupCosine
+    from .train.schedule import WarmupLinear as WarmupLinear
+    from .train.trainer import Trainer as Trainer
+    from .watch.average import EMA as EMA
+    from .watch.average import SWA as SWA
+    from .watch.best import BestModel as BestModel
+    from .watch.best import EarlyStopping as EarlyStopping
+    from .watch.callback import Callback as Callback
+    from .watch.csv import CSV as CSV
+    from .watch.freeze import Freeze as Freeze
+    from .watch.history import History as History
+    from .watch.hooks import Lambda as Lambda
+    from .watch.info import Info as Info
+    from .watch.logfile import LogFile as LogFile
+    from .watch.mlflow import MLflow as MLflow
+    from .watch.profile import Profile as Profile
+    from .watch.progress import Progress as Progress
+    from .watch.rates import LearningRateMonitor as LearningRateMonitor
+    from .watch.tensorboard import TensorBoard as TensorBoard
+    from .watch.timer import Timer as Timer
+    from .watch.wandb import WandB as WandB
+    from .workers.asynchronous import Asynchronous as Asynchronous
+    from .workers.block_momentum import BlockMomentum as BlockMomentum
+    from .workers.diloco import DiLoCo as DiLoCo
+    from .workers.elastic import Elastic as Elastic
+    from .workers.periodic import Periodic as Periodic
+    from .workers.strategy import Strategy as Strategy
+    from .workers.synchronous import Synchronous as Synchronous
 
 
 def __getattr__(name: str) -> Any:

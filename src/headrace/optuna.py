@@ -14,12 +14,12 @@ except ModuleNotFoundError as missing:
         'headrace.optuna needs Optuna, which is not installed: pip install "headrace[optuna]"', name=missing.name
     ) from missing
 
-from .callback import Callback
 from .errors import ConfigError
-from .history.monitor import check_mode, number_of, warn_if_it_never_came, watched
+from .watch.callback import Callback
+from .watch.monitor import check_mode, number_of, warn_if_it_never_came, watched
 
 if TYPE_CHECKING:
-    from .info import Info
+    from .watch.info import Info
 
 
 class Pruning(Callback):

@@ -15,8 +15,11 @@ from kit.sampled import sampled
 
 import headrace as hr
 from headrace.data.arrow import record_batch_of, schema_of
-from headrace.data.files import open_table, write_table
-from headrace.field import Ragged, Sparse, tensors_of
+from headrace.data.fields import tensors_of
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
+from headrace.formats.table import open_table
+from headrace.formats.write import write_table
 
 LIMIT_S = 1.0  # of computing, whatever else the machine does
 ROWS = 40

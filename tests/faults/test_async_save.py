@@ -18,9 +18,10 @@ from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace import disk, keeper
-from headrace.checkpoint import Contents, Store
-from headrace.checkpoint.contents import MODEL, TRAINER
+from headrace.store import disk
+from headrace.store.checkpoints import Store
+from headrace.store.contents import MODEL, TRAINER, Contents
+from headrace.train import checkpointer as keeper
 
 EVERY = 10  # steps from save to save
 WITHIN_S = 10.0

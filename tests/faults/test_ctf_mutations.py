@@ -14,9 +14,10 @@ from kit.ctf_files import NAMES, STREAMS, plain, spoilt, valid
 from kit.ctf_reference import Outcome, reference
 from kit.sampled import sampled
 
-from headrace.data.ctf import build, open_ctf, pieces
-from headrace.data.ctf.explain import Problem
 from headrace.errors import HeadraceError
+from headrace.formats.ctf import build, pieces
+from headrace.formats.ctf.explain import Problem
+from headrace.formats.ctf.table import open_ctf
 
 LIMIT_S = 1.0
 WHERE = re.compile(r"line (\d+) \(byte (\d+)\): ")
@@ -86,8 +87,8 @@ def survey(seeds: Iterable[int], tmp_path: Path, monkeypatch: Any) -> Counter[st
 @pytest.fixture(autouse=True)
 def no_disk(monkeypatch: Any) -> None:
     """Nothing is waited for until it is on the disk: there are thousands of files."""
-    monkeypatch.setattr("headrace.disk._sync", lambda *_: None)
-    monkeypatch.setattr("headrace.disk._sync_dir", lambda *_: None)
+    monkeypatch.setattr("headrace.store.disk._sync", lambda *_: None)
+    monkeypatch.setattr("headrace.store.disk._sync_dir", lambda *_: None)
 
 
 @pytest.mark.takes_turns

@@ -20,7 +20,7 @@ from kit.sampled import sampled
 from torch import Tensor
 
 import headrace as hr
-from headrace import feed
+from headrace.data import feed
 from headrace.data.reader import Reader
 
 WITHIN_S = 10.0

@@ -15,8 +15,8 @@ import torch
 from kit.fault_harness import RUN, contents_of, difference, goes_on, hashes, rewrite, scratch, sound
 from kit.sampled import sampled
 
-from headrace.checkpoint import Keep, Store
 from headrace.errors import CheckpointError, CorruptError
+from headrace.store.checkpoints import Keep, Store
 
 GOOD, BAD = 1, 2
 FILES = ["COMMIT", "manifest.json", "model.safetensors", "rank-00000.json", "rank-00000.safetensors", "trainer.json"]

@@ -26,8 +26,9 @@ from kit.fault_harness import (
 )
 from kit.sampled import sampled
 
-from headrace.checkpoint import Contents, Keep, Store
 from headrace.errors import CheckpointError, RunError
+from headrace.store.checkpoints import Keep, Store
+from headrace.store.contents import Contents
 
 OLD, NEW, NEXT = 1, 2, 3
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from kit.fault_harness import RUN, contents_of, difference, hashes, in_child, recommit, scratch, sound
 
-from headrace.checkpoint import Keep, Store
 from headrace.errors import CheckpointError, CorruptError, HeadraceError
+from headrace.store.checkpoints import Keep, Store
 
 GOOD, BAD = 1, 2
 LIMIT_S = 10.0

@@ -95,7 +95,7 @@ def document(run: Path, name: str) -> Any:
 
 
 def command(*arguments: str) -> None:
-    from headrace.cli import main
+    from headrace.app.cli import main
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):

@@ -25,7 +25,7 @@ from kit.fault_harness import (
 )
 from kit.sampled import sampled
 
-from headrace.checkpoint import Keep, Store
+from headrace.store.checkpoints import Keep, Store
 
 NEW, NEXT = 4, 5
 SAVES = {  # what is there before, what is kept, and the steps that are there in between, one after the other

@@ -21,7 +21,7 @@ from kit.sampled import sampled
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import headrace as hr
-from headrace.data.torch.loaders import LoaderSource
+from headrace.adapters.loaders import LoaderSource
 
 ROWS, SIZE, UPDATES, EPOCHS = 38, 2, 19, 2
 STATUS = 77

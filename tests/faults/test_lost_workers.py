@@ -18,8 +18,8 @@ from kit.torch_workers import be_worker, free_port, hangs, is_killed, is_stopped
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.comm import here
 from headrace.errors import WorkerError
+from headrace.workers.here import here
 
 TIMEOUT_S = 4.0
 SOON_S = 5.0

@@ -20,7 +20,7 @@ from kit.sampled import sampled
 from torch import nn
 
 import headrace as hr
-from headrace import disk
+from headrace.store import disk
 
 STEPS, STOPPED, SAVED = 12, 10, 8  # of the training; when it was killed; the last checkpoint before that
 X = torch.sin(torch.arange(72.0)).reshape(24, 3)

@@ -14,9 +14,10 @@ import torch
 from kit.fault_harness import RUN, recommit, scratch
 from kit.sampled import sampled
 
-from headrace.checkpoint import Contents, Store
-from headrace.codec import decode, encode
 from headrace.errors import HeadraceError
+from headrace.store.checkpoints import Store
+from headrace.store.codec import decode, encode
+from headrace.store.contents import Contents
 
 STEP, LIMIT_S = 1, 1.0
 SEEDS = sampled(range(2000), of=10)
@@ -199,7 +200,7 @@ def agreed(told: bytes, header: bytes) -> bytes:
 
 def test_the_surveys_notice_an_error_that_is_not_ours(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: the same survey, of a reader that believes what it reads."""
-    monkeypatch.setattr("headrace.checkpoint.manifest._manifest", lambda found, path: found["files"])
+    monkeypatch.setattr("headrace.store.manifest._manifest", lambda found, path: found["files"])
     data = (store.at(STEP) / "manifest.json").read_bytes()
     outcomes = survey(store, lambda random: recommit(store.at(STEP), manifest=mutated(data, random)))
     with pytest.raises(AssertionError):

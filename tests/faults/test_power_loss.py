@@ -9,9 +9,9 @@ import pytest
 from kit.crash_model import Recorder, Story, Tree, build
 from kit.fault_harness import RUN, Died, Trace, contents_of, difference, goes_on, performing, scratch, sound
 
-from headrace import disk
-from headrace.checkpoint import Keep, Store
 from headrace.errors import HeadraceError
+from headrace.store import disk
+from headrace.store.checkpoints import Keep, Store
 
 SAVES = {"all": (Keep(None), [1, 2]), "one": (Keep(1), [1, 2, 3]), "two": (Keep(2), [1, 2, 3, 4])}
 PLACE = Path("run", "checkpoints")

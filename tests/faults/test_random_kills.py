@@ -13,8 +13,8 @@ from kit.forked import start, tell
 from kit.sampled import sampled
 
 import headrace as hr
-from headrace import rng
-from headrace.cli import main
+from headrace.app.cli import main
+from headrace.store import rng
 
 KILLS = 4  # of a training, if it does not come to its end before
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from kit.fault_harness import RUN, Died, Trace, contents_of, difference, goes_on, hashes, performing, sound
 
-from headrace.checkpoint import Keep, Store
 from headrace.errors import ConfigError
+from headrace.store.checkpoints import Keep, Store
 
 
 def saved(path: Path, keep: Keep, steps: int, best: tuple[int, ...] = ()) -> Store:

@@ -14,7 +14,7 @@ from kit import trainees
 from kit.forked import hear, start, tell
 
 import headrace as hr
-from headrace.run import LOCK, METRICS
+from headrace.store.run import LOCK, METRICS
 
 AT_ONCE_S = 5.0  # of a start that takes a fraction of that; nobody waits for a lock
 

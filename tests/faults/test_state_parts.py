@@ -13,8 +13,8 @@ from kit.resume_harness import Record, Stop, differences, in_process, uninterrup
 from kit.sampled import sampled
 from torch import Tensor
 
-from headrace.checkpoint import Store
-from headrace.keeper import decode
+from headrace.store.checkpoints import Store
+from headrace.train.checkpointer import decode
 
 State = dict[str, Any]
 Change = Callable[[State], None]

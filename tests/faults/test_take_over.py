@@ -30,9 +30,9 @@ from kit.fault_harness import (
 )
 from kit.sampled import sampled
 
-from headrace import disk
-from headrace.checkpoint import Keep, Store
 from headrace.errors import CheckpointError, RunError
+from headrace.store import disk
+from headrace.store.checkpoints import Keep, Store
 
 FIRST, STEP, NEXT = 1, 2, 3
 

@@ -18,12 +18,12 @@ from kit.forked import start, tell
 from kit.sampled import EVERY
 
 import headrace as hr
-from headrace import disk
-from headrace.callback.csv import CSV
-from headrace.callback.logfile import LogFile
-from headrace.callback.mlflow import MLflow
-from headrace.callback.tensorboard import TensorBoard
-from headrace.callback.wandb import WandB, _records
+from headrace.store import disk
+from headrace.watch.csv import CSV
+from headrace.watch.logfile import LogFile
+from headrace.watch.mlflow import MLflow
+from headrace.watch.tensorboard import TensorBoard
+from headrace.watch.wandb import WandB, _records
 
 FILES = ("log.txt", "metrics.csv", ".metrics.csv.new", "tb")
 NEVER = -1

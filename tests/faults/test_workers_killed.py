@@ -34,8 +34,8 @@ from kit.sampled import sampled
 from kit.torch_workers import fork_workers, is_killed, is_stopped, over_gloo
 
 import headrace as hr
-from headrace.comm import here
 from headrace.errors import WorkerError
+from headrace.workers.here import here
 
 # --- virtual workers: the process of all of them is killed ----------------------------------------------------
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.comm import here
 from headrace.errors import WorkerError
+from headrace.workers.here import here
 
 WORKERS, ROWS = 3, 60
 BATCH, SHARE = 12, 4  # of all workers, of one

@@ -34,8 +34,8 @@ from kit.sampled import sampled
 from kit.torch_workers import be_worker, free_port
 
 import headrace as hr
-from headrace.comm import here
-from headrace.preempt import Preemption
+from headrace.train.signals import Preemption
+from headrace.workers.here import here
 
 PREEMPTED, WITHIN_S = trainees.PREEMPTED, trainees.WITHIN_S
 TIMEOUT_S = 20.0  # that workers wait for each other

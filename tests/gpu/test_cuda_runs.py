@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import headrace as hr
-from headrace.snapshot import Copier
+from headrace.store.snapshot import Copier
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace import Ragged
-from headrace.data import compose
+from headrace.adapters import compose
+from headrace.data.sizes import Sizes
 from headrace.length import Counters
-from headrace.sizes import Sizes
 
 ROWS = 50
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))

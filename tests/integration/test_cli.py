@@ -20,7 +20,7 @@ from kit.forked import start
 from torch import Tensor
 
 import headrace as hr
-from headrace.cli import main
+from headrace.app.cli import main
 
 RECIPE = """
 import torch

@@ -20,8 +20,8 @@ from kit.forked import start, take_over, tell
 from kit.sampled import sampled
 
 import headrace as hr
-from headrace.recipe import load_recipe
-from headrace.weights import saved_weights
+from headrace.app.recipe import load_recipe
+from headrace.step.weights import saved_weights
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_the_help_of_everything_comes_at_once() -> None:
     """And the program is one: `python -m headrace`, in a new interpreter."""
     code = (
         "import runpy, sys\n"
-        "late = {'torch', 'matplotlib', 'ray', 'headrace.rehearse', 'headrace.engine', 'torchmetrics'}\n"
+        "late = {'torch', 'matplotlib', 'ray', 'headrace.app.rehearse', 'headrace.engine', 'torchmetrics'}\n"
         "for words in ([], ['--help'], ['predict', '--help'], ['runs', '--help'], ['--version']):\n"
         "    sys.argv[1:] = words\n"
         "    try: runpy.run_module('headrace', run_name='__main__')\n"

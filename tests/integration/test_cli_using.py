@@ -21,7 +21,7 @@ import torch
 from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, process
 
 import headrace as hr
-from headrace.recipe import load_recipe
+from headrace.app.recipe import load_recipe
 
 FLOWERS = '''
 import torch

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import headrace as hr
-from headrace.field import Ragged
+from headrace.data.ragged import Ragged
 from headrace.testing import dense_table, ragged_table
 
 X = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))

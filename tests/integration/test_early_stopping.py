@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.checkpoint import Store
 from headrace.length import Counters
+from headrace.store.checkpoints import Store
 
 ROWS, BATCH = 20, 4  # five batches
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))

@@ -12,7 +12,7 @@ from kit.worker_cases import BATCH, EPOCHS, EXACT, ROWS, UPDATES, Found, Options
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.comm import here
+from headrace.workers.here import here
 
 Make = Callable[[], hr.Strategy]
 

@@ -9,7 +9,7 @@ from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.data import compose
+from headrace.adapters import compose
 
 
 class Stream(hr.Source):

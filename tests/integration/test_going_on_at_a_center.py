@@ -12,10 +12,10 @@ from kit.sampled import sampled
 from torch import nn
 
 import headrace as hr
-from headrace.comm import here, speaking_as
-from headrace.comm.center import Lease
-from headrace.comm.held import Held
-from headrace.engine import Network
+from headrace.launch.network import Network
+from headrace.workers.center import Lease
+from headrace.workers.center_state import Held
+from headrace.workers.here import here, speaking_as
 
 ROWS, BATCH = 96, 4
 EVEN = {"rows_per_s": 1000, "latency": "0 s"}

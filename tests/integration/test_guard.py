@@ -12,7 +12,7 @@ from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.guard import DeviceGuard, HostGuard
+from headrace.step.guard import DeviceGuard, HostGuard
 
 ROWS, BATCH = 80, 16  # five batches
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))

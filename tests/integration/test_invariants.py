@@ -27,7 +27,7 @@ from kit.worker_cases import (
 )
 
 import headrace as hr
-from headrace.engine import Network
+from headrace.launch.network import Network
 
 pytest_plugins = ["kit.ray_cluster"]
 

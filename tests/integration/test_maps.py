@@ -15,9 +15,11 @@ from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.data import compose
+from headrace.adapters import compose
 from headrace.data.draws import Draws
-from headrace.field import Field, Ragged, Sparse
+from headrace.data.fields import Field
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 Fields = dict[str, Field]
 ROWS = 43

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from kit.forked import start
 
-from headrace.cli import main
-from headrace.cli.parser import commands
+from headrace.app.cli import main
+from headrace.app.cli.parser import commands
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.checkpoint import Store
-from headrace.guard import DeviceGuard
+from headrace.step.guard import DeviceGuard
+from headrace.store.checkpoints import Store
 
 ROWS, BATCH = 40, 8  # five batches
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))

@@ -24,13 +24,13 @@ from kit.forked import Child, start, tell
 from kit.torch_workers import LOOPBACK, fork_workers, free_port, hangs, is_killed, is_stopped, listening, run_torchrun
 from torch import nn
 
-from headrace.comm import here
-from headrace.engine import processes
-from headrace.engine.agent import GRACE_S
-from headrace.engine.job import Job, Result
-from headrace.engine.processes import run
-from headrace.engine.rendezvous import host_of
 from headrace.errors import ConfigError, DataError, WorkerError
+from headrace.launch import processes
+from headrace.launch.agent import GRACE_S
+from headrace.launch.job import Job, Result
+from headrace.launch.processes import run
+from headrace.launch.rendezvous import host_of
+from headrace.workers.here import here
 
 TIMEOUT_S = 3.0
 SOON_S = 5.0
@@ -603,7 +603,7 @@ def test_what_comes_back_is_what_was_returned() -> None:
 
 
 def _bytes(weights: Any) -> bytes:
-    from headrace.comm.wire import pack
+    from headrace.workers.wire import pack
 
     return pack(weights).numpy().tobytes()
 

@@ -18,8 +18,8 @@ from kit.screens import screen
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.callback import progress as display
-from headrace.callback.bar import Bar
+from headrace.watch import progress as display
+from headrace.watch.bar import Bar
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(dim=1, keepdim=True)

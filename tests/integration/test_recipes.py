@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from kit.cli_parts import LIMIT_S, environment, headrace
 
-from headrace.recipe import check_parameters, find_recipe
+from headrace.app.find import find_recipe
+from headrace.app.parameters import check_parameters
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))

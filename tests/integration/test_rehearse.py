@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 import headrace as hr
-from headrace import picture
-from headrace.cli import main
+from headrace.app import picture
+from headrace.app.cli import main
+from headrace.app.recipe import follow, load_recipe, merged
+from headrace.app.rehearse import Rehearsal, rehearse
 from headrace.errors import ConfigError
-from headrace.recipe import follow, load_recipe, merged
-from headrace.rehearse import Rehearsal, rehearse
-from headrace.strategy.named import STRATEGIES, named
+from headrace.workers.named import STRATEGIES, named
 
 RECIPE = """
 import torch

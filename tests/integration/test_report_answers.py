@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.callback.answers import Answers
+from headrace.watch.answers import Answers
 
 ROWS, WIDTH = 60, 4
 X = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))

@@ -11,7 +11,7 @@ from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.comm import here
+from headrace.workers.here import here
 
 torch.manual_seed(0)
 X, Y = torch.randn(200, 6), torch.randint(0, 3, (200,))

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace import keeper
-from headrace.checkpoint import Store
-from headrace.comm import here
+from headrace.store.checkpoints import Store
+from headrace.train import checkpointer as keeper
+from headrace.workers.here import here
 
 ROWS, BATCH = 18, 4  # five batches, the last of 2
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))

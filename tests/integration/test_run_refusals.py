@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace import metric
+from headrace.loss import metrics as metric
 
 ROWS, BATCH = 20, 4  # five batches
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))

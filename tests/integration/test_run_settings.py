@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import headrace as hr
-from headrace.checkpoint import Store
+from headrace.store.checkpoints import Store
 
 ROWS, BATCH = 20, 4  # five batches
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))

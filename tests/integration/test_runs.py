@@ -14,8 +14,8 @@ from kit.sampled import sampled
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.checkpoint import Store
-from headrace.cli import main
+from headrace.app.cli import main
+from headrace.store.checkpoints import Store
 
 ROWS, BATCH = 20, 4  # five batches
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))

@@ -27,8 +27,9 @@ from kit.sequence_parts import (
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.data import compose
-from headrace.field import Ragged, Sparse
+from headrace.adapters import compose
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 # --- models ------------------------------------------------------------------------------------------------
 

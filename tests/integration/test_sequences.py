@@ -32,7 +32,8 @@ from kit.sequence_parts import (
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.field import Ragged, Sparse
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 # --- losses ------------------------------------------------------------------------------------------------
 

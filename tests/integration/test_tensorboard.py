@@ -177,7 +177,7 @@ def test_a_report_that_corrects_another_takes_its_place(tmp_path: Path) -> None:
 def test_records_are_those_of_tensorboards_own_writer() -> None:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    from headrace.callback.tensorboard import _record
+    from headrace.watch.tensorboard import _record
 
     for data in (b"", b"a", bytes(range(256)), b"\xff" * 1000):
         ours = io.BytesIO()

@@ -22,7 +22,7 @@ import pytest
 from kit import sampled, screens
 from kit.screens import environment, screen, sit_down
 
-from headrace.cli import main
+from headrace.app.cli import main
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 100

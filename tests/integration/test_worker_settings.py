@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import headrace as hr
-from headrace.comm import here
+from headrace.workers.here import here
 
 # --- workers that are not alike ---------------------------------------------------------------------------
 

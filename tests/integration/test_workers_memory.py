@@ -13,9 +13,9 @@ from kit.worker_cases import EXACT, Found, apart, columns, make
 from torch import Tensor
 
 import headrace as hr
-from headrace import update
-from headrace.arena import Arena
-from headrace.comm import here
+from headrace.arena.arena import Arena
+from headrace.step import update
+from headrace.workers.here import here
 
 BAD, FAILS = 1, 3  # the worker that runs out of memory, and its update
 SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB."

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import headrace as hr
-from headrace.field import Ragged, Sparse
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "uint32", "bool")
 

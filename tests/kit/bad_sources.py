@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 import headrace as hr
-from headrace.field import Ragged, Sparse
-from headrace.testing import (
-    dense_table,
-)
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
+from headrace.testing import dense_table
 from kit.good_sources import LINES, WHOLE, Numbers, Round, Sentences, Shuffled
 
 

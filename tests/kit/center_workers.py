@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace import Batch
-from headrace.arena import Arena, Replica
-from headrace.comm import Null
-from headrace.comm.center import Center, Push, Vectors
-from headrace.comm.held import Held, HeldCenter
-from headrace.leased import Leased
+from headrace.arena.arena import Arena
+from headrace.arena.replica import Replica
 from headrace.length import Counters
-from headrace.strategy.centered import Centered
+from headrace.workers.center import Center, Push, Vectors
+from headrace.workers.center_state import Held, HeldCenter
+from headrace.workers.centered import Centered
+from headrace.workers.comm import Null
+from headrace.workers.leased import Leased
 from kit.toy_workers import through_codec
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.cli import main
+from headrace.app.cli import main
 from kit import forked
 
 LIMIT_S = 60.0

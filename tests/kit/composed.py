@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 import headrace as hr
-from headrace.field import Field, Ragged, Sparse
+from headrace.data.fields import Field
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 Fields = dict[str, Field]
 

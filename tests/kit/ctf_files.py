@@ -3,8 +3,9 @@
 from random import Random
 from typing import Any
 
-from headrace.batch import Stream
-from headrace.field import Ragged, Sparse
+from headrace.data.batch import Stream
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 STREAMS = [
     Stream("words", (30,), layout="sparse", sequence=True),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.batch import Stream
+from headrace.data.batch import Stream
 
 FLOAT = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:nan|inf|infinity)")
 

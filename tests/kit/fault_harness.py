@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from headrace import disk
-from headrace.checkpoint import Contents
-from headrace.checkpoint.manifest import COMMIT, MANIFEST
-from headrace.checkpoint.store import Keep, Store
+from headrace.store import disk
+from headrace.store.checkpoints import Keep, Store
+from headrace.store.contents import Contents
+from headrace.store.manifest import COMMIT, MANIFEST
 
 RUN = "0123456789abcdef"
 FULL = {code: errno.errorcode[code] for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EROFS)}

@@ -357,7 +357,7 @@ def _warm_up() -> None:
     """What all processes need is imported once, by a training; the collector leaves it alone from then on."""
     import pytest  # noqa: F401
 
-    from headrace.engine import processes  # noqa: F401
+    from headrace.launch import processes  # noqa: F401
     from kit import trainees
 
     trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)
@@ -369,7 +369,7 @@ def _warm_up() -> None:
 
 def _spare_time() -> None:
     """Processes die here, machines do not: nobody need wait for the disk; and no run need ask git where it is."""
-    from headrace import disk, run
+    from headrace.store import disk, run
 
     real = disk.perform
 

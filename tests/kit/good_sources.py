@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import headrace as hr
-from headrace.field import Ragged, Sparse
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 from headrace.testing import dense_table, ragged_table, sparse_sequences, sparse_table
 
 WHOLE = hr.Shard()

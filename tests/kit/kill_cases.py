@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 import headrace as hr
-from headrace import disk
-from headrace.callback.base import HOOKS as ALL_HOOKS
-from headrace.comm import here
-from headrace.engine import Network
+from headrace.launch.network import Network
+from headrace.store import disk
+from headrace.watch.callback import HOOKS as ALL_HOOKS
+from headrace.workers.here import here
 from kit import trainees
 from kit.forked import start, tell
 

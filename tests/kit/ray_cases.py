@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 import headrace as hr
-from headrace.comm import here
-from headrace.comm.center import Push, Rule, Terms, Vectors, Wait
-from headrace.engine.ray import cluster
+from headrace.launch.ray import cluster
+from headrace.workers.center import Push, Rule, Terms, Vectors, Wait
+from headrace.workers.here import here
 from kit import worker_cases
 
 ROWS, LEASE, END = 40, 6, 100  # two epochs and a half
@@ -167,7 +167,7 @@ def killed(at: Path) -> Any:
 
     A class of a function is sent as it is: its process begins before it knows where our modules are.
     """
-    from headrace.engine.ray.center import Kept
+    from headrace.launch.ray.center import Kept
 
     def due(what: str) -> bool:
         try:

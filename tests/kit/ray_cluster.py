@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.engine.job import Job
-from headrace.engine.ray import cluster
+from headrace.launch.job import Job
+from headrace.launch.ray import cluster
 from kit import left_behind, ray_cases
 
 SETTINGS = {

@@ -9,8 +9,8 @@ from torch import nn, optim
 from torch.optim import lr_scheduler as rates
 
 import headrace as hr
-from headrace import metric
-from headrace.guard import DeviceGuard
+from headrace.loss import metrics as metric
+from headrace.step.guard import DeviceGuard
 from kit.resume_parts import (
     BATCH,
     DATA,

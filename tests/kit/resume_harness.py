@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import headrace as hr
-from headrace.checkpoint import Store
+from headrace.store.checkpoints import Store
 from kit.fault_harness import in_child
 from kit.resume_cases import CASES, Case
 from kit.resume_parts import EPOCHS
@@ -188,7 +188,7 @@ class Events(hr.Callback):
 @contextmanager
 def changed(change: Change | None) -> Iterator[None]:
     """What comes out of a checkpoint is changed before it is used."""
-    from headrace import keeper
+    from headrace.train import checkpointer as keeper
 
     before = keeper.decode
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.field import Ragged, Sparse
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 ROWS, WORDS, TAGS = 60, 20, 3
 GENERATOR = torch.Generator().manual_seed(4)

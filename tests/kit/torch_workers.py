@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed.run
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from headrace.comm.shared import Shared
-from headrace.engine import processes
+from headrace.launch import processes
+from headrace.workers.shared import Shared
 
 LIMIT_S = 6.0
 LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel writes it

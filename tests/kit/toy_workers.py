@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 
 import headrace as hr
 from headrace import Strategy
-from headrace.arena import Arena, Replica
-from headrace.codec import decode, encode
-from headrace.comm import Comm, Null
-from headrace.comm.base import Op
+from headrace.arena.arena import Arena
+from headrace.arena.replica import Replica
 from headrace.length import Counters
+from headrace.store.codec import decode, encode
+from headrace.workers.comm import Comm, Null, Op
 
 LIMIT_S = 30.0
 
@@ -159,7 +159,7 @@ class Worker:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        from headrace.arena import load_state
+        from headrace.arena.states import load_state
 
         self.arena.release()
         self.model.load_state_dict(state["model"])

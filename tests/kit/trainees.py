@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace import disk
-from headrace.checkpoint import Store
+from headrace.store import disk
+from headrace.store.checkpoints import Store
 from kit.forked import Child, hear, hold, start, tell
 
 ROWS, BATCH, EPOCHS = 38, 4, 3

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.comm import here
-from headrace.engine import Network
+from headrace.launch.network import Network
+from headrace.workers.here import here
 
 ROWS, BATCH, EPOCHS = 43, 12, 2
 UPDATES = 4  # in an epoch, the last of 7 rows

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.arena import Arena
+from headrace.arena.arena import Arena
 
 X = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, 3, (64,), generator=torch.Generator().manual_seed(1))

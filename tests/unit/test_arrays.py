@@ -12,9 +12,9 @@ from kit.late import sparse
 from torch import Tensor
 
 import headrace as hr
-from headrace.data.adapt import as_data, as_source, as_table
-from headrace.data.torch import LoaderSource
-from headrace.field import Sparse
+from headrace.adapters.adapt import as_data, as_source, as_table
+from headrace.adapters.loaders import LoaderSource
+from headrace.data.sparse import Sparse
 
 
 def column(values: Any) -> Tensor:

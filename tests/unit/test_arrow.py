@@ -15,8 +15,9 @@ from kit.any_rows import columns, contents, plain
 
 import headrace as hr
 from headrace.data.arrow import categories_in, fields_of, record_batch_of, schema_of, streams_of, tensor_of
-from headrace.data.codes import strings_of
-from headrace.field import Ragged, Sparse
+from headrace.data.categories import strings_of
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 
 def read(column: Any, stream: hr.Stream | None = None, **options: Any) -> Any:

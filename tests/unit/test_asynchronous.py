@@ -15,10 +15,10 @@ from torch import Tensor
 
 import headrace as hr
 from headrace import Asynchronous, ConfigError, Elastic, Strategy
-from headrace.comm.center import Push, Terms
-from headrace.comm.held import Held, HeldCenter
-from headrace.strategy.asynchronous import Descent
-from headrace.strategy.centered import Centered
+from headrace.workers.asynchronous import Descent
+from headrace.workers.center import Push, Terms
+from headrace.workers.center_state import Held, HeldCenter
+from headrace.workers.centered import Centered
 
 NO_DATA = Terms(rows=1, lease=1, end=0)
 PLAIN = Descent(lr=1.0, bound=10, down_weight=True, compensate=None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from headrace import BlockMomentum, DiLoCo, Periodic, Strategy
-from headrace.comm import Comm
+from headrace.workers.comm import Comm
 
 LR, MOMENTUM = 0.05, 0.9
 ROWS, STEPS = 48, 24

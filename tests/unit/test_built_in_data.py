@@ -11,8 +11,8 @@ from kit.sampled import sampled
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import headrace as hr
-from headrace.data.adapt import as_source
-from headrace.data.torch import SampleSource
+from headrace.adapters.adapt import as_source
+from headrace.adapters.loaders import SampleSource
 from headrace.testing import check_source, check_table, dense_table, sparse_sequences
 
 ROWS = 9  # a source is gone back to after every batch of one row: the trouble grows with the square

@@ -15,12 +15,12 @@ from kit.center_workers import Marks
 from kit.toy_workers import through_codec
 from torch import Tensor
 
-from headrace.comm import Null
-from headrace.comm.center import Center, Lease, Patience, Push, Reply, Terms, Wait
-from headrace.comm.held import REMEMBERED, Held, HeldCenter
 from headrace.errors import CheckpointError, ConfigError, WorkerError
-from headrace.strategy.asynchronous import Descent
-from headrace.strategy.elastic import Spring
+from headrace.workers.asynchronous import Descent
+from headrace.workers.center import Center, Lease, Patience, Push, Reply, Terms, Wait
+from headrace.workers.center_state import REMEMBERED, Held, HeldCenter
+from headrace.workers.comm import Null
+from headrace.workers.elastic import Spring
 
 TERMS = Terms(rows=10, lease=4, end=20)
 START = {"w": torch.zeros(3)}

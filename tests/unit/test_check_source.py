@@ -30,13 +30,9 @@ from kit.good_sources import (
 from kit.sampled import sampled
 
 import headrace as hr
-from headrace.field import Ragged, Sparse
-from headrace.testing import (
-    check_source,
-    dense_table,
-    sources,
-    sparse_table,
-)
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
+from headrace.testing import check_source, dense_table, sources, sparse_table
 
 KINDS = hr.Order.KINDS
 QUICK = {"sizes": (1, 3, 4), "limit_s": 5.0}

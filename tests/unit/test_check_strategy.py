@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.optim import Adam
 
 from headrace import Asynchronous, BlockMomentum, DiLoCo, Elastic, Periodic, Strategy, Synchronous
-from headrace.arena import Arena, Replica
-from headrace.comm import Comm
-from headrace.comm.center import Push, Vectors
+from headrace.arena.arena import Arena
+from headrace.arena.replica import Replica
 from headrace.length import Counters
-from headrace.strategy.mean import largest, mean
 from headrace.testing import check_strategy
 from headrace.testing.strategies import PROMISES
+from headrace.workers.center import Push, Vectors
+from headrace.workers.comm import Comm
+from headrace.workers.mean import largest, mean
 
 State = Mapping[str, Any]
 

@@ -11,11 +11,8 @@ from kit.good_sources import MAKERS
 from torch import Tensor
 
 import headrace as hr
-from headrace.field import Ragged
-from headrace.testing import (
-    check_table,
-    tables,
-)
+from headrace.data.ragged import Ragged
+from headrace.testing import check_table, tables
 
 # --- the small tables ------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.checkpoint.contents import from_json, to_json
-from headrace.codec import decode, encode
 from headrace.errors import CheckpointError, CorruptError
+from headrace.store.codec import decode, encode
+from headrace.store.contents import from_json, to_json
 
 
 def through(value: Any, *, strict: bool = False) -> Any:

@@ -13,8 +13,8 @@ from kit.composed import ids, named, negated, odd, plain, renamed, row, same, ta
 from torch import Tensor
 
 import headrace as hr
-from headrace.data import compose
-from headrace.field import Sparse
+from headrace.adapters import compose
+from headrace.data.sparse import Sparse
 
 
 class Spy(hr.Table):

@@ -8,10 +8,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from headrace.checkpoint import Contents, Store
-from headrace.checkpoint.contents import _NAMES, from_json, parse_tensors, tensor_pieces, to_json
-from headrace.codec import encode
 from headrace.errors import CheckpointError, CorruptError
+from headrace.store.checkpoints import Store
+from headrace.store.codec import encode
+from headrace.store.contents import _NAMES, Contents, from_json, parse_tensors, tensor_pieces, to_json
 
 DTYPES = list(_NAMES)
 

@@ -15,13 +15,16 @@ from kit.ctf_files import NAMES, STREAMS, plain, valid
 from kit.ctf_reference import reference
 from kit.sampled import sampled
 
-from headrace.batch import Stream
-from headrace.data.ctf import build, open_ctf, parse_ctf, pieces
-from headrace.data.ctf.layout import Layout
-from headrace.data.ctf.numbers import cast, value_of
+from headrace.data.batch import Stream
+from headrace.data.ragged import Ragged
 from headrace.data.source import Table
+from headrace.data.sparse import Sparse
 from headrace.errors import ConfigError, DataError, SourceError
-from headrace.field import Ragged, Sparse
+from headrace.formats.ctf import build, pieces
+from headrace.formats.ctf.block import parse_block as parse_ctf
+from headrace.formats.ctf.layout import Layout
+from headrace.formats.ctf.numbers import cast, value_of
+from headrace.formats.ctf.table import open_ctf
 
 SAMPLE = """\
 0 |x 560:1 |y 1 0 0 0 0

@@ -15,11 +15,14 @@ import pytest
 import torch
 
 import headrace as hr
-from headrace.batch import Stream
 from headrace.data.arrays import ArrayTable
-from headrace.data.ctf import build, cache, keep, open_ctf, table, write_ctf
+from headrace.data.batch import Stream
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 from headrace.errors import ConfigError, DataError, SourceError
-from headrace.field import Ragged, Sparse
+from headrace.formats.ctf import build, cache, keep, table
+from headrace.formats.ctf.table import open_ctf
+from headrace.formats.ctf.write import write_ctf
 
 X = Stream("x", (2,))
 B = Stream("b", (9,), layout="sparse", sequence=True)
@@ -281,8 +284,8 @@ def test_a_large_file_is_parsed_in_bounded_memory(tmp_path: Path) -> None:
             file.write(line)
     code = (
         "import sys, threading, time\n"
-        "from headrace.batch import Stream\n"
-        "from headrace.data.ctf import open_ctf, parse_ctf\n"
+        "from headrace.data.batch import Stream\n"
+        "from headrace.formats.ctf import open_ctf, parse_ctf\n"
         "def own():\n"
         "    return int(next(l for l in open('/proc/self/status') if l.startswith('RssAnon')).split()[1]) // 1024\n"
         "import pyarrow, pyarrow.compute, pyarrow.ipc\n"

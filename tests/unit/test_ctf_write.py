@@ -12,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.batch import Batch, Stream
 from headrace.data.arrays import ArrayTable
-from headrace.data.ctf import open_ctf, write, write_ctf
+from headrace.data.batch import Batch, Stream
+from headrace.data.ragged import Ragged
 from headrace.data.source import Table
+from headrace.data.sparse import Sparse
 from headrace.errors import ConfigError, DataError
-from headrace.field import Ragged, Sparse
+from headrace.formats.ctf import write
+from headrace.formats.ctf.table import open_ctf
+from headrace.formats.ctf.write import write_ctf
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "uint16", "uint64", "bool"]
 

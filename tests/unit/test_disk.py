@@ -13,8 +13,8 @@ import pytest
 from kit.fault_harness import Death, Died, Fail, Kill, Trace, in_child, performing
 from kit.sampled import sampled
 
-from headrace import disk
 from headrace.errors import RunError
+from headrace.store import disk
 
 
 class Without:

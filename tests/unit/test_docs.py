@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 import headrace
-from headrace.callback import HOOKS
-from headrace.cli import main
-from headrace.cli.options import Options
-from headrace.cli.parser import find
-from headrace.recipe import parameters_of
+from headrace.app.cli import main
+from headrace.app.cli.options import Options
+from headrace.app.cli.parser import find
+from headrace.app.parameters import parameters_of
+from headrace.watch.callback import HOOKS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

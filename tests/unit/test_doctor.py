@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.cli import doctor, main, measure
-from headrace.cli.measure import Finding, Part
-from headrace.memory import Group
+from headrace.app.cli import doctor, main, measure
+from headrace.app.cli.measure import Finding, Part
+from headrace.step.memory import Group
 
 PARTS = ["versions", "devices", "threads", "memory", "disk", "environment"]
 

@@ -11,9 +11,9 @@ from kit.toy_workers import apart, same
 from torch import Tensor, nn
 
 from headrace import ConfigError, Elastic
-from headrace.comm.center import Push, Terms
-from headrace.comm.held import Held, HeldCenter
-from headrace.strategy.elastic import Spring
+from headrace.workers.center import Push, Terms
+from headrace.workers.center_state import Held, HeldCenter
+from headrace.workers.elastic import Spring
 
 NO_DATA = Terms(rows=1, lease=1, end=0)
 

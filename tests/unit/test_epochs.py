@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.data import compose
-from headrace.field import Ragged
+from headrace.adapters import compose
+from headrace.data.ragged import Ragged
 
 
 class Counts(hr.Source):

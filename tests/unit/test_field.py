@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.field import Ragged, Rows, Sparse, cat, has_rows, map_tensors, split_fields, take, tensors_of
+from headrace.data.fields import Rows, cat, has_rows, map_tensors, split_fields, take, tensors_of
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
 
 DIM = 7
 VALUES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int32, torch.int64]

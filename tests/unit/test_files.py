@@ -21,9 +21,12 @@ from hypothesis import strategies as st
 from kit.any_rows import columns, contents
 
 import headrace as hr
-from headrace.data.files import FileTable, open_table, paths, write_table
-from headrace.data.files.blocks import Block
-from headrace.field import Ragged, Sparse
+from headrace.data.ragged import Ragged
+from headrace.data.sparse import Sparse
+from headrace.formats import paths
+from headrace.formats.blocks import Block
+from headrace.formats.table import FileTable, open_table
+from headrace.formats.write import write_table
 from headrace.testing import check_table
 
 KINDS = (".arrow", ".parquet")
@@ -726,7 +729,7 @@ def test_the_suffixes_are_those_that_the_message_names() -> None:
 
 
 def test_small_record_batches_are_gathered_up_to_a_budget_for_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.data.files import table as module
+    from headrace.formats import table as module
 
     for k in range(4):
         write_table(numbers(1000), f"{k}.arrow", rows_per_block=10)

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import headrace as hr
-from headrace import memory, rng
-from headrace.codec import encode
-from headrace.finders import LrFinding, find_batch_size, find_lr
+from headrace.step import memory
+from headrace.store import rng
+from headrace.store.codec import encode
+from headrace.train.rate import LrFinding, find_lr
+from headrace.train.size import find_batch_size
 
 CPU = torch.device("cpu")
 Finder = Callable[[hr.Trainer, Any], Any]
@@ -305,7 +307,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("headrace.finders.size.time", clock)
+    monkeypatch.setattr("headrace.train.size.time", clock)
     return clock
 
 

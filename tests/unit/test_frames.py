@@ -12,8 +12,8 @@ from kit.late import pandas as pd
 from kit.late import sparse
 
 import headrace as hr
-from headrace.data.files import from_arrow, from_pandas, from_scipy
-from headrace.field import Ragged
+from headrace.adapters.frames import from_arrow, from_pandas, from_scipy
+from headrace.data.ragged import Ragged
 
 
 def test_the_columns_of_a_frame_are_streams_and_its_numbers_are_used_in_place() -> None:

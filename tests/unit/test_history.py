@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import headrace as hr
-from headrace.history.curves import axis_of, panels, thin
-from headrace.history.monitor import mode_of
-from headrace.history.rows import by_step, column, read_row, written
-from headrace.history.table import heads
+from headrace.store.rows import by_step, column, read_row, written
+from headrace.watch.curves import axis_of, panels, thin
+from headrace.watch.monitor import mode_of
+from headrace.watch.table import heads
 
 NAN = math.nan
 

@@ -7,9 +7,9 @@ import torch
 from kit.foreign import first
 
 import headrace as hr
-from headrace.data.adapt import as_data
-from headrace.data.torch import wrap
-from headrace.data.torch.loaders import SampleSource
+from headrace.adapters.adapt import as_data
+from headrace.adapters.loaders import SampleSource
+from headrace.adapters.wrap import wrap
 from headrace.data.views import Concat
 
 
@@ -75,7 +75,7 @@ def test_a_hugging_face_dataset_with_a_transform_is_asked_for_its_rows(hugging: 
 
 
 def test_large_chunks_stay_where_they_are(hugging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.data.torch.huggingface.IN_ONE_PIECE", 1)
+    monkeypatch.setattr("headrace.adapters.huggingface.IN_ONE_PIECE", 1)
     data = hugging.concatenate_datasets([rows_of(hugging), rows_of(hugging)])
     table = wrap(data)
     assert isinstance(table, Concat)

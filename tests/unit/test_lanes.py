@@ -15,7 +15,7 @@ from torch import Tensor
 import headrace as hr
 from headrace.data.ahead import Ahead
 from headrace.data.lanes import AheadInLanes, Lanes
-from headrace.order import Order
+from headrace.data.order import Order
 from headrace.testing import check_source, dense_table
 
 SIZES: dict[str, Any] = {

@@ -8,11 +8,11 @@ import torch
 from kit.center_workers import Marks, NothingToReadError, pause
 
 import headrace as hr
-from headrace.batch import Batch
-from headrace.comm.center import Push, Terms
-from headrace.comm.held import Held, HeldCenter
+from headrace.data.batch import Batch
 from headrace.errors import ConfigError, SourceError
-from headrace.leased import Leased
+from headrace.workers.center import Push, Terms
+from headrace.workers.center_state import Held, HeldCenter
+from headrace.workers.leased import Leased
 
 ROWS = 20
 

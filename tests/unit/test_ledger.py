@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.codec import decode, encode
-from headrace.comm.center import Lease, Terms, Wait
-from headrace.comm.ledger import Ledger, Positions
+from headrace.store.codec import decode, encode
+from headrace.workers.center import Lease, Terms, Wait
+from headrace.workers.ledger import Ledger, Positions
 
 TIMEOUT_S = 10.0
 

@@ -15,10 +15,10 @@ from torch.utils.data import (
 )
 
 import headrace as hr
+from headrace.adapters.lend import as_dataset
+from headrace.adapters.loaders import LoaderSource
+from headrace.data.ragged import Ragged
 from headrace.data.reader import Reader
-from headrace.data.torch.lend import as_dataset
-from headrace.data.torch.loaders import LoaderSource
-from headrace.field import Ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 

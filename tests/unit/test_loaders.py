@@ -39,7 +39,7 @@ from torch.utils.data import (
 )
 
 import headrace as hr
-from headrace.data.torch.loaders import LoaderSource, SampleSource
+from headrace.adapters.loaders import LoaderSource, SampleSource
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 

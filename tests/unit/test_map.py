@@ -7,8 +7,8 @@ import torch
 from kit.composed import Fields, ids, named, negated, plain, renamed, row, same, table
 
 import headrace as hr
-from headrace.data import compose
-from headrace.field import Ragged
+from headrace.adapters import compose
+from headrace.data.ragged import Ragged
 
 
 def test_map_learns_its_streams_and_changes_rows_as_they_are_read() -> None:

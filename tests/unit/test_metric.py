@@ -12,7 +12,7 @@ from kit.stand_ins import Recorder
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.metric import Metrics
+from headrace.loss.metrics import Metrics
 
 sk, tm = late("sklearn.metrics"), late("torchmetrics.classification")
 N, K, BATCH = 61, 4, 9
@@ -32,7 +32,7 @@ PRICES = PAID + 0.3 * normal(N, 2)
 
 @pytest.fixture(params=[400, 16 << 20], ids=["blocks", "whole"])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("headrace.metric.BLOCK_BYTES", request.param)
+    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", request.param)
     return request.param
 
 
@@ -199,7 +199,7 @@ def test_logits_that_begin_like_probabilities_are_never_scored_as_such(monkeypat
     late = torch.cat([torch.full((20,), 0.2), LOGIT])
     answers = torch.cat([torch.ones(20), Y2.float()])
     whole = scores("accuracy", late, answers)
-    monkeypatch.setattr("headrace.metric.BLOCK_BYTES", 1)
+    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", 1)
     try:
         got = scores("accuracy", late, answers)
     except hr.DataError:

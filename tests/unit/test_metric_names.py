@@ -9,7 +9,7 @@ from kit.stand_ins import Recorder
 from torch import Tensor
 
 import headrace as hr
-from headrace.metric import Metrics
+from headrace.loss.metrics import Metrics
 
 N, K = 61, 4
 GENERATOR = torch.Generator().manual_seed(4)

@@ -10,7 +10,7 @@ import torch
 from kit.late import late
 from kit.sampled import sampled
 
-from headrace.metric import Metrics
+from headrace.loss.metrics import Metrics
 
 sk = late("sklearn.metrics")
 SETS = 15

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.data import compose
+from headrace.adapters import compose
 from headrace.data.mix import ROUND, MixOrder
 
 

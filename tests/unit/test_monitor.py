@@ -3,7 +3,7 @@
 import pytest
 
 import headrace as hr
-from headrace.history.monitor import Expected, check_watched, mode_of, number_of, side_of
+from headrace.watch.monitor import Expected, check_watched, mode_of, number_of, side_of
 
 SIDES = {
     "min": [

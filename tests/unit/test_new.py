@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace import disk
-from headrace.cli.new import make
+from headrace.app.cli.new import make
 from headrace.errors import ConfigError, RunError
+from headrace.store import disk
 
 
 @pytest.mark.parametrize(

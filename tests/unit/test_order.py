@@ -15,8 +15,8 @@ from kit.sampled import sampled
 from numpy.typing import NDArray
 
 import headrace as hr
-from headrace import order as order_module
-from headrace.order import VERSION, Permutation
+from headrace.data import order as order_module
+from headrace.data.order import VERSION, Permutation
 
 KINDS = hr.Order.KINDS
 SHUFFLED = [kind for kind in KINDS if kind != "none"]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from headrace import BlockMomentum, ConfigError, DiLoCo, Periodic, Strategy
-from headrace.comm import Comm, Null
-from headrace.strategy import Single
-from headrace.strategy.mean import largest, mean
+from headrace.workers.comm import Comm, Null
+from headrace.workers.mean import largest, mean
+from headrace.workers.strategy import Single
 
 Make = Callable[[], Strategy]
 sgd = partial(SGD, lr=0.05)

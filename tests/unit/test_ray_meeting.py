@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from headrace.comm.store import loopback_interface
+from headrace.workers.store import loopback_interface
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'headrace[ray]'"),
@@ -38,7 +38,7 @@ class Place:
 def test_vectors_on_gpus_go_over_nccl_and_those_on_the_host_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray.train
 
-    from headrace.engine.ray import meeting
+    from headrace.launch.ray import meeting
 
     made: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **others: made.update(others, backend=backend))

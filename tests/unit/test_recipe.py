@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.recipe import check_parameters, find_recipe, load_recipe, parameters_of, typed
+from headrace.app.find import find_recipe
+from headrace.app.parameters import check_parameters, parameters_of, typed
+from headrace.app.recipe import load_recipe
 
 TYPED = '''
 from dataclasses import dataclass

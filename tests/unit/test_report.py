@@ -19,13 +19,13 @@ from kit import report_runs as runs
 from PIL import Image
 
 import headrace as hr
-from headrace import disk
-from headrace.history.curves import panels
-from headrace.report import write
-from headrace.report.answers import read_answers, residuals, scores
-from headrace.report.plots import chart
-from headrace.report.read import read
-from headrace.report.sections import throughput
+from headrace.store import disk
+from headrace.watch.curves import panels
+from headrace.watch.report.answers import read_answers, residuals, scores
+from headrace.watch.report.plots import chart
+from headrace.watch.report.read import read
+from headrace.watch.report.sections import throughput
+from headrace.watch.report.write import write
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -134,7 +134,7 @@ def test_the_log_tells_how_a_training_stands(tmp_path: Path, log: str, word: str
 
 
 def test_a_run_that_a_trainer_holds_is_running(tmp_path: Path) -> None:
-    from headrace.run import Run
+    from headrace.store.run import Run
 
     path = runs.make(tmp_path / "run", runs.rows(2))
     holder = Run(path)
@@ -398,7 +398,9 @@ def test_a_report_can_be_written_elsewhere_and_reads_only(tmp_path: Path) -> Non
 
 def test_a_report_is_written_without_torch(tmp_path: Path) -> None:
     run = runs.make(tmp_path / "run", runs.rows(2), answers_safetensors=runs.classified())
-    code = f"import sys\nfrom headrace.report import write\nwrite({str(run)!r})\nassert 'torch' not in sys.modules"
+    code = (
+        f"import sys\nfrom headrace.watch.report import write\nwrite({str(run)!r})\nassert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace import rng
-from headrace.checkpoint import Contents, Store
-from headrace.codec import decode, encode
+from headrace.store import rng
+from headrace.store.checkpoints import Store
+from headrace.store.codec import decode, encode
+from headrace.store.contents import Contents
 
 CPU = torch.device("cpu")
 

@@ -20,8 +20,8 @@ from kit.fault_harness import performing
 from torch import nn
 
 import headrace as hr
-from headrace import disk
-from headrace.run import METRICS, Run, run_id
+from headrace.store import disk
+from headrace.store.run import METRICS, Run, run_id
 
 ROOT = pytest.mark.root
 X = torch.sin(torch.arange(72.0)).reshape(24, 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kit.forked import start
 
-from headrace.checkpoint import Saver
+from headrace.store.saver import Saver
 
 LIMIT_S = 10.0
 
@@ -143,7 +143,7 @@ Saver().start(write)
 
 
 def test_whoever_waits_for_long_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.checkpoint.saver.SLOW_S", 0.01)
+    monkeypatch.setattr("headrace.store.saver.SLOW_S", 0.01)
     saver, told = Saver(), threading.Event()
     said = list[str]()
 

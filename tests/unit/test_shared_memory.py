@@ -17,10 +17,10 @@ from kit.forked import Child, hear, start, tell
 from torch import Tensor
 from torch.distributed import FileStore
 
-from headrace.comm.base import Op
-from headrace.comm.shared import PART, Shared
 from headrace.data.source import Shard
 from headrace.errors import WorkerError
+from headrace.workers.comm import Op
+from headrace.workers.shared import PART, Shared
 
 SOON_S = 5.0
 TIMEOUT_S = 3.0  # of all that workers do together, their meeting too

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.comm import generators, here
-from headrace.comm.sim import SimComm
-from headrace.engine import Network, launch
 from headrace.errors import ConfigError, HeadraceError, WorkerError
+from headrace.launch.launch import launch
+from headrace.launch.network import Network
+from headrace.launch.sim import SimComm
+from headrace.workers import generators
+from headrace.workers.here import here
 
 SLOW = Network(bandwidth="8 kbit", latency="100 ms", rows_per_s=10)
 """1000 bytes a second, 10 rows a second."""
@@ -173,7 +175,7 @@ def test_without_the_exchange_workers_would_draw_from_each_other(monkeypatch: py
         return torch.rand(()).item()
 
     before = on_all(one, 3)
-    monkeypatch.setattr("headrace.comm.generators.Generators.swap", lambda *_: None)
+    monkeypatch.setattr("headrace.workers.generators.Generators.swap", lambda *_: None)
     assert on_all(one, 3) != before
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace.data.sizes import Sizes
 from headrace.length import Counters
-from headrace.sizes import Sizes
 
 
 def at(sizes: Sizes, samples: int = 0, epochs: int = 0) -> int:

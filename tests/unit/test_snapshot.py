@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.errors import CheckpointError
-from headrace.snapshot import Copier
+from headrace.store.snapshot import Copier
 
 
 def bits(tensor: Tensor) -> tuple[torch.dtype, torch.Size, list[int]]:

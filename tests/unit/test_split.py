@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kit.composed import ids, named, table
 
 import headrace as hr
-from headrace.data import compose
+from headrace.adapters import compose
 
 
 @given(

@@ -21,7 +21,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from kit.toy_workers import Worker, together
 
 import headrace as hr
-from headrace.comm import Comm, here
+from headrace.workers.comm import Comm
+from headrace.workers.here import here
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "strategies.json"
 GOLDEN_VIRTUAL = GOLDEN.with_stem("strategies_virtual")

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace import codec
-from headrace.checkpoint import Store, Texts, texts
-from headrace.checkpoint.contents import TRAINER, to_json
+from headrace.store import codec, texts
+from headrace.store.checkpoints import Store
+from headrace.store.contents import TRAINER, to_json
+from headrace.store.texts import Texts
 
 Row = dict[str, Any]
 KEYS = ["step", "train/loss", "val/loss", "val/confusion", "$odd"]

@@ -15,12 +15,12 @@ from kit.forked import Child, start, tell
 from kit.torch_workers import LOOPBACK, be_worker, free_port, listening, over_gloo
 from torch import Tensor
 
-from headrace.comm import here
-from headrace.comm.beats import Beats
-from headrace.comm.join import join_others, timeout_of_environment
-from headrace.comm.torch import TorchComm
-from headrace.comm.wire import pack, unpack
 from headrace.errors import CheckpointError, ConfigError, WorkerError
+from headrace.workers.heartbeat import Beats
+from headrace.workers.here import here
+from headrace.workers.join import join_others, timeout_of_environment
+from headrace.workers.torch_comm import TorchComm
+from headrace.workers.wire import pack, unpack
 
 
 @contextmanager

@@ -17,10 +17,11 @@ from torch.utils.data import (
 )
 
 import headrace as hr
-from headrace.data.torch import as_dataset, from_dataset, wrap
-from headrace.data.torch.loaders import LoaderSource, SampleSource
+from headrace.adapters.lend import as_dataset
+from headrace.adapters.loaders import LoaderSource, SampleSource
+from headrace.adapters.wrap import from_dataset, wrap
+from headrace.data.ragged import Ragged
 from headrace.data.views import Chosen, Concat
-from headrace.field import Ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 

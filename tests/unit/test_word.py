@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.comm import Null
-from headrace.crew.word import MOST_STEPS, WORD_S, Word
+from headrace.train.stop_vote import MOST_STEPS, WORD_S, Word
+from headrace.workers.comm import Null
 
 
 class Clock(Null):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .gradients import all_finite
-from .hands import Hands
 from .homes import bring_home, is_packable, make_vector, names_of, overlapping, owners, refuse_sharded, take_back
+from .optimizer_hooks import Hands
 from .runs import Run, Slot, Vector, alike, make_run, split, state_of, unpack_state
 from .states import by_name
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint.shape import check, like, maybe
 from ..errors import CorruptError
+from ..store.shape import check, like, maybe
 
 
 def check_by_trial(

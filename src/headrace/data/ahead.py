@@ -1,7 +1,7 @@
 """What a table is told of the rows that come up, before they are taken."""
 
-from ..order import Order
 from .mix import MixOrder
+from .order import Order
 from .source import Table
 
 Runs = list[tuple[int, int]]

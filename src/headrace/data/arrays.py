@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Stream
 from ..errors import DataError
-from ..field import Rows, Sparse, take, unmasked
+from .batch import Batch, Stream
+from .fields import Rows, take, unmasked
 from .pages import populate
 from .source import Table
+from .sparse import Sparse
 
 
 class ArrayTable(Table):

@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Stream, torch_dtype
 from ..errors import DataError
-from ..field import Field, Ragged, Sparse
-from .codes import Categories, Place, codes, is_text, leaf_of, refuse_nulls, within
+from .batch import Stream, torch_dtype
+from .categories import Categories, Place, codes, is_text, leaf_of, refuse_nulls, within
+from .fields import Field
+from .ragged import Ragged
 from .schema import NUMBERS, categories_in, differs, fits, is_fixed, is_pair, schema_of, streams_of
+from .sparse import Sparse
 
 __all__ = [
     "array_of",

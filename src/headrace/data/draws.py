@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..field import Ragged
+from .ragged import Ragged
 
 CHUNK = 1 << 15  # numbers at a time: the temporaries stay in the processor's cache
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number

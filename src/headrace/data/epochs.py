@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from ..batch import Batch, State, Stream
 from ..errors import SourceError
+from .batch import Batch, State, Stream
 from .source import WHOLE, Shard, Source
 
 

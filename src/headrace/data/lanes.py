@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import ConfigError, SourceError
-from ..order import Indices, Order
 from .ahead import Ahead
 from .mix import MixOrder
+from .order import Indices, Order
 from .source import Table
 
 KINDS = ("blocks", "blocks-only")  # the orders that have blocks in an order of their own

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch import Batch, State
-from ..field import Field, map_tensors, split_fields, tensors_of
+from .batch import Batch, State
+from .fields import Field, map_tensors, split_fields, tensors_of
 
 EVEN = 64  # bytes: where torch begins what it allocates
 

@@ -7,11 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .. import rng
-from ..batch import Batch, Stream
 from ..errors import ConfigError, DataError, HeadraceError, SourceError
-from ..field import Field, Ragged, map_tensors, nbytes_of
+from ..store import rng
+from .batch import Batch, Stream
 from .draws import Draws
+from .fields import Field, map_tensors, nbytes_of
+from .ragged import Ragged
 from .source import Table
 from .views import Wrapper, blocks_of, digest, name_of
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ConfigError, DataError
 from ..length import whole
-from ..order import VERSION, Indices, Order, Permutation
+from .order import VERSION, Indices, Order, Permutation
 
 ROUND = 1024  # rows in which the proportions are kept exactly
 

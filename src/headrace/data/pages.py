@@ -5,7 +5,7 @@ import mmap
 from functools import cache
 from typing import Any
 
-from ..field import Field, tensors_of
+from .fields import Field, tensors_of
 
 WILL_NEED, POPULATE_READ = 3, 22  # Linux; the second since 5.14, and without it pages come as they are touched
 

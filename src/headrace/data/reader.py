@@ -9,16 +9,16 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ..batch import Batch, State, Stream
 from ..errors import ConfigError, DataError, SourceError
-from ..field import Field, cat
 from ..length import whole
-from ..order import VERSION, Indices, Order
 from .ahead import Ahead
+from .batch import Batch, State, Stream
 from .draws import Draws
+from .fields import Field, cat
 from .lanes import KINDS, AheadInLanes, Lanes
 from .macrobatch import Macrobatch
 from .mix import MixOrder
+from .order import VERSION, Indices, Order
 from .packing import STRETCH, ByItems, ByRows, Packing, Span
 from .source import WHOLE, Cursor, Shard, Source, Table, check_batch, check_fixed, check_names
 

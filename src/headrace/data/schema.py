@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any
 
-from ..batch import Stream
 from ..errors import DataError
-from .codes import Categories, Place, is_text, shown
+from .batch import Stream
+from .categories import Categories, Place, is_text, shown
 
 METADATA = b"headrace"
 NUMBERS = {

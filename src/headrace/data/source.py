@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 import torch
 from torch import Tensor
 
-from ..batch import ANY, Batch, State, Stream, concat, torch_dtype
 from ..errors import ConfigError, SourceError, unknown
-from ..field import Field, Opaque, has_rows
+from .batch import ANY, Batch, State, Stream, concat, torch_dtype
+from .fields import Field, Opaque, has_rows
 from .macrobatch import Macrobatch
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Source(ABC):
     A source is asked for `size` rows of the whole batch and returns its shard's part of them: an empty
     Batch if there is nothing for this shard, `None` once it is finished for every shard. With `state_dict`
     and `load_state_dict` it resumes exactly and is rewound for the next epoch; without them it is pulled
-    on, and has to start again by itself. `headrace.testing.check_source` tries all of it.
+    on, and has to start again by itself. `headrace.testing.sources.check_source` tries all of it.
 
     It may be asked before its batch is needed: what it draws, it draws from a generator of its own, kept in its state.
     """

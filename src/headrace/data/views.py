@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Stream
 from ..errors import ConfigError, DataError
-from ..field import Field, cat, take
 from .arrays import ArrayTable
+from .batch import Batch, Stream
 from .draws import Draws
+from .fields import Field, cat, take
 from .source import Table
 
 BLOCK = 65536  # rows looked at together where a whole table is read once

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch
+from ..data.batch import Batch
+from ..data.fields import Field, Rows
+from ..data.ragged import Ragged
+from ..data.sparse import Sparse
 from ..errors import ConfigError, DataError
-from ..field import Field, Ragged, Rows, Sparse
 from .setting import number, one_of, setting
 
 Weight = float | Tensor

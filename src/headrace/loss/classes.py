@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import Batch
+from ..data.batch import Batch
 from ..errors import ConfigError, DataError
 from .base import Loss, Weight, comparable, pick, row_weights, shape_of, spread
 from .elements import between_0_and_1, fit_rows, one_per_output

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import Batch
+from ..data.batch import Batch
 from ..errors import ConfigError, DataError
 from .base import Loss, Weight, comparable, dtype_of, pick, row_weights, spread
 from .setting import number, one_of, positive_weights, setting

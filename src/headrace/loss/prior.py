@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch
+from ..data.batch import Batch
 from ..errors import ConfigError
 from .base import Loss, Term, Weight
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..batch import Batch
+from ..data.batch import Batch
 from ..errors import ConfigError
 from .base import Loss, Sum, Term, pick
 from .classes import CrossEntropy

@@ -17,11 +17,13 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from ..callback import Callback, EarlyStopping
 from ..errors import ConfigError, unknown
-from ..loss import Loss, RowMean, translate
-from ..rng import capture_torch, restore_torch
-from ..trainer import Trainer
+from ..loss.base import Loss
+from ..loss.translate import RowMean, translate
+from ..store.rng import capture_torch, restore_torch
+from ..train.trainer import Trainer
+from ..watch.best import EarlyStopping
+from ..watch.callback import Callback
 from .digest import digest
 
 WEIGHT = "weight"  # the stream of sample weights

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..callback import Callback
+from ..watch.callback import Callback
 
 PLAIN = (NoneType, bool, int, float, complex, str, bytes)
 NBYTES = 6

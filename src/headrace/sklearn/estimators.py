@@ -12,9 +12,10 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
-from ..callback import Callback
 from ..errors import ConfigError
-from ..loss import MSE, CrossEntropy
+from ..loss.classes import CrossEntropy
+from ..loss.elements import MSE
+from ..watch.callback import Callback
 from .base import Estimator
 
 _ROUNDED = "in float32 the last digit of a sum depends on which rows are computed together; in float64 the check passes"

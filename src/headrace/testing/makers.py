@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..data.arrays import ArrayTable
-from ..field import Ragged, Sparse
+from ..data.ragged import Ragged
+from ..data.sparse import Sparse
 
 STRIDE = 1000
 """Item k of row i is `i * STRIDE + k`."""

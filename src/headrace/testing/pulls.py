@@ -3,10 +3,10 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from ..batch import Batch, State, Stream
+from ..data.batch import Batch, State, Stream
+from ..data.fields import has_rows
 from ..data.source import WHOLE, Shard, Source, check_batch
 from ..errors import SourceError
-from ..field import has_rows
 from .seen import Saved, Seen, beside, streams_of
 from .trial import Trial
 

@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..arena import Replica
-from ..batch import Batch
-from ..comm import here
+from ..arena.replica import Replica
 from ..data.arrays import ArrayTable
-from ..engine import launch
-from ..engine.network import Network
-from ..outcome import Outcome
-from ..strategy import Single, Strategy
-from ..strategy.centered import Centered
-from ..trainer import Trainer
+from ..data.batch import Batch
+from ..launch.launch import launch
+from ..launch.network import Network
+from ..loss.outcome import Outcome
+from ..train.trainer import Trainer
+from ..workers.centered import Centered
+from ..workers.here import here
+from ..workers.strategy import Single, Strategy
 
 ROWS, BATCH, EPOCHS = 25, 4, 2  # the last batch of an epoch has no rows for some workers
 PARAMETER, STATISTIC, COUNTER = "parameter", "statistic", "counter"

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch import Batch, State, Stream
-from ..codec import decode, encode
+from ..data.batch import Batch, State, Stream
+from ..data.fields import Field, has_rows
+from ..data.ragged import Ragged
 from ..data.source import Source, Table, check_names
-from ..field import Field, Ragged, Sparse, has_rows
+from ..data.sparse import Sparse
+from ..store.codec import decode, encode
 
 SHOWN = 160  # characters of a batch or a state in a message
 ROWS = 8  # rows of a batch in a message

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from .. import rng
 from ..data.source import Source, Table
+from ..store import rng
 from .epochs import check_epochs, check_flags
 from .pulls import ENDLESS, Pulls, Run, same, same_state
 from .seen import Saved, Seen

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arena import Replica
-from ..checkpoint import Store
-from ..codec import encode
+from ..arena.replica import Replica
 from ..errors import CheckpointError
-from ..strategy import Strategy
+from ..store.checkpoints import Store
+from ..store.codec import encode
+from ..workers.strategy import Strategy
 from .rehearsal import (
     COUNTER,
     EPOCHS,

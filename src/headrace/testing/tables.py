@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Stream
+from ..data.batch import Batch, Stream
 from ..data.draws import Draws
+from ..data.fields import cat
+from ..data.ragged import Ragged
 from ..data.source import Table, check_batch
 from ..errors import SourceError
-from ..field import Ragged, cat
 from .seen import rows_of, shown, streams_of
 from .trial import Report, Trial
 from .watch import together

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..batch import Batch
-from ..field import has_rows
+from ..data.batch import Batch
+from ..data.fields import has_rows
 from .watch import Watch
 
 

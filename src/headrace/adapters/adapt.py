@@ -1,0 +1,171 @@
+"""Whatever a user calls data, as a Table or a Source."""
+
+from collections.abc import Mapping, Sequence
+from numbers import Number
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.arrays import ArrayTable
+from ..data.categories import Categories
+from ..data.fields import Rows
+from ..data.reader import Reader
+from ..data.source import Source, Table
+from ..errors import DataError
+
+
+def as_table(data: Any, categories: Categories | None = None) -> Table:
+    """Data that has rows by number, as a Table: one array is stream "x", two are "x" and "y", a dict names its own."""
+    found = as_data(data, categories)
+    if isinstance(found, Table):
+        return found
+    raise DataError(f"expected rows by number, got a {type(data).__name__}, which gives batches in sequence only.")
+
+
+def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
+    """What a user calls data, as a Source: a Table is read in the given order."""
+    found = as_data(data)
+    return found if isinstance(found, Source) else Reader(found, order, seed)
+
+
+def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
+    """What a user calls data: arrays, a frame, a table, a path, a loader or an iterable of batches.
+
+    Columns of strings that have `categories` are read by them, where it is here that they are read.
+    """
+    if isinstance(data, Table | Source):
+        return data
+    if isinstance(data, list | tuple) and not data:
+        raise DataError(f"the {type(data).__name__} is empty: there is nothing to read.")
+    given = {name: strings for name, strings in (categories or {}).items() if strings}
+    for known in (_of_arrays, _of_files, _of_libraries):
+        found: Table | Source | None = known(data, given)
+        if found is not None:
+            return found
+    raise _refused(data)
+
+
+def _refused(data: Any) -> DataError:
+    kinds = [type(part).__name__ for part in data[:3]] if isinstance(data, tuple | list) else []
+    of = f" of {', '.join(kinds)}{' and others' * (len(data) > 3)}" if kinds else ""
+    return DataError(
+        f"cannot read data from a {type(data).__name__}{of}. Pass arrays or tensors as x, (x, y) or {{'name': ...}}, "
+        "a pandas or Arrow table, a path, a torch Dataset or DataLoader, or a headrace Table or Source."
+    )
+
+
+def _of_arrays(data: Any, categories: Categories) -> Table | None:
+    """One column, (x, y), or columns by name."""
+    if isinstance(data, Mapping):
+        from .iterables import hugging_kind
+
+        return None if hugging_kind(data) else _table(data, categories)
+    if isinstance(data, tuple | list):
+        return _of_parts(data, categories)
+    alone = _is_column(data) and not _is_pandas(data, "DataFrame")  # the columns of a frame are streams
+    return _table({"x": data}, categories) if alone else None
+
+
+def _of_parts(data: tuple[Any, ...] | list[Any], categories: Categories) -> Table | None:
+    """(x, y); `None` for batches or paths. A tuple of two is never two batches."""
+    if not data:
+        return None
+    pair = isinstance(data, tuple) and len(data) == 2
+    if not pair and not (_is_column(data[0]) and not isinstance(data[0], tuple)):
+        return None
+    if not all(map(_is_column, data)) or (isinstance(data, list) and isinstance(data[0], list)):
+        raise _refused(data)  # lists in a list may be rows, columns or batches
+    if len(data) == 2:
+        return _table(dict(zip("xy", data, strict=True)), categories)
+    raise DataError(f"expected (x, y), got {len(data)} arrays. Name the streams: {{'a': ..., 'b': ..., 'y': ...}}.")
+
+
+def _is_column(part: Any) -> bool:
+    """Whether it has a row for each sample: an array, sequences, sparse rows, what pandas holds, lists of numbers."""
+    known = isinstance(part, Tensor | np.ndarray | Rows) or type(part).__module__.startswith("scipy.sparse")
+    return known or _is_pandas(part, "Series", "DataFrame") or isinstance(_first_number(part), Number)
+
+
+def _is_pandas(part: Any, *kinds: str) -> bool:
+    return type(part).__module__.partition(".")[0] == "pandas" and type(part).__name__ in kinds
+
+
+def _first_number(part: Any) -> Any:
+    """The first item of lists in lists; `None` of anything else."""
+    if not isinstance(part, tuple | list):
+        return None
+    while isinstance(part, tuple | list):
+        part = part[0] if part else None
+    return part
+
+
+def _table(parts: Mapping[str, Any], known: Categories) -> ArrayTable:
+    columns: dict[str, Any] = {}
+    categories: dict[str, Sequence[str]] = {}
+    for name, part in parts.items():
+        columns[name] = part
+        if _is_pandas(part, "Series"):
+            from .frames import from_pandas
+
+            table = from_pandas(part.to_frame(name), known)
+            columns[name] = table.columns[name]
+            categories |= table.categories
+        elif _is_pandas(part, "DataFrame"):
+            columns[name] = _matrix(name, part)
+        elif isinstance(_first_number(part), Number):
+            columns[name] = _array(name, part)
+    return ArrayTable(columns, categories=categories)
+
+
+def _matrix(name: str, frame: Any) -> np.ndarray:
+    """The columns of a frame side by side, as one array."""
+    from .frames import from_pandas
+
+    table = from_pandas(frame.set_axis([str(column) for column in frame.columns], axis=1))
+    if table.categories:
+        raise DataError(
+            f"stream {name!r}: column {next(iter(table.categories))!r} of this frame holds text, the others numbers. "
+            "Give the columns as streams, frame.to_dict('series'), or leave it out: frame[['a', 'b']]."
+        )
+    whole: np.ndarray = frame.to_numpy()
+    return whole if whole.dtype.kind in "biufc" else np.stack([c.numpy() for c in table.columns.values()], axis=1)  # type: ignore[union-attr]
+
+
+def _array(name: str, rows: Any) -> np.ndarray | Tensor:
+    """Lists of numbers as an array; what is a float to Python is of torch's default dtype."""
+    try:
+        array = np.asarray(rows)
+    except (TypeError, ValueError):
+        raise DataError(
+            f"stream {name!r}: the rows of this {type(rows).__name__} differ in length, or are not all numbers. "
+            "Sequences are made by hr.Ragged.of(rows)."
+        ) from None
+    plain = array.dtype == np.float64 and not isinstance(_first_number(rows), np.generic)
+    return torch.from_numpy(array).to(torch.get_default_dtype()) if plain else array
+
+
+def _of_files(data: Any, categories: Categories) -> Table | None:
+    several = isinstance(data, list) and data and all(isinstance(path, str | Path) for path in data)
+    if not several and not isinstance(data, str | Path):
+        return None
+    from ..formats.table import open_by
+
+    return open_by(data, categories)
+
+
+def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
+    """What other libraries hold; none of them is imported to find out."""
+    if _is_pandas(data, "DataFrame"):
+        from .frames import from_pandas
+
+        return from_pandas(data, categories)
+    if type(data).__module__.partition(".")[0] == "pyarrow":
+        from .frames import from_arrow
+
+        return from_arrow(data, categories)
+    from .wrap import wrap
+
+    return wrap(data)

@@ -1,0 +1,195 @@
+"""What tables are put together with: `zip concat mix take skip filter map split`."""
+
+import builtins
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.epochs import Epochs
+from ..data.fields import Field
+from ..data.maps import Augmented, Change, Mapped
+from ..data.mix import MixOrder
+from ..data.order import Permutation
+from ..data.reader import Reader
+from ..data.source import Source, Table
+from ..data.views import Chosen, Concat, Run, Zipped, blocks_of, name_of, plain
+from ..errors import ConfigError, DataError, unknown
+from ..length import whole
+from .adapt import as_data, as_table
+
+GOLDEN = (5**0.5 - 1) / 2
+
+
+def zip(*tables: Any, key: str | None = None) -> Table:
+    """Tables side by side: row i beside row i, or, with `key`, rows beside those with the same number in that stream.
+
+    By key, the rows are those of the first table, in its order; every other must have each of its keys exactly once.
+    """
+    given = [as_table(table) for table in tables]
+    if not given:
+        raise ConfigError("zip() needs at least one table.")
+    if key is None:
+        return Zipped(given)
+    wanted = _column(given[0], key)
+    joined = [given[0]]
+    for k, table in enumerate(given[1:], 1):
+        if list(table.categories.get(key, ())) != list(given[0].categories.get(key, ())):
+            raise DataError(f"zip(): table {k} numbers the strings of {key!r} differently. Open it with categories=.")
+        found = Chosen(table, _matches(wanted, _column(table, key), key, k))
+        joined.append(Mapped(found, _Without(key)))
+    return Zipped(joined)
+
+
+def concat(*tables: Any) -> Table:
+    """Tables with the same streams, one after the other."""
+    return Concat([as_table(table) for table in tables])
+
+
+def mix(
+    tables: Sequence[Any], weights: Sequence[float], *, rows: int | None = None, seed: int = 0, **options: Any
+) -> Source:
+    """A Source that takes rows of several tables in given proportions, each in a shuffled order of its own.
+
+    A table that is through begins its next epoch; `rows` says how many make an epoch of the mix (the rows of all).
+    `options` are those of a Reader: `count`, `cross_epochs`, `max_epochs`, `max_samples`.
+    """
+    given = [as_table(table) for table in tables]
+    plain(given, "mix")
+    return Reader(Concat(given), MixOrder([len(table) for table in given], weights, rows=rows, seed=seed), **options)
+
+
+def take(data: Any, rows: int) -> Any:
+    """The first `rows` rows of a table; of a Source, epochs of `rows` rows, one going on where the last one ended."""
+    rows = _rows("take", rows, 1)
+    found = as_data(data)
+    if isinstance(found, Source):
+        return Epochs(found, rows)
+    return Run(found, 0, min(rows, len(found)))
+
+
+def skip(table: Any, rows: int) -> Table:
+    """A table without its first `rows` rows."""
+    rows = _rows("skip", rows, 0)
+    found = as_table(table)
+    return Run(found, min(rows, len(found)), len(found))
+
+
+def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
+    """The rows for which `keep`, a function of the fields of many rows, gives true. The table is read once, now."""
+    found, kept, start = as_table(table), [], 0
+    for batch in blocks_of(found):
+        answer = torch.as_tensor(keep(dict(batch.fields)))
+        if answer.dtype != torch.bool or answer.shape != (batch.rows,):
+            raise DataError(
+                f"filter(): {name_of(keep)} gave {answer.dtype}{list(answer.shape)} for {batch.rows} rows. "
+                "It is to give one truth value for each."
+            )
+        kept.append(torch.nonzero(answer).view(-1).cpu() + start)
+        start += batch.rows
+    return Chosen(found, torch.cat(kept) if kept else torch.empty(0, dtype=torch.int64))
+
+
+def map(table: Any, change: Change, *, where: Literal["host", "device"] = "host") -> Any:
+    """A table, or a mix of some, whose rows are changed many at a time, by a function of the fields by name.
+
+    It returns all the fields, for the same rows. With a second parameter it gets `Draws`: random numbers that are a
+    function of seed, epoch and position, for augmentation that is the same after any resume. `where="device"`: once
+    the rows are on the device.
+    """
+    if where not in ("host", "device"):
+        raise ConfigError(unknown("where", where, ("host", "device")))
+    found, draws = as_data(table), _takes_draws(change)
+    if isinstance(found, Reader):
+        return found.over(map(found.table, change, where=where))
+    if isinstance(found, Source):
+        raise ConfigError("map() takes rows by number. A Source changes its batches where it makes them.")
+    if draws or where == "device" or found.augments:
+        return Augmented(found, change, where, draws)
+    return Mapped(found, change)
+
+
+def split(table: Any, *fractions: float, seed: int = 0, stratify: str | None = None) -> list[Table]:
+    """Parts of a table, shuffled: `train, val, test = split(data, 0.8, 0.1, 0.1)`.
+
+    `stratify`: a stream of whole numbers, each of which is shared out in these proportions.
+    """
+    found = as_table(table)
+    if not fractions or any(not 0 < f <= 1 for f in fractions) or sum(fractions) > 1 + 1e-9:
+        raise ConfigError(
+            f"split() takes fractions above 0 that make at most 1, got {', '.join(builtins.map(str, fractions))}."
+        )
+    if not len(found):
+        raise DataError("split(): the table has no rows.")
+    place = Permutation(len(found), "split", seed)(np.arange(len(found)))
+    groups = [np.arange(len(found))]
+    if stratify is not None:
+        labels = _column(found, stratify)
+        groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    parts: list[list[Any]] = [[] for _ in fractions]
+    for c, group in enumerate(groups):
+        lift = (c * GOLDEN + 0.5) % 1 - 0.5  # what is left over of the classes is shared out evenly, too
+        shuffled = group[np.argsort(place[group], kind="stable")]
+        cuts = np.round(np.cumsum([0, *fractions]) * len(group) + lift).astype(int)
+        for part, start, stop in builtins.zip(parts, cuts, cuts[1:], strict=False):
+            part.append(shuffled[start:stop])
+    joined = [np.sort(np.concatenate(part)) for part in parts]  # on disk, what is near stays near
+    for fraction, rows in builtins.zip(fractions, joined, strict=True):
+        if not len(rows):
+            raise DataError(f"split(): {fraction} of {len(found)} rows is none. Give it a larger part.")
+    return [Chosen(found, torch.from_numpy(rows)) for rows in joined]
+
+
+class _Without:
+    """Drops a stream."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.__qualname__ = f"without {name}"
+
+    def __call__(self, fields: Mapping[str, Field]) -> Mapping[str, Field]:
+        return {name: field for name, field in fields.items() if name != self._name}
+
+
+def _column(table: Table, name: str) -> Any:
+    """A stream of single whole numbers, read whole."""
+    stream = table.stream(name)
+    if stream.shape or stream.sequence or stream.dtype.startswith(("float", "bfloat", "complex")):
+        raise DataError(f"expected a stream with one whole number for each row, got {stream}.")
+    parts = [batch[name] for batch in blocks_of(table)]
+    return torch.cat(parts).cpu().numpy() if parts else np.empty(0, np.int64)
+
+
+def _matches(wanted: Any, found: Any, key: str, k: int) -> Tensor:
+    """Where each of the wanted keys is found."""
+    order = np.argsort(found, kind="stable")
+    keys = found[order]
+    if len(twice := np.flatnonzero(keys[1:] == keys[:-1])):
+        raise DataError(f"zip(): table {k} has {key} {keys[twice[0]]} more than once. Keys beside others are unique.")
+    if not len(keys):
+        raise DataError(f"zip(): table {k} has no rows.")
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    if len(missing := np.flatnonzero(keys[places] != wanted)):
+        row = int(missing[0])
+        raise DataError(f"zip(): table {k} has no row with {key} {wanted[row]}, which row {row} of table 0 asks for.")
+    return torch.from_numpy(order[places])
+
+
+def _takes_draws(change: Change) -> bool:
+    """Whether a function asks for a second argument; one that does not say is taken to want the fields alone."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(change).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    asked = [p for p in parameters if p.kind in kinds and p.default is p.empty]
+    return len(asked) > 1
+
+
+def _rows(who: str, rows: int, least: int) -> int:
+    if (found := whole(rows, least)) is None:
+        raise ConfigError(f"{who}() takes a number of rows, at least {least}, got {rows!r}.")
+    return found

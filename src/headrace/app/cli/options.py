@@ -1,0 +1,108 @@
+"""What `headrace fit` takes beside the parameters of the recipe."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import ConfigError
+
+OWN = (
+    *("config", "print_config", "help", "recipe", "arguments", "fit"),
+    *("run", "resume", "override", "progress", "report", "json"),
+)
+"""Names that the command line has for itself."""
+OF_A_NEW_RUN = ("run", "resume")
+"""What `headrace fit` takes and `headrace resume` does not: the run to go on with has said it."""
+_COUNTS = ("epochs", "steps", "samples", "minutes", "keep", "workers")
+_OF_FIT = (
+    "run",
+    "epochs",
+    "steps",
+    "samples",
+    "minutes",
+    "resume",
+    "override",
+    "checkpoint_every",
+    "validate_every",
+    "keep",
+    "progress",
+)
+"""What is passed on to `Trainer.fit`."""
+_OF_A_RUN = ("resume", "override", "checkpoint_every", "keep", "report")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The training
+
+    Args:
+        run: directory in which the training survives; it goes on from its last checkpoint if there is one
+        epochs: passes over the data, instead of the recipe's limits
+        steps: updates of a worker, instead of the recipe's limits
+        samples: rows over all workers, instead of the recipe's limits
+        minutes: of training, instead of the recipe's limits
+        resume: whether to go on from a checkpoint: if there is one, only if there is one, or only if there is none
+        override: go on although settings differ from those of the run
+        checkpoint_every: as in "1 epoch", "500 steps" or "10 min"
+        validate_every: as in "1 epoch" or "500 steps"
+        keep: how many checkpoints stay
+        progress: a bar or plain lines (a bar on a terminal, if nothing is said)
+        report: write the report at the end
+        workers: how many workers train it
+        engine: where they are
+        strategy: how they make one model, as in diloco or "periodic:every=16 steps,weights=equal"
+        json: print JSON, for a program to read
+    """
+
+    run: str | None = None
+    epochs: int | None = None
+    steps: int | None = None
+    samples: int | None = None
+    minutes: float | None = None
+    resume: Literal["auto", "must", "never"] | None = None
+    override: bool = False
+    checkpoint_every: str | None = None
+    validate_every: str | None = None
+    keep: int | Literal["all"] | None = None
+    progress: Literal["auto", "bar", "plain", "off"] | None = None
+    report: bool = False
+    workers: int = 1
+    engine: Literal["local", "processes", "ray"] = "local"
+    strategy: str | None = None
+    json: bool = False
+
+    def check(self) -> None:
+        """Raises on what contradicts itself, and on what no training could do."""
+        for name in _COUNTS:
+            given = getattr(self, name)
+            if isinstance(given, int | float) and not 0 < given < float("inf"):
+                raise ConfigError(f"--{name} is greater than 0, got {given}.")
+        if self.run is not None and Path(self.run).exists() and not Path(self.run).is_dir():
+            raise ConfigError(f"--run {self.run}: it is a file; name a directory.")
+        if self.strategy is not None:
+            from ...workers.named import named
+
+            named(self.strategy)
+        if self.json and self.progress in ("bar", "plain"):
+            raise ConfigError(f"--json prints nothing but JSON, --progress {self.progress} more. Leave one out.")
+        if self.override and self.resume == "never":
+            raise ConfigError("--override goes on with a run, --resume never does not. Leave one out.")
+
+    def needs_run(self) -> str:
+        """What was asked for that makes no sense without a run, as a flag; empty if nothing was."""
+        given = {name: getattr(self, name) for name in _OF_A_RUN}
+        return next((f"--{name}" for name, value in given.items() if value is not None and value is not False), "")
+
+    def of_fit(self) -> dict[str, Any]:
+        """What to pass to `Trainer.fit`, as far as it was said."""
+        given = {name: getattr(self, name) for name in _OF_FIT}
+        asked = {name: value for name, value in given.items() if value is not None and value is not False}
+        if self.json or self.progress == "off":
+            asked["progress"] = False
+        return asked
+
+    def said(self) -> dict[str, Any]:
+        """What differs from the defaults, and a later command is to repeat."""
+        passing = ("run", "resume", "override", "json", "progress", "report")
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in passing}
+        return {name: value for name, value in given.items() if value != getattr(Options(), name)}

@@ -1,0 +1,60 @@
+"""What commands print: JSON for programs, lines and tables for people."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, TextIO
+
+from ...store.rows import encoded
+
+
+def say(options: Any, document: Any, text: str) -> None:
+    """The result of a command: the document for a program, the text for people."""
+    put(f"{json.dumps(encoded(document), allow_nan=False) if options.json else text}\n")
+
+
+def tell(options: Any, line: str) -> None:
+    """A line on the way, for people."""
+    if not options.json:
+        put(f"{line}\n")
+
+
+def put(text: str, file: TextIO | None = None) -> None:
+    """Writes at once; that a reader such as `head` has left is no error of a command, which goes on."""
+    file = file or sys.stdout
+    try:
+        file.write(text)
+        file.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines, columns aligned: the first to the left, numbers to the right."""
+    lines = [head, *rows]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
+    return "\n".join(
+        "  ".join(f"{cell:{'<' if k == 0 else '>'}{widths[k]}}" for k, cell in enumerate(line)).rstrip()
+        for line in lines
+    )
+
+
+def numbers(row: Mapping[str, Any]) -> list[str]:
+    """A line for every number of a report, by its key; what is no number is left out."""
+    shown = {key: value for key, value in row.items() if isinstance(value, int | float)}
+    width = max(map(len, shown), default=0)
+    return [f"{key:{width}}  {value if isinstance(value, int) else f'{value:.4g}'}" for key, value in shown.items()]
+
+
+def moment(seconds: float) -> str:
+    """A time since the epoch in ISO 8601, where this machine is, with what that is ahead of UTC."""
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
+
+
+def shown(moment: str) -> str:
+    """A moment, for people who are there: date, hour and minute."""
+    return moment[:16].replace("T", " ")

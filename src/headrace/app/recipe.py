@@ -1,0 +1,181 @@
+"""A recipe is run: the function is called, and its trainer trains with what it returned."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError, ConfigError, CorruptError
+from ..store import disk
+from ..train import config
+from ..train.trainer import Trainer
+from ..watch.callback import Callback
+from ..watch.history import History
+from ..workers.strategy import Strategy
+from .find import find_recipe
+from .parameters import required, typed
+
+if TYPE_CHECKING:
+    from ..data.arrays import ArrayTable
+    from ..watch.info import Info
+
+RECIPE_FILE = "recipe.yaml"
+LIMITS = ("epochs", "steps", "samples", "minutes")
+
+
+@dataclass(slots=True)
+class Recipe:
+    """A trainer, its data, and what to pass to `fit`."""
+
+    trainer: Trainer
+    train: Any
+    val: Any = None
+    test: Any = None
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    step: int | None = field(default=None, init=False)
+    """The step that the weights are of, if a run has kept them."""
+
+    @staticmethod
+    def of_run(run: str | Path, *, which: str | int | None = None, recipe: str | None = None) -> "Recipe":
+        """The recipe that a run was trained with, its model with the weights that the run has kept.
+
+        `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last.
+        `recipe`: `file.py` or `file.py:function`, if the run does not know it or the file has moved.
+        """
+        from .of_run import load_run
+
+        return load_run(Path(run), which, recipe)
+
+    def predict(self, data: Any, *, batch_size: int | None = None) -> "ArrayTable":
+        """What the model says of every row, as columns: `output`, or the names of several outputs, and of a classifier
+        `class` and `probability`.
+
+        `data`: what `Trainer.predict` takes, or the name of a file, which is read as the training data were.
+        """
+        from .answers import answers_of
+        from .data import like_training
+
+        if isinstance(data, str | Path):
+            data = like_training(self, str(data), "predict", targets=False)
+        return answers_of(self, self.trainer.predict(data, batch_size=batch_size))
+
+    def run(self, **options: Any) -> History:
+        """Trains; `options` go before the recipe's own."""
+        return self.trainer.fit(self.train, self.val, self.test, **{**self.fit, **options})
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A recipe that is to be trained, and how."""
+
+    recipe: str
+    """`file.py` or `file.py:function`."""
+    arguments: Mapping[str, Any]
+    """What the function is called with: plain values."""
+    options: Mapping[str, Any]
+    """What goes before the recipe's own of what it passes to `fit`."""
+    strategy: Strategy | None = None
+    """Instead of the trainer's."""
+    document: Mapping[str, Any] = field(default_factory=dict)
+    """What the run keeps as `recipe.yaml`, to be trained on or used by later."""
+    needs_run: str = ""
+    """What was asked for that makes no sense without a run."""
+    note: str = ""
+    """A file on the host of the command, for the directory of the run: the recipe may name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What has become of a recipe."""
+
+    last: dict[str, Any]
+    """The last value of every key."""
+    run: str | None
+    """Where the training survives."""
+    why: str
+    """Why it ended."""
+    limit: str = "epochs"
+    """What a longer training has to be given more of."""
+
+
+def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe:
+    """Runs the recipe of a file with these arguments, plain values as a file has them: see `find_recipe`."""
+    function = find_recipe(name)
+    if not arguments and (needed := required(function)):
+        raise ConfigError(f"{name} has to be told {' and '.join(needed)}. Give what it takes a default.")
+    made = function(**typed(function, arguments)) if arguments else function()
+    if not isinstance(made, Recipe):
+        raise ConfigError(f"{name} returned a {type(made).__name__}, not a Recipe.")
+    return made
+
+
+def run_recipe(training: Training) -> Trained:
+    """In a worker: trains a recipe."""
+    made = load_recipe(training.recipe, training.arguments)
+    if training.strategy is not None:
+        follow(made.trainer, training.strategy)
+    fit = merged(made.fit, training.options)
+    run = fit.get("run")
+    if run is not None:
+        fit["callbacks"] = [*fit.get("callbacks", ()), _Written(Path(run), training)]
+    elif training.needs_run:
+        raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
+    made.fit = fit
+    try:
+        history = made.run()
+    except CorruptError:
+        raise
+    except CheckpointError as error:
+        if run is not None and (changed := _changed(Path(run), training.arguments)):
+            listed = "\n  ".join(changed)
+            said = f"the recipe is given other values than the run has:\n  {listed}\nGive those, or name another run."
+            raise type(error)(f"{said} As it is, {error}") from error
+        raise
+    given = [name for name in LIMITS if fit.get(name) is not None] or ["epochs"]
+    limit = next((name for name in given if name[:-1] in history.stopped), given[0])
+    return Trained(history.last, None if run is None else str(run), history.stopped, limit)
+
+
+def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
+    """What a recipe is given now and was given another value of when the run was trained."""
+    import yaml
+
+    try:
+        had = yaml.safe_load((run / RECIPE_FILE).read_text())["arguments"]
+        return config.differences({name: had.get(name, value) for name, value in arguments.items()}, arguments)
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return []
+
+
+def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What to pass to `fit`: what is asked goes before a recipe's own, and one limit replaces all of them."""
+    limited = any(name in asked for name in LIMITS)
+    return {name: value for name, value in own.items() if not (limited and name in LIMITS)} | dict(asked)
+
+
+def follow(trainer: Trainer, strategy: Strategy) -> None:
+    """From now on the trainer is as if it had been made with this strategy."""
+    trainer._follow(strategy)
+    trainer._config = trainer._config | {"strategy": config.plain(strategy)}
+
+
+class _Written(Callback):
+    """Writes down, in a run that has begun, which recipe it is of."""
+
+    everywhere = False
+
+    def __init__(self, run: Path, training: Training) -> None:
+        self._run, self._path, self._training = run, run / RECIPE_FILE, training
+
+    def on_fit_start(self, info: "Info") -> None:
+        import yaml
+
+        if self._training.note:
+            with suppress(OSError):  # the host may be another
+                Path(self._training.note).write_text(str(self._run))
+        text = yaml.safe_dump(dict(self._training.document), sort_keys=False).encode()
+        try:
+            disk.write_file(self._path, text)
+        except OSError as error:
+            raise disk.failure(error, f"writing {self._path}", self._path.parent, len(text)) from error

@@ -1,0 +1,133 @@
+"""Rehearsals: a recipe on virtual workers, by a strategy; what it reaches, when, and what the network carries."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from ..adapters.adapt import as_data
+from ..data.source import Table
+from ..errors import ConfigError, HeadraceError
+from ..launch.launch import launch
+from ..launch.network import Network
+from ..launch.sim import SimComm
+from ..workers.here import here
+from ..workers.named import named
+from ..workers.strategy import Strategy
+from .recipe import follow, load_recipe, merged
+
+TIME = "virtual_s"
+"""Of a row of the history: when it was reported, on worker 0's virtual clock."""
+SHARES = ("computing", "communicating", "idle", "down")
+_OWN = ("run", "resume", "progress")
+"""What a rehearsal settles itself, whatever the recipe passes to `fit`."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What has become of a recipe by one strategy."""
+
+    strategy: str
+    rows: list[Row]
+    """What was reported, and when."""
+    workers: list[dict[str, Any]]
+    """What each worker has done with its time, in virtual seconds."""
+    clock_s: float
+
+    def curve(self, key: str) -> list[tuple[float, float]]:
+        """A number against virtual seconds."""
+        return [(row[TIME], row[key]) for row in self.rows if key in row]
+
+    def last(self, key: str) -> float | None:
+        """The last value that was reported, if there is any."""
+        return next((row[key] for row in reversed(self.rows) if key in row), None)
+
+    @property
+    def updates(self) -> float:
+        """Of a worker, in the mean: they differ where nobody waits for anybody."""
+        return self._mean("updates")
+
+    @property
+    def sent_bytes(self) -> float:
+        """By a worker, in the mean."""
+        return self._mean("sent_bytes")
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """What part of all workers' time was spent on what."""
+        whole = sum(worker["clock_s"] for worker in self.workers) or 1.0
+        return {share: sum(worker[f"{share}_s"] for worker in self.workers) / whole for share in SHARES}
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "strategy": self.strategy,
+            "train/loss": self.last("train/loss"),
+            "val/loss": self.last("val/loss"),
+            TIME: self.clock_s,
+            "updates": self.updates,
+            "sent_bytes": self.sent_bytes,
+            **self.shares,
+            "rows": self.rows,
+            "workers": self.workers,
+        }
+
+    def _mean(self, what: str) -> float:
+        return float(sum(worker[what] for worker in self.workers) / len(self.workers))
+
+
+def rehearse(
+    recipe: str, strategy: str, *, workers: int, network: Network, options: Mapping[str, Any] | None = None
+) -> Rehearsal:
+    """Trains the recipe of a file on so many virtual workers, by the strategy that is called so.
+
+    `options` go before those that the recipe passes to `fit`; a limit among them replaces all of the recipe's. Nothing
+    is kept. Where all workers are lost with one that fails, checkpoints are, for as long as it takes.
+    """
+    failures, by = len(network.failures or ()), named(strategy)
+    kept = failures and not by.centered  # a center goes on, and its workers come back alone
+    try:
+        with tempfile.TemporaryDirectory(prefix="headrace-") if kept else nullcontext() as room:
+            asked = {**(options or {}), **({} if room is None else {"run": f"{room}/run", "wait_for_saves": True})}
+            rows, report = launch(perform, recipe, by, asked, workers=workers, network=network, restarts=failures)
+    except HeadraceError as error:
+        error.args = (f"{strategy}: {error}",)
+        raise
+    found = report()
+    return Rehearsal(strategy, rows, found["workers"], found["clock_s"])
+
+
+def perform(recipe: str, strategy: Strategy, options: Mapping[str, Any]) -> tuple[list[Row], Callable[[], Any]]:
+    """In a virtual worker: what was reported and when, and who knows at the end what each worker has done."""
+    made, comm = load_recipe(recipe), here()
+    assert isinstance(comm, SimComm)
+    _check_rows(made.train, comm.count)
+    follow(made.trainer, strategy)
+    for _ in made.trainer.steps(made.train, made.val, **_options(made.fit, options)):
+        _note(made.trainer.history.rows, comm)
+    _note(made.trainer.history.rows, comm)
+    return made.trainer.history.rows, comm.world.report
+
+
+def _note(rows: list[Row], comm: SimComm) -> None:
+    """Writes down when a row was reported; in the history, where it stays when a training is taken up again."""
+    if rows and TIME not in rows[-1]:
+        rows[-1][TIME] = comm.now()
+
+
+def _options(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What to pass to `steps`."""
+    found = merged({name: value for name, value in own.items() if name not in _OWN}, asked)
+    if found.get("minutes") is not None:
+        raise ConfigError("the recipe ends after some minutes, which virtual workers know nothing of. Say --epochs.")
+    return found
+
+
+def _check_rows(train: Any, workers: int) -> None:
+    data = as_data(train)
+    if isinstance(data, Table) and len(data) < workers:
+        raise ConfigError(f"{workers} workers for {len(data)} rows of training data: some would have nothing to do.")

@@ -1,0 +1,216 @@
+"""What flows: a stream describes one column of the data, a batch holds some rows of every stream."""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DataError
+from .fields import Field, Opaque, Rows, cat, has_rows, map_tensors, split_fields
+from .ragged import Ragged
+from .sparse import Sparse
+
+ANY = -1
+"""A size that differs between batches."""
+
+State = dict[str, Any]
+"""What a cursor is made of: plain JSON values (a source of the user's own may add tensors)."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One named column: the shape of a single row, its dtype and how it is stored.
+
+    A size of -1 is one that differs between batches, as that of padding does.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    layout: Literal["dense", "sparse"] = "dense"
+    sequence: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name or "." in self.name:
+            raise ConfigError(
+                f"a stream needs a name without dots, got {self.name!r}. "
+                "Dots name views of a stream, as in 'words.mask'."
+            )
+        if self.layout not in ("dense", "sparse"):
+            raise ConfigError(f"stream {self.name!r}: layout= is 'dense' or 'sparse', got {self.layout!r}.")
+        object.__setattr__(self, "shape", _sizes(self.name, self.shape))
+        object.__setattr__(self, "dtype", str(torch_dtype(self.dtype)).removeprefix("torch."))
+        if self.dtype.startswith(("qint", "quint")):
+            raise DataError(
+                f"stream {self.name!r} is quantized ({self.dtype}), and torch cannot take rows of that. "
+                "Give numbers: x.dequantize(), or x.int_repr()."
+            )
+
+    @classmethod
+    def of(cls, name: str, rows: Field) -> "Stream":
+        """The stream that these rows belong to; of a field without rows, only the name is known."""
+        if not isinstance(rows, Tensor | Ragged | Sparse):
+            return cls(name)
+        items = rows.values if isinstance(rows, Ragged) else rows
+        dtype, layout = str(rows.dtype).removeprefix("torch."), "sparse" if isinstance(items, Sparse) else "dense"
+        return cls(name, tuple(items.shape[1:]), dtype, layout, isinstance(rows, Ragged))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        kinds = [*["sparse"] * (self.layout == "sparse"), *["sequences of"] * self.sequence]
+        sizes = ", ".join("?" if size == ANY else str(size) for size in self.shape)
+        return " ".join([f"{self.name}:", *kinds, f"{self.dtype}[{sizes}]"])
+
+    @property
+    def varies(self) -> bool:
+        """Whether its rows differ in shape from batch to batch."""
+        return ANY in self.shape
+
+    def fits(self, other: "Stream") -> bool:
+        """Whether two streams agree; a size that differs between batches agrees with any other."""
+        if self == other:
+            return True
+        sizes = zip(self.shape, other.shape, strict=False)
+        return replace(self, shape=other.shape) == other and (
+            len(self.shape) == len(other.shape) and all(a == b or ANY in (a, b) for a, b in sizes)
+        )
+
+
+def _sizes(name: str, shape: Any) -> tuple[int, ...]:
+    """The shape of a row, checked."""
+    try:
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        sizes = (ANY - 1,)
+    if isinstance(shape, str) or any(size < ANY for size in sizes):
+        wanted = f"({shape!r},)" if isinstance(shape, int) else "(3,), or () where a row is one number"
+        raise ConfigError(f"stream {name!r}: shape= is the sizes of a row, as in {wanted}; got {shape!r}.")
+    return sizes
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of this name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"{name!r} is not a torch dtype. Try 'float32' or 'int64'.")
+    return dtype
+
+
+class Batch:
+    """Rows of every stream by name, and the cursor that follows them.
+
+    `rows` counts the rows held here; `total` those of the whole update, over all microbatches and workers; `samples`
+    those that all workers use meanwhile, also where each makes updates of its own.
+    `cursor` is what to keep once the update has been applied; `ends_epoch` is true when the batch reaches
+    or crosses the end of an epoch.
+    """
+
+    __slots__ = ("_share", "_tells_total", "cursor", "ends_epoch", "fields", "rows", "samples", "total", "whole")
+
+    def __init__(
+        self,
+        fields: Mapping[str, Field],
+        rows: int | None = None,
+        *,
+        total: int | None = None,
+        cursor: State | None = None,
+        ends_epoch: bool = False,
+        share: float | None = None,
+    ) -> None:
+        self.fields = fields
+        self.rows = _rows_of(fields) if rows is None else rows
+        self.total = self.samples = self.rows if total is None else total
+        self._tells_total = total is not None
+        self.cursor = cursor
+        self.ends_epoch = ends_epoch
+        self._share = share
+        self.whole: Mapping[str, Field] | None = None
+        """The fields of the macrobatch that this is a view of, if it is one of several."""
+
+    def __getitem__(self, stream: str) -> Any:
+        try:
+            return self.fields[stream]
+        except KeyError:
+            raise DataError(f"no stream {stream!r} in this batch. It has: {', '.join(self.fields)}.") from None
+
+    def __contains__(self, stream: str) -> bool:
+        return stream in self.fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.fields)
+
+    def __repr__(self) -> str:
+        shown = ((k, tuple(v.shape) if isinstance(v, Tensor) else v) for k, v in self.fields.items())
+        parts = (f"{k}={v if isinstance(v, tuple | Rows) else type(v).__name__}" for k, v in shown)
+        return f"Batch({self.rows} rows, {', '.join(parts)})"
+
+    @property
+    def streams(self) -> list[Stream]:
+        """The streams that its fields show to be of."""
+        return [Stream.of(name, field) for name, field in self.fields.items()]
+
+    @property
+    def share(self) -> float:
+        """How large a part of the whole update this is, by rows."""
+        if self._share is not None:
+            return self._share
+        return self.rows / self.total if self.total else 0.0
+
+    def items(self, stream: str) -> int:
+        """How many items of a stream: its rows, or the sequence items where it is a sequence."""
+        items = getattr(self[stream], "items", None)
+        return items if isinstance(items, int) else self.rows
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        """The same batch on another device."""
+        return self._like({k: _to(v, device, non_blocking) for k, v in self.fields.items()})
+
+    def pin(self) -> "Batch":
+        """The same batch, what is in host memory page-locked there, so that a device copies it without waiting."""
+        return self._like({name: map_tensors(field, _pinned) for name, field in self.fields.items()})
+
+    def split(self, rows: int) -> "list[Batch]":
+        """Microbatches of at most `rows` rows each, in order; they are views."""
+        if self.rows <= rows:
+            return [self]
+        counts = [min(rows, self.rows - start) for start in range(0, self.rows, rows)]
+        return [
+            Batch(fields, n, total=self.total)
+            for fields, n in zip(split_fields(self.fields, counts), counts, strict=True)
+        ]
+
+    def _like(self, fields: Mapping[str, Field]) -> "Batch":
+        return Batch(fields, self.rows, total=self.total, cursor=self.cursor, ends_epoch=self.ends_epoch)
+
+
+def concat(batches: Sequence[Batch]) -> dict[str, Field]:
+    """The fields of several batches, one after the other."""
+    if len(batches) == 1:
+        return dict(batches[0].fields)
+    return {name: cat([b[name] for b in batches]) for name in batches[0]}
+
+
+def _to(field: Any, device: torch.device, non_blocking: bool) -> Any:
+    """What is of another kind knows no more than `to(device)`."""
+    return field.to(device, non_blocking=non_blocking) if isinstance(field, Tensor | Rows) else field.to(device)
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+
+def _rows_of(fields: Mapping[str, Field]) -> int:
+    sizes = {name: len(field) for name, field in fields.items() if has_rows(field)}  # type: ignore[arg-type]
+    for name, field in fields.items():
+        if not isinstance(field, Tensor | Opaque):
+            raise DataError(f"stream {name!r} is a {type(field).__name__}. Give a tensor: torch.as_tensor(...).")
+    if not sizes:
+        raise DataError("cannot tell how many rows this batch has: no stream has rows. Pass Batch(fields, rows=n).")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"{name!r}: {n}" for name, n in sizes.items())
+        raise DataError(
+            f"the streams of a batch have different lengths ({listed}). Every stream needs one row per sample."
+        )
+    return next(iter(sizes.values()))

@@ -1,0 +1,380 @@
+"""Feeds a device: macrobatches are staged on it, one ahead of the compute, and read as minibatches.
+
+Three ways, one for each place data can be. Rows in the device's own memory are gathered there. Rows in host
+memory that a thread may read are gathered, pinned and copied by one, while the previous macrobatch is in
+use. Everything else is pulled on the caller's thread. None changes what a batch is.
+"""
+
+import copy
+import queue
+import re
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from ..errors import ConfigError, SourceError
+from ..length import Counters, whole
+from .batch import Batch, State
+from .macrobatch import Macrobatch
+from .malloc import keep_freed_memory
+from .sizes import BatchSize, Sizes
+from .source import WHOLE, Shard, Source, check_names
+from .staging import Copy, Pull
+
+READS = "headrace-feed"
+"""The name of threads that read data ahead."""
+LEAVE_S = 5.0  # how long a feed that is closed waits for a read that is under way
+GIVE_UP_S = 300.0  # and how long where that read moves the source itself
+POLL_S = 0.1  # how long a wait may last before it looks at the stop flag
+CACHE_BYTES = 1 << 21
+AT_ONCE = 64  # batches of a source that is pulled one by one which are staged together
+MOST_PARTS = 16  # more of a macrobatch are not staged for one worker of many
+DEVICE_BYTES = 64 << 20  # one that crosses a bus should be worth the journey
+
+
+class Feed:
+    """The batches of a source on a device, an epoch per iteration.
+
+    ```python
+    for batch in Feed(source, "cuda", batch_size=128):
+        ...
+    ```
+
+    `macrobatch` is the number of rows staged together, rounded up to whole batches, or their bytes, as in "64 MB";
+    `"auto"` chooses. `batch_size` may change on the way: `{0: 32, "5 epochs": 64}`, counted from `counters`.
+    `once`: one epoch is wanted, and nothing is read ahead of the next. `waiting` is called now and then while a batch
+    is awaited; what it raises ends the wait.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        device: str | torch.device = "cpu",
+        *,
+        batch_size: BatchSize | Sizes = 128,
+        macrobatch: int | str = "auto",
+        shard: Shard = WHOLE,
+        once: bool = False,
+        waiting: Callable[[], None] = lambda: None,
+        counters: Callable[[], Counters] | None = None,
+    ) -> None:
+        if not isinstance(source, Source):
+            raise ConfigError(f"a Feed reads a Source, got a {type(source).__name__}. A Table is read by a Reader.")
+        self.sizes = batch_size if isinstance(batch_size, Sizes) else Sizes(batch_size)
+        check_names(source.streams)
+        keep_freed_memory()
+        self.source, self.shard = source, shard
+        self.device = torch.device(device)
+        if self.device.type == "cpu":
+            self.device = torch.device("cpu")
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        self.rows = -(-self._amount(macrobatch) // self.sizes.first) * self.sizes.first
+        """About how much is staged together: rows, or items where the source counts these."""
+        own = Counters()
+        self._own = None if counters is not None or self.sizes.constant else own
+        self._counters = counters or (lambda: own)  # without the feed, or the thread would hold it
+        self.macrobatch = 0
+        """The macrobatch being read, counted from 1 in every epoch."""
+        self.ends_macrobatch = False
+        """Whether the batch given last was the last of its macrobatch."""
+        self.finished = False
+        """Whether the source has said that it is finished, and is to be rewound."""
+        self._once, self._waiting = once, waiting
+        self._stager = self._choose_stager()
+        self._left: Iterator[Batch] = iter(())  # what has not been given yet of the macrobatch being read
+        self._last: Batch | None = None  # its last batch
+        self._given: State | None = None  # the cursor of the batch given last
+        self._ended = True  # whether that batch ended an epoch
+        self._failed = False  # whether a macrobatch was awaited and has not come
+
+    @property
+    def batches(self) -> int | None:
+        """How many batches an epoch has, where that is known."""
+        return self.source.batches(self.sizes.first) if self.sizes.constant else None
+
+    @property
+    def macrobatches(self) -> int | None:
+        """How many macrobatches an epoch has, where that is known."""
+        return None if self.batches is None else -(-self.batches * self.sizes.first // self.rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches up to the end of the epoch. An epoch that was left goes on after the last batch given."""
+        if self._failed:
+            self.close()
+        if self._ended:
+            self.macrobatch, self.finished, self._ended = 0, False, False
+        while True:
+            for batch in self._left:
+                self._given, self.ends_macrobatch = batch.cursor, batch is self._last
+                self._ended = batch.ends_epoch
+                if self._own is not None:
+                    self._own.samples += batch.total
+                    self._own.epochs += batch.ends_epoch
+                yield batch
+            if self._ended or not self._stage():
+                return
+
+    def _stage(self) -> bool:
+        """Begins the next macrobatch of the epoch; whether there is one."""
+        self._failed = True
+        macrobatch = self._stager.next()
+        self._failed = False
+        if macrobatch is None:
+            self.finished = self._ended = True
+            return False
+        self.macrobatch += 1
+        self.finished, self.ends_macrobatch = macrobatch.finishes, False
+        batches = macrobatch.batches()
+        self._left, self._last = iter(batches), batches[-1]
+        return True
+
+    def share(self, shard: Shard) -> None:
+        """From the next batch on, another part of each is read."""
+        if shard != self.shard:
+            self.close()
+            self.shard, self._left = shard, iter(())
+            self._stager = self._choose_stager()
+
+    def close(self) -> None:
+        """Ends the thread, if there is one, and drops what was staged ahead.
+
+        The source then stands after the last batch that was given. One without a state cannot go back: what was staged
+        is kept for the next iteration.
+        """
+        began = self._stager.stop()
+        if self.source.state_dict() is None:
+            return
+        self._stager.forget()
+        cursor = self._given or began
+        if cursor is not None and (began is not None or self._failed or not self._ended):  # else nothing was read ahead
+            self.source.load_state_dict(cursor)
+        self._left, self._last, self._given, self._ended, self._failed = iter(()), None, None, True, False
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _amount(self, macrobatch: int | str) -> int:
+        """How much to stage together, of what a size counts."""
+        if macrobatch == "auto" and not self.source.shards:
+            return 1
+        if rows := whole(macrobatch):
+            return rows
+        budget = CACHE_BYTES if self.device.type == "cpu" else DEVICE_BYTES
+        amount = max(1, int(_bytes(macrobatch, budget) // max(1.0, self.source.item_bytes)))
+        if self.source.shards:  # it counts what all workers read, and each stages its part
+            amount *= min(self.shard.count, MOST_PARTS)
+        one_by_one = type(self.source).next_macrobatch is Source.next_macrobatch
+        return min(amount, AT_ONCE * self.sizes.first) if macrobatch == "auto" and one_by_one else amount
+
+    def _choose_stager(self) -> "_Inline | _Ahead":
+        pull = partial(Pull, sizes=self.sizes, rows=self.rows, shard=self.shard, counters=self._counters)
+        if self.source.thread_safe and not self.source.resident(self.device):
+            return _Ahead(self.source, pull, Copy(self.device), self._once, self._waiting)
+        self.source.waiting = self._waiting
+        return _Inline(pull(self.source), Copy(self.device))
+
+
+class _Inline:
+    """Pulls on the caller's thread, when asked."""
+
+    def __init__(self, pull: Pull, copy: Copy) -> None:
+        self._pull, self._copy = pull, copy
+
+    def next(self) -> Macrobatch | None:
+        macrobatch = self._pull()
+        return None if macrobatch is None else self._copy.wait(self._copy.start(macrobatch))
+
+    def stop(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        self._pull.forget()
+
+
+class _Ahead:
+    """Stages the next macrobatch in a thread while the last one is being read: two at a time, no more.
+
+    The thread reads the source at a position of its own, if the source can be read so. Then a read that takes too long
+    is left to end by itself, and moves nothing that anybody else reads.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        pull: Callable[[Source], Pull],
+        copy: Copy,
+        once: bool,
+        waiting: Callable[[], None],
+    ) -> None:
+        self._source, self._make, self._copy, self._once, self._waiting = source, pull, copy, once, waiting
+        self._thread: threading.Thread | None = None
+        self._channel = _Channel()
+        self._reading = source
+        self._pull: Pull | None = None
+        self._kept: list[Macrobatch | BaseException | None] = []  # staged for a feed that was left
+        self._began: State | None = None  # where the source stood when the thread began
+
+    def next(self) -> Macrobatch | None:
+        if self._kept:
+            staged = self._kept.pop(0)
+        else:
+            thread = self._thread or self._start()
+            staged = self._channel.take(thread, self._waiting, self._source)
+        if isinstance(staged, BaseException):
+            raise staged
+        if self._thread is not None and _is_last(staged, self._once):
+            self._finish(self._thread)
+        return None if staged is None else self._copy.wait(staged)
+
+    def stop(self) -> State | None:
+        """Ends the thread; where the source stood when it began, if there is one and the source can say so."""
+        thread, self._thread = self._thread, None
+        began, self._began = self._began, None
+        if thread is None:
+            return None
+        self._channel.close()
+        thread.join(LEAVE_S)
+        if thread.is_alive():
+            self._leave(thread)
+        self._kept += self._channel.drain()
+        return began
+
+    def forget(self) -> None:
+        """Drops what was staged."""
+        self._kept, self._pull = [], None
+
+    def _start(self) -> threading.Thread:
+        self._channel = channel = _Channel()
+        weakref.finalize(self, channel.stop.set)  # the thread holds no feed, so that a forgotten one ends it
+        if self._pull is None:
+            self._reading = self._source.apart()
+            self._pull = self._make(self._reading)
+        self._began = copy.deepcopy(self._source.state_dict())
+        self._thread = threading.Thread(
+            target=_stage_ahead, args=(self._pull, self._copy, channel, self._once), name=READS, daemon=True
+        )
+        self._thread.start()
+        return self._thread
+
+    def _finish(self, thread: threading.Thread) -> None:
+        """The thread has ended with the data: the source stands where it does."""
+        thread.join()
+        self._thread = self._began = self._pull = None
+        if self._reading is not self._source:
+            self._source.load_state_dict(self._reading.state_dict() or {})
+
+    def _leave(self, thread: threading.Thread) -> None:
+        """A read takes long: it is left where it moves nothing, else waited for."""
+        if self._reading is not self._source:
+            warnings.warn(
+                f"{_said(self._source)} is still being read {LEAVE_S:g} s after its feed was left. Nobody waits for "
+                "that read: it ends by itself, and moves nothing.",
+                stacklevel=4,
+            )
+            return
+        warnings.warn(
+            f"{_said(self._source)} is still being read {LEAVE_S:g} s after its feed was left. That read is waited for "
+            f"as it moves the source, but no longer than {GIVE_UP_S:g} s.",
+            stacklevel=4,
+        )
+        thread.join(GIVE_UP_S)
+        if thread.is_alive():
+            raise SourceError(
+                f"{_said(self._source)} has given no batch for {LEAVE_S + GIVE_UP_S:g} s after its feed was left, and "
+                "nobody knows where it will stand. Make another one; let next_batch give up where it waits for others."
+            )
+
+
+def _is_last(staged: Macrobatch | None, once: bool) -> bool:
+    """Whether nothing is staged after this until the source is rewound, or the next pass begins."""
+    return staged is None or staged.finishes or (once and staged.ends_epoch)
+
+
+def _said(source: Source) -> str:
+    """A source as messages name it."""
+    return f"{source.title} ({', '.join(stream.name for stream in source.streams)})"
+
+
+class _Channel:
+    """What the staging thread and the reader share."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._staged: queue.Queue[Macrobatch | BaseException | None] = queue.Queue()
+        self._room = threading.Semaphore(1)  # the macrobatch being read is not counted
+
+    def take(
+        self, thread: threading.Thread, waiting: Callable[[], None], source: Source
+    ) -> Macrobatch | BaseException | None:
+        """The next macrobatch, once the thread has staged it; frees the room it took."""
+        while True:
+            alive = thread.is_alive()
+            try:
+                staged = self._staged.get(timeout=POLL_S)
+            except queue.Empty:
+                waiting()
+                if self.stop.is_set():
+                    return SourceError(f"the feed was closed while a batch of {_said(source)} was awaited.")
+                if not alive:
+                    return SourceError(
+                        f"the thread that reads {_said(source)} is gone, and a batch was awaited of it. A process that "
+                        "was forked has no threads of its parent's: make the feed there."
+                    )
+                continue
+            self._room.release()
+            return staged
+
+    def drain(self) -> list[Macrobatch | BaseException | None]:
+        """What was staged and not taken."""
+        found = []
+        while not self._staged.empty():
+            found.append(self._staged.get())
+        return found
+
+    def wait_for_room(self) -> bool:
+        """Whether there is room for another macrobatch; false once the feed is closed."""
+        while not self.stop.is_set():
+            if self._room.acquire(timeout=POLL_S):
+                return not self.stop.is_set()
+        return False
+
+    def close(self) -> None:
+        """Ends the thread, at once if it waits for room."""
+        self.stop.set()
+        self._room.release()
+
+    def put(self, staged: Macrobatch | BaseException | None) -> None:
+        self._staged.put(staged)
+
+
+def _stage_ahead(pull: Pull, copy: Copy, channel: _Channel, once: bool) -> None:
+    """The staging thread: it ends with the data, with a failure, or when the feed is closed."""
+    while channel.wait_for_room():
+        try:
+            macrobatch = pull()
+            channel.put(None if macrobatch is None else copy.start(macrobatch))
+        except BaseException as error:
+            channel.put(error)
+            return
+        if _is_last(macrobatch, once):
+            return  # a source that has ended is left alone until it is rewound
+
+
+def _bytes(text: int | str, automatic: int) -> float:
+    """The bytes that a text such as "64 MB" stands for."""
+    if text == "auto":
+        return automatic
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMG]?)B\s*", text, re.IGNORECASE) if isinstance(text, str) else None
+    if match is None:
+        raise ConfigError(
+            f"macrobatch= is a number of rows, 'auto', or bytes in B, kB, MB or GB, as in '64 MB'; got {text!r}."
+        )
+    return float(match[1]) * {"": 1, "K": 1e3, "M": 1e6, "G": 1e9}[match[2].upper()]

@@ -1,0 +1,259 @@
+"""The order of an epoch, as a pure function of (seed, epoch, position).
+
+Nothing is stored and nothing is drawn: the row at any position of any epoch is computed, in O(1) memory,
+by a keyed permutation. So a run can stop and go on anywhere, on any number of workers, and read the same
+rows. The outputs are part of the file format of a run: they never change within one `VERSION`.
+"""
+
+import hashlib
+from collections.abc import Callable
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, unknown
+from ..length import whole
+
+VERSION = 1
+ROUNDS = 8
+CHUNK = 8192  # positions at a time: the temporaries stay in the processor's cache
+
+Indices = NDArray[np.int64]
+
+
+class Permutation:
+    """A keyed bijection of [0, n): a mixed-radix Feistel network with cycle walking.
+
+    A number x below a·b is the pair (x // b, x % b). Each round adds to one half, modulo its radix, a hash
+    of the other: that can be undone, whatever the hash. With a = ⌈√n⌉ and b = ⌈n / a⌉ hardly any x lies
+    past n; those that land there go round again until they do not (Black & Rogaway 2002).
+    """
+
+    def __init__(self, n: int, *key: object) -> None:
+        if not 0 < n < 2**62:
+            raise ConfigError(f"a permutation needs 1 to 2**62 - 1 elements, got {n}.")
+        self.n = n
+        a = _ceil_sqrt(n)
+        self._radix = np.uint64(a), np.uint64(-(-n // a))
+        words = np.frombuffer(_digest(n, *key), dtype="<u4").astype(np.uint32)
+        self._adds = words[:ROUNDS].astype(np.uint64)
+        self._muls = words[ROUNDS:] | np.uint32(1)
+
+    def __call__(self, positions: Any, tweak: Any = None) -> Indices:
+        """The element at each position. A `tweak` per position selects a permutation of its own."""
+        return self._walk(positions, tweak, self._forward)
+
+    def inverse(self, elements: Any, tweak: Any = None) -> Indices:
+        """The position of each element."""
+        return self._walk(elements, tweak, self._backward)
+
+    def _walk(self, x: Any, tweak: Any, step: "Callable[[Any, Any], Any]") -> Indices:
+        x = np.asarray(x, dtype=np.uint64)
+        tweak = None if tweak is None else np.asarray(tweak, dtype=np.uint64)
+        out = np.empty(len(x), dtype=np.uint64)
+        for start in range(0, len(x), CHUNK):
+            part = slice(start, start + CHUNK)
+            keyed = None if tweak is None else tweak[part]
+            y = step(x[part], keyed)
+            while len(outside := np.flatnonzero(y >= self.n)):
+                y[outside] = step(y[outside], None if keyed is None else keyed[outside])
+            out[part] = y
+        return out.view(np.int64)
+
+    def _forward(self, x: Any, tweak: Any) -> Any:
+        halves, scratch = self._halves(x)
+        for k in range(ROUNDS):
+            shift = self._round(halves[1 - k % 2], k, tweak, scratch)
+            half, radix = halves[k % 2], self._radix[k % 2]
+            half += shift
+            np.minimum(
+                half, np.subtract(half, radix, out=shift), out=half
+            )  # unsigned: below the radix it wraps to huge
+        return self._whole(halves)
+
+    def _backward(self, x: Any, tweak: Any) -> Any:
+        halves, scratch = self._halves(x)
+        for k in reversed(range(ROUNDS)):
+            shift = self._round(halves[1 - k % 2], k, tweak, scratch)
+            half, radix = halves[k % 2], self._radix[k % 2]
+            half -= shift
+            np.minimum(half, np.add(half, radix, out=shift), out=half)
+        return self._whole(halves)
+
+    def _halves(self, x: Any) -> tuple[tuple[Any, Any], tuple[Any, ...]]:
+        """The two halves, and room to compute in."""
+        high = x // self._radix[1]
+        low = high * self._radix[1]
+        np.subtract(x, low, out=low)
+        n = len(x)
+        return (high, low), (np.empty(n, np.uint64), np.empty(n, np.uint32), np.empty(n, np.uint32))
+
+    def _whole(self, halves: tuple[Any, Any]) -> Any:
+        high, low = halves
+        high *= self._radix[1]
+        high += low
+        return high
+
+    def _round(self, half: Any, k: int, tweak: Any, scratch: tuple[Any, ...]) -> Any:
+        """A hash of one half, in [0, radix of the other): 32-bit multiply and xor-shift, then scaled."""
+        scaled, h, mixed = scratch
+        np.add(half, self._adds[k], out=scaled)
+        if tweak is not None:
+            scaled += tweak
+        h[:] = scaled
+        h *= self._muls[k]
+        h ^= np.right_shift(h, np.uint32(15), out=mixed)
+        h *= np.uint32(0x846CA68B)
+        np.multiply(h, self._radix[k % 2], out=scaled)
+        scaled >>= np.uint64(32)
+        return scaled
+
+
+class Order:
+    """Which row stands at which position of which epoch.
+
+    `"full"`: any row anywhere. `"blocks"`: blocks of `block` consecutive rows shuffled, and the rows inside
+    each. `"blocks-only"`: blocks shuffled, rows in place. `"rows-only"`: blocks in place, rows shuffled
+    inside each. `"none"`: as stored. `mix`: of `"blocks"`, the rows of that many shuffled blocks are shuffled together.
+    """
+
+    KINDS = ("full", "blocks", "blocks-only", "rows-only", "none")
+
+    def __init__(self, n: int, kind: str = "full", *, seed: int = 0, block: int | None = None, mix: int = 1) -> None:
+        if not isinstance(kind, str) or kind not in self.KINDS:
+            raise ConfigError(unknown("order", kind, self.KINDS))
+        if n < 1:
+            raise ConfigError(f"an order needs at least one row, got {n}.")
+        if block is not None and not whole(block):
+            raise ConfigError(f"block= is a number of rows, at least 1, got {block}.")
+        if not whole(mix) or (mix > 1 and kind != "blocks"):
+            raise ConfigError(f"mix= is a number of blocks, at least 1, for order 'blocks'; got {mix} for {kind!r}.")
+        seed = seed.item() if isinstance(seed, np.generic) else seed
+        self.n, self.kind, self.seed, self.mix = int(n), kind, seed, int(mix)
+        self.block = min(whole(block) or self.n, self.n)
+        self._tail = (n - 1) // self.block  # the last block: the only one that may be short
+        self._missing = (self._tail + 1) * self.block - n  # the rows that it lacks
+        self._keys: tuple[int, Any, Any, Any, int] | None = None
+
+    def indices(self, epoch: int, start: int, stop: int) -> Indices:
+        """The rows at positions `start` to `stop` of an epoch."""
+        if not 0 <= start <= stop <= self.n:
+            raise ConfigError(f"positions {start} to {stop} are not within an epoch of {self.n} rows.")
+        return self.at(epoch, np.arange(start, stop, dtype=np.int64))
+
+    def at(self, epoch: int, positions: Indices) -> Indices:
+        """The rows at these positions of an epoch, wherever they are."""
+        if self.kind == "none" or not len(positions):
+            return positions
+        blocks, inside, tail, slot = self._permutations(epoch)
+        if self.kind == "full":
+            rows: Indices = blocks(positions)
+            return rows
+        if self.mix > 1:
+            return self._mixed(epoch, positions, blocks, slot)
+        return self._two_levels(positions, blocks, inside, tail, slot)
+
+    def stretches(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """The runs of rows on disk that positions `start` to `stop` are taken from, in the order they come up.
+
+        A run begins before `start`, and ends behind `stop`, where its rows are shuffled with others.
+        """
+        if self.kind in ("full", "none") or start == stop:
+            return [(start, stop)] if self.kind == "none" else []
+        blocks, _, _, slot = self._permutations(epoch)
+        first, last = (self._slot(position, slot) // self.mix * self.mix for position in (start, stop - 1))
+        slots = np.arange(first, min(last + self.mix, self._tail + 1))
+        ids = slots if blocks is None else blocks(slots)
+        return [(int(k) * self.block, min(self.n, (int(k) + 1) * self.block)) for k in ids]
+
+    def stretch_end(self, epoch: int, position: int) -> int:
+        """The position behind the rows that are shuffled together with the one at `position`."""
+        if self.kind in ("full", "none"):
+            return self.n
+        slot = self._permutations(epoch)[3]
+        after = (self._slot(position, slot) // self.mix + 1) * self.mix
+        return min(self.n, after * self.block - (self._missing if after > slot else 0))
+
+    def cuts(self, epoch: int, parts: int) -> Indices:
+        """The bounds of so many parts of an epoch, each of as many blocks; those shuffled together stay so.
+
+        Of an order of blocks: the others have nothing that stays together.
+        """
+        slot, groups = self._permutations(epoch)[3], -(-(self._tail + 1) // self.mix)
+        slots = [part * groups // parts * self.mix for part in range(parts + 1)]
+        ends = [min(self.n, after * self.block - (self._missing if after > slot else 0)) for after in slots]
+        return np.array(ends, dtype=np.int64)
+
+    def _slot(self, position: int, slot: int) -> int:
+        """The slot of a position, where the short block stands in `slot`."""
+        behind = position >= (slot + 1) * self.block - self._missing
+        return (position + (self._missing if behind else 0)) // self.block
+
+    def _mixed(self, epoch: int, positions: Indices, blocks: Any, slot: int) -> Indices:
+        """Positions are shuffled within groups of `mix` slots; all groups but two have the same size."""
+        size, mix, missing = self.block, self.mix, self._missing
+        behind = positions + np.where(positions >= (slot + 1) * size - missing, missing, 0)
+        groups = behind // (size * mix)
+        firsts = groups * size * mix - np.where(groups * mix > slot, missing, 0)
+        sizes = np.minimum(mix, self._tail + 1 - groups * mix) * size
+        sizes -= np.where(groups == slot // mix, missing, 0)
+        offsets = positions - firsts
+        for rows in np.unique(sizes):
+            those = sizes == rows
+            shuffle = Permutation(int(rows), "mixed", VERSION, self.seed, epoch, size, mix)
+            offsets[those] = shuffle(offsets[those], tweak=_mix(groups[those]))
+        moved = firsts + offsets
+        moved += np.where(moved >= (slot + 1) * size - missing, missing, 0)
+        slots, inside = np.divmod(moved, size)
+        ids: Indices = blocks(slots)
+        return ids * size + inside
+
+    def _permutations(self, epoch: int) -> tuple[Any, Any, Any, int]:
+        """Of the blocks, of the rows in a whole block, of those in the short one, and that one's slot."""
+        keys = self._keys
+        if keys is None or keys[0] != epoch:
+            key = (VERSION, self.seed, epoch, self.block)
+            if self.kind == "full":
+                keys = (epoch, Permutation(self.n, "rows", *key[:3]), None, None, 0)
+            else:
+                blocks = None if self.kind == "rows-only" else Permutation(self._tail + 1, "blocks", *key)
+                still = self.kind == "blocks-only"
+                inside = None if still else Permutation(self.block, "inside", *key)
+                tail = None if still else Permutation(self.block - self._missing, "tail", *key)
+                slot = self._tail if blocks is None else int(blocks.inverse([self._tail])[0])
+                keys = (epoch, blocks, inside, tail, slot)
+            self._keys = keys  # another thread may have put its own there meanwhile
+        return keys[1:]
+
+    def _two_levels(self, positions: Indices, blocks: Any, inside: Any, tail: Any, slot: int) -> Indices:
+        size, missing = self.block, self._missing
+        after = positions >= (slot + 1) * size - missing  # behind the short block every position moves up
+        slots, offsets = np.divmod(positions + np.where(after, missing, 0), size)
+        ids = slots if blocks is None else blocks(slots)
+        if inside is not None:
+            in_tail = ids == self._tail
+            shuffled = inside(offsets, tweak=_mix(ids))
+            if in_tail.any():
+                shuffled[in_tail] = tail(offsets[in_tail])
+            offsets = shuffled
+        rows: Indices = ids * size + offsets
+        return rows
+
+
+def _mix(ids: Indices) -> Any:
+    """A 64-bit hash of block numbers (the finaliser of splitmix64), so that blocks get unlike tweaks."""
+    z = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _digest(*key: object) -> bytes:
+    text = "\x1f".join(str(part) for part in key)
+    return hashlib.blake2b(text.encode(), digest_size=8 * ROUNDS).digest()
+
+
+def _ceil_sqrt(n: int) -> int:
+    return isqrt(n - 1) + 1

@@ -1,0 +1,184 @@
+"""Sequences of unequal lengths, and the forms in which models take them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .fields import Rows, cat, map_tensors, signed, take, tensors_of, unmasked
+from .offsets import check_offsets, cut, joined_offsets, places
+from .sparse import Sparse
+
+
+class Ragged(Rows):
+    """Sequences of unequal lengths: row i is values[offsets[i]:offsets[i + 1]].
+
+    The items may be sparse. `bounds` are the offsets on the host.
+    """
+
+    __slots__ = ("_mask", "values")
+
+    def __init__(self, values: "Tensor | Sparse", offsets: Any) -> None:
+        offsets = torch.as_tensor(offsets)
+        self.values, self.offsets, self.bounds = values, offsets, offsets.cpu()
+        self._mask: Tensor | None = None
+        check_offsets(self.bounds, len(values), "a Ragged", "values")
+
+    @classmethod
+    def of(cls, sequences: "Sequence[Any]") -> "Ragged":
+        """Sequences given one by one, as tensors, arrays or lists."""
+        parts = [torch.as_tensor(unmasked(each, f"sequence {k}")) for k, each in enumerate(sequences)]
+        held = [part for part in parts if len(part)] or parts[:1]
+        if not held:
+            raise DataError("no sequences: nothing says what their items are. Pass at least one.")
+        values = torch.cat(held)
+        return cls._made(values, torch.tensor([0, *accumulate(map(len, parts))]))
+
+    @classmethod
+    def _made(cls, values: "Tensor | Sparse", offsets: Tensor, bounds: Tensor | None = None) -> "Ragged":
+        """Parts that are known to fit."""
+        made = cls.__new__(cls)
+        made.values, made.offsets, made.bounds = values, offsets, offsets if bounds is None else bounds
+        made._mask = None
+        return made
+
+    def __getitem__(self, key: Any) -> Any:
+        """Row i as a tensor, or rows start:stop as a view."""
+        if not isinstance(key, SupportsIndex):
+            items, offsets, bounds = self._run(key)
+            return Ragged._made(self.values[items], offsets, bounds)
+        row = range(len(self))[key]
+        return self.values[int(self.bounds[row]) : int(self.bounds[row + 1])]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values.split(self.bounds.diff().tolist()))
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} rows, {self.items} items of {list(self.shape)})"
+
+    @property
+    def items(self) -> int:
+        """How many items there are in all rows."""
+        return len(self.values)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one item."""
+        return tuple(self.values.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def lengths(self) -> Tensor:
+        """Items of each row, on the device of the values."""
+        return self.offsets.diff()
+
+    @property
+    def longest(self) -> int:
+        """Items of the longest row; the device is not asked."""
+        return int(self.bounds.diff().max()) if len(self) else 0
+
+    @property
+    def mask(self) -> Tensor:
+        """Of shape (rows, longest): true where `padded` holds an item."""
+        if self._mask is None:
+            self._mask = torch.arange(self.longest, device=self.device) < self.lengths[:, None]
+        return self._mask
+
+    def padded(self, value: float = 0) -> Tensor:
+        """Of shape (rows, longest, ...): the items of each row, then `value`."""
+        values, mask = self.dense(), self.mask
+        if values.dim() == 1:  # the mask is in the order of the items
+            padded = values.new_full(mask.shape, value)
+            signed(padded).masked_scatter_(mask, signed(values))
+            return padded
+        padded = values.new_full((*mask.shape, *values.shape[1:]), value)
+        if self.items:
+            starts = torch.arange(len(self), device=self.device) * mask.shape[1]
+            signed(padded).flatten(0, 1).index_copy_(0, self._flat(starts), signed(values))
+        return padded
+
+    def dense(self) -> Tensor:
+        """The items of all rows as one tensor."""
+        return self.values if isinstance(self.values, Tensor) else self.values.to_dense()
+
+    def packed(self) -> Any:
+        """As a PackedSequence, for torch's recurrent layers."""
+        lengths = self.bounds.diff()
+        if len(empty := torch.nonzero(lengths == 0)):
+            raise DataError(f"row {int(empty[0])} is an empty sequence, which a PackedSequence cannot hold. Drop it.")
+        return torch.nn.utils.rnn.pack_padded_sequence(self.padded(), lengths, batch_first=True, enforce_sorted=False)
+
+    def nested(self) -> Tensor:
+        """As a nested tensor of jagged layout."""
+        nested: Tensor = torch.nested.nested_tensor_from_jagged(self.dense(), self.offsets)
+        return nested
+
+    @property
+    def ids(self) -> "Ragged":
+        """The same sequences with the index of each one-hot item."""
+        if not isinstance(self.values, Sparse):
+            raise DataError("these items are dense: only sparse ones have ids.")
+        return self.with_values(self.values.ids)
+
+    def with_values(self, values: "Tensor | Sparse") -> "Ragged":
+        """The same sequences of other items, one for each: what a model has made of `values`."""
+        if len(values) != self.items:
+            advice = " Padded ones belong to with_padded()." if len(values) == len(self) else ""
+            raise DataError(f"expected {self.items} items for {len(self)} sequences, got {len(values)}.{advice}")
+        return Ragged._made(values, self.offsets, self.bounds)
+
+    def with_padded(self, padded: Tensor) -> "Ragged":
+        """The same sequences of other items: what a model has made of `padded()`."""
+        if tuple(padded.shape[:2]) != (len(self), self.longest):
+            raise DataError(f"expected shape {[len(self), self.longest]} and more, got {list(padded.shape)}.")
+        starts = torch.arange(len(self), device=self.device) * self.longest
+        return self.with_values(padded.flatten(0, 1).index_select(0, self._flat(starts)))
+
+    def items_of(self, outputs: "Ragged | Tensor", flat: bool = False) -> Tensor:
+        """The items of something with the same sequences: a Ragged, a row for each item, or padded.
+
+        Where a tensor may be either of these two, it is `flat` or not.
+        """
+        if isinstance(outputs, Ragged):
+            if outputs.bounds is not self.bounds and not torch.equal(outputs.bounds, self.bounds):
+                raise DataError(f"expected something for the sequences of {self!r}, got {outputs!r} with others.")
+            return outputs.dense()
+        is_padded = outputs.dim() > 1 and tuple(outputs.shape[:2]) == (len(self), self.longest)
+        if len(outputs) == self.items and (flat or not is_padded):
+            return outputs
+        if is_padded:
+            return self.with_padded(outputs).dense()
+        raise DataError(
+            f"expected outputs for {self.items} items, or of shape {[len(self), self.longest]} and more, "
+            f"got {list(outputs.shape)}."
+        )
+
+    def take(self, indices: Tensor) -> "Ragged":
+        items, bounds = places(self.bounds, indices)
+        values = take(self.values, items)
+        return Ragged._made(values, bounds.to(self.device, non_blocking=True), bounds)
+
+    def split(self, counts: Sequence[int]) -> "list[Ragged]":
+        items, offsets, bounds = cut(self.offsets, self.bounds, counts)
+        return [Ragged._made(*part) for part in zip(self.values.split(items), offsets, bounds, strict=True)]
+
+    @classmethod
+    def cat(cls, parts: "Sequence[Ragged]") -> "Ragged":
+        return cls._made(cat([part.values for part in parts]), *joined_offsets(parts))
+
+    def tensors(self) -> list[Tensor]:
+        return [*tensors_of(self.values), self.offsets]
+
+    def map(self, change: Any) -> "Ragged":
+        return Ragged._made(map_tensors(self.values, change), change(self.offsets), self.bounds)
+
+    def _flat(self, starts: Tensor) -> Tensor:
+        """Where each item is, if the rows begin at `starts`."""
+        firsts = torch.repeat_interleave(starts - self.offsets[:-1], self.lengths, output_size=self.items)
+        return firsts + torch.arange(self.items, device=self.device)

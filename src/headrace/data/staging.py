@@ -1,0 +1,129 @@
+"""The two halves of staging: macrobatches are asked of a source, and copied to a device."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import HeadraceError, SourceError
+from ..length import Counters
+from .batch import Batch
+from .fields import has_rows
+from .macrobatch import Macrobatch
+from .sizes import Sizes
+from .source import Shard, Source
+
+
+class Copy:
+    """From pinned host memory to the device, on a stream of its own where the device has streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def start(self, macrobatch: Macrobatch) -> Macrobatch:
+        """Begins the copy; returns without waiting for it."""
+        macrobatch.own(self.device)
+        tensors = macrobatch.tensors()
+        there = all(has_rows(field) for field in macrobatch.fields.values())
+        if there and all(tensor.device == self.device for tensor in tensors):
+            return self._finished(macrobatch)
+        if self._stream is None:
+            macrobatch.fields = Batch(macrobatch.fields, sum(macrobatch.counts)).to(self.device).fields
+            return self._finished(macrobatch)
+        with torch.cuda.stream(self._stream):
+            rows = {name: field for name, field in macrobatch.fields.items() if has_rows(field)}
+            moved = Batch(rows, sum(macrobatch.counts)).pin().to(self.device, non_blocking=True).fields
+            macrobatch.fields = {**macrobatch.fields, **moved}
+            self._finished(macrobatch)
+            macrobatch.ready = self._stream.record_event()
+        return macrobatch
+
+    @staticmethod
+    def _finished(macrobatch: Macrobatch) -> Macrobatch:
+        """What is left to be done on the device is done."""
+        if macrobatch.finish is not None:
+            macrobatch.fields, macrobatch.finish = macrobatch.finish(macrobatch.fields), None
+        return macrobatch
+
+    def wait(self, macrobatch: Macrobatch) -> Macrobatch:
+        """Makes the compute stream wait for the copy; the host does not."""
+        if macrobatch.ready is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(macrobatch.ready)
+            for tensor in macrobatch.tensors():
+                tensor.record_stream(stream)
+            others = {name: field for name, field in macrobatch.fields.items() if not has_rows(field)}
+            if others:  # whose memory nobody could tell of this stream
+                macrobatch.fields = {**macrobatch.fields, **Batch(others, 0).to(self.device).fields}
+        return macrobatch
+
+
+class Pull:
+    """Asks the source. One that does not say where an epoch ends is asked one macrobatch ahead to find out.
+
+    Cursors stay with their batches, so asking ahead moves none.
+    """
+
+    def __init__(self, source: Source, sizes: Sizes, rows: int, shard: Shard, counters: Callable[[], Counters]) -> None:
+        self._source, self._sizes, self._rows, self._shard = source, sizes, rows, shard
+        self._counters = counters
+        self._at: Counters | None = None
+        self._ended = True  # whether what was given last ended an epoch
+        self._held: Macrobatch | None = None
+        self._read = 0  # rows, of what cannot say where it stands
+
+    def __call__(self) -> Macrobatch | None:
+        if self._source.marks_ends:
+            return self._ask()
+        now, self._held = self._held or self._ask(), None
+        if now is not None and not now.ends_epoch:
+            self._held = self._ask()
+            now.ends_epoch = now.finishes = self._held is None
+        return now
+
+    def forget(self) -> None:
+        """Drops what was asked ahead."""
+        self._held = self._at = None
+        self._ended = True
+
+    def _sized(self) -> tuple[int, int]:
+        """The size of the next batches, and how much to ask for together: no more than has this size."""
+        if self._sizes.constant:
+            return self._sizes.first, self._whole(self._sizes.first)
+        self._at = self._at or copy.copy(self._counters())
+        size, left = self._sizes.at(self._at), self._sizes.left(self._at)
+        if left is None:
+            return size, self._whole(size)
+        batches = 1 if self._source.own_size or self._source.sized_by != "rows" else -(-left // size)
+        return size, min(self._whole(size), batches * size)
+
+    def _whole(self, size: int) -> int:
+        return -(-self._rows // size) * size
+
+    def _counted(self, macrobatch: Macrobatch | None) -> Macrobatch | None:
+        """Keeps count of how far the training will have come, where sizes depend on it."""
+        if self._at is not None:
+            self._at.samples += 0 if macrobatch is None else sum(macrobatch.totals)
+            ends = macrobatch is None or macrobatch.ends_epoch
+            self._at.epochs += ends and not (macrobatch is None and self._ended)
+            self._ended = ends
+        return macrobatch
+
+    def _ask(self) -> Macrobatch | None:
+        source = self._source
+        size, rows = self._sized()
+        try:
+            with torch.no_grad():
+                macrobatch = self._counted(source.next_macrobatch(size, rows, self._shard))
+        except HeadraceError:
+            raise
+        except Exception as error:
+            names, state = ", ".join(stream.name for stream in source.streams), source.state_dict()
+            raise SourceError(
+                f"{source.title} failed while reading up to {rows} {source.sized_by} of {names} "
+                f"after {f'{self._read} rows' if state is None else state}: {type(error).__name__}: {error}"
+            ) from error
+        self._read += 0 if macrobatch is None else sum(macrobatch.totals)
+        return macrobatch

@@ -1,0 +1,221 @@
+"""Files as blocks of rows: each is mapped and held, or decoded when it is wanted and kept for a while."""
+
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.batch import Batch, Stream, torch_dtype
+from ..data.categories import Categories
+from ..data.fields import Field, map_tensors, nbytes_of, take, tensors_of
+from ..data.pages import populate
+from ..data.source import Table
+from .paths import File, reading
+from .select import Picks
+
+BUDGET_BYTES = 2**28
+SCATTERED = 16  # blocks decoded again before a word is said
+Fields = Mapping[str, Field]
+
+
+class Store(ABC):
+    """A file that is open: which streams it has, and its rows by blocks."""
+
+    held = False
+    """Whether rows are given in place, in memory that is mapped, so that they cost nothing to give again."""
+
+    light = False
+    """Whether a block that is held is ready at a look: nothing in it is decoded, joined or checked."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.streams: Sequence[Stream] = ()
+        self.counts: Sequence[int] = ()
+        """Rows of each block."""
+
+    @abstractmethod
+    def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
+        """The rows of a block, of all columns or of these at least; a dense field may be its bytes, row by row.
+
+        `first` is the number of its first row in the file, for messages.
+        """
+
+    def gather(self, budget_bytes: int) -> int:
+        """Makes one block of many small ones, if a copy of them takes no more than this; the bytes that it takes."""
+        return 0
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor that was read lies in memory that the store has anyway; for one that is `held`."""
+        return True
+
+    @property
+    def texts(self) -> Mapping[str, Any]:
+        """The columns that hold strings, each with its categories where the file says them."""
+        return {}
+
+    def strings(self, column: str) -> Iterator[Any]:
+        """The strings of a column, as Arrow arrays."""
+        yield from ()
+
+    def nbytes(self, block: int) -> float:
+        """About how many bytes the rows of a block take."""
+        return 0.0
+
+    @property
+    def run(self) -> int:
+        """How many rows lie together, for orders that go by blocks."""
+        return max(self.counts, default=1)
+
+
+def firsts(store: Store) -> list[int]:
+    """The first row of each block."""
+    return list(accumulate(store.counts, initial=0))[:-1]
+
+
+class Cache:
+    """Blocks that were decoded, the last used ones up to so many bytes; from any thread."""
+
+    def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
+        self.budget_bytes = budget_bytes
+        self._held: OrderedDict[Any, tuple[Fields, int]] = OrderedDict()
+        self._bytes = 0
+        self._seen: set[Any] = set()
+        self._again = self._decoded = self._taken = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, rows: int, decode: Callable[[], Fields]) -> Fields:
+        with self._lock:
+            self._taken += rows
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key][0]
+        fields = decode()
+        size = nbytes_of(fields)
+        with self._lock:
+            self._count(key, fields)
+            self._bytes += size - self._held.pop(key, ({}, 0))[1]
+            self._held[key] = fields, size
+            while self._bytes > self.budget_bytes and len(self._held) > 1:
+                self._bytes -= self._held.popitem(last=False)[1][1]
+        return fields
+
+    def _count(self, key: Any, fields: Fields) -> None:
+        """Says once when most of what is decoded is thrown away."""
+        self._again += key in self._seen
+        self._seen.add(key)
+        self._decoded += max((len(field) for field in fields.values()), default=0)  # type: ignore[arg-type]
+        if self._again == SCATTERED and self._decoded > 4 * self._taken:
+            warnings.warn(
+                f"rows are taken from all over files whose blocks are decoded whole: {self._decoded} rows decoded for "
+                f"{self._taken}. Read by blocks, with order='blocks', or `headrace convert` what is not .arrow to it.",
+                stacklevel=2,
+            )
+
+
+class Block(Table):
+    """A run of rows of one file that lie together in it."""
+
+    aliases = False
+
+    def __init__(
+        self, store: Store, number: int, first: int, picks: Picks, categories: Categories, cache: Cache
+    ) -> None:
+        self._store, self._number, self._first = store, number, first
+        self._picks, self._raw_categories, self._cache = picks, categories, cache
+        self._lying: Fields | None = None
+        """The columns that lie in place, once they have been looked at. The others are kept by the cache alone."""
+        self._others: list[str] = []
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._picks.streams
+
+    def __len__(self) -> int:
+        return self._store.counts[self._number]
+
+    def look(self) -> None:
+        """Gets ready what costs no more than a look.
+
+        Done block by block while rows are read, the little that is kept of each would lie between the batches in the
+        heap, and keep their memory from being used again.
+        """
+        if self._store.held and self._store.light:
+            self._in_place()
+
+    def take(self, indices: Tensor) -> Batch:
+        fields = self._fields(len(indices))
+        return self._picked({name: take(field, indices) for name, field in fields.items()}, indices)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        fields = self._fields(stop - start)  # copied, so that nobody writes into a file or into what is kept
+        cut: Fields = {name: map_tensors(field[start:stop], torch.clone) for name, field in fields.items()}  # type: ignore[index]
+        return self._picked(cut, torch.arange(start, stop))
+
+    def lengths(self, stream: str) -> Tensor:
+        name = self._picks.column_of(self.sequence(stream).name)
+        lying = self._in_place()
+        field = (lying if name in lying else self._read([name]))[name]
+        return field.bounds.diff()  # type: ignore[union-attr]
+
+    def resident(self, device: torch.device) -> bool:
+        return device.type == "cpu" and self._store.held  # the system reads ahead: no thread has to
+
+    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+        for field in self._in_place().values():
+            populate(field[start:stop], now)  # type: ignore[index]
+
+    @property
+    def row_bytes(self) -> float:
+        return self._store.nbytes(self._number) / max(1, len(self)) or super().row_bytes
+
+    def _fields(self, rows: int) -> Fields:
+        lying = self._in_place()
+        if lying and not self._others:
+            return lying
+        decoded = self._cache.get(self._key, rows, lambda: self._read(self._others))
+        return {**lying, **decoded}
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return id(self._store), self._number
+
+    def _in_place(self) -> Fields:
+        self._store.file.check()
+        if self._lying is None:
+            read = self._read() if self._store.held else {}
+            lying = {name: field for name, field in read.items() if all(map(self._store.holds, tensors_of(field)))}
+            decoded = {name: field for name, field in read.items() if name not in lying}
+            if decoded:
+                self._cache.get(self._key, 0, lambda: decoded)
+            self._others = list(decoded)
+            self._lying = lying  # last: another thread may be here
+        return self._lying
+
+    def _read(self, only: Collection[str] = ()) -> Fields:
+        with reading(self._store.file):
+            return self._store.read(self._number, self._first, self._raw_categories, only)
+
+    def _picked(self, fields: Fields, indices: Tensor) -> Batch:
+        settled = {s.name: _settled(fields[s.name], s) for s in self._store.streams if s.name in fields}
+        where = str(self._store.file)
+        return Batch(
+            self._picks(settled, lambda item: f"{where}, row {self._first + int(indices[item])}"), len(indices)
+        )
+
+
+def _settled(field: Any, stream: Stream) -> Any:
+    """Numbers that were taken as bytes, since they lie in a file at any address."""
+    if not isinstance(field, Tensor) or field.dtype != torch.uint8:
+        return field
+    rows = len(field)
+    if not field.numel():
+        field = field.new_empty(0, dtype=torch_dtype(stream.dtype))
+    elif stream.dtype != "uint8":
+        field = field.ne(0) if stream.dtype == "bool" else field.view(torch_dtype(stream.dtype))
+    return field.view(rows, *stream.shape)

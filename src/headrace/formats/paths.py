@@ -1,0 +1,262 @@
+"""Which files a path means, and one file: its bytes mapped or read, and whether they are still the same."""
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, DataError, HeadraceError
+
+SUFFIXES = {
+    ".npy": "npy",
+    ".npz": "npz",
+    ".arrow": "ipc",
+    ".feather": "ipc",
+    ".ipc": "ipc",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".ctf": "ctf",
+    ".txt": "ctf",
+}
+Paths = str | Path | Sequence[str | Path]
+_HEAD, _SAMPLE, _SAMPLES = 65536, 4096, 6
+
+
+@dataclass(frozen=True)
+class File:
+    """One data file, on a local disk or behind fsspec, as it was when it was found."""
+
+    path: str
+    shown: str
+    """As the user named it, for messages and to find it again."""
+    remote: Any = None
+    """The fsspec file system that it is on; none for a local one."""
+    size: int = 0
+    stamp: tuple[int, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def local(cls, path: str) -> "File":
+        where = os.path.abspath(path)
+        stamp = _stamp(where, path)
+        return cls(where, path, size=stamp[0], stamp=stamp)
+
+    @classmethod
+    def behind(cls, remote: Any, path: str, url: str) -> "File":
+        return cls(path, url, remote, size=int(remote.size(path) or 0))
+
+    def __str__(self) -> str:
+        return self.shown
+
+    @property
+    def name(self) -> str:
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    @property
+    def again(self) -> str:
+        """What finds it again from another process."""
+        return self.shown if self.remote is not None else self.path
+
+    @property
+    def kind(self) -> str:
+        return _kind(self.name)
+
+    def check(self) -> None:
+        """Raises if the bytes that are mapped have been written to; a file in its place, or none, does no harm."""
+        if self.remote is not None:
+            return
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return
+        now = found.st_size, found.st_mtime_ns, found.st_ino
+        if now != self.stamp and now[2] == self.stamp[2]:
+            raise DataError(
+                f"{self} has changed while it was being read: it had {self.stamp[0]} bytes, now {now[0]}. "
+                "Open the table again; write new data under another name."
+            )
+
+    def map(self) -> Any:
+        """The whole file as an Arrow buffer in mapped memory. No descriptor stays open."""
+        import pyarrow as pa
+
+        if not self.size:
+            raise DataError(f"{self} is empty.")
+        with pa.memory_map(self.path) as mapped:
+            return mapped.read_buffer()
+
+    def open(self) -> Any:
+        """The file as Arrow reads it, by seeking: mapped where it is local."""
+        import pyarrow as pa
+        import pyarrow.fs
+
+        if self.remote is None:
+            return pa.BufferReader(self.map())
+        return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.remote)).open_input_file(self.path)
+
+    def load(self) -> Any:
+        """The whole file as an Arrow buffer: mapped where it is local, read where it is not."""
+        import pyarrow as pa
+
+        return self.map() if self.remote is None else pa.py_buffer(self.remote.cat_file(self.path))
+
+    def digest(self) -> str:
+        """A hash of its name, its size and a sample of its bytes: the same wherever the file is moved."""
+        text = hashlib.blake2b(f"{self.name}\n{self.size}\n".encode(), digest_size=8)
+        steps = range(1, _SAMPLES + 1)
+        places = {0, max(0, self.size - _HEAD), *(self.size * k // (_SAMPLES + 1) for k in steps)}
+        with reading(self), self.open() as file:
+            for place in sorted(places):
+                file.seek(place)
+                text.update(file.read(_SAMPLE if 0 < place < self.size - _HEAD else _HEAD))
+        return text.hexdigest()
+
+
+@contextmanager
+def reading(file: File | str) -> Iterator[None]:
+    """Whatever a library raises about a file becomes one sentence that names it."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:  # a parser of someone else's, given bytes of someone else's: it may raise anything
+        said = (str(error) or type(error).__name__).strip().splitlines()[0][:300].rstrip(".")
+        raise DataError(
+            f"{file} cannot be read: {said}. Write it again, or check that its name tells what is in it."
+        ) from error
+
+
+def find(path: Paths) -> list[File]:
+    """The files that a path, a list of them, a pattern, a directory or an fsspec URL means, sorted by name."""
+    if not isinstance(path, str | Path):
+        if not isinstance(path, Sequence | Set | Iterator):
+            raise DataError(
+                f"expected a path, or a list of paths, got a {type(path).__name__}. What is in memory is given to the "
+                "trainer as it is; hr.concat(data) makes a table of it."
+            )
+        files = [file for each in path for file in find(each)]
+        if not files:
+            raise ConfigError("an empty list of files: there is nothing to read.")
+        if len({tuple(_partition(file.path)) for file in files}) > 1:
+            raise ConfigError(
+                _PARTED.format(files[0], ", ".join(_partition(files[0].path) or _partition(files[-1].path)))
+            )
+        return _of_one_kind(files, "this list")
+    text = os.path.expanduser(path)
+    if "://" in text:
+        return _remote(text)
+    if os.path.isdir(text):
+        inside = (os.path.join(text, name) for name in sorted(os.listdir(text)))
+        return _of_directory([File.local(name) for name in inside if _is_data(name) and os.path.isfile(name)], text)
+    if os.path.exists(text) or not glob.has_magic(text):
+        return [File.local(text)]
+    found = sorted(name for name in glob.glob(text, recursive=True) if os.path.isfile(name))
+    if not found:
+        raise DataError(f"no file matches {text!r}. {_nearby(text)}")
+    _refuse_partitions(found, text)
+    return _of_one_kind([File.local(name) for name in found], repr(text))
+
+
+def _remote(url: str) -> list[File]:
+    try:
+        import fsspec  # type: ignore[import-untyped]
+        from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+    except ImportError:
+        raise ConfigError(f"reading {url} needs fsspec. Install it: pip install fsspec.") from None
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"cannot read {url}: {str(error).rstrip('.')}.") from None
+    if isinstance(fs, LocalFileSystem):
+        return find(path)
+    with reading(url):
+        if fs.isdir(path):
+            names = [each for each in sorted(fs.ls(path, detail=False)) if _is_data(each)]
+            return _of_directory([File.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
+        if fs.exists(path):
+            return [File.behind(fs, path, url)]
+        names = sorted(fs.glob(path)) if glob.has_magic(path) else []
+        if not names:
+            raise DataError(f"there is no file {url}.")
+        _refuse_partitions(names, path)
+        return _of_one_kind([File.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
+
+
+def _is_data(path: str) -> bool:
+    name = path.rstrip("/").rpartition("/")[2]
+    text = name.lower().removesuffix(".gz").endswith(".txt")  # it may be anything, and is read where it is named
+    return not name.startswith((".", "_")) and not text and bool(_kind(name))
+
+
+def _kind(name: str) -> str:
+    """By the suffix; text may be packed."""
+    kind = SUFFIXES.get(Path(name.lower().removesuffix(".gz")).suffix, "")
+    return kind if kind in ("csv", "ctf") or not name.lower().endswith(".gz") else ""
+
+
+_PARTED = (
+    "{} is part of a data set that is parted by {}: these columns are in the names of directories alone, and would be "
+    "lost. Write it as files that have them, or open each part by itself."
+)
+
+
+def _partition(path: str) -> list[str]:
+    """The directories of a path that say what a column is, `year=2024`, as Hive and Spark write them."""
+    return [part for part in os.path.dirname(path).split("/") if "=" in part.strip("=")]
+
+
+def _refuse_partitions(found: Sequence[str], pattern: str) -> None:
+    """Raises where a pattern matches directories that say what a column is."""
+    for path in found:
+        if parted := [part for part in _partition(path) if part not in pattern.split("/")]:
+            raise ConfigError(_PARTED.format(path, ", ".join(parted)))
+
+
+def _of_directory(files: list[File], directory: str) -> list[File]:
+    if not files:
+        raise DataError(f"the directory {directory} has no data files. {_below(directory)}")
+    return _of_one_kind(files, f"the directory {directory}")
+
+
+def _below(directory: str) -> str:
+    """Where there may be some."""
+    inside = glob.glob("*/", root_dir=directory) if os.path.isdir(directory) else []
+    if inside:
+        return (
+            f"There are directories in it, {sorted(inside)[0]} for example: name one, or a pattern like '*/*.parquet'."
+        )
+    return f"Known are: {', '.join(SUFFIXES)}."
+
+
+def _of_one_kind(files: list[File], whole: str) -> list[File]:
+    kinds = {file.kind: file for file in reversed(files)}
+    if len(kinds) > 1:
+        listed = " and ".join(file.name for file in list(kinds.values())[:2])
+        raise DataError(
+            f"{whole} has files of several kinds, {listed} for example. Name one: a pattern like '*.parquet'."
+        )
+    return files
+
+
+def _stamp(path: str, shown: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        raise DataError(f"there is no file {shown}. {_nearby(shown)}") from None
+    except OSError as error:
+        raise DataError(f"{shown} cannot be read: {error.strerror}.") from None
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _nearby(path: str) -> str:
+    """What there is instead."""
+    folder = os.path.dirname(path) or "."
+    try:
+        names = sorted(name for name in os.listdir(folder) if _is_data(name))
+    except OSError:
+        return f"There is no directory {folder} either."
+    return f"In {folder} there are: {', '.join(names[:8])}." if names else f"In {folder} there are no data files."

@@ -1,0 +1,88 @@
+"""What is to be run in every worker, and where."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..workers.strategy import Strategy
+
+if TYPE_CHECKING:
+    from .network import Network
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A function for every worker to call, and how many workers there are."""
+
+    main: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+    workers: int = 1
+    nodes: int = 1
+    devices: Sequence[int] | None = None
+    """The accelerators of a node that workers use, one each; `None`: all of them, or none."""
+    restarts: int = 0
+    """How often all workers may be started again after a failure."""
+    timeout_s: float = 600.0
+    """How long the others wait for a worker before they give it up."""
+    address: str | None = None
+    """Where nodes meet, as in "10.0.0.1:29500"; several nodes need it."""
+    interface: str | None = None
+    """The network interface to listen on; without one, only this machine is listened to."""
+    network: "Network | None" = None
+    """What a virtual cluster is like."""
+    centered: bool = False
+    """Whether workers meet at a center, so that each of them may be started again while the others go on."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What worker 0 has to give to the caller."""
+
+    value: Any
+    weights: list[dict[str, Tensor]]
+    """The state of every model among the arguments, in order."""
+
+
+def work(main: Callable[..., Any], arguments: Sequence[Any]) -> Result:
+    """Calls the function in a worker, with arguments that are the worker's own."""
+    value = main(*arguments)
+    return Result(value, [_state(model) for model in models_of(main, arguments)])
+
+
+def take_back(main: Callable[..., Any], arguments: Sequence[Any], weights: Sequence[dict[str, Tensor]]) -> None:
+    """Gives the caller's models the weights that the workers have agreed on."""
+    for model, state in zip(models_of(main, arguments), weights, strict=True):
+        model.load_state_dict(state)
+
+
+def own(main: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function and its arguments for one more worker in the same process: copies that nobody else changes."""
+    copied: tuple[Callable[..., Any], tuple[Any, ...]] = copy.deepcopy((main, tuple(arguments)))
+    return copied
+
+
+def models_of(main: Callable[..., Any], arguments: Sequence[Any]) -> list[nn.Module]:
+    """The models among a function's arguments, and that of a trainer, whose method the function may be."""
+    found: list[nn.Module] = []
+    for value in (getattr(main, "__self__", None), *arguments):
+        model = value if isinstance(value, nn.Module) else getattr(value, "model", None)
+        if isinstance(model, nn.Module) and not any(model is known for known in found):
+            found.append(model)
+    return found
+
+
+def needs_center(main: Callable[..., Any], arguments: Sequence[Any]) -> bool:
+    """Whether a strategy among a function's arguments, a trainer's or a recipe's included, meets others at a center."""
+    for value in (getattr(main, "__self__", None), *arguments):
+        for owner in (value, getattr(value, "trainer", None)):
+            strategy = owner if isinstance(owner, Strategy) else getattr(owner, "strategy", None)
+            if isinstance(strategy, Strategy) and strategy.centered:
+                return True
+    return False
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().cpu() for name, value in model.state_dict().items() if isinstance(value, Tensor)}

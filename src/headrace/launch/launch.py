@@ -1,0 +1,151 @@
+"""One function for every worker: checked, and given to the engine that is named."""
+
+import os
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from numbers import Real
+from typing import Any
+
+from ..errors import ConfigError, unknown
+from ..workers.comm import NO_CENTER
+from ..workers.here import here
+from .job import Job, Result, needs_center, take_back
+from .network import Network
+
+_ENGINES = ("local", "processes", "ray")
+
+
+def launch(
+    main: Callable[..., Any],
+    *arguments: Any,
+    workers: int = 1,
+    engine: str = "local",
+    nodes: int = 1,
+    devices: Sequence[int] | None = None,
+    restarts: int = 0,
+    timeout_s: float = 600.0,
+    address: str | None = None,
+    interface: str | None = None,
+    network: Network | None = None,
+) -> Any:
+    """Calls `main(*arguments)` in every worker; what worker 0's call returns.
+
+    Models among the arguments, and that of a trainer among them or whose method `main` is, then have the weights that
+    the workers have agreed on; everything else that `main` does to its arguments stays in the workers.
+
+    `engine`: "local" (this process; several workers are virtual ones, which take turns), "processes" (on this machine
+    or on `nodes` of them, by torch.distributed), or "ray" (a cluster, with a center for asynchronous strategies).
+    `devices`: the accelerators of a node, one for each of its workers. `restarts`: how often workers may be started
+    again after a failure. `timeout_s`: how long others wait for a worker. `address`: where nodes meet, as in
+    "10.0.0.1:29500"; `interface`: the network interface they use, this machine alone without one. `network`: what a
+    virtual cluster is like.
+
+    Virtual workers begin with torch's, NumPy's and Python's generators seeded by their numbers, and leave those of the
+    caller as they were.
+    """
+    job = Job(
+        main=main,
+        arguments=arguments,
+        workers=workers,
+        nodes=nodes,
+        devices=devices,
+        restarts=restarts,
+        timeout_s=timeout_s,
+        address=address,
+        interface=interface,
+        network=network,
+        centered=needs_center(main, arguments),
+    )
+    _check(job, engine)
+    alone = engine == "local" and workers == 1 and network is None
+    _not_within_a_worker(alone)
+    if alone:
+        return main(*arguments)
+    result: Result = _engine(engine)(job)
+    take_back(main, arguments, result.weights)
+    return result.value
+
+
+def _check(job: Job, engine: str) -> None:
+    """Everything that can be known before anything starts."""
+    if not callable(job.main):
+        raise ConfigError(f"launch calls a function in every worker, got {job.main!r}.")
+    if engine not in _ENGINES:
+        raise ConfigError(unknown("engine", engine, _ENGINES))
+    _whole(job.workers, "workers", 1)
+    _whole(job.nodes, "nodes", 1)
+    _whole(job.restarts, "restarts", 0)
+    seconds: Any = job.timeout_s
+    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < float("inf"):
+        raise ConfigError(f"timeout_s= is a number of seconds greater than 0, got {seconds!r}.", argument="timeout_s")
+    if job.centered and engine == "processes" and job.workers > 1:
+        raise ConfigError(NO_CENTER)
+    if job.workers % job.nodes:
+        raise ConfigError(
+            f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.", argument="workers"
+        )
+    _check_devices(job.devices, job.workers // job.nodes)
+    real = {"nodes": job.nodes > 1, "devices": job.devices is not None}
+    real |= {"address": bool(job.address), "interface": bool(job.interface)}
+    for name, given in real.items():
+        if given and engine == "local":
+            raise ConfigError(
+                f"{name}= is for engine='processes' or 'ray'; engine='local' is this process alone.", argument=name
+            )
+    _check_network(job.network, job.workers, engine)
+
+
+def _engine(name: str) -> Callable[[Job], Result]:
+    if name == "ray" and find_spec("ray") is None:
+        raise ConfigError(
+            "engine='ray' needs Ray, which is not installed: pip install \"headrace[ray]\"", argument="engine"
+        )
+    run: Callable[[Job], Result] = import_module(f".{name}", __package__).run
+    return run
+
+
+def _whole(value: Any, what: str, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{what}= is a whole number, {least} or more, got {value!r}.", argument=what)
+
+
+def _check_devices(devices: Any, needed: int) -> None:
+    if devices is None:
+        return
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise ConfigError(
+            f"devices= lists the accelerators of a node by number, as in [0, 1], got {devices!r}.", argument="devices"
+        )
+    for device in devices:
+        _whole(device, "a device in devices", 0)
+    if len(set(devices)) != len(devices):
+        raise ConfigError(f"devices= names each accelerator once, got {list(devices)}.", argument="devices")
+    if len(devices) < needed:
+        raise ConfigError(f"each of a node's {needed} workers needs a device of its own, got devices={list(devices)}.")
+
+
+def _check_network(network: Any, workers: int, engine: str) -> None:
+    if network is None:
+        return
+    if engine != "local":
+        raise ConfigError(
+            f"network= is a virtual cluster's, for engine='local'; engine={engine!r} has a real one.",
+            argument="network",
+        )
+    if not isinstance(network, Network):
+        raise ConfigError(f"network= is a headrace.Network, got a {type(network).__name__}.", argument="network")
+    network.check(workers)
+
+
+def _not_within_a_worker(alone: bool) -> None:
+    """A worker starts no others; under torchrun, a plain call is what every worker is to make."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        if not alone:
+            raise ConfigError(
+                "this process is one of several workers already, started by torchrun or by a launch: "
+                "call the function itself, or start the script with python."
+            )
+    elif here().count > 1:
+        raise ConfigError("this is a worker that a launch has started: it cannot launch others. Call the function.")

@@ -1,0 +1,315 @@
+"""What virtual workers have in common: clocks, a network, meetings, and their end."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..errors import WorkerError
+from ..workers.clock import Account, Link, Timing
+from ..workers.meeting import Meeting
+from .baton import Turns
+
+
+class Lost(BaseException):
+    """This worker is dead: it passes through the user's code, as no other error may."""
+
+
+class World:
+    """Virtual workers, one at a time.
+
+    A worker that has joined a center dies alone, and comes back alone after a while. Others are lost together: each of
+    them gets a `WorkerError`, and `restart` begins again. The first error of any worker ends all, and is the caller's.
+    """
+
+    def __init__(self, count: int, timing: Timing, timeout_s: float = 600.0) -> None:
+        self.count, self.timing = count, timing
+        self.turns = Turns(count, timeout_s, self._stuck, self._stalled)
+        self.accounts = [Account() for _ in range(count)]
+        self.inward, self.outward, self.ring = Link(timing), Link(timing), Link(timing)
+        """The center's link, in each direction, and the one of collectives."""
+        self.lost = False
+        """Whether all workers were lost because one of them died."""
+        self._deaths = [timing.failures_s(worker) for worker in range(count)]
+        self._mortal = [worker for worker, deaths in enumerate(self._deaths) if deaths]
+        self._timeout_s = timeout_s
+        self._clear()
+
+    def _clear(self) -> None:
+        self.held: Any = None
+        """The center, once somebody has asked for it."""
+        self.centers: dict[int, Callable[[], None]] = {}
+        """The workers that have joined a center, and how each leaves it."""
+        self.changes = 0
+        """How often somebody has changed the center."""
+        self._waits: set[int] = set()
+        self._failure: tuple[int | None, BaseException] | None = None
+        self._told: tuple[int, BaseException] | None = None
+        self._dead: set[int] = set()
+        self._meetings: dict[int, Meeting] = {}
+        self._calls = [0] * self.count
+        self._where: list[tuple[int, str]] = [(0, "")] * self.count
+
+    # --- from beginning to end ---------------------------------------------------------------------------
+
+    def run(self, main: Callable[[int], Any]) -> list[Any]:
+        """Calls a function in every worker, with its number; what they return. Worker 0 is the caller's thread."""
+        values: list[Any] = [None] * self.count
+
+        def live(worker: int) -> None:
+            try:
+                while True:
+                    try:
+                        values[worker] = main(worker)
+                        self._must_live(worker)
+                        if worker in self.centers:
+                            self.until(worker, self.turns.now[worker])
+                            self._leave(worker)
+                        break
+                    except Lost:
+                        if not self._revive(worker):
+                            break
+            except BaseException as error:
+                self.fail(worker, error)
+
+        self.turns.run([partial(live, worker) for worker in range(self.count)], partial(self.fail, 0))
+        if self._failure is not None:
+            worker, error = self._failure
+            if worker is not None and isinstance(error, Exception):
+                error.add_note(f"in virtual worker {worker} of {self.count}{self._standing(worker)}")
+            try:
+                raise error
+            finally:
+                del error  # its frames hold this one
+        return values
+
+    def restart(self) -> None:
+        """All workers, lost together, are back after a while."""
+        assert self.timing.restart_s is not None
+        before = self.turns.now
+        back = max(before) + self.timing.restart_s
+        for account, now in zip(self.accounts, before, strict=True):
+            account.down_s += back - now
+        self.turns.now = [back] * self.count
+        for worker in self._mortal:
+            self.spare(worker, back)
+        self.lost = False
+        self._clear()
+
+    def fail(self, worker: int | None, error: BaseException) -> None:
+        """The first error ends all workers, each when it speaks to the others."""
+        if self._failure is None:
+            follows = isinstance(error, WorkerError) and not self.lost
+            self._failure = (worker, error) if self._told is None or not follows else self._told
+            self.turns.wake_all()
+
+    def tell(self, worker: int, error: BaseException) -> None:
+        """An error is under way: others may be quicker to end by its consequences."""
+        if isinstance(error, Exception):  # those that ask to end say so themselves
+            self._told = self._told or (worker, error)
+
+    def stands(self, worker: int, step: int, doing: str) -> None:
+        self._where[worker] = step, doing
+
+    def _leave(self, worker: int) -> None:
+        """A worker ends: what it had of the center's is free."""
+        self.centers.pop(worker)()
+        self.changed(self.turns.now[worker])
+
+    # --- time --------------------------------------------------------------------------------------------
+
+    def check(self, worker: int) -> None:
+        """Whoever is dead, or in a world that ends, says nothing more."""
+        if self._dead and worker in self._dead:
+            raise Lost
+        if self._failure is not None:
+            other, error = self._failure
+            if other is None or self.lost:
+                raise WorkerError(str(error))
+            raise WorkerError(f"worker {other} ended by {type(error).__name__}: {error}") from error
+
+    def go_on(self, worker: int, time: float) -> None:
+        """A worker's clock goes on, and the others' catch up when they meet; it dies if its time has come."""
+        self._live_until(worker, time)
+        self.turns.now[worker] = time
+
+    def until(self, worker: int, time: float) -> None:
+        """Waits, while others go on that are due before."""
+        self._live_until(worker, time)
+        self.turns.until(worker, time)
+        self.check(worker)
+
+    def worked(self, worker: int, rows: int) -> None:
+        account = self.accounts[worker]
+        seconds = self.timing.computing_s(worker, account.updates, rows)
+        account.updates += 1
+        account.rows += rows
+        account.computing_s += seconds
+        self.go_on(worker, self.turns.now[worker] + seconds)
+
+    def spare(self, worker: int, time: float) -> None:
+        """What was to kill a worker until then finds it dead, or is over."""
+        self._deaths[worker] = [death for death in self._deaths[worker] if death > time]
+
+    def _must_live(self, worker: int) -> None:
+        if worker in self._dead:
+            raise Lost
+
+    def _live_until(self, worker: int, time: float) -> None:
+        """Dies, if that is due by then."""
+        if self._deaths[worker] and self._deaths[worker][0] <= time:
+            self.turns.until(worker, self._deaths[worker][0])
+            self.check(worker)
+            self._lose(worker)
+            raise Lost
+
+    def _lose(self, worker: int) -> None:
+        """A worker is dead: alone if it has joined the center, with all others if not."""
+        time = self._deaths[worker].pop(0)
+        self._dead.add(worker)
+        self.accounts[worker].failures += 1
+        if worker in self.centers and (worker or self.timing.restart_s is not None):
+            self._leave(worker)
+            return
+        self.lost = True
+        self._where[worker] = 0, ""
+        text = (
+            f"worker {worker} of {self.count} was lost at {time:.6g} s of virtual time, and all others with it. "
+            "They begin again as often as restarts= of launch says, once it is back."
+        )
+        self.fail(None, WorkerError(text))
+
+    def _revive(self, worker: int) -> bool:
+        """Whether a worker that has died alone is back."""
+        wait = self.timing.restart_s
+        if wait is None or self._failure is not None:
+            return False
+        self.accounts[worker].down_s += wait
+        back = self.turns.now[worker] + wait
+        self.spare(worker, back)
+        self.turns.until(worker, back)
+        if self._failure is not None:
+            return False
+        self._dead.discard(worker)
+        self.turns.restart_generators(worker)
+        return True
+
+    # --- meetings ----------------------------------------------------------------------------------------
+
+    def meet(self, worker: int, kind: str, like: tuple[Any, ...], given: Any) -> Meeting:
+        """A worker calls a collective, its next one, and does not wait for it."""
+        self.check(worker)
+        call = self._calls[worker]
+        self._calls[worker] += 1
+        meeting = self._meetings.get(call)
+        if meeting is None:
+            meeting = self._meetings[call] = Meeting(kind, like, worker, [None] * self.count, self.count)
+        elif meeting.kind != kind or meeting.like != like:
+            self._differ(meeting, Meeting(kind, like, worker, [], 0))
+        meeting.come(worker, given)
+        meeting.started_s = max(meeting.started_s, self.turns.now[worker])
+        if not meeting.left:
+            del self._meetings[call]
+            self._conclude(meeting)
+            self.check(worker)
+        return meeting
+
+    def wait(self, worker: int, meeting: Meeting) -> Any:
+        """What comes of a meeting, once it does."""
+        if meeting.left:
+            self.check(worker)
+            meeting.waiting.append(worker)
+            self.turns.park(worker, meeting)
+            self.check(worker)
+            return meeting.take(worker)
+        arrived = self.turns.now[worker]
+        if meeting.finish_s > arrived:
+            self._live_until(worker, meeting.finish_s)
+            self._settle(worker, meeting, arrived)
+            self.turns.until(worker, meeting.finish_s)
+            self.check(worker)
+        return meeting.take(worker)
+
+    def _conclude(self, meeting: Meeting) -> None:
+        """All have come."""
+        seconds, sent = meeting.cost(self.timing)
+        meeting.started_s = max(meeting.started_s, self.ring.free_s)
+        meeting.finish_s = self.ring.free_s = meeting.started_s + seconds
+        for account, size in zip(self.accounts, sent, strict=True):
+            account.sent_bytes += size
+        mortal = [worker for worker in self._mortal if self._deaths[worker]]
+        for worker in sorted(mortal, key=lambda worker: self._deaths[worker][0])[:1]:
+            if self._deaths[worker][0] <= meeting.finish_s:
+                self._lose(worker)
+        now = self.turns.now
+        for worker in meeting.waiting:
+            self._settle(worker, meeting, now[worker])
+            now[worker] = max(now[worker], meeting.finish_s)
+            self.turns.due(worker, now[worker])
+
+    def _settle(self, worker: int, meeting: Meeting, arrived: float) -> None:
+        """What a worker did from its arrival until the end: it waited for others, then for the network."""
+        if meeting.finish_s > arrived:
+            account, begun = self.accounts[worker], max(arrived, meeting.started_s)
+            account.idle_s += begun - arrived
+            account.communicating_s += meeting.finish_s - begun
+
+    def _differ(self, known: Meeting, other: Meeting) -> None:
+        text = (
+            f"the workers do not call the same: worker {known.first} calls {known}{self._standing(known.first)}, "
+            f"worker {other.first} {other}{self._standing(other.first)}."
+        )
+        self.fail(None, WorkerError(text))
+        self.check(other.first)
+
+    # --- the center --------------------------------------------------------------------------------------
+
+    def changed(self, time: float) -> None:
+        """Somebody has changed the center: whoever waits for that looks again."""
+        self.changes += 1
+        for worker in sorted(self._waits):
+            self.turns.due(worker, max(self.turns.now[worker], time + self.timing.latency_s))
+        self._waits.clear()
+
+    def wait_for_change(self, worker: int, seen: int) -> None:
+        """Returns once the center has changed since; a worker may die meanwhile."""
+        self.check(worker)
+        if self.changes != seen:
+            return
+        arrived = self.turns.now[worker]
+        self._waits.add(worker)
+        if self._deaths[worker]:
+            self.turns.due(worker, self._deaths[worker][0])
+        self.turns.park(worker, "center.wait")
+        self._waits.discard(worker)
+        self.accounts[worker].idle_s += self.turns.now[worker] - arrived
+        self.check(worker)
+        self._live_until(worker, self.turns.now[worker])
+
+    # --- what is said ------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """What each worker has done with its time so far, as plain numbers."""
+        accounts = [account.plain(now) for account, now in zip(self.accounts, self.turns.now, strict=True)]
+        return {
+            "clock_s": max(self.turns.now),
+            "sent_bytes": sum(account.sent_bytes for account in self.accounts),
+            "workers": accounts,
+        }
+
+    def _standing(self, worker: int) -> str:
+        """For messages: (update 17, validating, at 1.25 s of virtual time)"""
+        step, doing = self._where[worker]
+        parts = [f"update {step}" if step else "", doing, f"at {self.turns.now[worker]:.6g} s of virtual time"]
+        return f" ({', '.join(filter(None, parts))})"
+
+    def _stuck(self) -> None:
+        """All who have not ended wait for each other, or for somebody who has."""
+        waits = [f"worker {k} waits in {what}{self._standing(k)}" for k, what in sorted(self.turns.parked.items())]
+        ends = [f"worker {worker} has ended" for worker in sorted(self.turns.ended)]
+        shown = [*ends[:3], *(["…"] if len(ends) > 3 else []), *waits[:3], *(["…"] if len(waits) > 3 else [])]
+        text = f"no worker can go on: {'; '.join(shown)}. All workers call the same collectives, equally often."
+        self.fail(None, WorkerError(text))
+
+    def _stalled(self, worker: int) -> Exception:
+        where = self._standing(worker)
+        return WorkerError(f"worker {worker} has kept the others waiting for more than {self._timeout_s:g} s{where}.")

@@ -1,0 +1,229 @@
+"""Metrics by name, fed a block of outputs at a time.
+
+Names become torchmetrics objects once the first block shows what the task is. Any torchmetrics object, or
+anything with `update`, `compute` and `reset`, will do as well.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..data.ragged import Ragged
+from ..errors import ConfigError, DataError, HeadraceError
+from .metric_names import Task, check_name
+from .metric_state import add_state, adds_up, by_itself, keeps_state, set_state, state_of
+
+BLOCK_BYTES = 16 << 20
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """What is asked of a metric."""
+
+    def update(self, outputs: Any, target: Any, /) -> Any: ...
+    def compute(self) -> Any: ...
+    def reset(self) -> Any: ...
+
+
+Wanted = str | Metric | Sequence[str | Metric] | Mapping[str, str | Metric]
+
+
+class Metrics:
+    """Several metrics, fed together: blocks of outputs are gathered on the device and handed over whole.
+
+    `reads` says what the outputs are, where the loss knows: "classes", "logits" or "probabilities"; `ignore`
+    which label does not count.
+    """
+
+    def __init__(self, metrics: Wanted = (), reads: str | None = None, ignore: int | None = None) -> None:
+        self._wanted = _by_name(metrics)
+        self._reads, self._ignore = reads, ignore
+        self._task: Task | None = None
+        self._live: dict[str, Any] = {}
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._bytes = 0
+        self._holds = False
+        self.missed = False
+        """Whether a batch came without outputs since the last report."""
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._wanted)
+
+    def mode(self, name: str) -> str:
+        """Whether a metric should be small ("min") or large ("max"), where the object says so; else nothing."""
+        higher = getattr(self._wanted.get(name), "higher_is_better", None)  # torchmetrics' word for it
+        return "" if higher is None else "max" if higher else "min"
+
+    def kind(self, name: str) -> str:
+        """The catalogue's name for a metric that is called otherwise here; else its own."""
+        wanted = self._wanted.get(name)
+        return wanted if isinstance(wanted, str) else name
+
+    def load(self) -> None:
+        """Imports torchmetrics if a metric was given by name: it takes seconds, which are not to count as training."""
+        if any(isinstance(metric, str) for metric in self._wanted.values()):
+            import torchmetrics.classification
+            import torchmetrics.regression  # noqa: F401
+
+    def fresh(self, reads: str | None = None, ignore: int | None = None) -> "Metrics":
+        """The same metrics, empty."""
+        wanted = {name: m if isinstance(m, str) else copy.deepcopy(m) for name, m in self._wanted.items()}
+        twin = Metrics(wanted, reads, ignore)
+        for metric in twin._wanted.values():
+            if not isinstance(metric, str):
+                metric.reset()
+        return twin
+
+    def add(self, outputs: Any, target: Tensor) -> None:
+        """One batch. Nothing is computed until a block is full."""
+        check_outputs(outputs, Tensor)
+        self._outputs.append(outputs)
+        self._targets.append(target)
+        self._bytes += outputs.nbytes + target.nbytes
+        if self._bytes >= BLOCK_BYTES and not self._holds:
+            self._feed()
+
+    def compute(self) -> dict[str, Any]:
+        """Every metric over all that was added; plain numbers, or lists for matrices."""
+        self._feed()
+        found = {}
+        for name, metric in self._live.items():
+            with _named(name):
+                found[name] = _plain(metric.compute())
+        return found
+
+    def reset(self) -> None:
+        self._outputs, self._targets, self._bytes, self.missed = [], [], 0, False
+        for metric in self._live.values():
+            metric.reset()
+
+    @property
+    def forgetful(self) -> list[str]:
+        """The metrics whose state cannot be saved: they have no `state_dict` and `load_state_dict`."""
+        return [name for name, m in self._wanted.items() if not isinstance(m, str) and not keeps_state(m)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been added since the last report, the block that is not full yet included."""
+        block = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
+        return {
+            "task": None if self._task is None else dict(vars(self._task)),
+            "block": block,
+            "live": {name: state_of(metric) for name, metric in self._live.items() if keeps_state(metric)},
+        }
+
+    def hold(self) -> None:
+        """Several workers feed twins of this: what has no state that can be added up keeps all that it is fed."""
+        self._holds = any(not isinstance(metric, str) and not adds_up(metric) for metric in self._wanted.values())
+
+    def join(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:
+        """Becomes what was fed to metrics that gave these states: itself once, or its twins on other workers."""
+        self.reset()
+        tasks = [Task(**state["task"]) for state in states if state["task"] is not None]
+        if any(task != tasks[0] for task in tasks) and any(state["live"] for state in states):
+            raise DataError(f"workers see different things: {' and '.join(map(str, tasks))}. Say reads= in the loss.")
+        self._task = tasks[0] if tasks else self._task
+        fed: set[str] = set()
+        for state in states:
+            for name, saved in state["live"].items():
+                wanted = self._wanted.get(name)
+                if wanted is None:  # the metrics of a run may change
+                    continue
+                if name in fed:
+                    add_state(self._live[name], saved, device)
+                    continue
+                if not isinstance(wanted, str):
+                    self._live[name] = _on(wanted, device)
+                elif self._task is not None:
+                    self._live[name] = self._built(wanted, device)
+                set_state(self._live[name], saved, device)
+                fed.add(name)
+        for state in states:
+            if state["block"]:
+                self.add(*(part.to(device) for part in state["block"]))
+
+    def _built(self, name: str, device: torch.device) -> Any:
+        assert self._task is not None
+        return _on(self._task.build(name), device)
+
+    def _feed(self) -> None:
+        if not self._outputs:
+            return
+        outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
+        self._outputs, self._targets, self._bytes = [], [], 0
+        if self._task is None:
+            self._task = Task.of(outputs, targets, self._reads, self._ignore)
+        for name, wanted in self._wanted.items():
+            if not isinstance(wanted, str):
+                with _named(name):
+                    self._live.setdefault(name, _on(wanted, outputs.device)).update(outputs, targets)
+                continue
+            with _named(wanted):
+                if name not in self._live:
+                    self._live[name] = self._built(wanted, outputs.device)
+                self._live[name].update(*self._task.arrange(wanted, outputs, targets))
+
+
+def check_outputs(outputs: Any, kinds: Any = Tensor | Ragged) -> None:
+    """Raises unless metrics can compare this with a target; sequences are laid out for them first."""
+    if not isinstance(outputs, kinds):
+        raise ConfigError(
+            f"metrics need one tensor per batch, the model returned a {type(outputs).__name__}. Say which one is "
+            "meant with output= in the loss; in an Objective of your own, override scored(outputs)."
+        )
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Says which metric it was that failed."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (ValueError, TypeError, RuntimeError, LookupError, AttributeError) as error:
+        raise DataError(f"metric {name!r} cannot be computed from these outputs and targets: {error}") from error
+
+
+def _on(metric: Any, device: torch.device) -> Any:
+    by_itself(metric)
+    return metric.to(device) if callable(getattr(metric, "to", None)) else metric
+
+
+def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
+    if isinstance(metrics, str | Metric):
+        metrics = [metrics]
+    pairs: Iterable[tuple[str, Any]] = (
+        metrics.items() if isinstance(metrics, Mapping) else [(_name_of(metric), metric) for metric in metrics]
+    )
+    named: dict[str, str | Metric] = {}
+    for name, metric in pairs:
+        if name in named:
+            raise ConfigError(f"metric {name!r} is given twice. Name them: metrics={{'a': ..., 'b': ...}}.")
+        if isinstance(metric, str):
+            check_name(metric)
+        elif isinstance(metric, type):
+            raise ConfigError(f"metrics= got the class {metric.__name__}. Pass an instance: {metric.__name__}().")
+        elif not isinstance(metric, Metric):
+            raise ConfigError(f"a metric is a name or has update, compute and reset; got a {type(metric).__name__}.")
+        named[name] = metric
+    return named
+
+
+def _name_of(metric: Any) -> str:
+    return metric if isinstance(metric, str) else type(metric).__name__.lower()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 else value.tolist()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

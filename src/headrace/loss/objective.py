@@ -1,0 +1,343 @@
+"""An Objective is how a model and a batch become terms: the seam for everything that is not plain supervision.
+
+The default calls the model on its input streams and compares what it returns with the target. An objective
+of one's own does anything else: contrastive learning, distillation, a model that computes its own loss.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import Batch, Stream
+from ..data.fields import has_rows
+from ..data.ragged import Ragged
+from ..errors import ConfigError, DataError, HeadraceError, unknown
+from ..step.memory import is_out_of_memory
+from .base import Loss, Sum, Term, Weight, by_items, pick
+from .translate import translate
+
+Inputs = str | Sequence[str] | Mapping[str, str] | None
+"""Which streams the model gets: `None` for all but the targets, names, keywords to names, or "batch"."""
+
+
+class Terms(dict[str, Term]):
+    """Terms by name, with what the model returned, for the metrics."""
+
+    outputs: Any = None
+
+
+class Call:
+    """Calls a model on the streams of a batch: all but the targets in order, or as `inputs` says."""
+
+    def __init__(self, inputs: Inputs = None, targets: Iterable[str] = ("y",)) -> None:
+        self.inputs, self.targets = inputs, frozenset(targets)
+        self._ways: dict[tuple[str, ...], Callable[[nn.Module, Batch], Any]] = {}
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Any:
+        names = tuple(batch.fields)
+        way = self._ways.get(names)
+        if way is None:
+            way = self._ways[names] = self.way(names)
+        return way(model, batch)
+
+    def way(self, names: Sequence[str]) -> Callable[[nn.Module, Batch], Any]:
+        """The call for batches with these streams, made once, so that a batch costs no looking up."""
+        if self.inputs == "batch":
+            return lambda model, batch: model(batch)
+        inputs = self._paths(names)
+        paths = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+        for path in paths:
+            if path.partition(".")[0] not in names:
+                raise ConfigError(f"inputs= names an {unknown('stream', path.partition('.')[0], names)}")
+        if isinstance(inputs, Mapping):
+            return lambda model, batch: model(**{key: view(batch, path) for key, path in inputs.items()})
+        if len(paths) == 1 and "." not in paths[0]:
+            only = paths[0]
+            return lambda model, batch: model(batch.fields[only])
+        return lambda model, batch: model(*[view(batch, path) for path in paths])
+
+    def _paths(self, names: Sequence[str]) -> list[str] | Mapping[str, str]:
+        if self.inputs is None:
+            left = [name for name in names if name not in self.targets]
+            if not left:
+                raise ConfigError(f"no stream is left for the model: {', '.join(names)} are targets. Say inputs=.")
+            return left
+        if isinstance(self.inputs, Mapping):
+            return self.inputs
+        return [self.inputs] if isinstance(self.inputs, str) else list(self.inputs)
+
+
+class Objective(ABC):
+    """How a model and a batch become terms. Give it `terms`; `weights` too, if they are known beforehand."""
+
+    splits: bool = True
+    """Whether the terms of a batch are the sum of the terms of its parts. If not, it needs the batch whole."""
+    joins: bool = False
+    """Whether a validation may compute the terms of several batches together, from their joined outputs."""
+    reads: str | None = None
+    """What the outputs are to a metric: "classes", "logits" or "probabilities"; `None` if they show it themselves."""
+    ignores: int | None = None
+    """The label that neither the loss nor a metric counts."""
+    call: Call = Call()
+    """Calls the model on its input streams, as the trainer's `inputs=` says."""
+    compares: bool = False
+    """Whether a term is known to compare an output with the trainer's target."""
+
+    @abstractmethod
+    def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+        """The terms of one microbatch; return `Terms` with `.outputs` to have training metrics."""
+
+    def weights(self, batch: Batch) -> Mapping[str, Weight | None]:
+        """The weight of every term, before the model is called; `{}` if only the forward pass can tell."""
+        return {}
+
+    def whole(self, batch: Batch) -> Mapping[str, float | None]:
+        """The weight of every term for the whole batch, of which this is a worker's part, where the part tells it."""
+        return dict.fromkeys(self.weights(batch))
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        """What `predict` returns and metrics see."""
+        return self.call(model, batch)
+
+    def scored(self, outputs: Any) -> Any:
+        """Which of the outputs metrics compare with the target."""
+        return outputs
+
+    def unclear(self) -> str:
+        """Why it is not known which of the outputs metrics compare with the target; nothing where it is known."""
+        return ""
+
+    def bind(self, inputs: Inputs, target: str) -> None:
+        """Learns what the trainer calls inputs and target."""
+        self._given_to(inputs, target)
+        self.call = Call(inputs, {target})
+
+    def _given_to(self, inputs: Inputs, target: str) -> None:
+        """Raises if a trainer that calls the model otherwise, or has another target, was given this object before."""
+        given = tuple(inputs) if isinstance(inputs, list) else inputs, target
+        before = vars(self).setdefault("_bound", given)
+        if before != given:
+            raise ConfigError(
+                f"this {type(self).__name__} was given to a trainer with inputs={before[0]!r} and "
+                f"target={before[1]!r}. Make another one for this trainer, which has inputs={given[0]!r} and "
+                f"target={target!r}."
+            )
+
+    def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Before a training: raises on what cannot work with these streams.
+
+        `columns` are the streams that are whole in memory, by the name of the data set they belong to.
+        """
+
+
+class Supervised(Objective):
+    """The default: the model on its inputs, its outputs against the target, term by term."""
+
+    def __init__(self, loss: Loss | Sum) -> None:
+        self.loss = _named([loss] if isinstance(loss, Loss) else list(loss))
+        self._bind_terms("y")
+        if not self._data_terms:
+            raise ConfigError(
+                "loss= holds priors only. Add a term that looks at the data: CrossEntropy() + L2Prior(1e-4)."
+            )
+        self.splits = all(term.splits for term in self.loss.values())
+        self._columns: Mapping[str, Mapping[str, Any]] | None = None
+
+    def terms(self, model: nn.Module, batch: Batch) -> Terms:
+        return self.judge(model, self.answers(model, batch), batch)
+
+    def answers(self, model: nn.Module, batch: Batch) -> Any:
+        """What the model returns; for the first batch of a data set, only after a look at it."""
+        return self.call(model, batch) if self._columns is None else self._first_call(model, batch)
+
+    def judge(self, model: nn.Module, outputs: Any, batch: Batch) -> Terms:
+        """The terms of outputs that are there already."""
+        losses = self.loss if model.training else self._data_terms
+        terms = Terms([(name, loss.term(model, *by_items(loss, outputs, batch))) for name, loss in losses.items()])
+        terms.outputs = outputs
+        return terms
+
+    def weights(self, batch: Batch) -> dict[str, Weight | None]:
+        return {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.loss.items()}
+
+    def whole(self, batch: Batch) -> dict[str, float | None]:
+        return {name: loss.whole(batch) for name, loss in self.loss.items()}
+
+    def scored(self, outputs: Any) -> Any:
+        main = self._main
+        if main is None:
+            raise ConfigError(self.unclear())
+        return outputs if main.output is None else pick(outputs, main.output, main.name)
+
+    def unclear(self) -> str:
+        if self._main is not None:
+            return ""
+        terms = [f"{name} compares output {t.output!r} with {t.target!r}" for name, t in self._data_terms.items()]
+        others = " or ".join(repr(t) for t in dict.fromkeys(term.target for term in self._data_terms.values()))
+        return (
+            f"metrics compare with target={self._target!r}, and no term of the loss does, so that it is not known "
+            f"which output they are of: {', '.join(terms)}. Say target={others}."
+        )
+
+    def bind(self, inputs: Inputs, target: str) -> None:
+        self._given_to(inputs, target)
+        self._bind_terms(target)
+        self.call = Call(inputs, {target, *self.compared()})
+
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        return all(term.joins and term.reduce == "mean" for term in self._data_terms.values())
+
+    @property
+    def reads(self) -> str | None:  # type: ignore[override]
+        return None if self._main is None else self._main.reads
+
+    @property
+    def ignores(self) -> int | None:  # type: ignore[override]
+        return None if self._main is None else self._main.ignore_index
+
+    def _bind_terms(self, target: str) -> None:
+        """Binds the terms to the trainer's target, and finds the one whose output metrics compare with it.
+
+        It is the first that compares with this target, before all of those that say which output they take; where none
+        does, the first of all, if all of them take the same output.
+        """
+        self.loss = {name: term.for_target(target) for name, term in self.loss.items()}
+        self._data_terms = {name: term for name, term in self.loss.items() if not term.training_only}
+        terms = list(self._data_terms.values())
+        ours = [term for term in terms if term.target == target]
+        self.compares, self._target = bool(ours), target
+        if not ours and len({term.output for term in terms}) == 1:
+            ours = terms
+        self._main = next((term for term in ours if term.output is not None), ours[0] if ours else None)
+
+    def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
+        names = [s.name for s in streams]
+        for name in self.compared():
+            if name not in names:
+                raise ConfigError(
+                    f"the loss compares with an {unknown('stream', name, names)} Pass it, or say target=."
+                )
+        self.call.way(names)
+        self._columns = columns
+
+    def compared(self) -> list[str]:
+        """The streams that the terms compare with or weigh by."""
+        terms = self._data_terms.values()
+        return list(dict.fromkeys(s for term in terms for s in (term.target, term.row_weight) if s is not None))
+
+    def _first_call(self, model: nn.Module, batch: Batch) -> Any:
+        """The first call of a training shows what the model returns: the last check before an update."""
+        outputs = first_call(self.call, model, batch)
+        for term in self._data_terms.values():
+            answers = by_items(term, outputs, batch)[0]
+            for name, columns in {**(self._columns or {}), "": batch.fields}.items():
+                _check(term, answers, columns.get(term.target), name)
+        self._columns = None
+        return outputs
+
+
+def as_objective(loss: Any, argument: str = "loss") -> Objective:
+    """An Objective for whatever `loss=` may be."""
+    return loss if isinstance(loss, Objective) else Supervised(translate(loss, argument))
+
+
+def terms_of(objective: Objective, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+    """The terms of one microbatch, which are terms."""
+    found = objective.terms(model, batch)
+    if isinstance(found, Mapping):
+        for name, term in found.items():
+            if not isinstance(term, Term):
+                raise _no_terms(objective, f"{name!r}: a {type(term).__name__}")
+            if not isinstance(term.sum, Tensor | int | float) or (isinstance(term.sum, Tensor) and term.sum.dim()):
+                raise ConfigError(f"term {name!r}: sum must be a single number, got {_shape_of(term.sum)}.")
+        return found
+    raise _no_terms(objective, f"a {type(found).__name__}")
+
+
+def _no_terms(objective: Objective, came: str) -> ConfigError:
+    return ConfigError(
+        f"{type(objective).__name__}.terms() returns terms by name, got {came}. Return "
+        "{'name': hr.Term(sum, weight)}: the sum over the rows, and what to divide it by; for a mean over rows "
+        "{'name': hr.Term(mean * batch.rows, batch.rows)}."
+    )
+
+
+def _shape_of(value: Any) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def scoring(objectives: Mapping[str, Objective]) -> str:
+    """The key of the objective whose outputs metrics look at: the first that compares with the target, or the first."""
+    return next((key for key, objective in objectives.items() if objective.compares), next(iter(objectives)))
+
+
+def view(batch: Batch, path: str) -> Any:
+    """A stream, or a view of it: "words.mask"."""
+    stream, *names = path.split(".")
+    found = batch[stream]
+    for name in names:
+        if name.startswith("_") or not hasattr(found, name):
+            views = [each for each in dir(found) if not each.startswith("_")]
+            raise ConfigError(f"inputs= names {path!r}: {unknown('view', name, views[:24])}")
+        found = getattr(found, name)
+        found = found() if callable(found) else found
+    return found
+
+
+def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
+    """Checks targets, and says whose they are; of sequences, in which row."""
+    dense = targets.dense() if isinstance(targets, Ragged) else targets
+    if not isinstance(dense, Tensor):
+        return
+    try:
+        term.check_targets(outputs, dense)
+    except DataError as error:
+        said = str(error)
+        if isinstance(targets, Ragged) and (found := re.search(r"\brow (\d+)", said)):
+            item = int(found[1])
+            row = int(targets.rows_of(torch.tensor(item)))
+            said = said.replace(found[0], f"row {row}, item {item - int(targets.bounds[row])}", 1)
+        raise DataError(f"the {name} data: {said}" if name else said) from None
+
+
+def first_call(call: Callable[[nn.Module, Batch], Any], model: nn.Module, batch: Batch) -> Any:
+    """Calls a model with data that it has not seen before; if it fails, says what it was given and what it expects."""
+    try:
+        return call(model, batch)
+    except HeadraceError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise DataError(_refusal(model, batch, error)) from error
+
+
+def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
+    """What the model was given and what it expects, where it can be told."""
+    given = ", ".join(str(Stream.of(k, f)) if has_rows(f) else k for k, f in batch.fields.items())
+    layers = ((name, m) for name, m in model.named_modules() if m._parameters and not list(m.children()))
+    name, layer = next(layers, ("", model))
+    weights = next((p.dtype for p in model.parameters()), None)
+    dtype = "" if weights is None else f", {str(weights).removeprefix('torch.')}"
+    views = [f"{k}.padded" for k, f in batch.fields.items() if isinstance(f, Ragged) and isinstance(f.values, Tensor)]
+    hint = f" Sequences reach a model as one tensor by a view of them: inputs={views[0]!r}." if views else ""
+    return (
+        f"the model failed on its first batch, {batch.rows} rows of {given}: {error}\n"
+        f"  Its first layer is {name!r}: {layer}{dtype}. Change the stream's shape or dtype, or say inputs=.{hint}"
+    )
+
+
+def _named(losses: Sequence[Loss]) -> dict[str, Loss]:
+    """Terms by name; a name that comes again gets a number."""
+    named: dict[str, Loss] = {}
+    for loss in losses:
+        name, k = loss.name, 2
+        while name in named:
+            name, k = f"{loss.name}_{k}", k + 1
+        named[name] = loss
+    return named

@@ -1,0 +1,286 @@
+"""Passes over data that change nothing: scores of a model, and its predictions."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from ..data.batch import Batch, concat
+from ..data.feed import Feed
+from ..data.fields import Rows, cat, map_tensors
+from ..data.ragged import Ragged
+from ..data.sparse import Sparse
+from ..errors import DataError
+from ..loss.base import Term, is_flat
+from ..loss.loss_sums import Tally
+from ..loss.metrics import BLOCK_BYTES, Metrics
+from ..loss.objective import Objective, Supervised, Terms, first_call, scoring, terms_of
+from ..loss.outcome import Outcome, as_outcome
+from .guard import Scalar
+from .precision import Precision
+
+
+@contextmanager
+def mode(models: Sequence[nn.Module], training: bool) -> Iterator[None]:
+    """Train or eval mode for a while; every module gets its own mode back.
+
+    A model that is in train mode keeps the modules that its owner has put in eval mode.
+    """
+    before = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        if not training or not model.training:
+            model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in before:
+            module.training = was
+
+
+def measure(
+    objectives: Mapping[str, Objective],
+    model: nn.Module,
+    batch: Batch,
+    precision: Precision,
+    read: Callable[[Scalar], Scalar],
+    scored: bool,
+) -> Outcome:
+    """The terms of one batch, and the outputs, which have to be there if they are `scored` by metrics."""
+    outcome, compared = Outcome({}), scoring(objectives)
+    for key, objective in objectives.items():
+        with precision.context():
+            terms = terms_of(objective, model, batch)
+            found = _read(terms, batch, read)
+            if scored and key == compared and not found.outputs:
+                found.outputs.append((objective.outputs(model, batch), batch))
+        outcome.outputs += found.outputs if key == compared else []
+        for name, term in found.terms.items():
+            full = name if len(objectives) == 1 else key if len(terms) == 1 else f"{key}/{name}"
+            outcome.terms[full] = term
+    return outcome
+
+
+def _read(terms: Mapping[str, Term], batch: Batch, read: Callable[[Scalar], Scalar]) -> Outcome:
+    """Terms as numbers, with the outputs that they come from."""
+    found = {
+        name: Term(read(term.sum) * term.times, read(term.weight), term.coefficient) for name, term in terms.items()
+    }
+    return Outcome(found, [(terms.outputs, batch)] if isinstance(terms, Terms) else [])
+
+
+def limited(feed: Iterable[Batch], limit: int | None, check: Callable[[], None]) -> Iterator[Batch]:
+    """The batches of a pass up to the one with which their rows reach the limit; `check` is called before each."""
+    rows = 0
+    for batch in feed:
+        check()
+        if batch.rows:  # a worker may have none of a small one
+            yield batch
+        rows += batch.total
+        if limit is not None and rows >= limit:
+            return
+
+
+def together(
+    objective: Supervised,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    precision: Precision,
+    read: Callable[[Scalar], Scalar],
+    scored: Sequence[str],
+) -> Iterator[Outcome]:
+    """The outcomes of a pass: the model sees a batch at a time, the loss a block of outputs.
+
+    Outputs are joined as long as they are one tensor with a row for each of the batch; of the batch, only what
+    the loss compares with, or metrics do, is kept.
+    """
+    kept = dict.fromkeys([*objective.compared(), *scored])
+    outputs: list[Tensor] = []
+    held: list[Batch] = []
+    size = 0
+
+    def judged() -> Outcome:
+        block = Batch(concat(held), sum(batch.rows for batch in held))
+        with precision.context():
+            return _read(objective.judge(model, torch.cat(outputs), block), block, read)
+
+    for batch in batches:
+        with precision.context():
+            answer = objective.answers(model, batch)
+        part = Batch({name: batch[name] for name in kept}, batch.rows)
+        joins = _is_rows(answer, batch.rows) and all(_is_rows(field, batch.rows) for field in part.fields.values())
+        if held and not (joins and _alike(answer, outputs[-1]) and all(_alike(part[k], held[-1][k]) for k in part)):
+            yield judged()
+            outputs, held, size = [], [], 0
+        if not joins:
+            with precision.context():
+                yield _read(objective.judge(model, answer, batch), batch, read)
+            continue
+        outputs.append(answer)
+        held.append(part)
+        size += answer.nbytes + sum(part[name].nbytes for name in part)
+        if size >= BLOCK_BYTES:
+            yield judged()
+            outputs, held, size = [], [], 0
+    if held:
+        yield judged()
+
+
+def _is_rows(value: Any, rows: int) -> bool:
+    return type(value) is Tensor and value.dim() > 0 and len(value) == rows
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape[1:] == b.shape[1:]
+
+
+def apart(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Outcome]:
+    """The outcomes of a pass, a batch at a time."""
+    for batch in batches:
+        yield as_outcome(step(batch), "evaluate_step", batch)
+
+
+AddUp = Callable[[Tally, Metrics], tuple[dict[str, float], dict[str, Any]]]
+"""Losses and metrics over what was seen, here and by other workers."""
+
+
+def score(
+    outcomes: Iterable[Outcome], name: str, metrics: Metrics, objective: Objective, target: str, add_up: AddUp
+) -> dict[str, Any]:
+    """Loss, terms and metrics over one pass, by keys that begin with `name`."""
+    tally = Tally()
+    with torch.no_grad():
+        for outcome in outcomes:
+            record(outcome, tally, metrics, objective, target)
+    row = report(name, tally, metrics, add_up)
+    if not row:
+        raise DataError(f"the {name} data gave no rows. Pass data with at least one.")
+    return row
+
+
+def record(outcome: Outcome, tally: Tally, metrics: Metrics, objective: Objective, target: str) -> None:
+    """Adds one batch to what is reported later; an update that was left out does not count."""
+    if outcome.applied is False:
+        return
+    for name, term in outcome.terms.items():
+        total, weight = term.sum, term.weight
+        if isinstance(outcome.applied, Tensor):
+            total = torch.where(outcome.applied, total, 0.0) if isinstance(total, Tensor) else total * outcome.applied
+            weight = weight * outcome.applied
+        tally.add(name, total, weight, term.coefficient)
+    if metrics:
+        metrics.missed |= not outcome.outputs
+        for outputs, batch in outcome.outputs:
+            scored, wanted = objective.scored(outputs), batch[target]
+            if type(wanted) is not Tensor:
+                scored, wanted = _compared(scored, wanted, objective.reads)
+            metrics.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
+
+
+def _compared(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
+    """Outputs and target as metrics look at them: dense, and of sequences the items."""
+    if isinstance(target, Ragged):
+        items = target.dense()
+        return target.items_of(outputs, is_flat(outputs, items, reads)), items
+    return outputs, target.to_dense() if isinstance(target, Sparse) else target
+
+
+def report(name: str, tally: Tally, metrics: Metrics, add_up: AddUp) -> dict[str, Any]:
+    """What has been added up since the last report, if anything; it starts anew."""
+    losses, scores = add_up(tally, metrics)
+    if losses and metrics.missed and not scores:
+        warnings.warn(
+            f"{', '.join(f'{name}/{metric}' for metric in metrics.names)}: not measured, for want of outputs. An "
+            "Objective gives them as hr.Terms with .outputs, a train_step or an evaluate_step as "
+            "hr.Outcome(losses, outputs).",
+            stacklevel=2,
+        )
+    alone = losses.keys() == {"", "loss"} and not abs(losses[""] - losses["loss"]) > 0  # the same, perhaps no number
+    hidden = {"total_loss", *(["loss"] if alone else [])}
+    row: dict[str, Any] = {
+        f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items() if term not in hidden
+    }
+    row |= {f"{name}/{metric}": value for metric, value in scores.items()}
+    tally.reset()
+    metrics.reset()
+    return row
+
+
+Gather = Callable[[list[Any], Sequence[int]], list[Any]]
+"""The outputs of all workers, batch by batch, from those of this one and the rows of each whole batch."""
+
+
+def predictions(
+    objective: Objective, model: nn.Module, feed: Feed, precision: Precision, gather: Gather | None = None
+) -> Any:
+    """What the model returns for every row, in order, on the host; moved there a macrobatch at a time."""
+    found: list[Any] = []
+    held: list[Any] = []
+    totals: list[int] = []
+    own = type(objective).outputs is not Objective.outputs
+    outputs: Callable[[nn.Module, Batch], Any] = objective.outputs if own else objective.call
+    with torch.no_grad(), precision.context():
+        for batch in feed:
+            totals.append(batch.total)
+            if not batch.rows:  # a worker may have none of a small batch
+                pass
+            elif held or found:
+                held.append(outputs(model, batch))
+            else:
+                held.append(first_call(outputs, model, batch))
+                if outputs is objective.call:  # the streams stay what they are: no need to ask again
+                    outputs = objective.call.way(tuple(batch.fields))
+            if feed.ends_macrobatch:
+                found += held if feed.device.type == "cpu" else _on_host(held, apart=gather is not None)
+                held = []
+    if gather is not None:
+        found = gather(found, totals)
+    if not found:
+        raise DataError("the predict data gave no rows. Pass data with at least one.")
+    joined = _joined(found)
+    return tree_map(lambda leaf: map_tensors(leaf, _whole), joined) if precision.halves else joined
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _on_host(outputs: list[Any], apart: bool) -> list[Any]:
+    """Consecutive outputs on the host; tensors are joined before they travel, unless they are wanted `apart`."""
+    if outputs and not apart and all(isinstance(leaf, Tensor) for leaf in tree_flatten(outputs[0])[0]):
+        outputs = [_joined(outputs)]
+    return [
+        tree_map(lambda leaf: leaf.to("cpu") if isinstance(leaf, Tensor | Rows) else leaf, part) for part in outputs
+    ]
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """Consecutive outputs as one: tensors end to end, whatever they are held in; other things in a list."""
+    if all(type(output) is Tensor and output.dim() for output in outputs):
+        return _column(outputs) if len(outputs) > 1 else outputs[0]
+    if isinstance(outputs[0], PackedSequence):
+        raise DataError(
+            "a PackedSequence of several batches cannot be joined. Return a Ragged: words.with_padded(...)."
+        )
+    form = tree_flatten(outputs[0])[1]
+    columns = zip(*(tree_flatten(output)[0] for output in outputs), strict=True)
+    return tree_unflatten([_column(list(leaves)) for leaves in columns], form)
+
+
+def _column(leaves: list[Any]) -> Any:
+    """One part of consecutive outputs: tensors with rows end to end, single numbers as a row each, others in a list."""
+    if isinstance(leaves[0], Rows):
+        return cat(leaves)
+    if not isinstance(leaves[0], Tensor):
+        return leaves
+    if len({leaf.shape[1:] for leaf in leaves}) > 1:
+        shapes = " and ".join(sorted({str(list(leaf.shape)) for leaf in leaves})[:2])
+        raise DataError(
+            f"the outputs of several batches, of shape {shapes}, cannot be joined. For sequences, return a Ragged: "
+            "words.with_values(...) or words.with_padded(...)."
+        )
+    return torch.cat(leaves) if leaves[0].dim() else torch.stack(leaves)

@@ -1,0 +1,265 @@
+"""One step of one model: an update for each of its optimizers."""
+
+import math
+import warnings
+from collections.abc import Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..arena.arena import Arena
+from ..arena.buffers import Buffers
+from ..arena.gradients import all_finite
+from ..arena.homes import names_of, owners
+from ..arena.replica import Replica
+from ..arena.states import by_name, check_state, is_plain, load_state
+from ..data.batch import Batch
+from ..errors import CheckpointError, ModelError
+from ..loss.objective import Objective, scoring
+from ..loss.outcome import Outcome, merged
+from ..workers.strategy import Strategy
+from .guard import Guard
+from .precision import Precision
+from .update import Update, alone, draws_random
+
+_ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
+
+
+CHANGEABLE = ("microbatch", "clip_norm", "clip_value")
+"""The settings that may change from one update to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How every update of a training is made. `microbatch="auto"`: as large as the memory allows."""
+
+    microbatch: int | Literal["auto"] | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    arena: bool = True
+
+
+class Step:
+    """Updates a model from a batch; with several optimizers, one update each, in order.
+
+    Models live in an arena between `home` and `release`; `updates` counts what has been done.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objectives: Mapping[str, Objective],
+        optimizers: Mapping[str, Optimizer],
+        settings: Settings,
+        precision: Precision,
+        guard: Guard,
+        strategy: Strategy,
+        measured: bool,
+    ) -> None:
+        self.scored = scoring(objectives)
+        """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
+        self.measured: str | None = None
+        """That key, if metrics look at its outputs."""
+        self.model, self.guard, self.settings = model, guard, Settings()
+        self.precision, self.strategy = precision, strategy
+        self.objectives, self.optimizers = dict(objectives), dict(optimizers)
+        self.updates = 0
+        self.adapts = False
+        """Whether the microbatch is made smaller when memory runs out."""
+        self.microbatch: int | None = None
+        """Rows that pass the model at once; `None`: all of a batch."""
+        self.unproven = True
+        """Whether an update of `train_step` with these settings has not been seen yet."""
+        self.ends_alone = False
+        """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
+        self.torn = ""
+        """What has ended an update while its optimizer stepped, and may have left half of it."""
+        self._parts: list[Update] = []
+        self._sound: set[str] | None = None  # what was finite before the first update by hand
+        self.measure(measured)
+        self.change(**asdict(settings))
+
+    def measure(self, measured: bool) -> None:
+        """From the next training on, metrics look at the outputs, or none does."""
+        self.release()
+        self.measured = self.scored if measured else None
+
+    def change(self, **settings: Any) -> None:
+        """The next update is made with these settings."""
+        before, self.settings = self.settings, replace(self.settings, **settings)
+        self.unproven = True
+        wanted = self.settings.microbatch
+        if wanted != before.microbatch:
+            self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
+            if self.microbatch is not None:
+                _warn_where_splits_differ(self.model, depth=5)
+
+    @property
+    def homed(self) -> bool:
+        return bool(self._parts)
+
+    def home(self) -> None:
+        """Moves the model into its arenas."""
+        if self.homed:
+            return
+        buffers = Buffers(self.model)
+        parts: list[Update] = []
+        try:
+            for name, optimizer in self.optimizers.items():
+                arena = Arena(self.model, optimizer, packed=self.settings.arena, release=self.release)
+                parts.append(Update(self, name, self.objectives[name], arena, buffers))
+        except BaseException:
+            for part in parts:
+                part.arena.release()
+            raise
+        self._parts = parts
+
+    def release(self) -> None:
+        """Makes model and optimizers ordinary again."""
+        parts, self._parts, self.torn = self._parts, [], ""
+        if parts:
+            self.strategy.release()
+        with ExitStack() as stack:  # each of them, even if one fails
+            for part in parts:
+                stack.callback(part.arena.release)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on but the model's own state and random numbers."""
+        return {
+            "updates": self.updates,
+            "skipped": self.guard.skipped,
+            "microbatch": self.microbatch,
+            "settings": {name: getattr(self.settings, name) for name in CHANGEABLE},
+            "scaler": self.precision.state_dict(),
+            "optimizers": dict(zip(self.optimizers, self._optimizer_states(), strict=True)),
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """About how large a checkpoint is: the weights, and as much again for each thing an optimizer remembers."""
+        weights = sum(tensor.nbytes for tensor in [*self.model.parameters(), *self.model.buffers()])
+        return weights + sum(map(_remembered, self.optimizers.values()))
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises unless a state belongs to optimizers like these."""
+        names = owners(self.model)
+        if state["optimizers"].keys() != self.optimizers.keys():
+            raise CheckpointError(
+                f"the optimizers were {list(state['optimizers'])} and are {list(self.optimizers)}. Name them as before."
+            )
+        for key, optimizer in self.optimizers.items():
+            check_state(optimizer, names_of(optimizer, names), state["optimizers"][key], key)
+
+    def load_state_dict(self, state: Mapping[str, Any], overridden: bool = False) -> None:
+        """Goes back to a state that has been checked; `overridden`: hyperparameters stay as they are now."""
+        self.release()
+        names = owners(self.model)
+        for key, optimizer in self.optimizers.items():
+            load_state(optimizer, names_of(optimizer, names), state["optimizers"][key], settings=not overridden)
+        self.precision.load_state_dict(state["scaler"])
+        self.updates, self.guard.skipped = state["updates"], state["skipped"]
+        if self.adapts:
+            self.microbatch = state["microbatch"]
+
+    def replica(self) -> Replica:
+        """The model as a strategy sees it, at home."""
+        self.home()
+        return Replica(self.model, lambda: [part.arena for part in self._parts])
+
+    def expect(self) -> None:
+        """Before `train_step` may update the weights itself: remembers which of them are finite by then."""
+        if self._sound is None:
+            self._sound = {name for name, tensor in self._fractions() if all_finite([tensor])}
+
+    def watch(self, outcome: Outcome) -> None:
+        """After such an update: the guard checks the weights when it settles, or now if a loss is not finite."""
+        sound = self._sound or set()
+        self.guard.watch(f"step {self.updates}", lambda: {name: t for name, t in self._fractions() if name in sound})
+        losses = [self.guard.read(term.sum) for term in outcome.terms.values()]
+        if not all(isinstance(loss, Tensor) or math.isfinite(loss) for loss in losses):
+            self.guard.look()
+
+    def _fractions(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            if tensor.is_floating_point():
+                yield name, tensor.detach()
+
+    def halve(self, rows: int) -> bool:
+        """Makes the microbatch half of what did not fit; says whether it may and can."""
+        at_once = min(rows, self.microbatch or rows)
+        if not self.adapts or at_once == 1 or not all(objective.splits for objective in self.objectives.values()):
+            return False
+        self.microbatch = -(-at_once // 2)
+        warnings.warn(
+            f"memory ran out with {at_once} rows at once: going on with microbatch={self.microbatch}.", stacklevel=2
+        )
+        _warn_where_splits_differ(self.model)
+        return True
+
+    def _optimizer_states(self) -> Iterator[dict[str, Any]]:
+        if self._parts:
+            yield from (part.arena.state_dict() for part in self._parts)
+            return
+        names = owners(self.model)
+        for optimizer in self.optimizers.values():
+            groups = [group["params"] for group in optimizer.param_groups]
+            states = [(p, optimizer.state[p]) for group in groups for p in group if p in optimizer.state]
+            yield by_name(optimizer, groups, states, names_of(optimizer, names))
+
+    def __call__(self, batch: Batch) -> Outcome:
+        if self.torn:
+            raise ModelError(
+                f"{self.torn}: weights and optimizer may be those of half an update. Go on from the last checkpoint, "
+                "or call trainer.release() to go on from what they are."
+            )
+        self.home()
+        if self.ends_alone:
+            self.ends_alone = False
+            at_once = min(self.microbatch or batch.rows, batch.rows)
+            with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}):
+                return self(batch)
+        if len(self._parts) == 1:
+            outcome = self._parts[0](batch)
+        else:
+            outcome = merged([(part.name, part(batch)) for part in self._parts], self.scored)
+        self.updates += 1
+        return outcome
+
+
+@contextmanager
+def _no_row_alone(model: nn.Module, counts: Container[int]) -> Iterator[None]:
+    """For a while, batch normalisation raises where it has one value for each row of the batch and each channel.
+
+    There it could not train on a batch of one row. `counts`: how many rows pass the model at once.
+    """
+
+    def look(module: nn.Module, given: tuple[Any, ...]) -> None:
+        rows = given[0] if given and module.training else None
+        if isinstance(rows, Tensor) and rows.dim() > 1 and len(rows) in counts and rows[0, 0].numel() == 1:
+            raise alone("the last batch of every epoch")
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, _ROWS_MEET):
+                stack.callback(module.register_forward_pre_hook(look).remove)
+        yield
+
+
+def _warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
+    kinds = {type(m).__name__ for m in model.modules() if m.training and (isinstance(m, _ROWS_MEET) or draws_random(m))}
+    if kinds:
+        warnings.warn(
+            f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "
+            "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
+            stacklevel=depth,
+        )
+
+
+def _remembered(optimizer: Optimizer) -> int:
+    """Bytes of what an optimizer remembers, or is going to: most keep two numbers for each weight, plain SGD none."""
+    if optimizer.state:
+        return sum(v.nbytes for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor))
+    return 0 if is_plain(optimizer) else 2 * sum(p.nbytes for group in optimizer.param_groups for p in group["params"])

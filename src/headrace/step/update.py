@@ -1,0 +1,311 @@
+"""One optimizer's update: forward and backward by microbatch, then reduce, check, clip, step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..arena.arena import Arena
+from ..arena.buffers import Buffers
+from ..arena.gradients import clip
+from ..data.batch import Batch
+from ..errors import ConfigError, DataError, HeadraceError, ModelError, OutOfMemoryError
+from ..loss.base import Term
+from ..loss.metrics import check_outputs
+from ..loss.objective import Objective, Terms, terms_of
+from ..loss.outcome import Outcome, detached
+from ..store.rng import capture_torch, restore_torch
+from .guard import Scalar
+from .memory import is_out_of_memory
+from .shared_terms import Together
+
+if TYPE_CHECKING:
+    from .step import Step
+
+_ALONE = "Expected more than 1 value per channel when training"
+_A_BUFFER = "(a buffer of some worker)"
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
+
+
+class Update:
+    """One optimizer's update."""
+
+    def __init__(self, step: Step, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
+        self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
+        self._step, self._model = step, step.model
+        self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
+        self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
+        self._several, self._measured = len(step.optimizers) > 1, step.measured == name
+        self._device = next(iter(arena.params)).device
+        self._together = Together(step.strategy, self._device) if step.strategy.shares_updates else None
+        self._batch: Batch | None = None
+        self._divisors: Mapping[str, Scalar] | None = None
+        self._found: Sequence[Tensor] = ()
+        self._summing = self._stepping = False
+        self._random = self._device.type == "cpu" or any(map(draws_random, step.model.modules()))
+        """Whether a step that is not made gives its random numbers back; on a device, if it is known to draw some."""
+        self._first = not arena.optimizer.state
+        self._fresh: list[int] = []
+        self.sums: dict[str, Scalar] = {}
+        self.weights: list[Scalar] = []
+        self.gradients: Sequence[Tensor] = ()
+
+    def __call__(self, batch: Batch) -> Outcome:
+        self._batch, self._divisors = batch, None
+        self.buffers.save()
+        while True:
+            random = capture_torch(self._device) if self._random or self._step.adapts else None
+            outcome, complaint = None, ""
+            try:
+                outcome, complaint = self._attempt(batch)
+            finally:
+                if outcome is None and random is not None:
+                    restore_torch(random, self._device)
+            if outcome is not None:
+                return outcome
+            if self._summing or self._stepping or not self._step.halve(batch.rows):
+                raise OutOfMemoryError(self._no_room(complaint))
+
+    def apply(self) -> None:
+        """Clips and steps."""
+        settings = self._step.settings
+        self._precision.unscale(self.arena.optimizer, self._found)
+        if settings.clip_norm is not None or settings.clip_value is not None:
+            clip(self._found, self.arena.pieces(), settings.clip_norm, settings.clip_value)
+        if self._first:
+            self._fresh = [tensor._version for tensor in self.arena.live_tensors()]
+        self._stepping = True
+        self._precision.step(self.arena, self._found)
+        self._stepping = self._first = False
+
+    def describe(self) -> str:
+        """Where this update stands, for a message."""
+        assert self._batch is not None
+        cursor = self._batch.cursor or {}
+        place = f", up to row {cursor['position']} of epoch {cursor['epoch']}" if cursor.get("position") else ""
+        rates = ", ".join(f"{float(group['lr']):g}" for group in self.arena.optimizer.param_groups)
+        key = f" of {self.name!r}" if self.name else ""
+        return f"step {self._step.updates + 1}{key} (rate {rates}, {self._batch.rows} rows{place})"
+
+    @property
+    def untouched(self) -> str:
+        """What a failure leaves as it was, for a message."""
+        if len(self._step.optimizers) == 1:
+            return "The weights are as they were before this step."
+        return f"The weights of {self.name!r} are as they were before this step; updates of keys before it were made."
+
+    def _attempt(self, batch: Batch) -> tuple[Outcome | None, str]:
+        """The outcome, or what the system said when memory ran out; what had been computed by then is let go."""
+        self._summing = self._stepping = False
+        try:
+            return self._update(batch), ""
+        except BaseException as error:
+            self.arena.discard()
+            self.buffers.restore()
+            self._precision.discard()
+            if self._stepping and not isinstance(error, HeadraceError) and self._after_half() != self.untouched:
+                self._step.torn = f"{self.describe()}: {type(error).__name__} while the optimizer stepped"
+            if not is_out_of_memory(error):
+                raise
+            complaint = str(error).partition("\n")[0]
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None, complaint
+
+    def _after_half(self) -> str:
+        """What an optimizer that ran out of memory has left; what it had just begun to remember is taken back."""
+        if self._device.type != "cpu":
+            return self.untouched
+        weights = [tensor._version for tensor in self.arena.live_tensors()][: len(self._fresh)]
+        if self._first and weights == self._fresh:
+            self.arena.optimizer.state.clear()
+            return self.untouched
+        return "The weights may be those of half an update: go on from the last checkpoint."
+
+    def _no_room(self, complaint: str) -> str:
+        assert self._batch is not None
+        if self._stepping:
+            said = f"memory ran out while the optimizer stepped ({complaint})"
+            return f"{self.describe()}: {said}. {self._after_half()}"
+        if self._summing:
+            return (
+                f"{self.describe()}: memory ran out once workers had begun to add up their gradients ({complaint}), "
+                f"too late for one of them to try again with fewer rows. {self.untouched} Others may have made it: go "
+                "on from the last checkpoint, with a smaller batch_size, or with more memory."
+            )
+        at_once = min(self._batch.rows, self._step.microbatch or self._batch.rows)
+        advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
+        if not self.objective.splits:
+            advice = "The loss needs the batch whole: use a smaller batch_size."
+        elif at_once == 1:
+            advice = "Nothing smaller than a row can be tried."
+        said = f"the memory does not hold {at_once} rows at once ({complaint})"
+        return f"{self.describe()}: {said}. {self.untouched} {advice}"
+
+    def _update(self, batch: Batch) -> Outcome:
+        self.arena.begin()
+        outcome = Outcome({})
+        microbatch = self._step.microbatch
+        parts = [batch] if microbatch is None or batch.rows <= microbatch else batch.split(microbatch)
+        if self._together is not None:
+            return self._update_together(self._together, batch, parts, outcome)
+        totals = None if len(parts) == 1 else self._totals(parts)
+        for part in parts if batch.rows else ():
+            self._pass(part, totals, outcome)
+        self._weigh(outcome)
+        if self._guard.idle(self.weights):
+            return self._left_out(outcome)
+        self._found = self.arena.collect()
+        return self._applied(outcome)
+
+    def _update_together(self, together: Together, batch: Batch, parts: Sequence[Batch], outcome: Outcome) -> Outcome:
+        """As one worker's, but that what all of them have found is added up between backward pass and update."""
+        whole = self.objective.whole(batch) if batch.rows else {}
+        if self._divisors is None:  # workers ask each other once, however often a pass is made
+            self._divisors = together.divisors(batch, whole, lambda: self._totals(parts))
+        divisors = self._divisors
+        together.begin()
+        for part in parts if batch.rows else ():
+            if part is parts[-1] and not self._step.adapts:  # a pass that may be made again keeps all to itself
+                self._strategy.listen(self.arena)
+            self._pass(part, divisors, outcome)
+        self._strategy.comm.worked(batch.rows)
+        numbers = together.numbers(outcome, self._guard.buffers(self.buffers))
+
+        def reduce(arena: Arena, reached: Sequence[bool]) -> Sequence[bool]:
+            nonlocal numbers
+            self._summing = True  # from here on the others count on this pass
+            reached, numbers = self._strategy.reduce(arena, reached, numbers)
+            return reached
+
+        self._found = self.arena.collect(reduce)
+        factor = together.settle(outcome, numbers, divisors)
+        self._weigh(outcome)
+        if self._guard.idle(self.weights):
+            return self._left_out(outcome)
+        if isinstance(factor, Tensor) or factor != 1:
+            torch._foreach_mul_(list(self._found), factor)
+        doubt = together.doubt(numbers)
+        if isinstance(doubt, Tensor) or not math.isfinite(doubt):
+            outcome.terms[_A_BUFFER] = Term(doubt, 1.0)
+        outcome = self._applied(outcome)
+        outcome.terms.pop(_A_BUFFER, None)
+        return outcome
+
+    def _weigh(self, outcome: Outcome) -> None:
+        self.weights = [term.weight for term in outcome.terms.values() if term.counts and term.coefficient]
+
+    def _left_out(self, outcome: Outcome) -> Outcome:
+        """There is nothing to learn from this batch."""
+        self.buffers.restore()
+        self.arena.discard()
+        outcome.applied = False
+        return outcome
+
+    def _applied(self, outcome: Outcome) -> Outcome:
+        """The update is made if everything that has been found is sound."""
+        self.gradients = () if self._precision.scales else self._found  # an overflow there is the scaler's affair
+        self.sums = {name: term.sum for name, term in outcome.terms.items() if term.coefficient}
+        outcome.applied = self._guard.update(self)
+        return outcome
+
+    def _pass(self, part: Batch, totals: Mapping[str, Scalar] | None, outcome: Outcome) -> None:
+        """Forward and backward. Each term's gradient is scaled by what the term is divided by: no mean is taken."""
+        read, terms = self._guard.read, outcome.terms
+        found = self._forward(part)
+        roots, seeds = [], []
+        for name, term in found.items():
+            if totals is not None and name not in totals:
+                raise ConfigError(
+                    f"{type(self.objective).__name__}.weights() gives {', '.join(totals)}, and terms() {name!r}, too. "
+                    "They must have the same names; where only the forward pass can tell, leave weights() out."
+                )
+            weight = read(term.weight) if totals is None else totals[name]
+            if term.coefficient and (isinstance(weight, Tensor) or weight) and term.sum.requires_grad:
+                roots.append(term.sum)
+                seeds.append(self._seed(term, weight))
+            total = read(term.sum.detach()) * term.times
+            if self._together is not None:
+                self._together.add(name, read(term.weight))
+            if name in terms:
+                terms[name].sum = terms[name].sum + total
+            else:
+                terms[name] = Term(total, weight, term.coefficient, counts=term.counts)
+        inputs = [p for p in self.arena.params if p.requires_grad] if self._several else None
+        if inputs == []:
+            pass  # all of this optimizer's parameters are frozen
+        elif roots:
+            torch.autograd.backward(roots, seeds, inputs=inputs)
+        elif not any(term.sum.requires_grad for term in found.values()):
+            raise ModelError(
+                f"no loss term ({', '.join(found)}) depends on a trainable parameter. "
+                "Check requires_grad, and that the loss does not detach the outputs."
+            )
+        if isinstance(found, Terms):
+            outcome.outputs.append((detached(found.outputs), part))
+
+    def _forward(self, part: Batch) -> Mapping[str, Term]:
+        try:
+            with self._precision.context():
+                terms = terms_of(self.objective, self._model, part)
+        except ValueError as error:
+            if _ALONE in str(error):
+                raise alone("this batch, or a microbatch of it,") from error
+            raise
+        for name, term in terms.items():
+            if not isinstance(term.sum, Tensor):
+                came = type(term.sum).__name__
+                raise ConfigError(f"term {name!r}: sum must be a single number, got a {came}. Return it as a tensor.")
+        if self._measured and isinstance(terms, Terms):
+            check_outputs(self.objective.scored(terms.outputs))
+        return terms
+
+    def _seed(self, term: Term, weight: Scalar) -> Tensor:
+        """What the backward pass of a term starts from: its part in the loss, over the weight of the update."""
+        factor = term.coefficient * term.times
+        if isinstance(weight, Tensor):
+            weight = weight.to(term.sum.dtype)
+            return self._precision.scale(torch.where(weight > 0, factor / weight, torch.zeros_like(weight)))
+        key = (factor / weight, term.sum.dtype)
+        seed = self._seeds.get(key)
+        if seed is None:
+            if len(self._seeds) > 256:
+                self._seeds.clear()
+            seed = self._seeds[key] = torch.full_like(term.sum.detach(), key[0])
+        return self._precision.scale(seed) if self._precision.scales else seed
+
+    def _totals(self, parts: Sequence[Batch]) -> dict[str, Scalar]:
+        """The weights of the whole batch; by a forward pass that leaves no trace where nothing else can tell."""
+        found = [dict(self.objective.weights(part)) for part in parts]
+        if not found[0] or any(weight is None for weights in found for weight in weights.values()):
+            with torch.no_grad(), _untouched(self.buffers, self._device):
+                found = [{name: term.weight for name, term in self._forward(part).items()} for part in parts]
+        read = self._guard.read
+        return {name: sum(read(weights[name]) for weights in found) for name in found[0]}  # type: ignore[arg-type, misc]
+
+
+@contextmanager
+def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
+    """Random state and buffers afterwards as before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+    buffers.restore()
+
+
+def alone(which: str) -> DataError:
+    """What to do about batch normalisation of a single row."""
+    return DataError(
+        f"{which} has a single row, and batch normalisation needs more than one. Choose another batch_size= or "
+        "microbatch=, drop a row, or fill the last batch up from the next epoch: hr.Reader(table, cross_epochs=True)."
+    )
+
+
+def draws_random(module: nn.Module) -> bool:
+    """Whether a module draws random numbers in training: dropout, by itself or inside a layer."""
+    rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
+    return isinstance(module, nn.RReLU) or (isinstance(module, _RANDOM) and bool(rate))

@@ -1,0 +1,127 @@
+"""A model's weights, from a run and into a model like the one that was trained."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..arena.homes import plain_name
+from ..data.categories import Categories
+from ..errors import CheckpointError, CorruptError, RunError
+from ..store import codec
+from ..store.checkpoints import Store
+from ..store.contents import MODEL, TRAINER, Contents
+from ..store.run import CHECKPOINTS, run_id
+from ..store.shape import COUNT, check, maybe
+
+_CATEGORIES = "_headrace_categories"  # an attribute of the model: copies of it, and other trainers, know them too
+
+
+def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best", strict: bool = True) -> int:
+    """Gives a model the weights that a run has kept; the step they are of.
+
+    `which`: "best", "last" or a step. With `strict=False` only what fits is loaded: names that both have, with equal
+    shapes. The model remembers the categories of the run, and its trainer reads strings by them: see
+    `Trainer.categories`.
+    """
+    contents = saved_weights(Path(run), which)
+    saved = contents.tensors_of(MODEL)
+    if strict:
+        check_model(saved, model.state_dict())
+    else:
+        own = {plain_name(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        saved = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
+        if not saved:
+            raise CheckpointError(f"{run} and the model have no weight in common: names or shapes all differ.")
+    known = as_categories(contents.document(TRAINER).get("categories"))
+    load_model(model, saved, strict=False)
+    remember_categories(model, known if len(saved) == len(contents.tensors[MODEL]) else None)
+    return contents.step
+
+
+def remember_categories(model: nn.Module, categories: Categories | None) -> None:
+    """A model has been trained on streams whose numbers stand for these strings, or nobody knows for which."""
+    model.__dict__[_CATEGORIES] = categories
+
+
+def categories_of(model: nn.Module) -> Categories | None:
+    """For each stream that a model was trained on the strings that its numbers stand for; `None` if nothing is known.
+
+    Those of a part of it count, where the model itself has not been trained.
+    """
+    return next((m.__dict__[_CATEGORIES] for m in model.modules() if _CATEGORIES in m.__dict__), None)
+
+
+def as_categories(saved: Any) -> Categories | None:
+    """Categories as a checkpoint holds them; earlier versions have saved none."""
+    if saved is None:
+        return None
+    found = codec.decode(saved, {})
+    lists = found.values() if isinstance(found, Mapping) else [None]
+    if not all(isinstance(strings, list) and all(isinstance(s, str) for s in strings) for strings in lists):
+        raise CorruptError("the checkpoint has categories that are no lists of strings.")
+    return dict(found)
+
+
+def saved_weights(run: Path, which: str | int) -> Contents:
+    """The weights of a run's best or last checkpoint, or of that of a step, once they are verified."""
+    store = Store(run / CHECKPOINTS, run_id(run))
+    if isinstance(which, int) and not isinstance(which, bool):
+        if which not in store.steps():
+            raise RunError(f"{run} has no checkpoint of step {which}. It has those of steps {store.steps()}.")
+        return store.load(which, _weights_only)
+    if which not in ("best", "last"):
+        raise CheckpointError(f"which= is 'best', 'last' or a step, got {which!r}.")
+    last = store.newest(_weights_only)
+    if last is None:
+        raise RunError(f"{run} has no checkpoint.")
+    if which == "last":
+        return last
+    best = best_of(last)
+    if best is None:
+        raise CheckpointError(
+            f"{run} has no best checkpoint: nothing told good from bad. Train with EarlyStopping or BestModel, "
+            "or load the last."
+        )
+    return store.load(best["step"], _weights_only)
+
+
+def best_of(last: Contents) -> dict[str, Any] | None:
+    """The best step, as the last checkpoint knows it; `None` where nothing told good from bad."""
+    found: dict[str, Any] | None = check(
+        last.document(TRAINER).get("best"), maybe({"step": COUNT}), last.where(TRAINER, "best")
+    )
+    return found
+
+
+def check_model(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises unless a saved state is that of a model whose state is this now."""
+    had = {plain_name(name): _shape(value) for name, value in saved.items() if isinstance(value, Tensor)}
+    own = {plain_name(name): _shape(value) for name, value in now.items() if isinstance(value, Tensor)}
+    problems = {
+        "missing in the checkpoint": [name for name in own if name not in had],
+        "not in this model": [name for name in had if name not in own],
+        "of another shape": [f"{n} ({had[n]} there, {own[n]} here)" for n in own if n in had and had[n] != own[n]],
+    }
+    if any(problems.values()):
+        listed = "\n  ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
+        raise CheckpointError(f"the checkpoint is of another model:\n  {listed}")
+
+
+def load_model(model: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
+    """Gives a model the state of one like it."""
+    names = {plain_name(name): name for name in model.state_dict()}
+    model.load_state_dict({names.get(name, name): value for name, value in saved.items()}, strict=strict)
+
+
+def _weights_only(name: str) -> bool:
+    return name in (MODEL, TRAINER)
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

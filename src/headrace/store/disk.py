@@ -1,0 +1,246 @@
+"""The operations on files that a run is made of, one after the other and each by name.
+
+Whoever wants to know what happens when one of them fails, or is the last that happens, replaces `perform`.
+"""
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import RunError
+
+Result = TypeVar("Result")
+Bytes = bytes | memoryview
+
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_AT_FDCWD = -100
+
+
+class NotRegularError(OSError):
+    """What was to be opened is there, and is a directory, a pipe or a device."""
+
+
+def perform(operation: str, call: Callable[..., Result], *arguments: Any) -> Result:
+    """Every change of a file or a directory comes through here; the first arguments say which."""
+    return call(*arguments)
+
+
+class File:
+    """A file that grows; nothing of it is certain to be on the disk before `sync`."""
+
+    def __init__(self, path: Path, *, new: bool) -> None:
+        self.path = path
+        self._fd = perform("create" if new else "open", _open, path, new)
+
+    def write(self, data: Bytes) -> None:
+        perform("write", _write, self.path, self._fd, data)
+
+    def truncate(self, size: int) -> None:
+        perform("truncate", _truncate, self.path, self._fd, size)
+
+    def sync(self) -> None:
+        perform("fsync", _sync, self.path, self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> "File":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def make_dir(path: Path) -> None:
+    perform("make_dir", os.mkdir, path)
+
+
+def sync_dir(path: Path) -> None:
+    """Makes certain that the names in a directory are on the disk."""
+    perform("sync_dir", _sync_dir, path)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Gives a file or a directory another name; raises FileExistsError rather than replace anything."""
+    perform("rename", _rename_new, source, target)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Two directories change names in one operation; false where the file system cannot do that."""
+    return perform("exchange", _renameat2, one, other, _RENAME_EXCHANGE)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Gives a file another name, in place of what has that name."""
+    perform("replace", os.replace, source, target)
+
+
+def link(source: Path, target: Path) -> None:
+    """A second name for a file."""
+    perform("link", os.link, source, target)
+
+
+def unlink(path: Path) -> None:
+    perform("unlink", os.unlink, path)
+
+
+def remove_dir(path: Path) -> None:
+    perform("remove_dir", os.rmdir, path)
+
+
+def write_file(path: Path, data: Bytes) -> None:
+    """A small file as a whole: it is there with all its bytes, or as it was before."""
+    beside = path.with_name(f".{path.name}.new")
+    if os.path.lexists(beside):
+        unlink(beside)
+    with File(beside, new=True) as file:
+        file.write(data)
+        file.sync()
+    replace(beside, path)
+    sync_dir(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """A directory of files, and it; links in it, or in its place, are removed, never followed."""
+    if path.is_symlink():
+        unlink(path)
+        return
+    for name in os.listdir(path):
+        if (path / name).is_dir():
+            remove_tree(path / name)
+        else:
+            unlink(path / name)
+    remove_dir(path)
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """A file as a whole, if it is one and no longer than that."""
+    with open(open_regular(path, os.O_RDONLY), "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"longer than {size(limit)}", str(path))
+    return data
+
+
+def open_regular(path: str | Path, flags: int, *, dir_fd: int | None = None) -> int:
+    """A descriptor of a regular file, looked up in the directory `dir_fd` if there is one.
+
+    Links are not followed, and a pipe, which would wait for ever, is refused like all that is no file.
+    """
+    safely = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags | safely, 0o644, dir_fd=dir_fd)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotRegularError(errno.EINVAL, "not a regular file", str(path))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def make_dirs(path: Path) -> None:
+    """A directory and those above it, each certain to be on the disk: one that is there may not have been synced."""
+    if not path.is_dir():
+        make_dirs(path.parent)
+        try:
+            make_dir(path)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+    sync_dir(path.parent)
+
+
+def refuse_link(path: Path) -> None:
+    """Raises where there is a link in place of a directory of a run."""
+    if path.is_symlink():
+        raise RunError(f"{path} is a link, which a run does not follow. Link the whole run instead.")
+
+
+def failure(error: OSError, what: str, path: Path, needed: int) -> RunError:
+    """An operation that failed, with the room that there was."""
+    try:
+        room = f"{size(needed)} needed, {size(free(path))} free"
+    except OSError:
+        room = f"{size(needed)} needed"
+    where = f": {error.filename}" if error.filename else ""
+    failed = RunError(f"{what} failed: {os.strerror(error.errno) if error.errno else error}{where} ({room}).")
+    failed.errno, failed.filename = error.errno, error.filename
+    return failed
+
+
+def free(path: Path) -> int:
+    """Bytes that may still be written where a path is."""
+    while not path.exists():
+        path = path.parent
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def size(count: float) -> str:
+    """A number of bytes, to be read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _open(path: Path, new: bool) -> int:
+    return open_regular(path, os.O_WRONLY | os.O_CREAT | (os.O_EXCL if new else os.O_APPEND))
+
+
+def _write(path: Path, fd: int, data: Bytes) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[_naming(path, os.write, fd, view) :]
+
+
+def _truncate(path: Path, fd: int, length: int) -> None:
+    _naming(path, os.ftruncate, fd, length)
+
+
+def _sync(path: Path, fd: int) -> None:
+    _naming(path, os.fsync, fd)
+
+
+def _naming(path: Path, call: Callable[..., Result], *arguments: Any) -> Result:
+    """Calls that get a descriptor do not name the file when they fail."""
+    try:
+        return call(*arguments)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _sync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _naming(path, os.fsync, fd)
+    finally:
+        os.close(fd)
+
+
+def _rename_new(source: Path, target: Path) -> None:
+    if _renameat2(source, target, _RENAME_NOREPLACE):
+        return
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    os.rename(source, target)
+
+
+def _renameat2(source: Path, target: Path, flag: int) -> bool:
+    """Linux's rename with a flag; false where the C library or the file system does not know it."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if not call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag):
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code), str(source), None, str(target))

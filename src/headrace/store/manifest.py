@@ -1,0 +1,196 @@
+"""The manifest: which files make a checkpoint, and what their bytes are. Nothing is believed before it is checked."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import CheckpointError, CorruptError
+from . import disk
+from .contents import Contents, from_json, parse_tensors, to_json
+
+FORMAT = 1
+MANIFEST, COMMIT = "manifest.json", "COMMIT"
+MANIFEST_BYTES = 16 << 20
+FILES_MAX = 100_000
+PIECE_BYTES = 1 << 20
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file of a checkpoint: how long it is and what its bytes hash to."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    run_id: str
+    step: int
+    world: int
+    files: tuple[Written, ...]
+    tensors: dict[str, dict[str, tuple[str, list[int]]]]
+    made_by: dict[str, str]
+
+    def to_bytes(self) -> bytes:
+        files = [{"name": f.name, "size": f.size, "sha256": f.sha256} for f in self.files]
+        return to_json(
+            {
+                "format": FORMAT,
+                "run_id": self.run_id,
+                "step": self.step,
+                "world": self.world,
+                "made_by": self.made_by,
+                "files": files,
+                "tensors": self.tensors,
+            }
+        )
+
+
+class Opened:
+    """A checkpoint directory, open for reading: its names are looked up in it and nowhere else."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self._descriptor = path, descriptor
+
+    def manifest(self) -> Manifest:
+        """The manifest, once COMMIT vouches for its bytes."""
+        commit = self._read(COMMIT, 256)
+        data = self._read(MANIFEST, MANIFEST_BYTES)
+        if commit.strip() != hashlib.sha256(data).hexdigest().encode():
+            raise CorruptError(f"{self.path / MANIFEST} is not what {COMMIT} says: its sha256 differs.")
+        return _manifest(from_json(data, str(self.path / MANIFEST)), self.path)
+
+    def verify(self, manifest: Manifest) -> None:
+        """Raises unless every file has the bytes that were written."""
+        for written in manifest.files:
+            digest = hashlib.sha256()
+            room = bytearray(min(PIECE_BYTES, written.size) or 1)
+            with self._open(written.name, written.size) as descriptor:
+                count = 0
+                while piece := os.readv(descriptor, [room]):
+                    digest.update(memoryview(room)[:piece])
+                    count += piece
+            self._check(written, count, digest.hexdigest())
+
+    def contents(self, manifest: Manifest, wanted: Callable[[str], bool] = lambda name: True) -> Contents:
+        """What the files hold; the bytes that are hashed are the bytes that are parsed."""
+        contents = Contents(manifest.step)
+        for written in manifest.files:
+            if not wanted(written.name):
+                continue
+            data = self._read(written.name, written.size, exactly=written.size)
+            self._check(written, len(data), hashlib.sha256(data).hexdigest())
+            if written.name.endswith(".json"):
+                contents.documents[written.name] = from_json(data, str(self.path / written.name))
+            elif written.name.endswith(".safetensors"):
+                specs = manifest.tensors.get(written.name, {})
+                tensors = parse_tensors(data, str(self.path / written.name), len(specs))
+                self._check_specs(written.name, specs, tensors)
+                contents.tensors[written.name] = tensors
+        return contents
+
+    def _check(self, written: Written, length: int, sha256: str) -> None:
+        path = self.path / written.name
+        if length != written.size:
+            raise CorruptError(f"{path} has {length:,} bytes, {written.size:,} were written.")
+        if sha256 != written.sha256:
+            raise CorruptError(f"{path} is not what was written: its sha256 differs.")
+
+    def _check_specs(self, file: str, specs: dict[str, tuple[str, list[int]]], tensors: dict[str, Tensor]) -> None:
+        found = Contents(0, tensors={file: tensors}).specs()[file]
+        if found != specs:
+            raise CorruptError(f"{self.path / file} holds other tensors than {MANIFEST} says.")
+
+    def _read(self, name: str, limit: int, exactly: int | None = None) -> bytes:
+        with self._open(name, exactly) as descriptor:
+            pieces, count = [], 0
+            while count <= limit and (piece := os.read(descriptor, limit + 1 - count)):
+                pieces.append(piece)
+                count += len(piece)
+        if count > limit:
+            raise CorruptError(f"{self.path / name} has more than {limit:,} bytes.")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @contextmanager
+    def _open(self, name: str, size: int | None) -> Iterator[int]:
+        """A regular file of this directory, of this size if one is given."""
+        path = self.path / name
+        try:
+            descriptor = disk.open_regular(name, os.O_RDONLY, dir_fd=self._descriptor)
+        except disk.NotRegularError:
+            raise CorruptError(f"{path} is not a regular file.") from None
+        except OSError as error:
+            raise CorruptError(f"{path} cannot be read: {os.strerror(error.errno or 0)}.") from None
+        try:
+            found = os.fstat(descriptor).st_size
+            if size is not None and found != size:
+                raise CorruptError(f"{path} has {found:,} bytes, {size:,} were written.")
+            yield descriptor
+        except OSError as error:
+            raise CorruptError(f"{path} cannot be read: {os.strerror(error.errno or 0)}.") from None
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Opened]:
+    """Opens a checkpoint directory; one that is a link is not followed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise CorruptError(f"{path} is not a directory that can be read: {os.strerror(error.errno or 0)}.") from None
+    try:
+        yield Opened(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _manifest(found: Any, path: Path) -> Manifest:
+    where = path / MANIFEST
+    if not isinstance(found, dict) or not _is_count(found.get("format")) or not found["format"]:
+        raise CorruptError(f"{where} has no format number.")
+    if found["format"] > FORMAT:
+        made_by = found.get("made_by")
+        version = made_by.get("headrace") if isinstance(made_by, dict) else None
+        raise CheckpointError(
+            f"{path} was written by headrace {str(version)[:40]!r}, in format {found['format']}; this version reads "
+            f"formats up to {FORMAT}. Install a newer headrace."
+        )
+    try:
+        files = tuple(Written(entry["name"], entry["size"], entry["sha256"]) for entry in found["files"])
+        specs = {
+            file: {name: (str(dtype), [int(n) for n in shape]) for name, (dtype, shape) in tensors.items()}
+            for file, tensors in found["tensors"].items()
+        }
+        manifest = Manifest(found["run_id"], found["step"], found["world"], files, specs, found["made_by"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CorruptError(f"{where} is not a manifest: {type(error).__name__}: {error}") from None
+    names = [written.name for written in files]
+    for written in files:
+        if not isinstance(written.name, str) or not NAME.fullmatch(written.name) or written.name in (MANIFEST, COMMIT):
+            raise CorruptError(f"{where} names a file {written.name!r}, which no file of a checkpoint is called.")
+        if not _is_count(written.size) or not isinstance(written.sha256, str):
+            raise CorruptError(f"{where}: size or sha256 of {written.name!r} is not one.")
+    if len(set(names)) != len(names) or len(names) > FILES_MAX:
+        raise CorruptError(f"{where} names a file twice, or too many.")
+    if not isinstance(manifest.run_id, str) or not _is_count(manifest.step) or not _is_count(manifest.world):
+        raise CorruptError(f"{where}: run_id, step or world is not one.")
+    if not isinstance(manifest.made_by, dict):
+        raise CorruptError(f"{where}: made_by is not a dict.")
+    return manifest
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,290 @@
+"""The directory of a run: what it is, what it reported, and who is at work in it."""
+
+import fcntl
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import __version__
+from ..errors import RunError
+from . import disk
+from .rows import encoded, read_row
+
+RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.yaml", "log.txt", "metrics.jsonl", "lock"
+TIMES = "times.jsonl"  # apart from the metrics, which are the same however often a training is interrupted
+RUN_BYTES, METRICS_BYTES = 1 << 20, 1 << 32
+CHECKPOINTS, BEST = "checkpoints", "best"
+_ENVIRONMENT = re.compile(r"OMP_|MKL_|CUDA_|NCCL_|GLOO_|SLURM_(JOB_ID|NODELIST|NTASKS|PROCID)|PYTORCH_|TORCH_|MALLOC_")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class Run:
+    """A run directory, held by one trainer at a time from `Run(path)` to `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _refuse_others(path)
+        try:
+            disk.make_dirs(path)
+            self._lock = _Lock(path / LOCK)
+        except RunError:
+            raise
+        except OSError as error:
+            raise disk.failure(error, f"opening the run {path}", path, 0) from error
+        with ExitStack() as opened:
+            opened.callback(self._lock.release)
+            try:
+                self.id = self._identify()
+                self._rows = opened.enter_context(disk.File(path / METRICS, new=False))
+                self._times = opened.enter_context(disk.File(path / TIMES, new=False))
+                self._log = opened.enter_context(disk.File(path / LOG, new=False))
+            except RunError:
+                raise
+            except OSError as error:
+                raise disk.failure(error, f"opening the run {path}", path, 0) from error
+            self._opened = opened.pop_all()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    def probe(self, needed: int) -> None:
+        """Raises unless files can be written and renamed here, and so many bytes are free."""
+        free = disk.free(self.path)
+        if free < needed:
+            raise RunError(
+                f"{self.path} has {disk.size(free)} free and needs {disk.size(needed)}, room for two checkpoints. "
+                "Free some space, or choose another directory."
+            )
+        try:
+            disk.write_file(self.path / ".probe", b"x" * 512)
+            disk.unlink(self.path / ".probe")
+        except OSError as error:
+            raise disk.failure(error, f"a trial of writing to {self.path}", self.path, needed) from error
+
+    def configure(self, config: Mapping[str, Any]) -> None:
+        """Writes the settings of the training for a person to read."""
+        import yaml  # only here: it is a third of what importing headrace costs beside torch
+
+        text = yaml.safe_dump(dict(config), sort_keys=False).encode()
+        try:
+            disk.write_file(self.path / CONFIG, text)
+        except OSError as error:
+            raise disk.failure(error, f"writing {self.path / CONFIG}", self.path, len(text)) from error
+
+    def log(self, message: str) -> None:
+        """A line of the log, with the time. One that cannot be written is no reason to stop."""
+        text = _CONTROL.sub(lambda match: repr(match[0])[1:-1], message)
+        with suppress(OSError):
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode(errors="backslashreplace"))
+
+    def report(self, row: Mapping[str, Any], minutes: float) -> None:
+        """A line of metrics, and when that was: after so many minutes of training."""
+        line = json.dumps(encoded(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        try:
+            self._rows.write(line)
+        except OSError as error:
+            raise disk.failure(error, f"reporting step {row['step']}", self.path, len(line)) from error
+        when = {"step": row["step"], "samples": row.get("samples", 0), "minutes": round(minutes, 6)}
+        with suppress(OSError):  # nice to know, and no reason to stop
+            self._times.write(json.dumps(when, separators=(",", ":")).encode() + b"\n")
+
+    def sync(self) -> None:
+        """Makes certain that what was reported is on the disk."""
+        self._rows.sync()
+
+    def cut(self, step: int, samples: float = math.inf) -> list[dict[str, Any]]:
+        """Drops what was reported after a step, or after so many samples, and a line that was cut short.
+
+        Gives the rows that stay. Samples tell reports of one step apart where workers hear later of what others do.
+        """
+        rows = self.rows_until(step, samples)
+        self.drop_later()
+        return rows
+
+    def rows_until(self, step: int, samples: float = math.inf) -> list[dict[str, Any]]:
+        """The rows that `cut` would keep; `drop_later` drops the others."""
+        rows, at = [], 0
+        self._stays = 0
+        try:
+            for line in self._lines():
+                at += len(line)
+                row = read_row(line)
+                if row is not None and row["step"] <= step and row.get("samples", 0) <= samples:
+                    rows.append(row)
+                    self._stays = at
+        except OSError as error:
+            raise disk.failure(error, f"reading {self.path / METRICS}", self.path, 0) from error
+        return rows
+
+    def drop_later(self) -> None:
+        """Drops what was reported after the rows that `rows_until` gave."""
+        try:
+            if self._stays < sum(map(len, self._lines())):
+                self._rows.truncate(self._stays)
+                self._rows.sync()
+        except OSError as error:
+            raise disk.failure(error, f"writing {self.path / METRICS}", self.path, 0) from error
+
+    def _lines(self) -> list[bytes]:
+        return disk.read_file(self.path / METRICS, METRICS_BYTES).splitlines(keepends=True)
+
+    def best(self, source: Path, facts: Mapping[str, Any]) -> None:
+        """The best weights under a name that a person finds, beside what makes them the best."""
+        folder, beside = self.path / BEST, self.path / BEST / ".model.new"
+        disk.make_dirs(folder)
+        if os.path.lexists(beside):
+            disk.unlink(beside)
+        try:
+            disk.link(source, beside)
+        except OSError:  # a file system without links
+            shutil.copyfile(source, beside)
+        disk.replace(beside, folder / "model.safetensors")
+        disk.write_file(folder / "best.json", json.dumps(encoded(facts), allow_nan=False).encode() + b"\n")
+
+    def tells_best(self, step: int) -> bool:
+        """Whether the best weights that a person finds are those of this step."""
+        try:
+            return bool(json.loads(disk.read_file(self.path / BEST / "best.json", RUN_BYTES))["step"] == step)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return False
+
+    def refuse_without_checkpoints(self) -> None:
+        """Raises if this run has come further than its checkpoints, which are not there, say."""
+        traces = [f"{METRICS} has reports"] if any(map(read_row, self._lines())) else []
+        traces += [f"{BEST}/ holds weights"] if (self.path / BEST).is_dir() else []
+        if self.checkpoints.is_dir():
+            traces += [f"{CHECKPOINTS}/ holds {name}" for name in os.listdir(self.checkpoints) if name[0] != "."][:1]
+        if traces:
+            raise RunError(
+                f"{self.path} has no checkpoint to go on from, and yet {' and '.join(traces)}. Put {CHECKPOINTS}/ "
+                "back, or name another run; nothing is begun again from the start unasked."
+            )
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def _identify(self) -> str:
+        """The run's id: read, or made for a directory that holds nothing yet."""
+        _refuse_others(self.path)
+        for name in (CHECKPOINTS, BEST):
+            disk.refuse_link(self.path / name)
+        if (self.path / RUN).exists():
+            return run_id(self.path)
+        facts = {
+            "id": uuid.uuid4().hex,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": sys.argv,
+            "versions": _versions(),
+            "environment": _environment(),
+            "git": _git_commit(),
+        }
+        disk.write_file(self.path / RUN, json.dumps(facts, indent=2).encode() + b"\n")
+        return str(facts["id"])
+
+
+def _refuse_others(path: Path) -> None:
+    """Raises on a directory that holds something, and is no run."""
+    if not path.is_dir():
+        return
+    others = [name for name in os.listdir(path) if name != LOCK and not name.startswith(".")]
+    if others and RUN not in others:
+        raise RunError(
+            f"{path} is not a run: it has no {RUN}, and holds {', '.join(sorted(others)[:3])}. "
+            "Name a directory that is empty or does not exist."
+        )
+
+
+def run_id(path: Path) -> str:
+    """The id of a run, from its directory."""
+    where = path / RUN
+    try:
+        found = json.loads(disk.read_file(where, RUN_BYTES))
+    except FileNotFoundError:
+        raise RunError(f"{path} is not a run: it has no {RUN}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{where} cannot be read: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("id"), str) or not found["id"]:
+        raise RunError(f"{where} has no id. Every manifest of the run's checkpoints holds it, as run_id.")
+    return str(found["id"])
+
+
+class _Lock:
+    """The kernel's lock on a file: it ends with the process that holds it, however that ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 4096, 0).decode(errors="replace")
+            os.close(self._fd)
+            raise RunError(
+                f"{path.parent} is in use by {_CONTROL.sub('', holder) or 'another process'}. One trainer at a time: "
+                "wait for it, end it, or name another run."
+            ) from None
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        except OSError:
+            os.close(self._fd)
+            raise
+        forget = weakref.WeakMethod(self.release)  # a worker that outlives its trainer must not hold the run
+        os.register_at_fork(after_in_child=lambda: (held := forget()) and held())
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "headrace": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "directory": os.getcwd(),
+        "variables": {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.match(name)},
+    }
+
+
+_COMMIT = "# branch.oid "
+
+
+def _git_commit() -> str | None:
+    """The commit that the working directory is at, with "+" if there are changes; `None` where there is none."""
+    # without locks, since one that is killed must not leave a lock in the repository
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    commit = next((line.removeprefix(_COMMIT) for line in found if line.startswith(_COMMIT)), "(initial)")
+    changed = any(not line.startswith("#") for line in found)
+    return None if commit == "(initial)" else commit + "+" * changed

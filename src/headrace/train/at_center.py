@@ -1,0 +1,227 @@
+"""Workers that go at their own pace: they meet at a center, which lends them data, and worker 0 tells of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor, nn
+
+from ..data.reader import Reader
+from ..data.source import Source
+from ..errors import ConfigError
+from ..length import Counters, Length
+from ..loss.loss_sums import Tally
+from ..loss.metrics import Metrics
+from ..watch.info import Info
+from ..workers.leased import Leased
+from .checkpointer import Keeper, State
+from .signals import Preemption
+from .team import Crew, Report, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..data.batch import Batch
+    from ..workers.centered import Centered
+    from .train_state import Standing
+    from .trainer import Trainer
+
+
+class Loose(Crew):
+    """One of the workers of a strategy with a center; nobody waits for anybody."""
+
+    strategy: Centered
+
+    def __init__(self, strategy: Centered) -> None:
+        super().__init__(strategy)
+        self.leads = self.comm.leader
+        self.leased = True
+        self._agrees = False
+        self._seen: dict[str, list[float]] = {}  # losses of the other workers that have been reported
+        self._read: dict[int, int] = {}  # by each worker, when it was last reported
+        self._since = self.comm.now()
+        self._told = False
+        self._pulled: list[Tensor] | None = None  # what was scored after the last update
+        self._asked: Preemption | None = None
+        self._facts: Mapping[str, Any] = {}
+
+    def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+        self._asked = trainer._preemption
+        self._facts = {name: facts[name] for name in ("settings", "arena", "limits", "data")}  # worker 0 does the rest
+
+    def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
+        self._leased = leased = Leased(train, self.comm.center)
+        reader = cast(Reader, train)
+        rows = self.epoch_rows = reader.order.n
+        ends = [] if reader.end is None else [reader.end]
+        ends += [int(limit.count) * (rows if limit.unit == "epochs" else 1) for limit in limits if limit.unit in JOINT]
+        block = reader.order.block * reader.order.mix if reader.order.kind.startswith("blocks") else 1
+        self.strategy.lend(rows, batch_size, block, min(ends, default=None))
+        return leased
+
+    def keeper(self, make: Callable[[], Keeper]) -> Keeper:
+        return make() if self.leads else Keeper()
+
+    def handed(self, state: State) -> State:
+        """The weights come from the center; what workers held of an epoch, others may read."""
+        self._check_kind(state)
+        mine, source = state["owns"][0], state["source"]
+        passed = source["initial"] | {"pass": state["counters"]["epochs"]}  # what is left of earlier ones is counted
+        return state | {
+            "mine": mine,
+            "rng": mine["rng"],
+            "tallies": [mine["tally"]],
+            "metrics": [mine["metrics"]],
+            "source": source | {"cursor": passed},
+            "place": state["place"] | {"batch": 0, "ends_epoch": True},
+        }
+
+    def begin(self, at: Standing, state: State | None) -> None:
+        replica = at.replica()
+        self._told, self._since, self._agrees = False, self.comm.now(), False
+        self._read, self._pulled, self._seen = {}, None, {}
+        if state is not None:
+            center = state["strategy"]
+            self._read = {worker: rows for worker, *_, rows in center.get("workers", [])}
+            self._seen = state["mine"].get("heard", {})
+            self.strategy.load_state_dict(replica, center, None)
+        self.strategy.said = {"facts": self._facts, "pace": at.pace()} if self.leads else {}
+        self.strategy.begin(replica)
+        self._leased.center = self.strategy.center
+        if self.strategy.told is not None and not self.leads:
+            compare({0: self.strategy.told["facts"], self.comm.shard.index: self._facts})
+            at.keep_pace(self.strategy.told["pace"])
+            self._leased.begin_at(at.info.counters.epochs)
+        self._hear(at.info)
+
+    def shared(self, batch: Batch, model: nn.Module) -> Batch:
+        raise ConfigError(
+            f"step() makes one update, and {type(self.strategy).__name__} meets a center after several. "
+            "Use fit() or steps(), or strategy=hr.Synchronous()."
+        )
+
+    def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in feed:
+            batch.samples = 0  # they count once the center has heard of them
+            yield batch
+
+    def progress(self, info: Info) -> Counters:
+        """As if all were as far as this worker since it last heard of them."""
+        return replace(info.counters, samples=info.samples + self.strategy.unheard * self.comm.count)
+
+    def updated(self, at: Standing, batch: Batch) -> None:
+        info = at.info
+        before, self._pulled = info.samples, None
+        self.comm.worked(batch.rows)
+        self.comm.at(info.step, "training")
+        terms = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
+        self.strategy.used(batch.cursor, {n: [t.coefficient, float(t.sum), float(t.weight)] for n, t in terms.items()})
+        self.strategy.after(at.replica(), info.counters, batch.rows, batch.total, info.ends_epoch)
+        self._hear_rows(at, before)
+
+    def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
+        if self.leads and not self._told and info.stopping:
+            self._told = True
+            self.strategy.center.ask_to_stop(info.stopping)
+        return due
+
+    def trained(self, tally: Tally, metrics: Metrics) -> Report:
+        """Losses of this worker's rows, and of those of others that the center has heard of; metrics of this one's."""
+        if not self.leads:
+            return super().trained(tally, metrics)
+        status = self.strategy.status()
+        others = {name: _less(numbers, self.strategy.given.get(name)) for name, numbers in status["tally"].items()}
+        fresh = {name: _less(numbers, self._seen.get(name)) for name, numbers in others.items()}
+        self._seen = others
+        self._measure({worker: facts["rows"] for worker, facts in status["workers"].items()})
+        return Tally.of([tally.totals(), fresh]).read(), metrics.compute()
+
+    def _measure(self, read: dict[int, int]) -> None:
+        """The rows a second of each worker since the last report, from those that the center has of it by now."""
+        now, before = self.comm.now(), self._read
+        if now > self._since:
+            rows = [read.get(worker, 0) - before.get(worker, 0) for worker in range(self.comm.count)]
+            self.rates = [count / (now - self._since) for count in rows]
+        self._read, self._since = read, now
+
+    def last_news(self, info: Info) -> bool:
+        """All rows have been used: whether the center has heard more since this worker's last report."""
+        if not self.leads:
+            return False
+        news = self.strategy.hear()
+        info.counters.samples = news.samples
+        rows = info.history.rows
+        more = bool(rows) and rows[-1]["samples"] != news.samples
+        if more:
+            rows[-1]["samples"] = news.samples
+            self._pulled = None
+        return more
+
+    def state(self, at: Standing) -> State | None:
+        if not self.leads:
+            return None
+        kind, center = type(self.strategy).__name__, self.strategy.state_dict(at.replica())
+        weights = center["weights"] if self._pulled is None else at.named(self._pulled)  # what was scored, if it was
+        heard = {name: _plus(numbers, self._seen.get(name)) for name, numbers in self.strategy.given.items()}
+        own = at.own_state() | {"heard": self._seen | heard}
+        return at.state_dict(weights) | {"strategy": center, "kind": kind, "agrees": False, "owns": [own]}
+
+    @contextmanager
+    def agreed(self, at: Standing) -> Iterator[None]:
+        """Worker 0 alone looks at the center's weights."""
+        if not self.leads:
+            yield
+            return
+        with super().agreed(at):
+            yield
+
+    def _result(self, at: Standing) -> Sequence[Tensor]:
+        """The center's weights, the same as long as worker 0 makes no update."""
+        if self._pulled is None:
+            self._pulled = self.strategy.agreed(at.replica())
+        return self._pulled
+
+    def finish(self, at: Standing) -> None:
+        self.strategy.finish(at.replica())
+        self._hear(at.info)
+        self._pulled = None
+        super().finish(at)
+
+    def leave(self) -> None:
+        if self.leads and self._asked is not None and self._asked.why and not self._told:
+            self._told = True  # only now: what has been saved knows nothing of it, and goes on as if nobody had asked
+            self.strategy.center.ask_to_stop(self._asked.why)
+        self.strategy.leave()
+
+    def _hear_rows(self, at: Standing, before: int) -> None:
+        """An update counts as many rows as the center has learnt from since."""
+        self._hear(at.info)
+        at.rows = at.info.rows = at.info.samples - before
+
+    def _hear(self, info: Info) -> None:
+        news = self.strategy.news
+        if news is None:
+            return
+        info.counters.samples = news.samples
+        if news.stop:
+            info.stopping = info.stopping or news.stop
+            self._told = True
+
+
+JOINT = ("epochs", "samples")
+"""What counts what all workers do, and so the center."""
+
+
+def _less(numbers: Sequence[float], before: Sequence[float] | None) -> list[float]:
+    coefficient, total, weight = numbers
+    _, known, weighed = before or (0.0, 0.0, 0.0)
+    return [coefficient, total - known, weight - weighed]
+
+
+def _plus(numbers: Sequence[float], more: Sequence[float] | None) -> list[float]:
+    coefficient, total, weight = numbers
+    _, known, weighed = more or (0.0, 0.0, 0.0)
+    return [coefficient, total + known, weight + weighed]

@@ -1,0 +1,272 @@
+"""Everything that can be known before the first update, checked then."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..data.arrays import ArrayTable
+from ..data.batch import Batch, Stream
+from ..data.categories import Categories
+from ..data.ragged import Ragged
+from ..data.reader import Reader
+from ..data.sizes import Sizes
+from ..data.source import Source
+from ..data.sparse import Sparse
+from ..errors import ConfigError, DataError, ModelError, unknown
+from ..length import Length
+from ..length import whole as whole_number
+from ..loss.objective import Objective, scoring
+from .schedule import check_schedule
+
+SCAN_ROWS = 65536
+OF_UPDATES = {"clip_norm": None, "clip_value": None, "microbatch": None, "precision": "fp32", "nonfinite": "stop"}
+"""Settings of an update, by what they are where nothing is to be done."""
+
+
+def positive(name: str, value: Any, whole: bool = False) -> None:
+    """Raises unless an optional number is greater than zero."""
+    if value is None or (whole and whole_number(value) is not None):
+        return
+    if whole or isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ConfigError(
+            f"{name}= is {'a whole number' if whole else 'a number'} greater than 0, got {value!r}.", argument=name
+        )
+
+
+def setting(name: str, value: Any) -> None:
+    """Raises on an argument of a trainer that nothing could work with."""
+    if name == "batch_size" and value is not None:
+        Sizes(value)
+    elif name in ("microbatch", "clip_norm", "clip_value") and not (name == "microbatch" and value == "auto"):
+        positive(name, value, whole=name == "microbatch")
+    elif name == "nonfinite" and value not in ("stop", "skip"):
+        raise ConfigError(unknown("nonfinite", value, ("stop", "skip")))
+    elif name == "schedule":
+        check_schedule(value)
+
+
+def own_update(given: Mapping[str, Any], shared: bool) -> str:
+    """The error for a `train_step` that makes an update of its own; "" if it may.
+
+    `shared`: whether several workers make every update together.
+    """
+    if lost := [f"{name}={given[name]!r}" for name, nothing in OF_UPDATES.items() if given[name] != nothing]:
+        return (
+            f"train_step made an update of its own, which knows nothing of {', '.join(lost)}. Call "
+            "super().train_step(batch), or leave the setting out and do in train_step what it stands for."
+        )
+    if shared:
+        return (
+            "train_step made an update of its own, which the other workers know nothing of. Call "
+            "super().train_step(batch), or use a strategy of local updates, as Periodic."
+        )
+    return ""
+
+
+def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
+    """The device to train on: the one that is named, else the model's own accelerator, else any."""
+    held = {tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    if torch.device("meta") in held:
+        raise ModelError(
+            "the model is on the 'meta' device and has no values. Materialise it first: model.to_empty(...)."
+        )
+    if len(held) > 1:
+        raise ModelError(
+            f"the model is spread over {', '.join(map(str, sorted(map(str, held))))}. Move it to one device."
+        )
+    if device != "auto":
+        try:
+            chosen = torch.device(device)
+        except RuntimeError as error:
+            raise ConfigError(f"device={device!r} is not a device. Try 'cpu', 'cuda' or 'auto'.") from error
+        if chosen.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"device={str(device)!r}: torch finds no CUDA device here. Use device='cpu' or 'auto'.")
+        if chosen.type == "cpu":
+            return torch.device("cpu")  # cpu:0 is the same place by another name
+        return torch.device("cuda", torch.cuda.current_device()) if str(chosen) == "cuda" else chosen
+    if held and (own := held.pop()).type != "cpu":
+        return own
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def optimizers_fit(model: nn.Module, optimizers: Mapping[str, Optimizer], objectives: Mapping[str, Any]) -> None:
+    """Raises unless every optimizer holds parameters of this model (or of its objective), and none twice."""
+    known = {id(p) for p in model.parameters()}
+    for objective in objectives.values():
+        if isinstance(objective, nn.Module):
+            known |= {id(p) for p in objective.parameters()}
+    seen: dict[int, str] = {}
+    for name, optimizer in optimizers.items():
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ModelError(
+                "LBFGS asks for the loss again within a step, by a closure; headrace makes one pass a step."
+            )
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        strange = sum(id(p) not in known for p in params)
+        if strange:
+            raise ModelError(
+                f"{type(optimizer).__name__} holds {strange} of {len(params)} parameters that are not in the model. "
+                "Make the optimizer from this model's parameters, after the model is complete; if another trainer "
+                "has the model at work, call its release() first."
+            )
+        for p in params:
+            if seen.setdefault(id(p), name) != name:
+                raise ModelError(f"optimizers {seen[id(p)]!r} and {name!r} hold the same parameter. Give each its own.")
+
+
+def is_batch(batch: Any, giver: str) -> None:
+    """Raises unless a step of the trainer is given a batch."""
+    if not isinstance(batch, Batch):
+        raise ConfigError(
+            f"{giver} takes an hr.Batch, got a {type(batch).__name__}. Make one with other fields of the batch that "
+            "you have: hr.Batch({**batch.fields, 'x': x}, batch.rows, total=batch.total)."
+        )
+
+
+def can_split(objectives: Mapping[str, Objective], microbatch: Any) -> None:
+    """Raises if batches are to be split for an objective that needs them whole."""
+    whole = [key or "loss" for key, objective in objectives.items() if not objective.splits]
+    if microbatch not in (None, "auto") and whole:
+        raise ConfigError(
+            f"microbatch= cannot split {', '.join(whole)}: nothing is known about this function. "
+            "If it is a mean over rows, declare it: hr.RowMean(fn)."
+        )
+
+
+def has_an_end(train: Source, limits: Sequence[Length], sized: bool) -> None:
+    """Raises if a training would go on for ever, or asks for batches of a size that its source does not give."""
+    name = type(train).__name__
+    if train.endless and all(limit.unit == "epochs" for limit in limits):
+        raise ConfigError(
+            f"the train data are a {name}, which never ends, and epochs are all that limits the training. "
+            "Say steps=, samples= or minutes=, or give it epochs of n rows: hr.take(source, n)."
+        )
+    if train.own_size and sized:
+        raise ConfigError(
+            f"the train data are a {name} with batches of its own. Leave batch_size= out, or set it there."
+        )
+
+
+def ends(source: Source, name: str, limit: int | None = None) -> None:
+    """Raises on data that are to be read to their end, and have none."""
+    if limit is not None and source.state_dict() is None:
+        warnings.warn(
+            f"the {name} data are a {type(source).__name__} without state_dict: limit= scores other rows each time.",
+            stacklevel=3,
+        )
+    if source.endless and limit is None:
+        raise ConfigError(
+            f"the {name} data are a {type(source).__name__}, which never ends. Take n rows of it: hr.take(source, n)."
+        )
+
+
+def can_be_read(source: Source, name: str, categories: Categories | None, limit: int | None) -> None:
+    """Raises on data that cannot be scored or predicted after a training on data with these categories."""
+    positive("limit", limit, whole=True)
+    ends(source, name, limit)
+    same_categories(categories, source.read_by, name)
+
+
+def another(source: Source, train: Source, name: str) -> None:
+    """Raises on a source that is pulled for the training already."""
+    if source is train:
+        raise ConfigError(
+            f"the {name} data are the very {type(source).__name__} that is trained on. Make a second one."
+        )
+
+
+def same_streams(train: Sequence[Stream], other: Sequence[Stream], name: str) -> None:
+    """Raises unless another data set has the streams of the training data."""
+    known, held = {s.name: s for s in train}, {s.name: s for s in other}
+    for stream in train:
+        if stream.name not in held:
+            raise DataError(f"the {name} data have no stream {stream.name!r}. They have: {', '.join(held)}.")
+    for stream in other:
+        expected = known.get(stream.name)
+        if expected is None:
+            raise DataError(f"the {name} data have a stream {stream.name!r} that the training data have not. Drop it.")
+        if not stream.fits(expected):
+            said = f"the {name} data have {stream} where the training data have {expected}. They must agree."
+            if stream.sequence != expected.sequence or stream.shape[1:] == expected.shape[1:] != stream.shape:
+                said += (
+                    " Rows of different lengths are sequences in both: hr.Ragged.of(rows), or of a Dataset "
+                    f"hr.from_dataset(data, sequences=({stream.name!r},))."
+                )
+            raise DataError(said)
+
+
+def same_categories(
+    known: Categories | None,
+    held: Categories | None,
+    name: str,
+    other: str = "the training data",
+    owner: str = "trainer",
+) -> None:
+    """Raises where the numbers of a data set stand for other strings than those of the training data.
+
+    Nothing is compared if one of them is `None`, which means that it is not known.
+    """
+    if known is None or held is None:
+        return
+    for stream in sorted(known.keys() & held.keys()):
+        there, here = list(known[stream]), list(held[stream])
+        if not here or there == here:
+            continue
+        facts, remedy = "there they are numbers, here strings", "Give numbers here, or the strings there, too."
+        if there:
+            facts = f"{len(there)} strings there and {len(here)} here"
+            if unlike := [k for k, pair in enumerate(zip(there, here, strict=False)) if pair[0] != pair[1]]:
+                k = unlike[0]
+                facts += f"; {k} is {there[k]!r} there and {here[k]!r} here"
+            remedy = (
+                "Give the trainer the path or the frame itself, which it reads by those, or open it with "
+                f"categories={{{stream!r}: {owner}.categories[{stream!r}]}}."
+            )
+        raise DataError(f"the {name} data have other categories in {stream!r} than {other}: {facts}. {remedy}")
+
+
+def measurable(objectives: Mapping[str, Objective], streams: Sequence[Stream], target: str) -> None:
+    """Raises unless there is a target for metrics to compare with, and it is known with which output."""
+    names = [stream.name for stream in streams]
+    if target not in names:
+        raise ConfigError(f"metrics= compare with an {unknown('stream', target, names)} Say target=.")
+    if why := objectives[scoring(objectives)].unclear():
+        raise ConfigError(why)
+
+
+def columns_of(source: Source | None) -> Mapping[str, Any]:
+    """The whole columns of a source that is an array in memory."""
+    if isinstance(source, Reader) and isinstance(source.table, ArrayTable):
+        return source.table.columns
+    return {}
+
+
+def finite(source: Source, name: str) -> None:
+    """Reads everything once and raises on a NaN or an infinity."""
+    if not isinstance(source, Reader):
+        warnings.warn(f"scan=True: the {name} data are a stream and cannot be scanned beforehand.", stacklevel=3)
+        return
+    table = source.table
+    for start in range(0, len(table), SCAN_ROWS):
+        batch = table.rows(start, min(len(table), start + SCAN_ROWS))
+        for stream in batch:
+            bad = _not_finite(batch[stream])
+            if len(bad):
+                raise DataError(
+                    f"the {name} data: stream {stream!r} is not finite in row {start + int(bad[0])} "
+                    f"({len(bad)} such rows up to row {start + batch.rows}). Drop or repair them."
+                )
+
+
+def _not_finite(field: Any) -> Tensor:
+    """The rows in which a field holds a NaN or an infinity."""
+    if isinstance(field, Tensor):
+        return torch.nonzero(~torch.isfinite(field).reshape(len(field), -1).all(dim=1)).view(-1)
+    if not isinstance(field, Ragged | Sparse) or field.values is None:
+        return torch.empty(0, dtype=torch.int64)
+    rows: Tensor = torch.unique(field.rows_of(_not_finite(field.values).cpu()))
+    return rows

@@ -1,0 +1,151 @@
+"""The settings of a training as plain values: what a resumed run compares, and a person reads."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..length import Length
+from ..workers.synchronous import Synchronous
+
+SETTINGS = (
+    "loss",
+    "batch_size",
+    "microbatch",
+    "clip_norm",
+    "clip_value",
+    "precision",
+    "schedule",
+    "seed",
+    "order",
+    "inputs",
+    "target",
+    "deterministic",
+    "nonfinite",
+    "strategy",
+)
+"""The arguments of a trainer that a run is resumed with."""
+OF_THE_MOMENT = ("comm", "started")
+"""What a strategy holds that is no setting."""
+_STARTED = "__mp_main__"  # what multiprocessing calls the script in a process that it has started
+LONGEST = 64  # elements of a tensor that are written out
+Config = dict[str, Any]
+
+
+def of_settings(given: Mapping[str, Any]) -> Config:
+    """The arguments of a trainer that a resumed run has to repeat."""
+    strategy = given["strategy"] or Synchronous()  # one worker or several, it is the same
+    return {name: plain(strategy if name == "strategy" else given[name]) for name in SETTINGS}
+
+
+def of_optimizers(optimizers: Mapping[str, Optimizer]) -> Config:
+    """Kind and hyperparameters of every optimizer, as they were given: a schedule may have moved the rate since."""
+    found = {
+        key: {
+            "kind": type(optimizer).__name__,
+            "groups": [
+                {n: plain(v) for n, v in (group | _first_rate(group)).items() if n not in ("params", "initial_lr")}
+                for group in optimizer.param_groups
+            ],
+        }
+        for key, optimizer in optimizers.items()
+    }
+    return found.get("", found)
+
+
+def _first_rate(group: Mapping[str, Any]) -> Config:
+    return {"lr": group["initial_lr"]} if "initial_lr" in group else {}
+
+
+def of_limits(limits: Sequence[Length]) -> Config:
+    return {limit.unit: plain(limit.count) for limit in limits}
+
+
+def plain(value: Any, depth: int = 4) -> Any:
+    """A value as JSON and YAML can show it. Objects show their kind and what they hold, functions their name."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, partial):
+        return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth)}
+    if isinstance(value, Tensor | np.ndarray):
+        return _tensor(torch.as_tensor(value).detach().cpu())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "..."
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, depth - 1) for item in value] if depth else "..."
+    if isinstance(value, Length | torch.dtype | torch.device | Enum):
+        return str(value)
+    if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
+        return _as_script(f"{value.__module__}.{value.__qualname__}{_digest(value)}")
+    held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
+    return {"kind": type(value).__name__, **{name: plain(item, depth - 1) for name, item in held.items()}}
+
+
+def differences(
+    saved: Mapping[str, Any], now: Mapping[str, Any], at: str = "", between: tuple[str, str] = ("in the run", "now")
+) -> list[str]:
+    """Every setting that is not what it was, with both values; `between` says whose they are."""
+    found = []
+    for key in [*saved, *(key for key in now if key not in saved)]:
+        name, before, after = f"{at}{key}", saved.get(key), now.get(key)
+        if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+            before, after = dict(enumerate(before)), dict(enumerate(after))
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{name}.", between)
+        elif _as_script(before) != _as_script(after):
+            found.append(f"{name}: {before!r} {between[0]}, {after!r} {between[1]}")
+    return found
+
+
+def shrunk(saved: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """Limits that are not what they were, other than by having grown."""
+    found = []
+    for unit in [*saved, *(unit for unit in now if unit not in saved)]:
+        before, after = saved.get(unit), now.get(unit)
+        if before is None or after is None:
+            found.append(f"limit in {unit}: {before} in the run, {after} now")
+        elif after < before:
+            found.append(f"limit in {unit}: {before:g} in the run, only {after:g} now")
+    return found
+
+
+def _as_script(value: Any) -> Any:
+    """A name in the script at hand, which is imported under another name by the processes that it starts."""
+    return "__main__" + value[len(_STARTED) :] if isinstance(value, str) and value.startswith(f"{_STARTED}.") else value
+
+
+def _digest(function: Any) -> str:
+    """What a function without a name of its own does, told apart by its code."""
+    if "<lambda>" not in function.__qualname__:
+        return ""
+    code = function.__code__
+    facts = repr((code.co_code, code.co_names, [c for c in code.co_consts if isinstance(c, int | float | str)]))
+    return f" {hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()}"
+
+
+def _tensor(value: Tensor) -> Any:
+    if value.numel() <= LONGEST:
+        return value.tolist()
+    data = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    digest = hashlib.blake2b(data, digest_size=8).hexdigest()
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {digest}"
+
+
+def _held(value: Any) -> dict[str, Any]:
+    """The attributes of an object; of a module, what is neither its state nor a part of it."""
+    held = {**getattr(value, "__dict__", {})}
+    for kind in type(value).__mro__:
+        held |= {name: getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)}
+    if isinstance(value, torch.nn.Module):
+        buffers = value.named_buffers() if isinstance(value, torch.nn.modules.loss._Loss) else ()  # class weights
+        return {name: item for name, item in [*held.items(), *buffers] if name != "training"}
+    return held

@@ -1,0 +1,379 @@
+"""Learning rates that move: functions of progress, and torch's own schedulers."""
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ..errors import CheckpointError, ConfigError
+from ..length import Counters, Length, interval
+from ..store.shape import COUNT, check, like, maybe
+from ..watch.history import History
+from ..watch.monitor import Expected, check_watched, number_of
+from .config import plain
+from .maker import Maker, check_maker, is_factor, scheduler_of
+
+Factor = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class _Warmup(ABC):
+    """Up in a straight line for a share `warmup` of the training, then down to `floor`."""
+
+    warmup: float = 0.05
+    floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_shares(self, ("warmup", "floor"))
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.warmup:
+            return progress / self.warmup
+        after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
+        return self.floor + (1 - self.floor) * self._left(min(1.0, after))
+
+    @abstractmethod
+    def _left(self, after: float) -> float:
+        """What is left of the rate when so much of the way down is done."""
+
+
+class WarmupCosine(_Warmup):
+    """Up in a straight line for a share `warmup` of the training, then down half a cosine to `floor`."""
+
+    def _left(self, after: float) -> float:
+        return 0.5 * (1 + math.cos(math.pi * after))
+
+
+class WarmupLinear(_Warmup):
+    """Up in a straight line for a share `warmup` of the training, then down in one to `floor`."""
+
+    def _left(self, after: float) -> float:
+        return 1 - after
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """From `start` of the rate up to it and down to `end` of it, by cosines; the top is at `peak`.
+
+    Smith and Topin, https://arxiv.org/abs/1708.07120.
+    """
+
+    peak: float = 0.3
+    start: float = 0.04
+    end: float = 4e-6
+
+    def __post_init__(self) -> None:
+        _check_shares(self, ("peak", "start", "end"))
+
+    def __call__(self, progress: float) -> float:
+        if progress < self.peak:
+            low, share = self.start, progress / self.peak
+        else:
+            low, share = self.end, 1 - (min(1.0, progress) - self.peak) / max(1e-12, 1 - self.peak)
+        return low + (1 - low) * 0.5 * (1 - math.cos(math.pi * share))
+
+
+class Schedule:
+    """A torch scheduler and when it steps.
+
+    `make`: a function of (optimizer, total_steps), or of the optimizer alone, that returns a scheduler; `every`: after
+    which interval it steps; `monitor`: what `ReduceLROnPlateau` is given, which waits until it is measured: its
+    patience counts measurements.
+    """
+
+    def __init__(self, make: Maker, *, every: str | Length = "1 epoch", monitor: str = "val/loss") -> None:
+        if not callable(make):
+            raise ConfigError(f"a Schedule takes a function of (optimizer, total_steps), got a {type(make).__name__}.")
+        check_maker(make)
+        self.make, self.every, self.monitor = make, interval(every, "every"), monitor
+
+
+class Rates(Protocol):
+    """What moves the rates of a training."""
+
+    def check(self, expected: Expected) -> None:
+        """Raises on rates that follow a number which will not be measured."""
+
+    def before(self, counters: Counters) -> None:
+        """The rates of the next update."""
+
+    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+        """An update has been made, and what it was time for has been measured."""
+
+    def state_dict(self) -> list[Any]: ...
+    def load_state_dict(self, state: list[Any]) -> None: ...
+    def rebase(self) -> None:
+        """The optimizers' rates are those that were set, and not where they stood when the training was saved."""
+
+
+def check_schedule(schedule: Any) -> None:
+    """Raises unless it is something that `schedule=` takes."""
+    if schedule is None or isinstance(schedule, Schedule):
+        return
+    if not callable(schedule) or isinstance(schedule, LRScheduler):
+        raise ConfigError(
+            "schedule= takes a function of the progress (0 to 1), a function of (optimizer, total_steps) that makes a "
+            f"torch scheduler, or a Schedule; got a {type(schedule).__name__}."
+        )
+    check_maker(schedule)
+
+
+def interval_of(schedule: Any) -> Length | None:
+    """How often a torch scheduler steps; `None` where there is none."""
+    if schedule is None or isinstance(schedule, Schedule):
+        return None if schedule is None else schedule.every
+    return None if is_factor(schedule) else Schedule(schedule).every
+
+
+def make_rates(
+    schedule: Any,
+    optimizers: Sequence[Optimizer],
+    limits: Sequence[Length],
+    batches: int | None,
+    rows: int | None = None,
+) -> Rates:
+    """The rates of one training, which ends with the first of its limits.
+
+    An epoch has so many `batches`, or `rows` of all workers, where that is known.
+    """
+    if schedule is None:
+        return _Constant(optimizers)
+    if not isinstance(schedule, Schedule) and is_factor(schedule):
+        return _ByProgress(schedule, optimizers, limits, batches, rows)
+    return _ByTorch(schedule if isinstance(schedule, Schedule) else Schedule(schedule), optimizers, limits, batches)
+
+
+class _Constant:
+    """Rates that only the user changes."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._groups = groups_of(optimizers)
+
+    def check(self, expected: Expected) -> None:
+        pass
+
+    def before(self, counters: Counters) -> None:
+        pass
+
+    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+        pass
+
+    def state_dict(self) -> list[Any]:
+        return []
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        pass
+
+    def rebase(self) -> None:
+        for group in self._groups:
+            put_rate(group, group.get("initial_lr", float(group["lr"])))
+
+
+class _ByProgress(_Constant):
+    """The first rate times a factor, anew for every update."""
+
+    def __init__(
+        self,
+        factor: Factor,
+        optimizers: Sequence[Optimizer],
+        limits: Sequence[Length],
+        batches: int | None,
+        rows: int | None,
+    ) -> None:
+        super().__init__(optimizers)
+        self._factor = factor
+        self._limits = [limit for limit in limits if limit.unit != "minutes"]
+        if not self._limits:
+            raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
+        self._epoch = _Epoch(batches, rows)
+        for group in self._groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+
+    def before(self, counters: Counters) -> None:
+        factor = self._factor(max(self._share(limit, counters) for limit in self._limits))
+        for group in self._groups:
+            put_rate(group, group["initial_lr"] * factor)
+
+    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+        if ends_epoch:
+            self._epoch.begin(counters)
+
+    def _share(self, limit: Length, counters: Counters) -> float:
+        """How much of a limit has been used."""
+        if limit.unit == "epochs":
+            return self._epoch.share(limit.count, counters)
+        return float(getattr(counters, limit.unit) / limit.count)
+
+    def state_dict(self) -> list[Any]:
+        return [self._epoch.state_dict()]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        self._epoch.load_state_dict(state[0] if state else {})  # 0.1.0 kept nothing
+
+
+class _Epoch:
+    """How much of a number of epochs has been used: by batches, else by rows, else by the epochs that are over."""
+
+    def __init__(self, batches: int | None, rows: int | None) -> None:
+        self._batches, self._rows = batches, rows
+        self._steps, self._samples = 0, 0  # where the epoch at hand began
+        self._before: int | None = batches  # how many batches an epoch had when the training was saved
+        self._known = True  # whether it is known where the epoch began
+
+    def begin(self, counters: Counters) -> None:
+        """An epoch is over, and another begins here."""
+        self._steps, self._samples, self._known = counters.steps, counters.samples, True
+
+    def share(self, count: float, counters: Counters) -> float:
+        """The part of `count` epochs that has been used."""
+        batches, rows = self._batches, self._rows
+        if not batches:
+            return counters.samples / (count * rows) if rows else (counters.epochs + self._part(None, counters)) / count
+        if not self._known:
+            self._steps, self._known = counters.epochs * batches, True
+        if self._before != batches:  # the training goes on with batches of another size
+            self._steps = counters.steps - round(self._part(self._before, counters) * batches)
+            self._before = batches
+        return (counters.epochs * batches + min(batches, counters.steps - self._steps)) / (count * batches)
+
+    def _part(self, batches: int | None, counters: Counters) -> float:
+        """The part of the epoch at hand that has been used, which has so many batches; if nothing tells, one half."""
+        if batches and not self._rows:
+            return min(1.0, (counters.steps - self._steps) / batches)
+        rows = self._rows or (self._known and counters.epochs and self._samples / counters.epochs)
+        return min(1.0, (counters.samples - self._samples) / rows) if rows else 0.5
+
+    def state_dict(self) -> dict[str, Any]:
+        known = {"steps": self._steps, "samples": self._samples} if self._known else {}
+        return {**known, "batches": self._before}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._known = "steps" in state
+        self._steps, self._samples = int(state.get("steps", 0)), int(state.get("samples", 0))
+        self._before = state.get("batches", self._batches)
+
+
+class _ByTorch:
+    """Torch's schedulers, one for each optimizer."""
+
+    def __init__(
+        self, schedule: Schedule, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None
+    ) -> None:
+        self._every, self._monitor = schedule.every, schedule.monitor
+        self._make, self._total = schedule.make, (total := _total_steps(limits, batches))
+        self._schedulers = [scheduler_of(schedule.make, optimizer, total) for optimizer in optimizers]
+        for made in self._schedulers:
+            if all(made.optimizer is not optimizer for optimizer in optimizers):
+                raise ConfigError("schedule= made a scheduler of another optimizer. Use the one that it is given.")
+        self._plateaus = [made for made in self._schedulers if isinstance(made, ReduceLROnPlateau)]
+        self._waits = False  # whether it is time for these, as soon as their number is measured
+
+    def check(self, expected: Expected) -> None:
+        if self._plateaus:
+            check_watched("ReduceLROnPlateau", self._monitor, expected, own=False)
+
+    def before(self, counters: Counters) -> None:
+        pass
+
+    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+        if self._every.fires(counters, rows, ends_epoch):
+            self._waits = bool(self._plateaus)
+            for scheduler in self._schedulers:
+                if not isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.step()
+        if not self._waits or not history.keys_at(counters.steps):
+            return
+        value = number_of("ReduceLROnPlateau", self._monitor, history.rows[-1])
+        if value is not None:
+            self._waits = False
+            for plateau in self._plateaus:
+                plateau.step(value)
+
+    def state_dict(self) -> list[Any]:
+        facts = {"total": self._total, "waits": self._waits}
+        return [{"kind": type(s).__name__, "state": s.state_dict(), **facts} for s in self._schedulers]
+
+    def load_state_dict(self, state: list[Any]) -> None:
+        kinds = [type(scheduler).__name__ for scheduler in self._schedulers]
+        if kinds != [saved["kind"] for saved in state]:
+            raise CheckpointError(f"the schedule was {[saved['kind'] for saved in state]} and is {kinds}.")
+        for scheduler, saved in zip(self._schedulers, state, strict=True):
+            if saved["total"] != self._total and not self._is_alike(scheduler.optimizer, saved["total"]):
+                raise CheckpointError(
+                    f"the schedule was made for {saved['total']} steps, and there are to be {self._total}: torch's "
+                    "schedulers do not stretch. Use a function of the progress (hr.WarmupCosine), or another run."
+                )
+            now = scheduler.state_dict()
+            found = _as_counters(saved["state"], now)
+            if type(scheduler).__module__.startswith("torch.optim."):  # what another one keeps may change its kind
+                shape = {key: maybe(like(value)) for key, value in now.items()}
+                shape |= {"_step_count": COUNT} if "_step_count" in found else {}
+                check(found, shape, f"the saved {saved['kind']}")
+            scheduler.load_state_dict(found)
+            self._waits = bool(saved.get("waits", False))
+
+    def _is_alike(self, optimizer: Optimizer, total: int | None) -> bool:
+        """Whether the schedule is the same for another number of steps, tried on an optimizer of no consequence."""
+        states = []
+        for steps in (total, self._total):
+            groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
+            made = scheduler_of(self._make, Optimizer(groups, dict(optimizer.defaults)), steps)
+            states.append(repr(sorted(plain(made.state_dict()).items())))
+        return states[0] == states[1]
+
+    def rebase(self) -> None:
+        for scheduler in self._schedulers:
+            for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
+                if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
+                    part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
+
+
+def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
+    """The groups of parameters of all optimizers."""
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def shares_of(groups: Sequence[dict[str, Any]]) -> list[float]:
+    """What each group's rate is of the first one's; nothing where that is 0."""
+    first = float(groups[0]["lr"])
+    return [float(group["lr"]) / first for group in groups] if first else []
+
+
+def put_rate(group: dict[str, Any], rate: float) -> None:
+    """Gives a group of an optimizer its learning rate, which may be a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
+def _check_shares(schedule: object, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(schedule, name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+            raise ConfigError(f"{type(schedule).__name__}: {name}= is a share, from 0 to 1, got {value!r}.")
+
+
+def _as_counters(saved: Any, now: Any) -> Any:
+    """A state with Counters again where there are some now: saved, they are dicts like any other."""
+    if isinstance(now, Counter):
+        return Counter(saved)
+    if isinstance(now, Mapping) and isinstance(saved, Mapping):
+        return {key: _as_counters(value, now.get(key)) for key, value in saved.items()}
+    if isinstance(now, list) and isinstance(saved, list) and len(now) == len(saved):
+        return [_as_counters(before, after) for before, after in zip(saved, now, strict=True)]
+    return saved
+
+
+def _total_steps(limits: Sequence[Length], batches: int | None) -> int | None:
+    """How many updates there will be at most, where that is known."""
+    totals = [int(limit.count) for limit in limits if limit.unit == "steps"]
+    totals += [int(limit.count) * batches for limit in limits if limit.unit == "epochs" and batches]
+    return min(totals, default=None)

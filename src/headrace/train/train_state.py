@@ -1,0 +1,301 @@
+"""Where a training stands: all that the rest of it depends on, taken out and put back."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from ..arena.homes import plain_name
+from ..arena.replica import Replica
+from ..data.categories import Categories
+from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError
+from ..length import Counters
+from ..loss.loss_sums import Tally
+from ..loss.objective import scoring
+from ..step.frozen import Frozen
+from ..step.memory import is_out_of_memory
+from ..step.weights import as_categories, check_model, load_model
+from ..store import machine, rng
+from ..watch.info import Best, Info
+from . import config
+from .check import same_categories
+from .plan import Plan
+from .schedule import Rates, groups_of, make_rates, put_rate, shares_of
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+_OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerprint")
+
+
+class Standing:
+    """A training between two updates."""
+
+    def __init__(self, trainer: Trainer, plan: Plan, info: Info) -> None:
+        self._trainer, self._plan, self.info = trainer, plan, info
+        self.model = trainer.model
+        objective = trainer.objectives[scoring(trainer.objectives)]
+        self.metrics = trainer._crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
+        self.tally = Tally()
+        self.rates: Rates = make_rates(None, [], [], None)
+        self.frozen = Frozen(trainer.model)
+        self.shares: list[float] = []
+        """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
+        self.rows = 0
+        """Rows of the last update."""
+        self.done: set[str] = set()
+        """What has been done of what was due after the last update."""
+        self.complete = True
+        """Whether all of it has been done."""
+        self.initial = copy.deepcopy(plan.train.state_dict())
+        """Where the source stood at first, and is rewound to."""
+        self.categories = _lists(plan.train.read_by)
+        """For each stream of the training data the strings that its numbers stand for; `None` if it does not know."""
+        self.cursor = self.initial
+        """Where the source stood after the last batch that was used."""
+        self.round: dict[str, Any] = {}
+        """Where the training stood when all workers had the same weights for the last time."""
+
+    def state_dict(self, agreed: Mapping[str, Tensor]) -> dict[str, Any]:
+        """All that the rest of the training depends on, by the parts that it is made of, but for what is each worker's.
+
+        `agreed` are the weights that are the workers' common result, where the model's own are others.
+        """
+        trainer, info = self._trainer, self.info
+        saved = self.model.state_dict()
+        beside = ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
+        transient = {plain_name(name): buffer for name, buffer in beside}
+        others = [module.state_dict() for module in trainer._modules[1:]]
+        tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
+        return {
+            "model": {name: agreed.get(plain_name(name), value) for name, value in tensors.items()},
+            "extra": {plain_name(name): value for name, value in saved.items() if not isinstance(value, Tensor)},
+            "step": trainer._step.state_dict(),
+            "modules": {"transient": transient, "others": others},
+            "counters": asdict(info.counters),
+            "place": self.place(),
+            "done": sorted(self.done),
+            "complete": self.complete,
+            "rates": self.rates.state_dict(),
+            "callbacks": self._plan.callbacks.state_dict(),
+            "best": None if info.best is None else asdict(info.best),
+            "marks": {name: asdict(mark) for name, mark in info.marks.items()},
+            "config": trainer._config | self._plan.config,
+            "categories": self.categories,
+            "limits": config.of_limits(info.limits),
+            "source": {"cursor": self.cursor, "initial": self.initial},
+            "round": self.round,
+            "frozen": {owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
+            "noted": info.noted,
+            "shares": self.shares,
+            "machine": machine.facts(trainer.device),
+        }
+
+    def set_rate(self, rate: float) -> None:
+        """The learning rate from now on; groups with another keep their ratio to the first one's."""
+        trainer = self._trainer
+        if trainer.schedule is not None:
+            raise ConfigError("a callback asks for a learning rate, and the trainer has a schedule, which sets it.")
+        groups = groups_of(trainer.optimizers.values())
+        self.shares = shares_of(groups) or self.shares
+        for group, share in zip(groups, self.shares or [1.0] * len(groups), strict=True):
+            put_rate(group, rate * share)
+
+    def pace(self) -> dict[str, Any]:
+        """How far the training has come, and its rates: plain values."""
+        rates = [float(group["lr"]) for group in groups_of(self._trainer.optimizers.values())]
+        return {"counters": asdict(self.info.counters), "schedule": self.rates.state_dict(), "rates": rates}
+
+    def keep_pace(self, pace: dict[str, Any]) -> None:
+        """It has come as far as another one."""
+        self.info.counters = Counters(**pace["counters"])
+        self.rates.load_state_dict(copy.deepcopy(pace["schedule"]))
+        for group, rate in zip(groups_of(self._trainer.optimizers.values()), pace["rates"], strict=True):
+            put_rate(group, rate)
+
+    def forget_absent(self) -> None:
+        """A training has gone on: what was asked for by callbacks that are not there now ends."""
+        self.info.forget_unclaimed()
+        owners = self.frozen.owners
+        self.frozen.restore({o: sorted(names) for o, names in owners.items() if not o or o in self.info.claimed})
+
+    def own_state(self) -> dict[str, Any]:
+        """What is this worker's own."""
+        return {
+            "rng": rng.capture(self._trainer.device),
+            "tally": self.tally.state_dict(),
+            "metrics": self.metrics.state_dict(),
+            "microbatch": self._trainer._step.microbatch,
+        }
+
+    def restart(self, forget: bool) -> None:
+        """Updates are made in another way from now on; `forget` what was trained since the last report."""
+        self._trainer.release()
+        if forget:
+            self.tally.reset()
+            self.metrics.reset()
+
+    def replica(self) -> Replica:
+        """The model as a strategy sees it."""
+        return self._trainer._step.replica()
+
+    def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Tensors like those of the replica by the names of parameters and buffers."""
+        return self.replica().by_name(tensors)
+
+    def optimizers(self) -> dict[str, Any]:
+        """What this worker's optimizers remember."""
+        found: dict[str, Any] = self._trainer._step.state_dict()["optimizers"]
+        return found
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The model, and objectives that are modules too."""
+        return self._trainer._modules
+
+    def updates(self) -> dict[str, Any]:
+        """What the next update depends on beside the weights."""
+        return self._trainer._step.state_dict()
+
+    def take_over(self, updates: dict[str, Any]) -> None:
+        """The next update depends on what another worker's does."""
+        self._trainer._step.load_state_dict(updates)
+
+    def mark_round(self) -> None:
+        """All workers have the same weights now: others than these could go on from here."""
+        counters = asdict(self.info.counters)
+        rates = copy.deepcopy(self.rates.state_dict())
+        self.round = {"counters": counters, "place": self.place(), "cursor": self.cursor, "rates": rates}
+
+    def warn_of_gaps(self, new: bool) -> None:
+        """Says what a run cannot keep; of the source when the run is `new`."""
+        if new and self.initial is None:
+            warnings.warn(
+                f"{type(self._plan.train).__name__} has no state_dict and load_state_dict: its run can go on between "
+                "epochs only, where it starts again by itself.",
+                stacklevel=3,
+            )
+        if self.metrics.forgetful:
+            warnings.warn(
+                f"{', '.join(self.metrics.forgetful)} cannot be saved, for want of state_dict and load_state_dict: "
+                "after a resume within an epoch it counts the rows since then only.",
+                stacklevel=3,
+            )
+
+    def place(self) -> dict[str, Any]:
+        return {"batch": self.info.batch, "rows": self.rows, "ends_epoch": self.info.ends_epoch}
+
+    def _put_transient(self, saved: dict[str, Tensor]) -> None:
+        """Puts back the buffers that are no part of the model's `state_dict`.
+
+        So too one that was made or has grown while the model was used, as a cache.
+        """
+        modules = {plain_name(name): module for name, module in self.model.named_modules()}
+        for path, value in saved.items():
+            parent, _, name = path.rpartition(".")
+            if parent not in modules or name not in modules[parent]._buffers:
+                continue
+            now = modules[parent]._buffers[name]
+            if now is not None and now.shape == value.shape:
+                now.copy_(value)
+            else:
+                modules[parent]._buffers[name] = value.to(self._trainer.device)
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raises unless a state, whose weights and settings fit, fits altogether; nothing but the source is changed."""
+        others = self._trainer._modules[1:]
+        if len(others) != len(state["modules"]["others"]):
+            raise CheckpointError(f"{len(state['modules']['others'])} objectives were modules, now {len(others)} are.")
+        for module, saved in zip(others, state["modules"]["others"], strict=True):
+            check_model(saved, module.state_dict())
+        self._trainer._step.check_state(state["step"])
+        self._check_workers(len(state["owns"]))
+        source = state["source"]
+        if not state["forced"]:
+            same_categories(as_categories(state.get("categories")), self.categories, "train", "those of the run")
+        else:
+            now = self._plan.train.state_dict()
+            source |= {name: _reordered(cursor, now) for name, cursor in source.items()}
+        self._load_cursor(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
+
+    def _check_workers(self, before: int) -> None:
+        """Raises on a source that other workers cannot go on reading."""
+        source, now = self._plan.train, self._trainer._crew.comm.count
+        if before != now and source.shards and not source.elastic:
+            raise CheckpointError(
+                f"the run was saved by {before} workers and is to go on with {now}, and {type(source).__name__} cannot "
+                f"be shared by another number of workers: its `elastic` is False. Use {before} workers."
+            )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a state that has been checked, and handed to this worker: see `Crew.handed`."""
+        trainer, info, place = self._trainer, self.info, state["place"]
+        changed = {difference.partition(":")[0].partition(".")[0] for difference in state["overridden"]}
+        if "schedule" not in changed:
+            self.rates.load_state_dict(state["rates"])
+        self.initial, self.cursor = state["source"]["initial"], state["source"]["cursor"]
+        self.round = state.get("round") or {}
+        load_model(self.model, {**state["model"], **state["extra"]})
+        self._put_transient(state["modules"]["transient"])
+        self.frozen.restore(state["frozen"])
+        for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
+            module.load_state_dict(saved)
+        anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now, not where others have led
+        live = state["step"].get("settings") or {}  # 0.1.0 kept none
+        trainer._step.change(**{name: value for name, value in live.items() if name not in changed})
+        trainer._step.load_state_dict(state["step"], overridden=anew)
+        if anew:
+            self.rates.rebase()
+        info.counters = Counters(**state["counters"])
+        info.batch, self.rows, info.ends_epoch = place["batch"], place["rows"], place["ends_epoch"]
+        info.resumed = state["saved"]
+        info.history.rows[:] = [row for row in state["history"] if row["step"] <= info.step]
+        info.marks = {name: Best(**mark) for name, mark in state["marks"].items()}
+        info.noted, self.shares = dict(state["noted"]), list(state["shares"])
+        self.done, self.complete = set(state["done"]), state["complete"]
+        self._plan.callbacks.load_state_dict(state["callbacks"])
+        self.tally = Tally.joined(state["tallies"])
+        self.metrics.join(state["metrics"], trainer.device)
+
+    def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:
+        source = self._plan.train
+        if cursor is not None:
+            source.load_state_dict(copy.deepcopy(cursor))
+        elif not between_epochs:
+            raise CheckpointError(
+                f"the run stopped within an epoch, and {type(source).__name__} cannot go back to where it was: give it "
+                "state_dict and load_state_dict."
+            )
+
+
+def _lists(categories: Categories | None) -> dict[str, list[str]] | None:
+    return None if categories is None else {stream: [*map(str, held)] for stream, held in categories.items()}
+
+
+def _reordered(cursor: Any, now: Any) -> Any:
+    """A cursor at the same place of another order, or of files that have changed, for whoever allows that."""
+    if not isinstance(cursor, dict) or not isinstance(now, dict):
+        return cursor
+    settings = {key: now[key] for key in _OF_ORDER if key in cursor and key in now}
+    return {key: settings.get(key, _reordered(value, now.get(key))) for key, value in cursor.items()}
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """A state that is whole, and yet not one that was ever saved, is corrupt."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CorruptError(
+            f"the checkpoint holds a state that makes no sense: {type(error).__name__}: {error}"
+        ) from error

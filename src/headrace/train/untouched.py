@@ -1,0 +1,74 @@
+"""A while in which a trainer may be tried out: afterwards everything is as it was, bit for bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..adapters.iterables import generators_of
+from ..data.reader import rewound
+from ..data.source import Source
+from ..errors import ConfigError
+from ..loss.metrics import Metrics
+from ..step.kept import Kept
+from ..store import rng
+from ..workers.here import here
+from . import plan as plans
+
+if TYPE_CHECKING:
+    from ..watch.info import Info
+    from .trainer import Trainer
+
+
+@contextmanager
+def untouched(trainer: Trainer, data: Any) -> Iterator[Source]:
+    """The train data as a source, for a while that leaves no trace, however it ends.
+
+    Put back are weights and buffers, modes and attributes of modules, optimizers with what they remember, gradients,
+    the random numbers of torch, NumPy and Python, the place in the data, and the trainer's history and settings. There
+    is neither a schedule nor a metric meanwhile. Copies are on the host, so that the device's memory is free.
+    """
+    if here().count > 1:
+        raise ConfigError(f"a finder tries things out in one process, and there are {here().count}. Call it in one.")
+    trainer.release()
+    with ExitStack() as stack:
+        stack.callback(rng.restore, rng.capture(trainer.device), trainer.device)
+        source = plans.source_on(data, trainer.device, "train", trainer.order, trainer.seed)
+        for generator in generators_of(data):
+            stack.callback(generator.set_state, generator.get_state())
+        if source.state_dict() is None:
+            warnings.warn(
+                f"{source.title} has no state_dict: what is read to try things out is not read again.", stacklevel=4
+            )
+        stack.enter_context(rewound(source))
+        stack.callback(_kept(trainer).restore)
+        stack.callback(trainer.precision.load_state_dict, trainer.precision.state_dict())
+        stack.callback(trainer.release)  # first of all
+        vars(trainer).update(schedule=None, metrics=Metrics())
+        trainer._step.adapts = False  # memory that runs out is something to be told of
+        yield source
+
+
+@contextmanager
+def updates(trainer: Trainer, source: Source, steps: int) -> Iterator[Iterator[Info]]:
+    """Up to so many updates of a training on this source, which may be left."""
+    found = trainer.steps(source, steps=steps, log_every=f"{steps} steps")
+    with closing(found):  # type: ignore[type-var]
+        yield found
+
+
+def _kept(trainer: Trainer) -> Kept:
+    """What a trainer holds, and what it works on."""
+    kept = Kept()
+    step = trainer._step
+    objectives = [*trainer.objectives.values(), *trainer.eval_objectives.values()]
+    for holder in [trainer, trainer._crew, trainer.strategy, step, step.guard, *objectives]:
+        kept.keep(vars(holder), deep=False)
+    for root in trainer._modules:
+        for module in root.modules():
+            kept.keep(vars(module))
+    for optimizer in trainer.optimizers.values():
+        kept.keep(vars(optimizer))
+    return kept

@@ -1,0 +1,158 @@
+"""The hooks of a training, in the order in which they are called."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from .info import Info
+
+HOOKS = (
+    "on_fit_start",
+    "on_epoch_start",
+    "on_step_end",
+    "on_macrobatch_end",
+    "on_validation_end",
+    "on_epoch_end",
+    "on_report",
+    "on_checkpoint",
+    "on_error",
+    "on_fit_end",
+)
+
+
+class Callback:
+    """Override the hooks you need; the others cost nothing.
+
+    Every hook gets the `Info` of the loop: counters, position, losses. What a callback wants to happen it asks for
+    there, and the loop does it: `stop`, `mark_best`, `set_rate`, `freeze`, `thaw`, `evaluate_with`; `log` adds numbers
+    to the report. What `state_dict` gives is saved with a run, and given back.
+
+    With several workers a callback is called on each of them, with the same numbers, and asks for the same.
+    """
+
+    everywhere = True
+    """Whether it is called on every worker; whoever prints or writes says no, and is called on worker 0 alone."""
+
+    only = ""
+    """What there can be one of in a training, if this is one."""
+
+    def _check(self, info: Info) -> None:
+        """Before anything is loaded: raises on what cannot work."""
+
+    def forget(self) -> None:
+        """Another training begins; if it goes on from somewhere, `load_state_dict` follows."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this callback has to remember: plain values and tensors."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes back to a state that `state_dict` gave."""
+
+    def on_fit_start(self, info: Info) -> None:
+        """Everything has been checked; nothing has been trained yet."""
+
+    def on_epoch_start(self, info: Info) -> None:
+        """The first batch of a pass over the data is next."""
+
+    def on_step_end(self, info: Info) -> None:
+        """An update has been made."""
+
+    def on_macrobatch_end(self, info: Info) -> None:
+        """The last batch of a macrobatch has been used."""
+
+    def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
+        """A validation or a test has been made; `scores` by key, as in `val/loss`."""
+
+    def on_epoch_end(self, info: Info, row: dict[str, Any]) -> None:
+        """A pass over the data is over; `row` is its report."""
+
+    def on_report(self, info: Info, row: dict[str, Any]) -> None:
+        """A row of the history is complete; what is measured at its step later, as a test, comes by itself."""
+
+    def on_checkpoint(self, info: Info) -> None:
+        """A checkpoint of this step is about to be written: what a callback has to say has to be in its state."""
+
+    def on_error(self, info: Info, error: BaseException) -> None:
+        """The training ends because of this."""
+
+    def on_fit_end(self, info: Info) -> None:
+        """The training has ended; the model is still at work."""
+
+
+class Callbacks:
+    """Several callbacks as one: each hook is a tuple of the methods that somebody has overridden."""
+
+    def __init__(self, callbacks: Sequence[Callback], leader: bool = True) -> None:
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                got = callback.__name__ if isinstance(callback, type) else type(callback).__name__
+                raise ConfigError(f"callbacks= takes Callback objects, got a {got}. Pass an instance of a Callback.")
+        for what in {callback.only for callback in callbacks if callback.only}:
+            if len(kinds := [type(callback).__name__ for callback in callbacks if callback.only == what]) > 1:
+                raise ConfigError(f"callbacks= has {' and '.join(kinds)}; there can be one {what}.")
+        callbacks = [callback for callback in callbacks if leader or callback.everywhere]
+        self._callbacks = callbacks
+        self._methods = {hook: tuple(getattr(c, hook) for c in callbacks if _overrides(c, hook)) for hook in HOOKS}
+        self.on_step_end = self._methods["on_step_end"]
+        """Called once per update, hence at hand."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each by its kind, and by its number among those of its kind."""
+        return {name: state for name, callback in self._named() if (state := callback.state_dict())}
+
+    def check(self, info: Info) -> None:
+        """Before anything is loaded: raises on what cannot work."""
+        for callback in self._callbacks:
+            callback._check(info)
+
+    def forget(self) -> None:
+        """Another training begins."""
+        for callback in self._callbacks:
+            callback.forget()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Those that were not there begin anew; a state that nobody takes is told of."""
+        named = dict(self._named())
+        for name, saved in state.items():
+            if name in named:
+                try:
+                    named[name].load_state_dict(saved)
+                except Exception as error:
+                    raise CheckpointError(
+                        f"the callback {name} cannot take back the state that it saved: {type(error).__name__}: {error}"
+                    ) from error
+            else:
+                warnings.warn(f"the run was saved with a callback {name} that is not there now.", stacklevel=2)
+
+    def _named(self) -> list[tuple[str, Callback]]:
+        kinds = [type(callback).__name__ for callback in self._callbacks]
+        numbers = [kinds[:k].count(kind) + 1 for k, kind in enumerate(kinds)]
+        names = [kind if number == 1 else f"{kind} {number}" for kind, number in zip(kinds, numbers, strict=True)]
+        return list(zip(names, self._callbacks, strict=True))
+
+    def tell(self, info: Info, error: BaseException) -> None:
+        """Every `on_error` is called, also after one that fails: somebody has a terminal to put in order."""
+        for method in self._methods["on_error"]:
+            try:
+                method(info, error)
+            except Exception as other:
+                error.add_note(f"And on_error failed: {type(other).__name__}: {other}")
+
+    def those_before(self, hooks: Collection[str]) -> list[Callable[..., Any]]:
+        """The methods for all other hooks than these, which come last."""
+        return [method for hook, methods in self._methods.items() if hook not in hooks for method in methods]
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        for method in self._methods[hook]:
+            method(*arguments)
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    """Whether a callback has a hook of its own: in its class, or in itself, as a `Lambda`."""
+    return getattr(type(callback), hook) is not getattr(Callback, hook) or hook in vars(callback)

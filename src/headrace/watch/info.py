@@ -1,0 +1,271 @@
+"""What the loop shows of itself, to whoever drives `steps()` and to callbacks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..length import Counters, Length, interval
+from ..loss.objective import Objective, Supervised
+from .history import History
+from .monitor import Expected
+
+if TYPE_CHECKING:
+    from ..arena.replica import Replica
+    from ..data.batch import Batch
+    from ..data.source import Source
+    from ..loss.outcome import Outcome
+    from ..train.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The step whose weights are to be kept, and by which number."""
+
+    key: str
+    value: float
+    step: int
+    keep: tuple[int, ...] = ()
+    """The steps whose checkpoints are to be kept, this one among them."""
+    restore: bool = False
+    """Whether the model is to end as it was then."""
+
+
+@dataclass(slots=True)
+class Info:
+    """One object for the whole training, kept up to date; copy what you want to keep."""
+
+    trainer: Trainer
+    counters: Counters
+    limits: list[Length]
+    history: History
+    measured: tuple[str, ...] = ("train", "val", "test")
+    """Whose numbers there will be: keys begin with them."""
+    expected: Expected = field(default_factory=Expected)
+    """The numbers that there will be, as far as they are known beforehand."""
+    batch: int = 0
+    """The batch of this epoch just used, counted from 1."""
+    batches: int | None = None
+    rows: int = 0
+    """Of the last update, over all workers."""
+    macrobatch: int = 0
+    macrobatches: int | None = None
+    ends_epoch: bool = False
+    outcome: Outcome | None = None
+    stopping: str = ""
+    """Why the loop ends after this update, if it does."""
+    wish: str = ""
+    """Why this worker wants it to end, as long as the others have not been asked."""
+    alone: bool = True
+    """Whether there is nobody to be asked."""
+    leased: bool = False
+    """Whether a center lends out the data: it is known there when they end."""
+    rates: list[float] = field(default_factory=list)
+    """Rows a second of each worker, as of the last report."""
+    marks: dict[str, Best] = field(default_factory=dict)
+    """The best step so far, for each who looks for one."""
+    resumed: int = 0
+    """The step from which this training has gone on."""
+    run: Path | None = None
+    """The directory in which the training survives."""
+    scored: Mapping[str, Source] = field(default_factory=dict)
+    """The data that are scored, by name: "val", "test"."""
+    shadow: Sequence[Tensor] | None = None
+    """The weights to judge and to keep instead of the model's own, like those of the replica."""
+    noted: dict[str, float] = field(default_factory=dict)
+    """What the next report will say beside what is measured."""
+    logged: set[str] = field(default_factory=set)
+    """What any report has said beside that."""
+    sealed: bool = False
+    """Whether the report of this step is complete."""
+    claimed: set[str] = field(default_factory=set)
+    """What those who ask have a name for, in this training: marks of the best, frozen parameters."""
+    parting: Exception | None = None
+    """What is raised once the training has ended well, for whoever asked it to end."""
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+    """What callbacks have asked for and the loop has not done yet."""
+    _began: float = 0.0
+
+    @property
+    def step(self) -> int:
+        """Updates made so far."""
+        return self.counters.steps
+
+    @property
+    def samples(self) -> int:
+        """Rows used so far, over all workers."""
+        return self.counters.samples
+
+    @property
+    def epoch(self) -> int:
+        """Whole passes over the data so far."""
+        return self.counters.epochs
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """`total_loss` and every term of the last update, read from the device now."""
+        return {} if self.outcome is None else {name: float(loss) for name, loss in self.outcome.losses.items()}
+
+    @property
+    def rate(self) -> float:
+        """The learning rate, of the first group of the first optimizer."""
+        return float(next(iter(self.trainer.optimizers.values())).param_groups[0]["lr"])
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
+        return self.trainer.skipped
+
+    @property
+    def replica(self) -> Replica:
+        """The model as a few long vectors, in place."""
+        return self.trainer._step.replica()
+
+    def start(self, batches: int | None, macrobatches: int | None) -> None:
+        """The clock starts."""
+        self.batches, self.macrobatches = batches, macrobatches
+        self._began = time.perf_counter() - 60 * self.counters.minutes
+
+    def count(self, batch: Batch, macrobatch: int) -> None:
+        """An update has been made of this batch."""
+        counters = self.counters
+        counters.steps += 1
+        counters.samples += batch.samples
+        counters.epochs += batch.ends_epoch
+        counters.minutes = (time.perf_counter() - self._began) / 60
+        self.batch += 1
+        self.rows = batch.samples
+        self.macrobatch, self.ends_epoch = macrobatch, batch.ends_epoch
+        self.look_at_limits()
+
+    def look_at_limits(self) -> None:
+        """Asks the loop to end if a limit has been reached. Only the clock differs from worker to worker."""
+        for limit in self.limits:
+            if limit.reached(self.counters):
+                why = f"{limit} reached"
+                if limit.unit == "minutes":
+                    self.stop(why)
+                elif limit.unit == "steps" or not self.leased:
+                    self.stopping = self.stopping or why
+
+    def stop(self, why: str) -> None:
+        """Asks the loop to end after this update, or, with several workers, as soon as all of them know."""
+        if self.alone:
+            self.stopping = self.stopping or why
+        else:
+            self.wish = self.wish or why
+
+    @property
+    def best(self) -> Best | None:
+        """The best step so far: that of whoever wants the model to end as it was then, or of the first who looks."""
+        marks = list(self.marks.values())
+        return next((mark for mark in marks if mark.restore), marks[0] if marks else None)
+
+    @property
+    def kept(self) -> list[int]:
+        """The steps whose weights somebody wants to keep."""
+        return sorted({step for mark in self.marks.values() for step in mark.keep})
+
+    def mark_best(
+        self, key: str, value: float, step: int, *, keep: Sequence[int] = (), restore: bool = False, owner: str = ""
+    ) -> None:
+        """Asks the loop to keep the weights of this step, the best so far by this key, and of the steps to `keep`.
+
+        What the same `owner` has asked for with the same key before is forgotten; what an owner with a name asked for
+        is forgotten too when a training is resumed without it.
+        """
+        self.claimed.add(f"{owner} {key}")
+        self.marks[f"{owner} {key}"] = Best(key, value, step, tuple(keep) or (step,), restore)
+
+    def fires(self, every: str | Length) -> bool:
+        """Whether the last update ended an interval of this length, as "100 steps"."""
+        return interval(every, "every").fires(self.counters, self.rows, self.ends_epoch)
+
+    def log(self, numbers: Mapping[str, float]) -> None:
+        """Adds numbers to the report of this step: they stand in the history, in metrics.jsonl and with trackers.
+
+        From every hook but those that come after the report: on_report, on_checkpoint, on_error and on_fit_end.
+        """
+        if self.sealed:
+            raise ConfigError(f"{', '.join(map(str, numbers))}: the report of this step is complete. Log it earlier.")
+        taken = {*self.row(), *(self.history.keys_at(self.step) - self.logged)}
+        for name, number in numbers.items():
+            if not isinstance(name, str) or not name or name in taken:
+                raise ConfigError(f"log() takes numbers by names of their own, got {name!r}, which is not one.")
+            try:
+                self.noted[name] = float(number)
+            except (TypeError, ValueError):
+                raise ConfigError(f"log() takes numbers, got {number!r} for {name!r}.") from None
+        self.logged |= numbers.keys()
+
+    def set_rate(self, rate: float) -> None:
+        """Asks for this learning rate from the next update on; groups with other rates keep their ratio to it."""
+        if not math.isfinite(rate) or rate < 0:
+            raise ConfigError(f"a learning rate is a number of 0 or more, got {rate!r}.")
+        self.asked.append(("rate", rate))
+
+    def freeze(self, *patterns: str, owner: str = "") -> None:
+        """Asks to leave parameters as they are, from the next update on; names or patterns, as in "features.*".
+
+        A parameter is trained again when all owners who have frozen it thaw it. What an owner with a name wants ends
+        when a training is resumed without it.
+        """
+        self.claimed.add(owner)
+        self.asked.append(("freeze", (patterns, owner)))
+
+    def thaw(self, *patterns: str, owner: str = "") -> None:
+        """Asks to train parameters again that this owner has frozen; all of them, unless some are named."""
+        self.claimed.add(owner)
+        self.asked.append(("thaw", (patterns or ("*",), owner)))
+
+    def evaluate_with(self, tensors: Sequence[Tensor] | None) -> None:
+        """Asks to judge and to keep these weights instead of the model's own, which goes on being trained.
+
+        They are like `replica.tensors`, or like `replica.values` where statistics are to be the model's own. They
+        may change in place. Validation and test use them, checkpoints and the best model have them, and with them the
+        model ends.
+        """
+        self.shadow = tensors
+
+    def claim(self, key: str, owner: str, restore: bool) -> bool:
+        """Whether the best step that this owner had marked by this key is known, and means what it meant."""
+        mark = self.marks.get(f"{owner} {key}")
+        known = mark is not None and mark.restore == restore
+        if known:
+            self.claimed.add(f"{owner} {key}")
+        return known
+
+    def forget_unclaimed(self) -> None:
+        """A training has gone on: whoever had marked a best step and is not there now, has no say any more."""
+        self.marks = {name: m for name, m in self.marks.items() if name in self.claimed or name.startswith(" ")}
+        self.history.marked = None if self.best is None else self.best.step
+
+    def row(self) -> dict[str, Any]:
+        """The counters, as a report begins with them."""
+        return {"epoch": self.epoch, "step": self.step, "samples": self.samples, "rate": self.rate}
+
+
+def expected(trainer: Trainer, families: Iterable[str], hooks: Iterable[Callable[..., Any]]) -> Expected:
+    """The numbers that a training will measure; `hooks` are those from which a callback can log others."""
+    known = {
+        "train": _terms(trainer.objectives, trainer.train_step, training=True),
+        "val": _terms(trainer.eval_objectives, trainer.evaluate_step, training=False),
+    }
+    own = any(not str(getattr(hook, "__module__", "")).startswith("headrace.") for hook in hooks)
+    return Expected.of({family: known[family] for family in families}, trainer.metrics.names, own)
+
+
+def _terms(objectives: Mapping[str, Objective], step: Callable[..., Any], training: bool) -> list[str] | None:
+    """The names of the loss terms; `None` where only a batch tells them."""
+    only = next(iter(objectives.values()))
+    if len(objectives) > 1 or type(only) is not Supervised or step.__module__ != "headrace.train.trainer":
+        return None
+    terms = {name: loss for name, loss in only.loss.items() if training or not loss.training_only}
+    return [] if terms.keys() == {"loss"} and terms["loss"].coefficient == 1 else list(terms)  # it is the loss itself

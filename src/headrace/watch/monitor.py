@@ -1,0 +1,142 @@
+"""A number that somebody watches: whether it will be measured, what a row says of it, and which side is better."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from ..store.rows import Row
+
+if TYPE_CHECKING:
+    from .info import Info
+
+_SMALL = re.compile(r"loss(/.*)?|(error|mae|mse)(:.*)?")
+_LARGE = re.compile(r"(accuracy|precision|recall|f1|auroc|r2|top-\d+)(:.*)?")
+_OF_A_FAMILY = re.compile(r"(train|val|test)[/_.:-](.+)")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The numbers that a training will measure, as far as that is known before it."""
+
+    families: tuple[str, ...] = ()
+    """Whose: "train", and "val" where there are such data."""
+    keys: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
+    """How others begin whose names are known only later."""
+    logged: bool = False
+    """Whether somebody's own callbacks may log others."""
+
+    @classmethod
+    def of(cls, terms: Mapping[str, Iterable[str] | None], metrics: Iterable[str], logged: bool) -> Expected:
+        """From the names of loss terms by family (`None` if they are not known) and those of metrics."""
+        metrics = list(metrics)
+        keys = [
+            f"{family}/{name}"
+            for family, names in terms.items()
+            for name in ["loss", *(f"loss/{term}" for term in names or ()), *metrics]
+        ]
+        unknown = (f"{family}/loss/" for family, names in terms.items() if names is None)
+        return cls(tuple(terms), tuple(keys), tuple(unknown), logged)
+
+
+def side_of(key: str) -> str:
+    """Whether a number should be small ("min") or large ("max"), where its name tells; else nothing."""
+    name = key.partition("/")[2] or key
+    return "min" if _SMALL.fullmatch(name) else "max" if _LARGE.fullmatch(name) else ""
+
+
+def mode_of(key: str, mode: str = "auto", side: str = "", there: Collection[str] = ()) -> str:
+    """What the user says, "min" or "max"; with "auto" the `side` that the metric has told, or what the name tells."""
+    check_mode(mode)
+    if found := mode if mode != "auto" else side or side_of(key):
+        return found
+    others = _others(key, there)
+    raise ConfigError(f"whether {key!r} should be small or large is not known: say mode='min' or mode='max'.{others}")
+
+
+def check_mode(mode: str) -> None:
+    """Raises unless this is a mode."""
+    if mode not in ("min", "max", "auto"):
+        raise ConfigError(f"mode= is 'min', 'max' or 'auto', got {mode!r}.")
+
+
+def watched(who: str, key: str, mode: str, info: Info) -> str:
+    """At the start of a training: raises on a number that will not come; "min" or "max", whichever is better."""
+    check_watched(who, key, info.expected)
+    metrics, name = info.trainer.metrics, key.partition("/")[2] or key
+    return mode_of(key, mode, metrics.mode(name) or side_of(metrics.kind(name)), info.expected.keys)
+
+
+def check_watched(who: str, key: str, expected: Expected, own: bool = True) -> None:
+    """Raises unless this number will be measured or, where one's `own` will do, may be logged by a callback."""
+    if key in expected.keys or key.startswith(expected.open):
+        return
+    whose, name = _parts(key)
+    alike = [each for each in expected.keys if _parts(each)[1] == name]
+    own_name = key != f"{whose}/{name}" and (expected.logged or not alike)
+    family = None if own_name else whose or None
+    if family == "test":
+        raise ConfigError(
+            f"{who} looks at {key!r}, and the test data are scored once, at the end. Look at a number of "
+            f"{' or '.join(expected.families)}."
+        )
+    if family and family not in expected.families:
+        raise ConfigError(
+            f"{who} looks at {key!r}, and there are no {family} data. Pass them, or look at a number of "
+            f"{' or '.join(expected.families)}."
+        )
+    if not own or (not expected.logged and (family or alike)):
+        raise _not_measured(who, key, expected.keys)
+
+
+def number_of(who: str, key: str, row: Row) -> float | None:
+    """What a report says of a number, if it does; raises if others of its family were measured, and it was not."""
+    if key in row:
+        try:
+            return float(row[key])
+        except (TypeError, ValueError):
+            kind = type(row[key]).__name__
+            raise ConfigError(f"{who} looks at {key!r}, which is a {kind}. Look at a number.") from None
+    family, name = _parts(key)
+    if (f"{family}/loss" if key == f"{family}/{name}" else f"{family}/{name}") in row:
+        raise _not_measured(who, key, [each for each in row if _parts(each)[0]])
+    return None
+
+
+def warn_if_it_never_came(who: str, key: str, info: Info) -> None:
+    """At the end of a training: says of a number of one's own that nobody has logged it."""
+    if key.partition("/")[0] not in info.measured and not info.history[key]:
+        there = ", ".join(dict.fromkeys(each for row in info.history for each in row if each not in info.row()))
+        warnings.warn(
+            f"{who} looks at {key!r}, which never came: it has done nothing. There were: {there}.", stacklevel=2
+        )
+
+
+def _parts(key: str) -> tuple[str, str]:
+    """Whose number it is, also where it is written as elsewhere ("val_loss"), and of what; nobody's is one's own."""
+    found = _OF_A_FAMILY.fullmatch(key)
+    return (found[1], found[2]) if found else ("", key)
+
+
+def _not_measured(who: str, key: str, there: Collection[str]) -> ConfigError:
+    others = _others(key, there)
+    return ConfigError(f"{who} looks at {key!r}, which is not measured.{others}")
+
+
+def _others(key: str, there: Collection[str]) -> str:
+    """What there is, and first what a key that is not among it may mean."""
+    if not there:
+        return ""
+    family, name = _parts(key)
+    names = {each: _parts(each)[1] for each in there if not family or _parts(each)[0] == family}
+    starts = [each for each in names.values() if each.startswith(name)]
+    close = [name] if name in starts else starts[:1] or get_close_matches(name, names.values(), n=1)
+    near = [each for each, other in names.items() if other in close]
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near and key not in there else ""
+    return f"{hint} There are: {', '.join(there)}."

@@ -1,0 +1,236 @@
+"""The progress of a training: a bar on a terminal, lines elsewhere; drawn by time, not by step."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
+
+from ..errors import ConfigError, unknown
+from .callback import Callback
+
+if TYPE_CHECKING:
+    from .info import Info
+
+STYLES = ("auto", "bar", "plain")
+BAR_S = 0.1  # how often the bar is drawn
+WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
+LINE_S = 10.0  # how often a line is printed within an epoch
+RECENT_S = 2.0  # what a rate is taken over, at least, once there is as much
+
+
+class Progress(Callback):
+    """`"bar"`, `"plain"`, or `"auto"`: the bar on a standard error that is a terminal and can draw it, else lines."""
+
+    everywhere = False
+
+    def __init__(self, style: str = "auto", file: TextIO | None = None) -> None:
+        if style not in STYLES:
+            raise ConfigError(f"Progress: {unknown('style', style, STYLES)}")
+        self._file = file
+        self._style = style
+        self._display: _Bar | _Lines | None = None
+        self._next = 0.0
+
+    def on_fit_start(self, info: Info) -> None:
+        file = self._file or sys.stderr
+        bar = self._style == "bar" or (self._style == "auto" and _has_bars(file))
+        self._display = _Bar(file) if bar else _Lines(file)
+        self._clock, self._next = _Clock(info), 0.0
+        if info.resumed:
+            self._display.say(f"going on from step {info.resumed:,} of epoch {info.epoch + (not info.ends_epoch)}")
+
+    def on_step_end(self, info: Info) -> None:
+        clock = self._clock
+        clock.now = time.perf_counter()
+        if clock.now < self._next or self._display is None:
+            return
+        if clock.begun:
+            self._display.draw(info, clock)
+        else:
+            clock.begin(info)
+        self._next = time.perf_counter() + self._display.period
+
+    def on_epoch_end(self, info: Info, row: dict[str, Any]) -> None:
+        if self._display is not None:
+            self._display.epoch(info, row, self._clock)
+
+    def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
+        self._clock.pause()
+        tested = any(key.startswith("test/") for key in scores)  # else the line of the epoch says it
+        if self._display is not None and (tested or not info.ends_epoch):
+            self._display.say(f"step {info.step:,}  {_numbers(_shown(scores))}")
+
+    def on_error(self, info: Info, error: BaseException) -> None:
+        self._close()
+
+    def on_fit_end(self, info: Info) -> None:
+        if self._display is not None:
+            span = _span(self._clock.elapsed)
+            if info.resumed == info.step > 0:
+                self._display.say(f"nothing left to train: {info.stopping}")
+            self._display.say(f"ended after {info.step:,} steps, {info.samples:,} samples, {span}: {info.stopping}")
+        self._close()
+
+    def _close(self) -> None:
+        if self._display is not None:
+            self._display.close()
+            self._display = None
+
+
+class _Clock:
+    """How fast a training goes and how long it will go on."""
+
+    def __init__(self, info: Info) -> None:
+        self._start = self.now = time.perf_counter()
+        self._samples, self._steps = info.samples, info.step
+        self._paused = 0.0
+        self._old = self._new = (self.now, info.samples)
+        self.begun = False
+        """Whether the first update has been made, which takes as long as no other."""
+
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._start
+
+    def begin(self, info: Info) -> None:
+        """The first update has been made now."""
+        self._first = self.now
+        self._samples, self._steps = info.samples, info.step
+        self._old = self._new = (self._worked, info.samples)
+        self.begun = True
+
+    def pause(self) -> None:
+        """What has been done since the last update was no training."""
+        last, self.now = self.now, time.perf_counter()
+        self._paused += self.now - last
+
+    @property
+    def _worked(self) -> float:
+        return self.now - self._paused
+
+    def rate(self, info: Info) -> float:
+        """Samples per second, lately."""
+        seconds, samples = self._worked - self._old[0], info.samples - self._old[1]
+        if not samples:  # there has been one update
+            return info.samples / max(self._worked - self._start, 1e-9)
+        if self._worked - self._new[0] > RECENT_S:
+            self._old, self._new = self._new, (self._worked, info.samples)
+        return samples / max(seconds, 1e-9)
+
+    def left(self, info: Info) -> float | None:
+        """Seconds to the nearest limit, if it can be told."""
+        done = info.step - self._steps
+        if not self.begun or not done:
+            return None
+        per_step = (self.now - self._first) / done
+        seconds = []
+        for limit in info.limits:
+            if limit.unit == "minutes":
+                seconds.append((limit.count - info.counters.minutes) * 60)
+            elif limit.unit == "steps":
+                seconds.append((limit.count - info.step) * per_step)
+            elif limit.unit == "samples":
+                seconds.append((limit.count - info.samples) * per_step * done / max(1, info.samples - self._samples))
+            elif info.batches:
+                seconds.append((limit.count * info.batches - info.step) * per_step)
+        return max(0.0, min(seconds)) if seconds else None
+
+
+class _Lines:
+    """One line an epoch, and one every ten seconds of a long one."""
+
+    period = LINE_S
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def draw(self, info: Info, clock: _Clock) -> None:
+        pieces = [_place(info), *_each(info.losses), _rates(info, clock), *_left(info, clock)]
+        self.say(f"epoch {_epoch(info)}  {'  '.join(pieces)}")
+
+    def epoch(self, info: Info, row: dict[str, Any], clock: _Clock) -> None:
+        self.say(f"epoch {info.epoch}  {_numbers(_shown(row))}  {_rates(info, clock)}")
+
+    def say(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # a pipe that nobody reads any more is no reason to stop
+            print(text, file=self._file, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class _Bar(_Lines):
+    """A bar for the epoch at hand; finished epochs stay above it as lines."""
+
+    period = BAR_S
+
+    def __init__(self, file: TextIO) -> None:
+        from .bar import Bar
+
+        self._bar = Bar(file)
+
+    def draw(self, info: Info, clock: _Clock) -> None:
+        total, *terms = _each(info.losses) or [""]
+        pieces = [_place(info), total, *_left(info, clock), _rates(info, clock), *terms]
+        self._bar.show(f"epoch {_epoch(info)}", info.batch, info.batches, pieces)
+
+    def say(self, text: str) -> None:
+        self._bar.print(text)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def _has_bars(file: TextIO) -> bool:
+    """Whether lines of a file can be drawn again: not in a pipe, not where a machine looks on, not without a cursor."""
+    watched = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return file.isatty() and not watched and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def _epoch(info: Info) -> int:
+    """The number, from 1, of the epoch that the last batch belongs to."""
+    return info.epoch + (not info.ends_epoch)
+
+
+def _place(info: Info) -> str:
+    return f"batch {info.batch:,}/{info.batches:,}" if info.batches else f"batch {info.batch:,}"
+
+
+def _rates(info: Info, clock: _Clock) -> str:
+    """Samples a second: of all workers together, and of each of several."""
+    if len(info.rates) < 2:
+        return f"{clock.rate(info):,.0f} samples/s"
+    whole = f"{sum(info.rates):,.0f} samples/s"
+    if len(info.rates) <= WORKERS_SHOWN:
+        return f"{whole} ({' + '.join(f'{rate:,.0f}' for rate in info.rates)})"
+    return f"{whole} ({len(info.rates)} workers, {min(info.rates):,.0f} to {max(info.rates):,.0f} each)"
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a report that fit a line: no counters, no single terms, no matrices."""
+    return {key: value for key, value in row.items() if isinstance(value, float) and "/" in key and key.count("/") == 1}
+
+
+def _left(info: Info, clock: _Clock) -> list[str]:
+    """How long it will go on, if that can be told."""
+    left = clock.left(info)
+    return [] if left is None else [f"{_span(left)} left"]
+
+
+def _each(values: dict[str, Any]) -> list[str]:
+    return [f"{key} {value:.4g}" for key, value in values.items() if isinstance(value, float)]
+
+
+def _numbers(values: dict[str, Any]) -> str:
+    return "  ".join(_each(values))
+
+
+def _span(seconds: float) -> str:
+    seconds = round(seconds, 1) if seconds < 10 else round(seconds)
+    if seconds < 60:
+        return f"{seconds:g} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,218 @@
+"""Panels as SVG within HTML: lines stretch with the page, text does not.
+
+The drawing is a plane of 1000 × 1000 that fills its box; strokes keep their width, and the numbers at the axes are text
+placed by percentages. So a panel reads as well on a telephone as on a wide screen, without a script.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ...store.rows import FAMILIES, written
+from ..curves import Curve, Panel, family
+from ..plot import label_of, wants_log
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SIDE = 1000
+TICKS = 5  # about so many at an axis
+BINS = 31
+DOTS = 1500  # of a scatter plot
+UNITS = (("G", 1e9), ("M", 1e6), ("k", 1e4))
+EQUAL, TINY = 1e-9, 1e-200  # a difference, relative and absolute, that no axis shows
+MARGIN = 0.06  # of the height, above and below the curves
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """From values to places between 0 and 1."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+    """Whether it counts something."""
+
+    def at(self, value: float) -> float:
+        low, high, value = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
+        return (value - low) / (high - low)
+
+    def ticks(self) -> list[float]:
+        """Round numbers within the scale."""
+        if self.log:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            step = max(1, len(powers) // TICKS)
+            found = [10.0**power for power in powers[::step]]
+            if len([tick for tick in found if self.low <= tick <= self.high]) < 3:
+                found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        else:
+            counts = self.whole and self.high - self.low >= 2
+            step_size = max(_round_step((self.high - self.low) / TICKS), 1.0 if counts else 0.0)
+            first = math.ceil(self.low / step_size)
+            found = [k * step_size for k in range(first, math.floor(self.high / step_size) + 1)]
+        return [tick for tick in found if self.low <= tick <= self.high]
+
+
+def chart(panel: Panel, curves: Sequence[Curve], axis: str, best: float | None) -> str:
+    """A panel of a history; `best` is where on the axis the best step is."""
+    values = [y for curve in curves for y in curve.y if math.isfinite(y)]
+    if not values:
+        return _figure(panel.title, "", '<p class="none">no finite number was reported</p>')
+    across = _scale([x for curve in curves for x in curve.x], whole=True)
+    up = _scale(values, log=wants_log(panel, curves))
+    lines = [_line(curve, across, up, _class(curves, k)) for k, curve in enumerate(curves)]
+    marks = [_rule(across.at(best))] if best is not None and across.low <= best <= across.high else []
+    legend = " ".join(
+        f'<span class="key {_class(curves, k)}">{escape(label_of(curve, panel))}</span>'
+        for k, curve in enumerate(curves)
+        if len(curves) > 1 or label_of(curve, panel) in FAMILIES
+    )
+    points = [
+        {"n": label_of(c, panel), "c": _class(curves, k), "x": c.x, "y": [_short(y) for y in c.y]}
+        for k, c in enumerate(curves)
+    ]
+    view = {"axis": axis, "x": [across.low, across.high], "y": [up.low, up.high], "log": up.log, "curves": points}
+    drawn = _plane(across, up, "".join([*marks, *lines]), _said(panel, curves, axis))
+    data = escape(json.dumps(view, separators=(",", ":"), allow_nan=False))
+    return _figure(panel.title, legend, drawn, f' data-view="{data}"', axis)
+
+
+def scatter(target: "np.ndarray", answer: "np.ndarray", title: str) -> str:
+    """Answers over targets, with the line on which both are equal."""
+    step = max(1, len(target) // DOTS)
+    wanted, came = target[::step].tolist(), answer[::step].tolist()
+    scale = _scale([*wanted, *came])
+    dots = "".join(f"M{_x(scale.at(a))} {_y(scale.at(b))}h0" for a, b in zip(wanted, came, strict=True))
+    body = f'<path class="rule" d="M0 {SIDE}L{SIDE} 0"/><path class="dots train" d="{dots}"/>'
+    said = f"answers over targets of {len(target):,} rows"
+    return _figure(title, "", _plane(scale, scale, body, said), "", "target")
+
+
+def histogram(values: "np.ndarray", title: str) -> str:
+    """How often which residual comes."""
+    import numpy as np
+
+    counts, edges = np.histogram(values, bins=BINS)
+    across, up = Scale(float(edges[0]), float(edges[-1])), Scale(0.0, float(counts.max()) * (1 + MARGIN))
+    bars = "".join(
+        f"M{_x(across.at(a))} {SIDE}V{_y(up.at(n))}H{_x(across.at(b))}V{SIDE}z"
+        for a, b, n in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
+        if n
+    )
+    zero = _rule(across.at(0.0)) if across.low < 0 < across.high else ""
+    drawn = _plane(across, up, f'<path class="bars train" d="{bars}"/>{zero}', f"residuals of {len(values):,} rows")
+    return _figure(title, "", drawn, "", "answer − target")
+
+
+def _figure(title: str, legend: str, drawn: str, data: str = "", axis: str = "") -> str:
+    below = f'<p class="axis">{escape(axis)}</p>' if axis else ""
+    return (
+        f'<figure class="chart"{data}><figcaption><b>{escape(title)}</b> {legend}</figcaption>{drawn}{below}</figure>'
+    )
+
+
+def _plane(across: Scale, up: Scale, body: str, said: str) -> str:
+    """A box with its drawing, and numbers at its left and below."""
+    ys, xs = up.ticks(), across.ticks()
+    grid = "".join(f"M0 {_y(up.at(tick))}H{SIDE}" for tick in ys)
+    left = "".join(f'<span style="top:{100 - 100 * up.at(tick):.2f}%">{_tick(tick, ys, up.log)}</span>' for tick in ys)
+    below = "".join(f'<span style="left:{100 * across.at(tick):.2f}%">{_tick(tick, xs)}</span>' for tick in xs)
+    return (
+        f'<div class="plane"><div class="ys" aria-hidden="true">{left}</div><div class="box">'
+        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{escape(said)}">'
+        f'<path class="grid" d="{grid}"/>{body}</svg></div><div class="xs" aria-hidden="true">{below}</div></div>'
+    )
+
+
+def _line(curve: Curve, across: Scale, up: Scale, name: str) -> str:
+    """A path that is broken where a value is none; a dot where there is nothing to draw a line to."""
+    path, lone, before = [], [], False
+    for k, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
+        known = math.isfinite(y) and (y > 0 or not up.log)
+        if known:
+            place = f"{_x(across.at(x))} {_y(up.at(y))}"
+            path.append(f"{'L' if before else 'M'}{place}")
+            after = k + 1 < len(curve.y) and math.isfinite(curve.y[k + 1])
+            if not before and not after:
+                lone.append(f"M{place}h0")
+        before = known
+    dots = f'<path class="dot {name}" d="{"".join(lone)}"/>' if lone else ""
+    return f'<path class="line {name}" d="{"".join(path)}"/>{dots}'
+
+
+def _rule(at: float) -> str:
+    return f'<path class="rule" d="M{_x(at)} 0V{SIDE}"/>'
+
+
+def _class(curves: Sequence[Curve], k: int) -> str:
+    """The colour of a curve: that of its family, where this tells it from the others."""
+    families = [family(curve.name) for curve in curves]
+    return families[k] if set(families) <= set(FAMILIES) and len(set(families)) == len(families) else f"s{k % 6}"
+
+
+def _scale(values: Sequence[float], log: bool = False, whole: bool = False) -> Scale:
+    """From the least to the largest with some room; `whole`: without, as at an axis of counts."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite), max(finite)
+    if log:
+        least, most = math.log10(low), math.log10(high)
+        room = MARGIN * (most - least)
+        return Scale(min(low, 10.0 ** max(least - room, -323.0)), 10.0 ** min(most + room, 307.0), True)
+    if high - low <= max(EQUAL * max(abs(low), abs(high)), TINY):
+        room = abs(low) / 2 if abs(low) > TINY else 0.5
+        return Scale(low - room, high + room)
+    room = 0.0 if whole else MARGIN * (high - low)
+    return Scale(low - room, high + room, whole=whole)
+
+
+def _round_step(rough: float) -> float:
+    """The next larger of 1, 2, 5, 10, 20 and so on."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def _tick(value: float, ticks: Sequence[float], log: bool = False) -> str:
+    """A number at an axis, no longer than it takes to tell it from its neighbours."""
+    largest = max(abs(tick) for tick in ticks)
+    unit, by = next(((unit, by) for unit, by in UNITS if largest >= by), ("", 1.0))
+    if largest >= 1e13 or largest < 1e-3 or (log and value < 1e-3):
+        mantissa, _, power = f"{value:.1e}".partition("e")
+        return f"{mantissa.removesuffix('.0')}e{int(power)}".replace("-", "−") if value else "0"
+    if log or unit:
+        return f"{value / (1e3 if unit == 'k' else by):.4g}{unit if value else ''}".replace("-", "−")
+    apart = min((abs(a - b) for a, b in pairwise(ticks)), default=abs(value) or 1.0)
+    decimals = max(0, -math.floor(math.log10(apart) + 1e-9))
+    text = f"{value:,.{min(decimals, 6)}f}"
+    return text.replace("-", "−")
+
+
+def _said(panel: Panel, curves: Sequence[Curve], axis: str) -> str:
+    """The panel in words, for who cannot see it."""
+    parts = []
+    for curve in curves:
+        known = [(y, x) for x, y in zip(curve.x, curve.y, strict=True) if math.isfinite(y)]
+        if known:
+            (least, at_least), (most, at_most) = min(known), max(known)
+            parts.append(
+                f"{label_of(curve, panel)} ends at {written(known[-1][0])}, least {written(least)} at {axis} "
+                f"{written(at_least)}, largest {written(most)} at {axis} {written(at_most)}"
+            )
+    return f"{panel.title}: {'; '.join(parts)}"
+
+
+def _short(value: float) -> float | None:
+    """For the script that shows values: six digits do."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _x(share: float) -> str:
+    return f"{SIDE * share:.1f}".removesuffix(".0")
+
+
+def _y(share: float) -> str:
+    return f"{SIDE * (1 - share):.1f}".removesuffix(".0")

@@ -1,0 +1,224 @@
+"""What is in a run's directory, as far as it can be read; what cannot is said, not raised."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import RunError
+from ...store import disk
+from ...store.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
+from .answers import Answers, read_answers
+
+SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
+LOG_LINES = 500  # of the end of a long log
+BEGINS = ("started", "going on from step")
+BAD = ("warning", "overridden:", "ended by", "refused", "cannot", "could not", "failed", "not finite", "left out")
+"""What a line of the log says when somebody should look at it."""
+
+
+@dataclass(slots=True)
+class Saved:
+    """A checkpoint, as its manifest describes it."""
+
+    step: int
+    nbytes: int
+    written_at: float
+    """Seconds since 1970."""
+    whole: bool = True
+    """Whether its manifest can be read, and it has been committed."""
+
+
+@dataclass(slots=True)
+class Found:
+    """A run, read."""
+
+    path: Path
+    facts: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """One for each step that was reported."""
+    log: list[tuple[str, str]] = field(default_factory=list)
+    """Time and text of each line."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """Step and number of the best model, as best/best.json says."""
+    checkpoints: list[Saved] = field(default_factory=list)
+    answers: Answers | None = None
+    running: bool = False
+    missing: list[str] = field(default_factory=list)
+    """What should be there and is not, or cannot be read, in sentences."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name or str(self.path)
+
+    @property
+    def best_row(self) -> dict[str, Any] | None:
+        """The row of the best step."""
+        step = self.best.get("step")
+        return best_of(self.rows, step if isinstance(step, int) else None)
+
+    @property
+    def status(self) -> tuple[str, str]:
+        """How the training stands, in a word, and why."""
+        if self.running:
+            return "running", "as this report was written"
+        for _, text in reversed(self.log):
+            if text.startswith("ended: "):
+                why = text.removeprefix("ended: ")
+                return ("interrupted" if was_interrupted(why) else "finished"), why
+            if text.startswith("ended by "):
+                why = text.removeprefix("ended by ")
+                return ("interrupted" if why.startswith(("KeyboardInterrupt", "SystemExit")) else "failed"), why
+            if text.startswith(BEGINS):
+                return "interrupted", "it ended without a word: killed, or the machine stopped"
+        return "unknown", f"the log does not say whether it ended{'' if self.rows else ', and nothing was reported'}"
+
+    @property
+    def warnings(self) -> list[tuple[str, str]]:
+        """The lines of the log that somebody should look at."""
+        said = [(at, text) for at, text in self.log if not text.startswith(COUNTERS)]
+        return [(at, text) for at, text in said if any(word in text.lower() for word in BAD)]
+
+
+def read(path: Path) -> Found:
+    """Reads a run's directory; raises only if it is none."""
+    _check(path)
+    found = Found(path)
+    found.facts = _part(found, "run.json", _json, "when and where the training began")
+    found.config = _part(found, "config.yaml", _yaml, "with which settings")
+    found.recipe = _part(found, "recipe.yaml", _yaml, "") if (path / "recipe.yaml").exists() else {}
+    times = _times(path)
+    found.rows = [row | times.get(_when(row), {}) for row in by_step(_rows(found))]
+    found.log = _part(found, "log.txt", _log, "how it went") or []
+    found.best = _part(found, "best/best.json", _json, "") if (path / "best" / "best.json").exists() else {}
+    found.checkpoints = (_part(found, "checkpoints", _checkpoints, "") or []) if (path / "checkpoints").exists() else []
+    if (path / "answers.safetensors").exists():
+        found.answers = _part(found, "answers.safetensors", read_answers, "") or None
+    found.running = _is_held(path / "lock")
+    return found
+
+
+def _check(path: Path) -> None:
+    if not path.is_dir():
+        raise RunError(f"{path} is not a directory. Name that of a run: what fit(run=...) was given.")
+    if not (path / "run.json").is_file():
+        inside = sorted(found.parent.name for found in path.glob("*/run.json"))
+        hint = f"It holds runs: name one of {', '.join(inside[:3])}." if inside else "Name what fit(run=...) was given."
+        raise RunError(f"{path} is not a run: it has no run.json. {hint}")
+
+
+def _part(found: Found, name: str, reader: Callable[[Path], Any], what: str) -> Any:
+    """A file of the run, or nothing with a sentence about why."""
+    try:
+        return reader(found.path / name)
+    except FileNotFoundError:
+        found.missing.append(f"There is no {name}" + (f", which says {what}." if what else "."))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        found.missing.append(
+            f"{name} cannot be read: {str(error).splitlines()[0] if str(error) else 'it is cut short'}."
+        )
+    return {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return _dict(json.loads(disk.read_file(path, SMALL_BYTES)))
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        return _dict(yaml.safe_load(disk.read_file(path, SMALL_BYTES)))
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _dict(found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ValueError("it holds no names and values")
+    return found
+
+
+def _rows(found: Found) -> list[dict[str, Any]]:
+    """The rows that can be read; says how many lines cannot."""
+    try:
+        lines = disk.read_file(found.path / "metrics.jsonl", LARGE_BYTES).splitlines(keepends=True)
+    except OSError as error:
+        found.missing.append(f"metrics.jsonl cannot be read: {error.strerror}.")
+        return []
+    rows = [row for row in map(read_row, lines) if row is not None]
+    if not rows:
+        found.missing.append("Nothing has been reported yet: metrics.jsonl has no rows.")
+    if lines and not lines[-1].endswith(b"\n"):
+        found.missing.append("The last line of metrics.jsonl was cut short, and is left out.")
+        lines = lines[:-1]
+    if len(lines) > len(rows):
+        found.missing.append(f"metrics.jsonl has {len(lines) - len(rows)} lines that are no rows; they are left out.")
+    return rows
+
+
+def _times(path: Path) -> dict[tuple[int, Any], dict[str, Any]]:
+    """Minutes of training by step; where a step was made again after an interruption, those of the last time."""
+    try:
+        lines = disk.read_file(path / "times.jsonl", LARGE_BYTES).splitlines(keepends=True)
+    except OSError:
+        return {}
+    rows = [row for row in map(read_row, lines) if row is not None and number(row.get("minutes")) is not None]
+    return {_when(row): {"minutes": row["minutes"]} for row in rows}
+
+
+def _when(row: Row) -> tuple[int, Any]:
+    """What tells a report from others."""
+    return row["step"], number(row.get("samples"))
+
+
+def _log(path: Path) -> list[tuple[str, str]]:
+    """Lines with their time, which the run has put before each; a line without belongs to the one before."""
+    lines = disk.read_file(path, LARGE_BYTES).decode(errors="replace").splitlines()
+    return [(line[:19], line[20:]) if line[:4].isdigit() and line[10:11] == " " else ("", line) for line in lines]
+
+
+def _checkpoints(folder: Path) -> list[Saved]:
+    """The checkpoints by step, the newest first; one that cannot be read is there, and not whole."""
+    steps = [child for child in folder.iterdir() if child.name.startswith("step-") and child.name[5:].isdigit()]
+    found = [saved for child in steps if (saved := _saved(child)) is not None]
+    return sorted(found, key=lambda saved: -saved.step)
+
+
+def _saved(path: Path) -> Saved | None:
+    step, manifest = int(path.name[5:]), path / "manifest.json"
+    try:
+        at = path.stat().st_mtime
+    except OSError:  # it has just been let go
+        return None
+    try:
+        sizes = [int(file["size"]) for file in _json(manifest)["files"]]
+        return Saved(step, sum(sizes), manifest.stat().st_mtime, (path / "COMMIT").is_file())
+    except (OSError, ValueError, KeyError, TypeError):
+        return Saved(step, 0, at, whole=False)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a trainer is at work: whether the kernel lists a lock on this file. Nothing is locked to find out."""
+    try:
+        file = os.open(lock, os.O_PATH)
+        try:
+            held = f"{_device(file)}:{os.fstat(file).st_ino}"
+        finally:
+            os.close(file)
+        return any(line.split()[5:6] == [held] for line in Path("/proc/locks").read_text().splitlines())
+    except (OSError, StopIteration):
+        return False
+
+
+def _device(file: int) -> str:
+    """The device of an open file as the kernel lists it with locks: that of its mount, which stat may not know."""
+    facts = Path(f"/proc/self/fdinfo/{file}").read_text().splitlines()
+    mount = next(line.split()[1] for line in facts if line.startswith("mnt_id:"))
+    mounts = map(str.split, Path("/proc/self/mountinfo").read_text().splitlines())
+    major, minor = next(fields[2] for fields in mounts if fields[0] == mount).split(":")
+    return f"{int(major):02x}:{int(minor):02x}"

@@ -1,0 +1,227 @@
+"""What strategies have in common whose workers meet a center, each at its own pace."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..arena.replica import Replica
+from ..errors import CheckpointError, ConfigError, WorkerError
+from ..length import Counters, Length, interval
+from .center import Center, Push, Reply, Rule, Terms, Vectors
+from .center_state import HeldCenter
+from .strategy import State, Strategy
+
+SHARES = 8
+"""Leases of an epoch for each worker, and batches of a lease, where nothing else says how many."""
+OVER = "this training was over at the center before this worker joined it"
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a worker has heard at the center."""
+
+    samples: int
+    """Rows that the center's weights have learnt from, over all workers."""
+    epochs: int
+    """Whole passes over the data, over all workers."""
+    stop: str
+    """Why every worker is to stop, if somebody has said so."""
+    taken: bool
+    """Whether what this worker brought last was applied."""
+
+
+class Centered(Strategy, ABC):
+    """Every worker updates its own replica, and `every` so often brings what it has learnt to the center.
+
+    Nobody waits for anybody. `every` counts this worker's own updates, rows, or passes: one ends when the center
+    leases it rows of a later epoch. It meets earlier when there is nothing left for it to read, so that nobody waits
+    for rows that it keeps. What the center leases is `lease` rows at a time.
+
+    Data are used exactly once: a meeting applies a change and records the rows that it comes from in one call. What
+    is lost with a worker is what it has learnt since its last meeting, and its rows are read by others. Optimizers
+    keep their state, and integer buffers their counts, on their worker; other buffers are treated like parameters.
+    """
+
+    centered: ClassVar[bool] = True
+
+    def __init__(self, every: str | Length, lease: int | None) -> None:
+        super().__init__()
+        if lease is not None and (not isinstance(lease, int) or isinstance(lease, bool) or lease < 1):
+            raise ConfigError(f"lease= is a number of rows, at least 1, got {lease!r}.")
+        self.every, self.lease = interval(every, "every"), lease
+        self._terms: Terms | None = None
+        self._news: News | None = None
+        self._counters = Counters()
+        self._version = self._sequence = self._rows = 0
+        self._done: list[tuple[int, int, int]] = []
+        self._tally: dict[str, list[float]] = {}
+        self._given: dict[str, list[float]] = {}
+        self._idle = False
+        self._resumed: State | None = None
+        self._own_center: Center | None = None
+        self.said: Mapping[str, Any] = {}
+        """What worker 0 tells the others when the training begins: plain values."""
+        self.told: Mapping[str, Any] | None = None
+        """What worker 0 has told, if the center still knows it."""
+
+    @property
+    def center(self) -> Center:
+        """Where this worker meets the others, or a center of its own once the training is over for them."""
+        return self._own_center or self.comm.center
+
+    @property
+    def news(self) -> News | None:
+        """What this worker has heard at the center last."""
+        return self._news
+
+    @property
+    def unheard(self) -> int:
+        """Rows that this worker has read since it last met the center."""
+        return self._rows
+
+    @property
+    def given(self) -> dict[str, list[float]]:
+        """Coefficients, sums and weights of terms that this worker has brought to the center."""
+        return self._given
+
+    @property
+    @abstractmethod
+    def rule(self) -> Rule:
+        """What a meeting does to the center."""
+
+    @abstractmethod
+    def fill(self, push: Push, weights: Vectors) -> None:
+        """Puts into a push what the center is to have of this worker's weights, which are the model's own."""
+
+    def take(self, reply: Reply) -> None:
+        """This worker goes on with the weights of a reply."""
+
+    def lend(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> Terms:
+        """How the center is to lease the data: epochs of `rows` rows, read in batches, up to row `end`.
+
+        Leases are whole batches, or whole blocks where rows are read in blocks, unless the epoch ends before. By
+        default they hold the rows of a round and a few batches at least, and no more than a fair share of an epoch.
+        """
+        passes = self.every.unit == "epochs"
+        fair = -(-rows // (self.comm.count * (SHARES if passes else 1)))
+        of_round = int(self.every.count) * (batch if self.every.unit == "steps" else 1)
+        unit = block if block > 1 else batch
+        wanted = fair if passes else min(fair, max(of_round, SHARES * batch))
+        self._terms = Terms(rows, min(self.lease or -(-wanted // unit) * unit, rows), end)
+        return self._terms
+
+    def begin(self, replica: Replica) -> None:
+        """Joins the center and takes its weights."""
+        assert self._terms is not None, "lend comes before begin"
+        state, self._resumed = self._resumed, None
+        weights = _on_host(replica)
+        self._own_center, self._counters = None, Counters()
+        self._sequence, self._rows, self._done = 0, 0, []
+        self._tally, self._given, self._idle = {}, {}, False
+        reply = self.comm.center.join(self.rule, self._terms, weights, state, self.said)
+        if reply is None:
+            reply = self._join_alone(weights, state)
+        self.told, self._version = reply.told, reply.version
+        self._hear(reply)
+        self._write(replica, reply)
+
+    def _join_alone(self, weights: Vectors, state: State | None) -> Reply:
+        """The training is over for all others: of it there is what a checkpoint of worker 0 knows, and no rows."""
+        if self.comm.leader and state is None:
+            raise WorkerError(
+                "worker 0 was started again while the others were in a later training, and the result of this one "
+                "is not kept. Give every fit a run= of its own: then it goes on from there."
+            )
+        assert self._terms is not None
+        self._own_center = alone = HeldCenter()
+        reply = alone.join(self.rule, self._terms, weights, state)
+        assert reply is not None
+        if state is None:
+            alone.ask_to_stop(OVER)
+            reply.stop = OVER
+        return reply
+
+    def used(self, cursor: Mapping[str, Any] | None, tally: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Rows that the update comes from, as `Leased` says in a batch's cursor."""
+        if cursor is not None and cursor.get("used") is not None:
+            lease, start, stop = cursor["used"]
+            if self._done and (self._done[-1][0], self._done[-1][2]) == (lease, start):
+                start = self._done.pop()[1]
+            self._done.append((lease, start, stop))
+            self._idle = not cursor["leases"]
+        for name, (coefficient, total, weight) in (tally or {}).items():
+            _add(self._tally, name, coefficient, total, weight)
+
+    def after(self, replica: Replica, counters: Counters, rows: int, total: int, ends_epoch: bool) -> bool:
+        own = self._counters
+        own.steps, own.samples, own.epochs = own.steps + 1, own.samples + rows, own.epochs + ends_epoch
+        self._rows += rows
+        if self._idle or self.every.fires(own, rows, ends_epoch):
+            self.meet(replica)
+        return False
+
+    def finish(self, replica: Replica) -> None:
+        if self._rows:
+            self.meet(replica)
+
+    def leave(self) -> None:
+        self.center.leave()
+
+    def agreed(self, replica: Replica) -> list[Tensor]:
+        """The center's weights."""
+        return replica.joined(self.center.pull().vectors)
+
+    def meet(self, replica: Replica) -> None:
+        """Brings what has been learnt since the last meeting, and goes on with what the center says."""
+        push = Push(self._sequence + 1, self._version, {}, self._rows, list(self._done), tally=self._tally)
+        self.fill(push, _on_host(replica))
+        reply = self.center.meet(push)
+        for name, numbers in self._tally.items() if reply.taken else ():
+            _add(self._given, name, *numbers)
+        self._sequence, self._version = push.sequence, reply.version
+        self._rows, self._done, self._tally = 0, [], {}
+        self._idle = False
+        self._hear(reply)
+        self._write(replica, reply)
+
+    def hear(self) -> News:
+        """What there is to hear at the center now."""
+        self._hear(self.center.pull())
+        assert self._news is not None
+        return self._news
+
+    def status(self) -> dict[str, Any]:
+        """What has come to the center so far, and what of it was not taken."""
+        return self.center.status()
+
+    def state_dict(self, replica: Replica) -> State:
+        """The center's; worker 0 keeps it for all."""
+        return self.center.state_dict() if self.comm.leader else {}
+
+    def load_state_dict(self, replica: Replica, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        """Before `begin`, which then joins the center in this state; nothing of a worker's own outlives it."""
+        self._resumed = dict(state) or None
+
+    def _hear(self, reply: Reply) -> None:
+        self._news = News(reply.samples, reply.epochs, reply.stop, reply.taken)
+
+    def _write(self, replica: Replica, reply: Reply) -> None:
+        places = replica.by_name(replica.tensors)
+        if missing := places.keys() - reply.vectors.keys():
+            raise CheckpointError(f"the center lacks {min(missing)!r}, which the model has.")
+        torch._foreach_copy_(list(places.values()), [reply.vectors[name] for name in places])
+        self.take(reply)
+
+
+def _add(tally: dict[str, list[float]], name: str, coefficient: float, total: float, weight: float) -> None:
+    _, totals, weights = tally.get(name, (0.0, 0.0, 0.0))
+    tally[name] = [coefficient, totals + total, weights + weight]
+
+
+def _on_host(replica: Replica) -> dict[str, Tensor]:
+    """The replica's tensors by name; the model's own where they are on the host already."""
+    return replica.by_name([tensor.detach().to("cpu") for tensor in replica.tensors])

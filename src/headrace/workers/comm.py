@@ -1,0 +1,143 @@
+"""The contract of a worker's voice, and the one of a worker that is alone."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+from ..data.source import WHOLE, Shard
+from ..errors import ConfigError
+from .center import TIMEOUT_S, Center
+
+Op = Literal["sum", "max"]
+NO_CENTER = (
+    "this strategy needs a center, which workers started by torch.distributed do not have. "
+    "Use engine='ray', or engine='local' to rehearse it."
+)
+
+
+class Pending(Protocol):
+    """A reduction under way."""
+
+    def wait(self) -> None:
+        """Returns once the vector holds the result."""
+        ...
+
+
+class Done:
+    """A reduction that was made at once."""
+
+    def wait(self) -> None:
+        pass
+
+
+class Comm(ABC):
+    """The others, seen from one worker.
+
+    All workers call the same methods in the same order, but for `center`, `worked`, `at` and `tell`. Vectors are dense
+    and contiguous, on the host or on the worker's device, alike on all workers; what is reduced is the same on each of
+    them to the last bit. Values are what `codec` knows: plain values and tensors, in lists and dicts; they come back
+    as copies, tensors on the host.
+
+    A worker that is lost, or that keeps the others waiting for too long, is a `WorkerError` on all others.
+    """
+
+    shard: Shard = WHOLE
+    """This worker among all: its part of what they share."""
+
+    overlaps = False
+    """Whether a reduction that was begun goes on while the worker computes."""
+
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+        return self.shard.count
+
+    @property
+    def leader(self) -> bool:
+        """Whether this is worker 0, which alone writes, prints and reads the clock."""
+        return self.shard.index == 0
+
+    @property
+    def center(self) -> Center:
+        """The weights at which workers meet that do not wait for each other."""
+        raise ConfigError(NO_CENTER)
+
+    @abstractmethod
+    def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
+        """The vector becomes the sum, or the maximum, of those of all workers."""
+
+    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
+        """Begins an `all_reduce` and returns; nobody touches the vector until it is done."""
+        self.all_reduce(vector, op)
+        return Done()
+
+    @abstractmethod
+    def broadcast(self, vector: Tensor) -> None:
+        """The vector becomes that of worker 0."""
+
+    @abstractmethod
+    def gather(self, value: Any) -> list[Any] | None:
+        """What every worker gave, in order, for worker 0; `None` for the others."""
+
+    @abstractmethod
+    def share(self, value: Any = None) -> Any:
+        """What worker 0 gave, for all."""
+
+    @abstractmethod
+    def hand_out(self, values: Sequence[Any] | None = None) -> Any:
+        """Of what worker 0 gave, one value for each worker, this worker's."""
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """What every worker gave, in order, for all."""
+        found: list[Any] = self.share(self.gather(value))
+        return found
+
+    def worked(self, rows: int) -> None:
+        """An update of so many rows was computed: a virtual clock goes on."""
+
+    def now(self) -> float:
+        """Seconds, on this worker's clock."""
+        return time.perf_counter()
+
+    def at(self, step: int, doing: str) -> None:
+        """Where this worker stands, for a message about whoever keeps the others waiting."""
+
+    def tell(self, error: BaseException) -> None:
+        """This worker is about to end by an error: the others learn why."""
+
+    def close(self) -> None:
+        """There is nothing more to say."""
+
+
+class Null(Comm):
+    """A worker alone; `timeout_s` is how long it waits at a center, as others do."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._center: Center | None = None
+        self._timeout_s = timeout_s
+
+    @property
+    def center(self) -> Center:
+        from .center_state import Held, HeldCenter
+
+        self._center = self._center or HeldCenter(Held(timeout_s=self._timeout_s))
+        return self._center
+
+    def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
+        pass
+
+    def broadcast(self, vector: Tensor) -> None:
+        pass
+
+    def gather(self, value: Any) -> list[Any] | None:
+        return [value]
+
+    def share(self, value: Any = None) -> Any:
+        return value
+
+    def hand_out(self, values: Sequence[Any] | None = None) -> Any:
+        assert values is not None
+        return values[0]

@@ -1,0 +1,42 @@
+"""Which worker this is: a virtual one, one that torchrun has started, or the only one."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .comm import Comm, Null
+
+
+class _Current(threading.local):
+    comm: Comm | None = None
+
+
+_current = _Current()
+
+
+def here() -> Comm:
+    """How this worker speaks to the others."""
+    if _current.comm is not None:
+        return _current.comm
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+        from .torch_comm import TorchComm
+
+        _current.comm = TorchComm.of_environment()
+        return _current.comm
+    return Null()
+
+
+def speaking() -> Comm | None:
+    """As `here`, if this worker has spoken to the others already."""
+    return _current.comm
+
+
+@contextmanager
+def speaking_as(comm: Comm) -> Iterator[None]:
+    """For a while, this thread is the worker that speaks so."""
+    before, _current.comm = _current.comm, comm
+    try:
+        yield
+    finally:
+        _current.comm = before

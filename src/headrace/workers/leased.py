@@ -1,0 +1,149 @@
+"""A worker's part of the data: rows that a center leases it, read by a Reader."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+
+from ..data.batch import Batch, State, Stream
+from ..data.macrobatch import Macrobatch
+from ..data.reader import Reader
+from ..data.source import WHOLE, Shard, Source
+from ..errors import ConfigError, SourceError
+from .center import Center, Lease
+
+_OWN = ("used", "leases", "pass")
+
+
+class Leased(Source):
+    """Reads what the center leases this worker, a lease at a time; every batch is whole its own, the shard is ignored.
+
+    Batches do not cross leases, so the last one of a lease may be short. The next lease is asked for before that one
+    is given. It ends an epoch of this worker, a *pass*, if the next lease is of a later epoch, or if there is none:
+    then nothing is left to read, unless another worker gives rows back. As long as that may happen it waits for them;
+    no epoch ends twice.
+
+    Cursors are those of the Reader and say, beside, which positions the batch had and which lease to go on with:
+    `used` is [lease, start, stop], and `leases` is empty when there was nothing more to read. They are good as long
+    as these leases are this worker's.
+    """
+
+    shards = True
+    elastic = True
+    marks_ends = True
+
+    def __init__(self, reader: Source, center: Center) -> None:
+        if not isinstance(reader, Reader):
+            raise ConfigError(
+                f"a strategy with a center lends workers rows by their numbers, which a {reader.title} does not know. "
+                "Give the data as a Table, as hr.from_dataset makes of a Dataset, or use Synchronous or Periodic."
+            )
+        self._reader, self.center = reader, center
+        self.sized_by = reader.sized_by
+        self._leases: list[Lease] = []  # what is left of them to read
+        self.exhausted = False
+        """Whether the center has said that all rows have been used."""
+        self._pass = -1  # the epoch that this worker is in: it has ended those before
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._reader.streams
+
+    @property
+    def title(self) -> str:
+        return self._reader.title
+
+    @property
+    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+        return self._reader.read_by
+
+    @property
+    def level(self) -> str:
+        return "with every row used once, exactly after any batch with as many workers"
+
+    @property
+    def row_bytes(self) -> float:
+        return self._reader.row_bytes
+
+    @property
+    def item_bytes(self) -> float:
+        return self._reader.item_bytes
+
+    def resident(self, device: torch.device) -> bool:
+        return self._reader.resident(device)
+
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        macrobatch = self.next_macrobatch(size, size, shard)
+        return None if macrobatch is None else macrobatch.only()
+
+    def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
+        """Batches of one lease; its last one stands alone where that can be told, so that it is asked for late."""
+        if not self._leases and not self._await():
+            return None
+        lease, following = self._leases[0], self._leases[1:]
+        self._reader.read_to(lease.stop)
+        self._reader.position = lease.start
+        macrobatch = self._reader.next_macrobatch(size, max(size, min(rows, lease.stop - lease.start - size)))
+        assert macrobatch is not None
+        cuts = list(accumulate(macrobatch.totals, initial=lease.start))
+        macrobatch.ends_epoch, passed = False, self._pass
+        if cuts[-1] == lease.stop:
+            following = following or self._following()
+            self._pass = max(passed, self._epoch(following[0]) if following else self._epoch(lease) + 1)
+            macrobatch.ends_epoch = self._pass > passed
+        self._leases = [*_left(lease, cuts[-1]), *following]
+        macrobatch.cursors = [
+            {
+                **(cursor or {}),
+                "used": [lease.id, start, stop],
+                **_place([*_left(lease, stop), *following], self._pass if stop == lease.stop else passed),
+            }
+            for cursor, (start, stop) in zip(macrobatch.cursors, pairwise(cuts), strict=True)
+        ]
+        return macrobatch
+
+    def state_dict(self) -> State:
+        return {**self._reader.state_dict(), "used": None, **_place(self._leases, self._pass)}
+
+    def load_state_dict(self, state: State) -> None:
+        if missing := [key for key in _OWN if key not in state]:
+            raise SourceError(f"this is not the cursor of leased rows: it lacks {', '.join(missing)}.")
+        self._reader.load_state_dict(state)
+        self._leases = [Lease(*lease) for lease in state["leases"]]
+        self._pass = state["pass"]
+
+    def begin_at(self, epoch: int) -> None:
+        """Epochs before this one have ended: what is left of them ends none."""
+        self._pass = max(self._pass, epoch)
+
+    def _following(self) -> list[Lease]:
+        """A lease is used up: the next one, if there is one now."""
+        found = self.center.lease()
+        return [found] if isinstance(found, Lease) else []
+
+    def _await(self) -> bool:
+        """Waits until there are rows to read; whether there are any left."""
+        while not self.exhausted:
+            found = self.center.lease()
+            if found is None:
+                self.exhausted = True
+                break
+            if isinstance(found, Lease):
+                self._leases, self._pass = [found], max(self._pass, self._epoch(found))
+                return True
+            self.center.wait(found)
+            self.waiting()
+        return False
+
+    def _epoch(self, lease: Lease) -> int:
+        return lease.start // self._reader.order.n
+
+
+def _left(lease: Lease, at: int) -> list[Lease]:
+    """What is left of a lease behind a position."""
+    return [Lease(lease.id, at, lease.stop)] if at < lease.stop else []
+
+
+def _place(leases: Sequence[Lease], passed: int) -> State:
+    """What to go on with."""
+    return {"leases": [[lease.id, lease.start, lease.stop] for lease in leases], "pass": passed}

@@ -1,0 +1,120 @@
+"""How a round ends: the workers' mean is where all go on, or a hint for an optimizer of its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..arena.replica import Replica
+from ..arena.states import by_name, check_state, load_state
+from ..errors import CheckpointError, ConfigError
+from .round_start import Start
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+"""Makes an optimizer of parameters, as `lambda params: torch.optim.SGD(params, lr=0.7)` does."""
+Means = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Of tensors of one worker, the mean over all; all workers call it together."""
+Settings = dict[str, Any]
+
+
+class Ending(Protocol):
+    """What becomes of the weights when a round ends."""
+
+    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+        """Where all workers go on, like `replica.tensors`; `rows`: used by all of them in this round."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered from round to round, by names of parameters."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Averaging:
+    """θ ← mean of θᵢ: taken directly, as θ₀ − (θ₀ − θ) need not be θ."""
+
+    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+        return means(replica.tensors)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class Outer:
+    """θ₀ ← Outer(θ₀, grad=Δ̄) for the parameters; floating-point buffers become their mean.
+
+    `adapt` is asked before each step, with the rows of the round: it may change the settings of a parameter group,
+    and gives the factor of Δ̄.
+    """
+
+    def __init__(
+        self, make: MakeOptimizer, start: Start, adapt: Callable[[Settings, int], float] = lambda group, rows: 1.0
+    ) -> None:
+        self._params = {name: nn.Parameter(value) for name, value in start.parameters.items()}
+        self._optimizer = make(list(self._params.values()))
+        if not isinstance(self._optimizer, Optimizer):
+            raise ConfigError(
+                "outer= is a function that makes a torch optimizer of a list of parameters, as in "
+                f"lambda params: torch.optim.SGD(params, lr=0.7); it gave a {type(self._optimizer).__name__}."
+            )
+        self._adapt = adapt
+
+    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+        now, values = replica.tensors, len(replica.values)
+        changes = torch._foreach_sub(start.like(replica)[:values], now[:values])
+        found = means([*changes, *now[values:]])
+        for group in self._optimizer.param_groups:
+            factor = self._adapt(group, rows)
+        if factor != 1:
+            torch._foreach_mul_(found[:values], factor)
+        for name, change in replica.by_name(found[:values]).items():
+            self._params[name].grad = change
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return [*start.like(replica)[:values], *found[values:]]
+
+    def state_dict(self) -> dict[str, Any]:
+        optimizer = self._optimizer
+        groups = [group["params"] for group in optimizer.param_groups]
+        states = ((param, optimizer.state[param]) for group in groups for param in group if param in optimizer.state)
+        state = by_name(optimizer, groups, states, self._names)
+        settings = [{key: _listed(value) for key, value in group.items()} for group in state["groups"]]
+        return {**state, "groups": settings}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not state:
+            raise CheckpointError("the strategy had no outer optimizer and has one now. Use the strategy of the run.")
+        check_state(self._optimizer, self._names, state, "outer")
+        settings = [
+            {key: tuple(value) if isinstance(now.get(key), tuple) else value for key, value in saved.items()}
+            for now, saved in zip(self._optimizer.param_groups, state["groups"], strict=True)
+        ]
+        load_state(self._optimizer, self._names, {**state, "groups": settings})
+
+    @property
+    def _names(self) -> dict[nn.Parameter, str]:
+        return {param: name for name, param in self._params.items()}
+
+
+def check_settings(lr: float, momentum: float) -> None:
+    """Raises unless they are a rate and a momentum."""
+    if not is_number(lr) or not 0 < lr < float("inf"):
+        raise ConfigError(f"lr= is greater than 0, got {lr!r}.")
+    if not is_number(momentum) or not 0 <= momentum < 1:
+        raise ConfigError(f"momentum= is at least 0 and less than 1, got {momentum!r}.")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _listed(value: Any) -> Any:
+    """Pairs, as the betas of Adam are, as lists: state of strategies is plain."""
+    return list(value) if isinstance(value, tuple) else value

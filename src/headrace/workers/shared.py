@@ -1,0 +1,214 @@
+"""Sums of vectors among workers on one host, through memory that they share.
+
+Every worker copies its vector into a place of its own, part by part, says so, and adds up what lies in all places.
+The places are few and small, so that what is read has just been written and is still in the processor's cache.
+
+Signals go over sockets: a worker that is gone is seen at once, and a signal orders the writes before it on every
+processor.
+"""
+
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..data.source import Shard
+from ..errors import WorkerError
+from .comm import Done, Op, Pending
+from .same_host import Neighbours, Peer
+
+PART = 512 * 1024
+"""Bytes of a place. Larger parts fall out of the cache, smaller ones cost more signals."""
+PLACES = 4
+"""Of each worker: the part in place k % 4 is read by all when part k + 4 is written, see `_signal`."""
+FEW = 4
+"""Up to so many workers, each adds up everything; more share the work, which takes a second signal for every part."""
+SPIN_S = 100e-6
+"""How long a worker looks again and again before it sleeps: to be woken up takes about as long."""
+HALVES = (torch.float16, torch.bfloat16)
+_SIGNAL = struct.Struct("<qq")
+
+Exchange = Callable[[str], Sequence[str]]
+"""Gives a word to all workers and returns the words of all, in order; every worker calls it as often."""
+Lost = Callable[[int, str], WorkerError]
+"""Makes the error for a worker, by its number, and what became of it."""
+
+
+def _lost(index: int, what: str) -> WorkerError:
+    return WorkerError(f"worker {index} {what}.")
+
+
+class Shared:
+    """The workers of one host, seen from one of them; made by `meet`.
+
+    All call the same methods with vectors of the same length and type, in the same order. Values are added in the
+    order of workers, 16-bit ones as float32 that is rounded once: the sum is the same for all, to the last bit.
+    """
+
+    def __init__(self, shard: Shard, memory: Tensor, peers: Sequence[Peer], timeout_s: float, lost: Lost) -> None:
+        self._shard, self._peers, self._timeout_s, self._lost = shard, peers, timeout_s, lost
+        self._memory = memory.view(shard.count, PLACES, PART)
+        self._places: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._part = 0
+        self._begun: _Begun | None = None
+        self._spin_s = SPIN_S if shard.count <= len(os.sched_getaffinity(0)) else 0.0
+
+    @classmethod
+    def meet(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
+        """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
+        with Neighbours(shard, shard.count * PLACES * PART, timeout_s) as meeting:
+            names = exchange(meeting.name)
+            found = "" not in names and meeting.call(names) and (shard.index > 0 or meeting.reserve())
+            if "" in exchange("yes" if found else ""):
+                return None
+            peers, memory = meeting.join()
+            return cls(shard, memory, peers, timeout_s, lost)
+
+    def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
+        """The vector, on the host, becomes the sum, or the maximum, of those of all workers."""
+        self._finish()
+        flat = vector.detach().view(-1)
+        parts = flat.split(PART // flat.element_size())
+        if flat.numel() == 0:
+            return
+        if len(parts) > 1 and self._shard.count > FEW:
+            self._share_work(parts, op)
+            return
+        self._put(0, parts[0])
+        for number, part in enumerate(parts):
+            if number + 1 < len(parts):  # one part ahead, so that nobody waits for a signal on its way
+                self._put(number + 1, parts[number + 1])
+            self._await(number, part)
+            combine(self._of_all(number, part), part, op)
+        self._part += len(parts)
+
+    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
+        """Begins an `all_reduce`: of one part, its first half now, the rest at `wait` or before the next one."""
+        self._finish()
+        flat = vector.detach().view(-1)
+        if flat.numel() == 0 or flat.nbytes > PART:
+            self.all_reduce(flat, op)
+            return Done()
+        self._put(0, flat)
+        self._begun = _Begun(self, flat, op)
+        return self._begun
+
+    def close(self) -> None:
+        """Leaves the others; whoever still waits for this worker has lost it."""
+        for peer in self._peers:
+            peer.close()
+        self._places.clear()
+        self._memory = torch.empty(0)
+
+    def _share_work(self, parts: Sequence[Tensor], op: Op) -> None:
+        """Each adds up its slice of a part, and takes the others' slices from where they lie.
+
+        While worker i's slice of a part is added up, nobody else reads or writes it in worker i's place.
+        """
+        last = len(parts) - 1
+        self._put(0, parts[0])
+        for number, part in enumerate(parts):
+            self._await(number, part)
+            start, stop = self._slice(self._shard.index, part)
+            combine([place[start:stop] for place in self._of_all(number, part)], part[start:stop], op)
+            self._of_all(number, part)[self._shard.index][start:stop] = part[start:stop]
+            if number < last:
+                self._put(number + 1, parts[number + 1])
+            else:
+                self._signal(number + 1, part)
+            if number > 0:
+                self._take(number - 1, parts[number - 1])
+        self._await(last + 1, parts[last])
+        self._take(last, parts[last])
+        self._part += len(parts) + 1
+
+    def _take(self, number: int, part: Tensor) -> None:
+        for index, place in enumerate(self._of_all(number, part)):
+            if index != self._shard.index:
+                start, stop = self._slice(index, part)
+                part[start:stop] = place[start:stop]
+
+    def _slice(self, index: int, part: Tensor) -> tuple[int, int]:
+        return part.numel() * index // self._shard.count, part.numel() * (index + 1) // self._shard.count
+
+    def _of_all(self, number: int, part: Tensor) -> list[Tensor]:
+        """What all workers have put into a place."""
+        key = (self._part + number) % PLACES, part.dtype
+        if key not in self._places:
+            self._places[key] = [self._memory[index, key[0]].view(part.dtype) for index in range(self._shard.count)]
+        length = part.numel()
+        return [place[:length] for place in self._places[key]]
+
+    def _put(self, number: int, part: Tensor) -> None:
+        self._of_all(number, part)[self._shard.index].copy_(part)
+        self._signal(number, part)
+
+    def _signal(self, number: int, part: Tensor) -> None:
+        """All may read.
+
+        Whoever puts part k has heard part k - 2 of all others, who have then read all parts to k - 4: the place of
+        part k - 4 is free.
+        """
+        word = self._word(number, part)
+        for peer in self._peers:
+            if not peer.say(word):
+                raise self._lost(peer.index, "has ended, while the others go on")
+
+    def _await(self, number: int, part: Tensor) -> None:
+        """Until all have put their part."""
+        word, now = self._word(number, part), time.monotonic()
+        for peer in self._peers:
+            heard = peer.hear(now + self._spin_s, now + self._timeout_s)
+            if heard is None:
+                raise self._lost(peer.index, f"has kept the others waiting for {self._timeout_s:g} s")
+            if not heard:
+                raise self._lost(peer.index, "has ended, while the others wait for it")
+            if heard != word:
+                raise self._lost(peer.index, f"does something else: {_read(heard)}; this worker: {_read(word)}")
+
+    def _word(self, number: int, part: Tensor) -> bytes:
+        return _SIGNAL.pack(self._part + number, part.nbytes)
+
+    def _finish(self) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._await(0, begun.vector)
+            combine(self._of_all(0, begun.vector), begun.vector, begun.op)
+            self._part += 1
+
+
+class _Begun:
+    """A sum of one part, put but not yet added up."""
+
+    def __init__(self, shared: Shared, vector: Tensor, op: Op) -> None:
+        self._shared, self.vector, self.op = shared, vector, op
+
+    def wait(self) -> None:
+        if self._shared._begun is self:
+            self._shared._finish()
+
+
+def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
+    """`out` becomes the sum, or the maximum, in this order; it may be none of the vectors."""
+    first, second, *others = vectors
+    if op == "max":
+        torch.maximum(first, second, out=out)
+        for other in others:
+            torch.maximum(out, other, out=out)
+    elif out.dtype in HALVES:
+        total = first.float().add_(second)
+        for other in others:
+            total.add_(other)
+        out.copy_(total)
+    else:
+        torch.add(first, second, out=out)
+        for other in others:
+            out.add_(other)
+
+
+def _read(word: bytes) -> str:
+    part, size = _SIGNAL.unpack(word)
+    return f"part {part} of {size} bytes"

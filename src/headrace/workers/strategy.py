@@ -1,0 +1,99 @@
+"""The strategy's contract, and the one that has nothing to do."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..arena.arena import Arena
+from ..arena.replica import Replica
+from ..length import Counters, Length, interval
+from .comm import Comm, Null
+
+State = dict[str, Any]
+
+
+class Strategy:
+    """How several workers make one model. It sees vectors, a communicator and row counts, nothing else.
+
+    A `joint` strategy makes one update of one batch, whose rows the workers share: override `totals` and `reduce`.
+    Otherwise every worker updates its own replica with a batch of its own, and they agree from time to time:
+    override `begin`, `after` and `agreed`. A `centered` one never waits for others: it meets them at `comm.center`.
+
+    `headrace.testing.strategies.check_strategy` tries all of it.
+    """
+
+    joint: ClassVar[bool] = False
+    centered: ClassVar[bool] = False
+
+    def __init__(self, *, start_after: str | Length | None = None) -> None:
+        self.comm: Comm = Null()
+        self.start_after = None if start_after is None else interval(start_after, "start_after")
+        """How long every worker makes all updates by itself, from whole batches, before they begin to share them."""
+        self.started = self.start_after is None
+
+    def join(self, comm: Comm) -> None:
+        """Before anything else: the worker that this is."""
+        self.comm = comm
+
+    @property
+    def shares_updates(self) -> bool:
+        """Whether the workers now make every update together."""
+        return self.joint and self.started and self.comm.count > 1
+
+    def totals(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """What the terms of this worker's part weigh, for the whole batch."""
+        return dict(weights)
+
+    def listen(self, arena: Arena) -> None:
+        """The last backward pass of an update is about to begin: gradients may travel as they become ready."""
+
+    def reduce(self, arena: Arena, reached: Sequence[bool], numbers: Tensor) -> tuple[Sequence[bool], Tensor]:
+        """After the backward pass: gradients become those of the whole batch, and numbers the sums over all workers.
+
+        `reached` says which parameters have gradients; what comes back, which of them have some on any worker.
+        """
+        return reached, numbers
+
+    def release(self) -> None:
+        """The model leaves its arenas, for good or for a while: what was held of them is let go."""
+
+    def begin(self, replica: Replica) -> None:
+        """A training begins, with the same weights on all workers."""
+
+    def after(self, replica: Replica, counters: Counters, rows: int, total: int, ends_epoch: bool) -> bool:
+        """An update was made: of `rows` rows here, `total` on all workers. Whether all agree on the weights now."""
+        return True
+
+    def used(self, cursor: Mapping[str, Any] | None, tally: Mapping[str, Sequence[float]] | None = None) -> None:
+        """Before `after`: the cursor of the batch that was used, and what `Tally.totals` would say of its losses."""
+
+    def finish(self, replica: Replica) -> None:
+        """The training has ended, and been saved: what this worker has not shared yet is shared."""
+
+    def leave(self) -> None:
+        """However a training ends, also by an error: this worker is no longer in it."""
+
+    def agreed(self, replica: Replica) -> list[Tensor]:
+        """What all workers together think that `replica.tensors` should be, at this moment; nothing is changed."""
+        return replica.tensors
+
+    def state_dict(self, replica: Replica) -> State:
+        """What is the same on all workers, by names of parameters."""
+        return {}
+
+    def own_state(self) -> State:
+        """What is this worker's own, beside its weights and its optimizer."""
+        return {}
+
+    def load_state_dict(self, replica: Replica, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
+        """Goes back to a state. `own=None`: another number of workers goes on, and begins the round anew.
+
+        The replica holds this worker's weights already: those of the round's beginning where it begins anew.
+        """
+
+
+class Single(Strategy):
+    """One worker: its gradients are those of the whole batch."""
+
+    joint = True

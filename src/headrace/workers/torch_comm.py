@@ -1,0 +1,244 @@
+"""Workers that torchrun, `launch` or Ray Train have started: they speak through torch.distributed."""
+
+import atexit
+import faulthandler
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..data.source import Shard
+from ..errors import ConfigError
+from .comm import Comm, Op, Pending
+from .heartbeat import GRACE_S, Beats
+from .join import join_others, joined_group, started_by_agent, timeout_of_environment
+from .shared import Shared
+from .store import attempt_of
+from .wire import pack, unpack
+
+Result = TypeVar("Result")
+
+_NUDGE = getattr(signal, "SIGRTMIN", 0) + 11  # a signal that nobody else is likely to use
+
+
+class TorchComm(Comm):
+    """A worker among those that torch.distributed knows.
+
+    Vectors on the host go through memory that workers share where they are on one host, else over the host's network;
+    those on a device over the network that is theirs. Values go over the host's network: whoever has them needs no
+    memory of a device. A call that cannot be finished is a `WorkerError` that says which worker is the cause.
+    """
+
+    def __init__(self, vectors: dist.ProcessGroup, values: dist.ProcessGroup, timeout_s: float, own: bool) -> None:
+        self.shard = Shard(dist.get_rank(), dist.get_world_size())
+        self._vectors, self._values, self._own = vectors, values, own
+        self._options = {"sum": _options(dist.ReduceOp.SUM), "max": _options(dist.ReduceOp.MAX)}
+        store = attempt_of(dist.distributed_c10d._get_default_store()).clone()  # type: ignore[attr-defined]
+        keeper = None if started_by_agent() else 0
+        self._process, self._thread, self._closed = os.getpid(), threading.get_ident(), False
+        self._nudged_by = _NUDGE if _can_be_nudged() else None
+        self._beats = Beats(store, self.shard, timeout_s, keeper, self._nudge)
+        self._uncaught_before = sys.excepthook
+        sys.excepthook = self._uncaught
+        atexit.register(self._leave)
+        if self._nudged_by is not None:
+            signal.signal(self._nudged_by, lambda *_: self._beats.interrupt())
+        self._shared = self._neighbours(timeout_s) if self.count > 1 else None
+        self.overlaps = self._shared is None or torch.cuda.is_available()
+
+    @classmethod
+    def of_environment(cls) -> "TorchComm":
+        """The worker that this process was started as; joins the others first, unless the program has done so."""
+        own = not dist.is_initialized()
+        if own:
+            join_others(timeout_of_environment())
+        vectors, values, timeout_s = joined_group()
+        comm = cls(vectors, values, timeout_s, own)
+        if torch.cuda.is_available():
+            comm._check_devices()
+        return comm
+
+    def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
+        if self._shared is not None and vector.device.type == "cpu":
+            self._call(self._shared.all_reduce, vector, op)
+        else:
+            self._call(self._reduced, vector, op)
+
+    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
+        if self._shared is not None and vector.device.type == "cpu":
+            return _Begun(self, self._call(self._shared.start, vector, op))
+        return _Begun(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
+
+    def broadcast(self, vector: Tensor) -> None:
+        self._call(self._broadcast, vector)
+
+    def gather(self, value: Any) -> list[Any] | None:
+        message = pack(value)
+        if self.leader:
+            return self._call(self._receive_all, message)
+        self._call(self._send, message, 0)
+        return None
+
+    def share(self, value: Any = None) -> Any:
+        return unpack(self._call(self._share, pack(value) if self.leader else None))
+
+    def hand_out(self, values: Sequence[Any] | None = None) -> Any:
+        if not self.leader:
+            return unpack(self._call(self._receive, 0))
+        assert values is not None
+        self._call(self._send_all, values)
+        return unpack(pack(values[0]))
+
+    def at(self, step: int, doing: str) -> None:
+        self._beats.step, self._beats.doing = step, doing
+
+    def tell(self, error: BaseException) -> None:
+        if isinstance(error, Exception):  # whoever was asked to end does not fail
+            self._beats.tell(error)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self._leave)
+        if sys.excepthook == self._uncaught:
+            sys.excepthook = self._uncaught_before
+        self._beats.leave()
+        if self._nudged_by is not None:
+            signal.signal(self._nudged_by, signal.SIG_IGN)  # one may be on its way
+        if self._shared is not None:
+            self._shared.close()
+        del self._vectors, self._values
+        if self._own and dist.is_initialized():
+            dist.destroy_process_group()
+
+    # --- calls that need the others
+
+    def _neighbours(self, timeout_s: float) -> Shared | None:
+        begun_s = time.monotonic()
+        try:
+            return Shared.meet(self.shard, self.all_gather, timeout_s)
+        except (OSError, ValueError, struct.error) as error:  # somebody was lost between two words
+            raise self._beats.explain(error, time.monotonic() - begun_s) from error
+
+    def _call(self, call: Callable[..., Result], *arguments: Any, since_s: float | None = None) -> Result:
+        beats = self._beats
+        if beats.told is not None:
+            raise beats.heard()
+        begun_s = time.monotonic() if since_s is None else since_s
+        beats.calls += 1
+        beats.waiting = True
+        try:
+            result = call(*arguments)
+            beats.met = beats.step
+            return result
+        except torch.OutOfMemoryError:  # no loss of anybody, though it is a RuntimeError
+            raise
+        except RuntimeError as error:
+            raise beats.explain(error, time.monotonic() - begun_s) from error
+        finally:
+            beats.waiting = False
+
+    def _group(self, vector: Tensor) -> dist.ProcessGroup:
+        """The network that carries such a vector: one of accelerators need not know what is on the host."""
+        return self._values if vector.device.type == "cpu" else self._vectors
+
+    def _reduced(self, vector: Tensor, op: Op) -> None:
+        self._group(vector).allreduce([vector], self._options[op]).wait()
+
+    def _broadcast(self, vector: Tensor) -> None:
+        self._group(vector).broadcast(vector, 0).wait()
+
+    def _share(self, message: Tensor | None) -> Tensor:
+        size = _size(message)
+        self._broadcast(size)
+        message = torch.empty(int(size), dtype=torch.uint8) if message is None else message
+        self._broadcast(message)
+        return message
+
+    def _receive_all(self, own: Tensor) -> list[Any]:
+        return [unpack(own), *(unpack(self._receive(worker)) for worker in range(1, self.count))]
+
+    def _send_all(self, values: Sequence[Any]) -> None:
+        for worker in range(1, self.count):
+            self._send(pack(values[worker]), worker)
+
+    def _receive(self, worker: int) -> Tensor:
+        size = _size(None)
+        self._values.recv([size], worker, 0).wait()
+        message = torch.empty(int(size), dtype=torch.uint8)
+        self._values.recv([message], worker, 0).wait()
+        return message
+
+    def _send(self, message: Tensor, worker: int) -> None:
+        self._values.send([_size(message)], worker, 0).wait()
+        self._values.send([message], worker, 0).wait()
+
+    def _check_devices(self) -> None:
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found = self.all_gather(f"{device.name} {device.uuid} of {os.uname().nodename}")
+        for worker, other in enumerate(found):
+            if (first := found.index(other)) < worker:
+                raise ConfigError(
+                    f"workers {first} and {worker} have the same accelerator, {other}. Start no more workers than "
+                    "there are accelerators, or set CUDA_VISIBLE_DEVICES= to train on the CPU."
+                )
+
+    # --- the end
+
+    def _nudge(self) -> None:
+        """Makes the program look up from what it does: a signal of its own raises what has been told."""
+        if self._nudged_by is not None:
+            signal.pthread_kill(self._thread, self._nudged_by)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self.tell(error)
+        self._uncaught_before(kind, error, trace)
+
+    def _leave(self) -> None:
+        """The program ends; after an error, it does so even if somebody else will never end what it has begun."""
+        if os.getpid() != self._process:  # a fork of the worker
+            return
+        self._beats.leave()
+        if self._beats.told is not None:
+            faulthandler.dump_traceback_later(GRACE_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        self.close()
+
+
+class _Begun:
+    """A reduction under way."""
+
+    __slots__ = ("_begun_s", "_comm", "_pending")
+
+    def __init__(self, comm: TorchComm, pending: Any) -> None:
+        self._comm, self._pending, self._begun_s = comm, pending, time.monotonic()
+
+    def wait(self) -> None:
+        self._comm._call(self._pending.wait, since_s=self._begun_s)
+
+
+def _can_be_nudged() -> bool:
+    return (
+        hasattr(signal, "SIGRTMIN")
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(_NUDGE) in (signal.SIG_DFL, signal.SIG_IGN)
+    )
+
+
+def _options(op: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    return options
+
+
+def _size(message: Tensor | None) -> Tensor:
+    return torch.tensor([0 if message is None else len(message)])
