@@ -99,7 +99,7 @@ def give_back_memory() -> None:
         trim(0)
 
 
-class Held(hr.Callback):
+class CenterState(hr.Callback):
     """How long the last save has held the loop: from the moment it begins until the next update does."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Held(hr.Callback):
 class Watched(hr.Trainer):
     """Tells when an update begins."""
 
-    held: Held
+    held: CenterState
 
     def train_step(self, batch: hr.Batch) -> Any:
         self.held.update()
@@ -130,7 +130,7 @@ class Training:
     def __init__(self, state: State, run: Path, *, wait: bool) -> None:
         model = state.model()
         trainer = Watched(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()), batch_size=8)
-        self._hook = trainer.held = Held()
+        self._hook = trainer.held = CenterState()
         self._steps = trainer.steps(
             state.rows(1024),
             epochs=1_000_000,

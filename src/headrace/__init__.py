@@ -1,12 +1,9 @@
 """headrace brings data to a PyTorch model: it trains as fast as the loop you would write by hand.
 
-Modules in import order; each imports only from those above it:
+Its rooms, in import order; each imports only from those before it:
 
-    errors  length  disk  codec  rng  machine  kept  snapshot  checkpoint  field  batch  order  data  sizes
-    malloc  staging  feed  comm  leased  arena  frozen  loss  memory  objective  outcome  metric  tally
-    strategy  precision  guard  together  update  step  history  info  callback  config  maker  schedule
-    evaluate  check  plan  preempt  run  weights  use  standing  keeper  crew  leaving  passes  loop  finders
-    trainer  recipe  engine  rehearse  picture  export  report  optuna  sklearn  testing  cli  __main__
+    errors  length  store  data  formats  adapters  loss  arena  workers  step  watch  train  engines  app
+    sklearn  optuna  testing  __main__
 """
 
 from importlib import import_module
@@ -46,8 +43,8 @@ _HOMES = {
     "formats.ctf.write": ["write_ctf"],
     "formats.table": ["open_table"],
     "formats.write": ["write_table"],
-    "launch.launch": ["launch"],
-    "launch.network": ["Network"],
+    "engines.launch": ["launch"],
+    "engines.network": ["Network"],
     "length": ["Length"],
     "loss.base": ["Loss", "Term"],
     "loss.classes": ["CrossEntropy", "Focal"],
@@ -113,6 +110,8 @@ if TYPE_CHECKING:
     from .data.source import Source as Source
     from .data.source import Table as Table
     from .data.sparse import Sparse as Sparse
+    from .engines.launch import launch as launch
+    from .engines.network import Network as Network
     from .errors import CheckpointError as CheckpointError
     from .errors import ConfigError as ConfigError
     from .errors import CorruptError as CorruptError
@@ -128,8 +127,6 @@ if TYPE_CHECKING:
     from .formats.ctf.write import write_ctf as write_ctf
     from .formats.table import open_table as open_table
     from .formats.write import write_table as write_table
-    from .launch.launch import launch as launch
-    from .launch.network import Network as Network
     from .length import Length as Length
     from .loss.base import Loss as Loss
     from .loss.base import Term as Term

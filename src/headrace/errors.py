@@ -19,6 +19,8 @@ the builtin that a caller would think of catching.
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+
 
 class HeadraceError(Exception):
     """The root of the tree; never raised itself."""
@@ -78,3 +80,10 @@ def unknown(what: str, got: object, known: Iterable[str]) -> str:
     close = get_close_matches(got.lower(), lowered, n=1) if isinstance(got, str) else []
     hint = f"Did you mean {lowered[close[0]]!r}?" if close else f"Choose one of: {', '.join(names)}."
     return f"unknown {what} {got!r}. {hint}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is how Python or torch says that memory has run out; torch raises a RuntimeError like any other."""
+    if not isinstance(error, RuntimeError) or isinstance(error, WorkerError):  # which may speak of another's memory
+        return isinstance(error, MemoryError)
+    return any(text in str(error).lower() for text in _OUT_OF_MEMORY)

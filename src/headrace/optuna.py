@@ -60,7 +60,7 @@ class Pruning(Callback):
         if self._should_prune(value):
             why = f"pruned by Optuna: {self.monitor} {value:.6g} at its step {step}"
             info.stop(why)
-            info.parting = optuna.TrialPruned(why)
+            info.raise_at_end = optuna.TrialPruned(why)
 
     def on_fit_end(self, info: Info) -> None:
         warn_if_it_never_came("Pruning", self.monitor, info)

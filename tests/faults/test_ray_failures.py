@@ -15,14 +15,14 @@ from kit import forked, ray_cases
 from kit.sampled import sampled
 
 import headrace as hr
-from headrace.launch.job import Job
-from headrace.launch.ray import cluster
+from headrace.engines.job import Job
+from headrace.engines.ray import cluster
 from headrace.workers.center import Lease, Push, Wait
 from headrace.workers.comm import Null
 from headrace.workers.wire import pack
 
 if TYPE_CHECKING:
-    from headrace.launch.ray.center import Kept
+    from headrace.engines.ray.center import Kept
 
 pytest_plugins = ["kit.ray_cluster"]
 pytestmark = [
@@ -53,7 +53,6 @@ class Worker:
             "terms": {"rows": ray_cases.ROWS, "lease": ray_cases.LEASE, "end": ray_cases.END},
             "weights": {"seen": torch.zeros(ray_cases.END)},
             "state": None,
-            "keeps": False,
             "said": None,
             "training": training,
         }
@@ -75,12 +74,12 @@ class Worker:
         return Push(self.sequence, base, {"seen": seen}, lease.stop - lease.start, done)
 
     def meet(self, push: Push) -> Any:
-        from headrace.launch.ray.center import _received, _sent_push
+        from headrace.engines.ray.center import _received, _sent_push
 
         return _received(self.call("meet", _sent_push(push)))
 
     def pull(self) -> Any:
-        from headrace.launch.ray.center import _received
+        from headrace.engines.ray.center import _received
 
         return _received(self.call("pull"))
 
@@ -90,8 +89,8 @@ class Worker:
 
 
 def kept(at: Path) -> "Kept":
-    from headrace.launch.ray.center import Kept
-    from headrace.launch.ray.parcel import Place
+    from headrace.engines.ray.center import Kept
+    from headrace.engines.ray.parcel import Place
 
     return Kept(str(at), Place.here())
 
@@ -154,7 +153,7 @@ def test_a_center_that_begins_again_knows_which_training_it_is_in_and_who(tmp_pa
 
 
 def test_no_wait_at_the_center_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.launch.ray import center
+    from headrace.engines.ray import center
 
     monkeypatch.setattr(center, "START_S", 0.0)
     seen, why = center.RayCenter(None, 1, 0, timeout_s=0.0), Wait((0,), "to begin training 2")
@@ -198,7 +197,7 @@ def test_a_worker_that_was_given_up_says_nothing_any_more(tmp_path: Path) -> Non
 
 def test_a_worker_that_computes_for_long_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is lost the driver knows, which hears the hearts of all."""
-    from headrace.launch.ray import center
+    from headrace.engines.ray import center
 
     slow = Worker(kept(tmp_path), 0)
     other = Worker(slow.center, 1)
@@ -246,9 +245,9 @@ def end_by(error: BaseException) -> None:
 def test_what_a_worker_ends_by_is_told_in_a_sentence_and_where_it_was_raised_in_a_note(
     error: BaseException, told: str
 ) -> None:
-    from headrace.launch.ray.parcel import Failure, carry_out
-    from headrace.launch.ray.parcel import pack as packed
-    from headrace.launch.ray.train import _Failures, explained
+    from headrace.engines.ray.parcel import Failure, carry_out
+    from headrace.engines.ray.parcel import pack as packed
+    from headrace.engines.ray.train import _Failures, explained
 
     failures: dict[int, Exception] = {}
     for worker, raised in enumerate([hr.WorkerError("worker 0 has waited for the others"), error]):
@@ -354,7 +353,7 @@ def though_it_was_killed(
     ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ray_cases.Visits, dict[str, Any], dict[str, Any]]:
     """What comes of two trainings at a center that is killed four times: the caller's model, and what worker 0 says."""
-    from headrace.launch.ray import apart
+    from headrace.engines.ray import apart
 
     model, at = ray_cases.Visits(211), tmp_path_factory.mktemp("killed")
     with pytest.MonkeyPatch.context() as patch:

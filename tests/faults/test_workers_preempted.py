@@ -34,7 +34,7 @@ from kit.sampled import sampled
 from kit.torch_workers import be_worker, free_port
 
 import headrace as hr
-from headrace.train.signals import Preemption
+from headrace.train.signals import Signals
 from headrace.workers.here import here
 
 PREEMPTED, WITHIN_S = trainees.PREEMPTED, trainees.WITHIN_S
@@ -59,13 +59,13 @@ def work(index: int, port: int, run: str, name: str, place: list[Any] | None) ->
 
 def tell_requests() -> None:
     """The test hears of a first request once the training has: a second signal before that would be the same one."""
-    note = Preemption._heard
+    note = Signals._heard
 
-    def heard(self: Preemption, number: int, frame: FrameType | None) -> None:
+    def heard(self: Signals, number: int, frame: FrameType | None) -> None:
         note(self, number, frame)
         tell("asked")
 
-    Preemption._heard = heard  # type: ignore[method-assign]
+    Signals._heard = heard  # type: ignore[method-assign]
 
 
 @contextmanager

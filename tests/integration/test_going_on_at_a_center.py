@@ -12,9 +12,9 @@ from kit.sampled import sampled
 from torch import nn
 
 import headrace as hr
-from headrace.launch.network import Network
+from headrace.engines.network import Network
 from headrace.workers.center import Lease
-from headrace.workers.center_state import Held
+from headrace.workers.center_state import CenterState
 from headrace.workers.here import here, speaking_as
 
 ROWS, BATCH = 96, 4
@@ -244,14 +244,14 @@ def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         return hr.Trainer(model, hr.L1(reduce="sum"), optimizer, batch_size=BATCH, strategy=strategy)
 
-    held = Held()
+    held = CenterState()
     with speaking_as(Seat(held, 0, 2)):
         for _ in trainer().steps(data, epochs=1, run=str(tmp_path), progress=False):
             assert held.rule is not None
             held.join(1, 0.0, held.rule, held.terms, held.weights)
             assert isinstance(held.lease(1, 0.0, 1), Lease)
             break
-    with speaking_as(Seat(Held(), 0, 1)):  # who may not wait
+    with speaking_as(Seat(CenterState(), 0, 1)):  # who may not wait
         again = trainer()
         again.fit(data, epochs=1, run=str(tmp_path), progress=False)
     assert torch.equal(again.model.seen, torch.ones(ROWS)), "every row once"

@@ -27,7 +27,7 @@ from kit.worker_cases import (
 )
 
 import headrace as hr
-from headrace.launch.network import Network
+from headrace.engines.network import Network
 
 pytest_plugins = ["kit.ray_cluster"]
 

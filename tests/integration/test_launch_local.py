@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 import headrace as hr
+from headrace.engines.launch import launch
+from headrace.engines.network import Network
+from headrace.engines.sim import SimComm
 from headrace.errors import ConfigError, WorkerError
-from headrace.launch.launch import launch
-from headrace.launch.network import Network
-from headrace.launch.sim import SimComm
 from headrace.workers.center import Push, Terms, Vectors, Wait
 from headrace.workers.elastic import Elastic
 from headrace.workers.here import here
@@ -96,7 +96,7 @@ def test_processes_have_no_center_which_is_said_before_they_start() -> None:
 
 
 def test_without_ray_one_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("headrace.launch.launch"), "find_spec", lambda name: None)
+    monkeypatch.setattr(import_module("headrace.engines.launch"), "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as caught:
         launch(nothing, workers=2, engine="ray")
     assert str(caught.value) == "engine='ray' needs Ray, which is not installed: pip install \"headrace[ray]\""

@@ -24,12 +24,12 @@ from kit.forked import Child, start, tell
 from kit.torch_workers import LOOPBACK, fork_workers, free_port, hangs, is_killed, is_stopped, listening, run_torchrun
 from torch import nn
 
+from headrace.engines import processes
+from headrace.engines.agent import GRACE_S
+from headrace.engines.job import Job, Result
+from headrace.engines.processes import run
+from headrace.engines.rendezvous import host_of
 from headrace.errors import ConfigError, DataError, WorkerError
-from headrace.launch import processes
-from headrace.launch.agent import GRACE_S
-from headrace.launch.job import Job, Result
-from headrace.launch.processes import run
-from headrace.launch.rendezvous import host_of
 from headrace.workers.here import here
 
 TIMEOUT_S = 3.0

@@ -14,8 +14,8 @@ import torch
 from kit import ray_cases, worker_cases
 
 import headrace as hr
-from headrace.launch.job import needs_center
-from headrace.launch.ray import cluster
+from headrace.engines.job import needs_center
+from headrace.engines.ray import cluster
 
 pytest_plugins = ["kit.ray_cluster"]
 pytestmark = [

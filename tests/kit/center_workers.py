@@ -15,7 +15,7 @@ from headrace.arena.arena import Arena
 from headrace.arena.replica import Replica
 from headrace.length import Counters
 from headrace.workers.center import Center, Push, Vectors
-from headrace.workers.center_state import Held, HeldCenter
+from headrace.workers.center_state import CenterState, LocalCenter
 from headrace.workers.centered import Centered
 from headrace.workers.comm import Null
 from headrace.workers.leased import Leased
@@ -33,10 +33,10 @@ def pause() -> None:
 class Seat(Null):
     """One worker of several that share a center."""
 
-    def __init__(self, held: Held, index: int, count: int, now: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, held: CenterState, index: int, count: int, now: Callable[[], float] = lambda: 0.0) -> None:
         super().__init__()
         self.shard = hr.Shard(index, count)
-        self._seat = HeldCenter(held, index, now, pause)
+        self._seat = LocalCenter(held, index, now, pause)
 
     @property
     def center(self) -> Center:
@@ -58,7 +58,7 @@ class Trainee:
 
     def __init__(
         self,
-        held: Held,
+        held: CenterState,
         index: int,
         count: int,
         strategy: Centered,

@@ -135,7 +135,7 @@ def _inode(operation: str, arguments: tuple[Any, ...]) -> tuple[int, int] | None
 
 
 @dataclass(frozen=True)
-class Ending:
+class OuterStep:
     """How a child ended: by which signal, or with what it returned."""
 
     signal: int
@@ -146,7 +146,7 @@ class Ending:
         return self.signal == signal.SIGKILL
 
 
-def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> Ending:
+def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> OuterStep:
     """Runs `work` in a fork of this process, which a timer of the kernel ends after `limit_s`; its result is JSON."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
@@ -160,10 +160,10 @@ def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> Ending:
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) != signal.SIGALRM, f"the child was still at work after {limit_s} s"
-        return Ending(os.WTERMSIG(status), None)
+        return OuterStep(os.WTERMSIG(status), None)
     found = json.loads(text)
     assert "error" not in found, found["error"]
-    return Ending(0, found["value"])
+    return OuterStep(0, found["value"])
 
 
 def _work(work: Callable[[], Any], writing: int, limit_s: float) -> None:

@@ -63,7 +63,7 @@ class Stream(IterableDataset[Any]):
         yield from ((torch.tensor([i, -i]) / 2, i) for i in range(worker, self.count, workers))
 
 
-class Standing(Stream):
+class TrainState(Stream):
     """The same with a state of its own, in one process."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "stateful": lambda: stateful(Samples(), shuffle=True),
     "stateful, two workers": lambda: stateful(Samples(), shuffle=True, num_workers=2),
     "stateful iterable": lambda: stateful(Stream()),
-    "stateful state": lambda: stateful(Standing()),
+    "stateful state": lambda: stateful(TrainState()),
     "stateful, plain sampler": lambda: stateful(Samples(), sampler=RandomSampler(range(ROWS))),
     "stateful, a generator": lambda: stateful(Samples(), shuffle=True, generator=generator()),
 }

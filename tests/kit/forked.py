@@ -357,7 +357,7 @@ def _warm_up() -> None:
     """What all processes need is imported once, by a training; the collector leaves it alone from then on."""
     import pytest  # noqa: F401
 
-    from headrace.launch import processes  # noqa: F401
+    from headrace.engines import processes  # noqa: F401
     from kit import trainees
 
     trainees.fit(trainees.trainer(microbatch=None), None, epochs=1)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import headrace as hr
-from headrace.launch.network import Network
+from headrace.engines.network import Network
 from headrace.store import disk
 from headrace.watch.callback import HOOKS as ALL_HOOKS
 from headrace.workers.here import here

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import headrace as hr
-from headrace.launch.ray import cluster
+from headrace.engines.ray import cluster
 from headrace.workers.center import Push, Rule, Terms, Vectors, Wait
 from headrace.workers.here import here
 from kit import worker_cases
@@ -167,7 +167,7 @@ def killed(at: Path) -> Any:
 
     A class of a function is sent as it is: its process begins before it knows where our modules are.
     """
-    from headrace.launch.ray.center import Kept
+    from headrace.engines.ray.center import Kept
 
     def due(what: str) -> bool:
         try:

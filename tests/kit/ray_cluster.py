@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import headrace as hr
-from headrace.launch.job import Job
-from headrace.launch.ray import cluster
+from headrace.engines.job import Job
+from headrace.engines.ray import cluster
 from kit import left_behind, ray_cases
 
 SETTINGS = {

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed.run
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from headrace.launch import processes
+from headrace.engines import processes
 from headrace.workers.shared import Shared
 
 LIMIT_S = 6.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.launch.network import Network
+from headrace.engines.network import Network
 from headrace.workers.here import here
 
 ROWS, BATCH, EPOCHS = 43, 12, 2

@@ -15,9 +15,10 @@ from torch import Tensor
 
 import headrace as hr
 from headrace import Asynchronous, ConfigError, Elastic, Strategy
+from headrace.arena.arena import Arena
 from headrace.workers.asynchronous import Descent
 from headrace.workers.center import Push, Terms
-from headrace.workers.center_state import Held, HeldCenter
+from headrace.workers.center_state import CenterState, LocalCenter
 from headrace.workers.centered import Centered
 
 NO_DATA = Terms(rows=1, lease=1, end=0)
@@ -28,9 +29,9 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def center_of(rule: Descent, weights: Tensor, version: int = 0) -> tuple[Held, HeldCenter]:
-    held = Held()
-    seat = HeldCenter(held)
+def center_of(rule: Descent, weights: Tensor, version: int = 0) -> tuple[CenterState, LocalCenter]:
+    held = CenterState()
+    seat = LocalCenter(held)
     seat.join(rule, NO_DATA, {"w": weights})
     held.version = version
     return held, seat
@@ -128,12 +129,12 @@ OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
 ]
 
 
-def alone(every: str, make: Callable[[Any], torch.optim.Optimizer], held: Held, **options: Any) -> Trainee:
+def alone(every: str, make: Callable[[Any], torch.optim.Optimizer], held: CenterState, **options: Any) -> Trainee:
     model, table = regression()
     trainee = Trainee(held, 0, 1, Asynchronous(every, lease=13, **options), model, table, batch=13, epochs=6)
     trainee.arena.release()
     trainee.optimizer = make(trainee.model.parameters())
-    trainee.arena = hr.arena.Arena(trainee.model, trainee.optimizer)
+    trainee.arena = Arena(trainee.model, trainee.optimizer)
     return trainee
 
 
@@ -147,7 +148,7 @@ def alone(every: str, make: Callable[[Any], torch.optim.Optimizer], held: Held, 
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_one_worker_trains_as_if_alone_to_the_bit(every: str, make: Callable[[Any], torch.optim.Optimizer]) -> None:
-    raw, held = Loop(make, epochs=6, batch=13), Held()
+    raw, held = Loop(make, epochs=6, batch=13), CenterState()
     trainee = alone(every, make, held)
     in_turn([trainee])
     assert bits(trainee.weights) == bits(dict(raw.model.state_dict()))
@@ -168,7 +169,7 @@ def test_without_what_rounding_loses_it_would_not(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Asynchronous, "fill", fill)
     raw = Loop(OPTIMIZERS[0], epochs=6, batch=13)
-    trainee = alone("1 step", OPTIMIZERS[0], Held())
+    trainee = alone("1 step", OPTIMIZERS[0], CenterState())
     in_turn([trainee])
     weights = dict(raw.model.state_dict())
     assert bits(trainee.weights) != bits(weights)
@@ -188,7 +189,7 @@ def test_any_values_reach_the_center_to_the_bit(dtype: torch.dtype) -> None:
         base.view(-1)[place], x.view(-1)[place] = before, after
     for shaped in (lambda t: t, lambda t: t.to(memory_format=torch.channels_last), lambda t: t[1, 1, 1, 1]):
         strategy = Asynchronous()
-        strategy.join(Seat(held := Held(), 0, 1))
+        strategy.join(Seat(held := CenterState(), 0, 1))
         strategy.take(strategy.comm.center.join(strategy.rule, NO_DATA, {"w": shaped(base)}))
         push = Push(1, 0, {}, rows=0)
         strategy.fill(push, {"w": shaped(x)})
@@ -199,7 +200,7 @@ def test_any_values_reach_the_center_to_the_bit(dtype: torch.dtype) -> None:
 # --- several ----------------------------------------------------------------------------------------------
 
 
-def workers(strategy: Callable[[], Centered], count: int, held: Held, **options: Any) -> list[Trainee]:
+def workers(strategy: Callable[[], Centered], count: int, held: CenterState, **options: Any) -> list[Trainee]:
     model, table = regression()
     return [Trainee(held, index, count, strategy(), model, table, **options) for index in range(count)]
 
@@ -207,7 +208,7 @@ def workers(strategy: Callable[[], Centered], count: int, held: Held, **options:
 @pytest.mark.parametrize("count", [1, 2, 4, 7])
 def test_at_equal_speed_staleness_is_one_less_than_there_are_workers(count: int) -> None:
     """0, 1, ..., W - 1, and then W - 1 for ever."""
-    held, seen = Held(), []
+    held, seen = CenterState(), []
     trainees = workers(lambda: Asynchronous("1 step"), count, held, epochs=4)
     inner = trainees[0].strategy.rule
     assert isinstance(inner, Descent)
@@ -228,7 +229,7 @@ def test_at_equal_speed_staleness_is_one_less_than_there_are_workers(count: int)
 
 def test_what_is_too_stale_is_dropped_and_its_rows_are_read_again() -> None:
     """One worker sleeps while the others push: its push is not taken, and still every row counts once."""
-    held = Held()
+    held = CenterState()
     trainees = workers(lambda: Asynchronous("2 steps"), 3, held, epochs=3)
     runs = [trainee.run() for trainee in trainees]
     next(runs[0])  # half a round
@@ -256,9 +257,9 @@ def test_what_is_too_stale_is_dropped_and_its_rows_are_read_again() -> None:
 
 
 def test_the_bound_grows_with_the_workers_unless_it_is_given() -> None:
-    held = Held()
+    held = CenterState()
     assert workers(lambda: Asynchronous(), 5, held)[0].strategy.rule == replace(PLAIN, bound=10)
-    assert workers(lambda: Asynchronous(staleness=0), 5, Held())[0].strategy.rule == replace(PLAIN, bound=0)
+    assert workers(lambda: Asynchronous(staleness=0), 5, CenterState())[0].strategy.rule == replace(PLAIN, bound=0)
 
 
 # --- stop and go on ---------------------------------------------------------------------------------------
@@ -285,14 +286,14 @@ STRATEGIES: list[Callable[[], Centered]] = [
 def test_another_number_of_workers_goes_on_from_the_center_with_every_row_once(
     strategy: Callable[[], Centered], count: int
 ) -> None:
-    first_held = Held()
+    first_held = CenterState()
     first = workers(strategy, 3, first_held, epochs=2)
     turns(first, 0, 16)
     state = first[0].save()
     used = first_held.status(0.0)["samples"]
     assert 0 < used < sum(len(t.rows) for t in first), "some have been used, some not yet pushed"
     model, table = regression()
-    held = Held()
+    held = CenterState()
     second = [
         Trainee(held, index, count, strategy(), model, table, epochs=2, resume=state, anew=True)
         for index in range(count)
@@ -306,7 +307,7 @@ def test_another_number_of_workers_goes_on_from_the_center_with_every_row_once(
 
 def test_a_strategy_with_a_center_shares_no_updates() -> None:
     strategy: Strategy = Asynchronous()
-    strategy.join(Seat(Held(), 1, 2))
+    strategy.join(Seat(CenterState(), 1, 2))
     assert strategy.centered
     assert not strategy.joint
     assert not strategy.shares_updates

@@ -18,7 +18,7 @@ from torch import Tensor
 from headrace.errors import CheckpointError, ConfigError, WorkerError
 from headrace.workers.asynchronous import Descent
 from headrace.workers.center import Center, Lease, Patience, Push, Reply, Terms, Wait
-from headrace.workers.center_state import REMEMBERED, Held, HeldCenter
+from headrace.workers.center_state import REMEMBERED, CenterState, LocalCenter
 from headrace.workers.comm import Null
 from headrace.workers.elastic import Spring
 
@@ -34,14 +34,14 @@ class Bounded(Marks):
         return super().meet(center, push, staleness) if staleness <= 2 else None
 
 
-def joined(rule_: Any = None, workers: int = 1, terms: Terms = TERMS, **options: Any) -> Held:
-    held = Held(**options)
+def joined(rule_: Any = None, workers: int = 1, terms: Terms = TERMS, **options: Any) -> CenterState:
+    held = CenterState(**options)
     for worker in range(workers):
         assert isinstance(held.join(worker, 0.0, rule_ or Marks(), terms, START), Reply)
     return held
 
 
-def lease_of(held: Held, worker: int, number: int = 1, now: float = 0.0) -> Lease:
+def lease_of(held: CenterState, worker: int, number: int = 1, now: float = 0.0) -> Lease:
     found = held.lease(worker, now, number)
     assert isinstance(found, Lease)
     return found
@@ -52,7 +52,7 @@ def push_of(lease: Lease, sequence: int = 1, base: int = 0, value: float = 1.0) 
     return Push(sequence, base, {"w": torch.full((3,), value)}, lease.stop - lease.start, done)
 
 
-def counts(held: Held) -> list[int]:
+def counts(held: CenterState) -> list[int]:
     status = held.status(0.0)
     return [status[key] for key in ("applied", "dropped", "lost", "repeated", "samples")]
 
@@ -61,7 +61,7 @@ def counts(held: Held) -> list[int]:
 
 
 def test_worker_0_gives_the_weights_and_the_others_wait_for_them() -> None:
-    held = Held()
+    held = CenterState()
     assert isinstance(held.join(4, 0.0, Marks(), TERMS, {"w": torch.full((3,), 2.0)}), Wait)
     for worker, value in ((0, 1.0), (4, 2.0)):
         reply = held.join(worker, 0.0, Marks(), TERMS, {"w": torch.full((3,), value)})
@@ -89,7 +89,7 @@ def test_whoever_comes_when_all_is_over_finds_nothing_left_to_read() -> None:
 
 def test_the_weights_that_were_given_stay_the_workers_own() -> None:
     mine = {"w": torch.zeros(3)}
-    held = Held()
+    held = CenterState()
     held.join(0, 0.0, Marks(), TERMS, mine)
     held.meet(0, 0.0, push_of(lease_of(held, 0)))
     assert mine["w"].tolist() == [0.0, 0.0, 0.0]
@@ -117,7 +117,7 @@ def test_who_is_not_like_the_others_is_refused(options: dict[str, Any], error: A
 
 
 def test_nobody_meets_a_center_that_has_not_begun() -> None:
-    held = Held()
+    held = CenterState()
     for call in (lambda: held.lease(0, 0.0, 1), lambda: held.pull(0, 0.0), lambda: held.state_dict()):
         with pytest.raises(WorkerError, match="nobody has joined"):
             call()
@@ -290,7 +290,7 @@ def test_views_wait_for_the_others_to_end() -> None:
         if len(pauses) == 3:
             held.leave(1)
 
-    view = HeldCenter(held, 0, lambda: 0.0, pause)
+    view = LocalCenter(held, 0, lambda: 0.0, pause)
     assert view.join(Marks(), TERMS, START).version == 0
     view.leave()
     assert view.join(Marks(), TERMS, START).version == 0
@@ -324,15 +324,15 @@ def test_who_waits_for_worker_0_to_begin_is_told_so() -> None:
         clock[0] += 1.0
 
     with pytest.raises(WorkerError, match="worker 1 has waited at the center for worker 0 to begin training 1, of"):
-        HeldCenter(Held(timeout_s=5.0), 1, lambda: clock[0], pause).join(Marks(), TERMS, START)
+        LocalCenter(CenterState(timeout_s=5.0), 1, lambda: clock[0], pause).join(Marks(), TERMS, START)
 
 
 # --- views and states -------------------------------------------------------------------------------------
 
 
 def test_what_a_view_gives_does_not_change_when_others_go_on() -> None:
-    held = Held()
-    one, two = HeldCenter(held, 0), HeldCenter(held, 1)
+    held = CenterState()
+    one, two = LocalCenter(held, 0), LocalCenter(held, 1)
     replies = [one.join(Marks(), TERMS, START), two.join(Marks(), TERMS, START)]
     state = one.state_dict()
     lease = two.lease()
@@ -379,7 +379,7 @@ def test_the_state_holds_who_has_pushed_what_and_which_rows_were_used() -> None:
     push = Push(1, 0, {"w": torch.ones(3)}, 2, [(first.id, 0, 2)], tally={"loss": [0.5, 3.0, 2.0]})
     held.meet(0, 0.0, push)
     state = through_codec(held.state_dict())
-    again = Held(generation=1)
+    again = CenterState(generation=1)
     again.load_state_dict(state)
     again.rule = Bounded()
     assert counts(again) == counts(held) == [1, 0, 0, 0, 2]
@@ -398,7 +398,7 @@ def test_worker_0_brings_the_state_to_go_on_from() -> None:
     first = lease_of(held, 0)
     held.meet(0, 0.0, Push(1, 0, {"w": torch.ones(3)}, 2, [(first.id, 0, 2)]))
     state = held.state_dict()
-    again = Held()
+    again = CenterState()
     assert isinstance(again.join(1, 0.0, Marks(), Terms(10, 4, 40), START), Wait)
     for worker in (0, 1):
         reply = again.join(worker, 0.0, Marks(), Terms(10, 4, 40), START, state)
@@ -407,7 +407,7 @@ def test_worker_0_brings_the_state_to_go_on_from() -> None:
     assert again.meet(0, 0.0, Push(1, 1, {"w": torch.ones(3)}, 2, [(lease_of(again, 0).id, 2, 4)])).taken
     assert counts(again) == [2, 0, 0, 0, 4]
     assert again.terms.end == 40, "limits may have grown"
-    other = Held()
+    other = CenterState()
     with pytest.raises(ConfigError, match="10 rows at the center and has 9 here"):
         other.join(0, 0.0, Marks(), Terms(9, 4, 40), START, state)
 
@@ -454,7 +454,7 @@ class Anything(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held = Held(timeout_s=10.0)
+        self.held = CenterState(timeout_s=10.0)
         self.generation, self.now = 0, 0.0
         self.workers: dict[int, Worker] = {}
         self.said: list[tuple[int, Push]] = []
@@ -540,7 +540,7 @@ class Anything(RuleBasedStateMachine):
         """The center begins anew from what was saved, while the workers go on."""
         assert self.saved is not None
         self.generation += 1
-        self.held = Held(self.generation, timeout_s=10.0)
+        self.held = CenterState(self.generation, timeout_s=10.0)
         self.held.load_state_dict(self.saved)
         self.held.rule = Bounded()
 

@@ -99,7 +99,7 @@ def test_every_command_can_be_completed() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     program = (
-        "import sys; from headrace.app.cli.candidates import candidates; assert candidates('headrace fit digits.py --l');"
+        "import sys; from headrace.app.cli.candidates import candidates as c; assert c('headrace fit digits.py --l');"
         "print([m for m in ('torch', 'numpy', 'yaml', 'jsonargparse', 'rich') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headrace import ConfigError, Elastic
 from headrace.workers.center import Push, Terms
-from headrace.workers.center_state import Held, HeldCenter
+from headrace.workers.center_state import CenterState, LocalCenter
 from headrace.workers.elastic import Spring
 
 NO_DATA = Terms(rows=1, lease=1, end=0)
@@ -26,8 +26,8 @@ class Tied:
     """Workers that are nothing but vectors, tied to a center."""
 
     def __init__(self, rule: Spring, center: Tensor, workers: list[Tensor]) -> None:
-        self.held = Held()
-        self.seats = [HeldCenter(self.held, index) for index in range(len(workers))]
+        self.held = CenterState()
+        self.seats = [LocalCenter(self.held, index) for index in range(len(workers))]
         for seat in self.seats:
             seat.join(rule, NO_DATA, {"w": center})
         self.workers, self.sequences = workers, [0] * len(workers)
@@ -156,9 +156,9 @@ def test_other_settings_that_cannot_work_are_refused(given: Any, named: str) -> 
         Elastic(**given)
 
 
-def workers(strategy: Any, count: int, held: Held | None = None, **options: Any) -> list[Trainee]:
+def workers(strategy: Any, count: int, held: CenterState | None = None, **options: Any) -> list[Trainee]:
     model, table = regression()
-    held = held or Held()
+    held = held or CenterState()
     return [Trainee(held, index, count, strategy(), model, table, **options) for index in range(count)]
 
 
@@ -183,7 +183,7 @@ def test_the_default_pull_is_shared_by_all_workers() -> None:
 )
 def test_leases_suit_rounds_batches_and_blocks(every: str, given: dict[str, int], lease: int) -> None:
     strategy = Elastic(every)
-    strategy.join(Seat(Held(), 0, 4))
+    strategy.join(Seat(CenterState(), 0, 4))
     assert strategy.lend(**{"rows": 1000, "batch": 10, **given}).lease == lease
 
 
@@ -194,7 +194,7 @@ def test_a_lease_that_is_given_is_kept() -> None:
 
 
 def test_a_worker_hears_at_its_next_meeting_that_all_are_to_stop() -> None:
-    held = Held()
+    held = CenterState()
     trainees = workers(lambda: Elastic("2 steps", lease=20), 2, held, epochs=4)
     in_turn(trainees, updates=1)
     trainees[1].strategy.comm.center.ask_to_stop("it is late")
@@ -206,7 +206,7 @@ def test_a_worker_hears_at_its_next_meeting_that_all_are_to_stop() -> None:
 
 
 def test_what_was_not_brought_yet_is_brought_at_the_end_and_once() -> None:
-    held = Held()
+    held = CenterState()
     trainees = workers(lambda: Elastic("1000 steps", lease=20), 2, held, epochs=4)
     in_turn(trainees, updates=3)
     assert held.status(0.0)["samples"] == 0
@@ -245,7 +245,7 @@ TAKES: dict[str, Any] = {"alpha": 0.5, "take_center": True}
     ids=str,
 )
 def test_every_row_is_used_once_and_the_center_learns(every: str, merge: dict[str, Any]) -> None:
-    held = Held()
+    held = CenterState()
     before, _ = regression()
     trainees = workers(lambda: Elastic(every, **merge), 3, held, epochs=4)
     in_turn(trainees)
@@ -273,7 +273,7 @@ def loss_of(weights: dict[str, Tensor], model: nn.Module, x: Tensor, y: Tensor) 
 def test_the_center_gets_better() -> None:
     model, table = regression()
     batch = table.take(torch.arange(50))
-    held = Held()
+    held = CenterState()
     before = loss_of({}, model, batch["x"], batch["y"])
     in_turn(workers(lambda: Elastic("4 steps"), 4, held, epochs=30, rate=0.2))
     assert loss_of(held.weights, model, batch["x"], batch["y"]) < 0.3 * before

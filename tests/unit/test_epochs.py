@@ -84,7 +84,7 @@ class Ended(Again):
         return Counts.next_batch(self, size)
 
 
-class Chunks(Counts):
+class GradientBuckets(Counts):
     """Gives seven rows at a time, whatever is asked."""
 
     own_size = True
@@ -167,7 +167,7 @@ def test_a_source_without_rows_gives_none(kind: Callable[[], hr.Source]) -> None
 
 
 def test_batches_that_have_a_size_of_their_own_cross_the_end() -> None:
-    source = compose.take(Chunks(), 20)
+    source = compose.take(GradientBuckets(), 20)
     assert source.own_size
     assert source.batches(4) is None
     assert [len(batch) for batch in epoch(source, 4)] == [7, 7, 7]

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from kit.any_rows import columns, contents
 
 import headrace as hr
+from headrace.data.fields import tensors_of
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
 from headrace.formats import paths
@@ -207,7 +208,7 @@ def mapped_ranges(name: str) -> list[tuple[int, int]]:
 def addresses(table: Any) -> list[int]:
     """Where the tensors are that rows of a single block are taken from."""
     fields = table.table._fields(0).values()
-    return [tensor.data_ptr() for field in fields for tensor in hr.field.tensors_of(field) if tensor.numel()]
+    return [tensor.data_ptr() for field in fields for tensor in tensors_of(field) if tensor.numel()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -16,7 +16,7 @@ ORDER = " ".join(re.findall(r"^ {4}(\S.*)$", headrace.__doc__ or "", re.MULTILIN
 
 MAX_LINES = 400
 OF_WORKERS = {"rank", "world_size", "is_initialized"}
-KNOW_WORKERS = ("comm", "strategy", "engine", "data.reader", "cli")
+KNOW_WORKERS = ("workers", "engines", "data.reader", "app.cli")
 
 
 def module_of(path: Path) -> str:

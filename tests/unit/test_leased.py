@@ -11,7 +11,7 @@ import headrace as hr
 from headrace.data.batch import Batch
 from headrace.errors import ConfigError, SourceError
 from headrace.workers.center import Push, Terms
-from headrace.workers.center_state import Held, HeldCenter
+from headrace.workers.center_state import CenterState, LocalCenter
 from headrace.workers.leased import Leased
 
 ROWS = 20
@@ -24,8 +24,8 @@ def table(rows: int = ROWS) -> hr.ArrayTable:
 class Worker:
     """One worker's data, and the center that lends them."""
 
-    def __init__(self, held: Held, index: int, lease: int, epochs: int | None = 2, reader: Any = None) -> None:
-        self.center = HeldCenter(held, index, lambda: 0.0, pause)
+    def __init__(self, held: CenterState, index: int, lease: int, epochs: int | None = 2, reader: Any = None) -> None:
+        self.center = LocalCenter(held, index, lambda: 0.0, pause)
         self.reader = hr.Reader(table(), seed=3) if reader is None else reader
         rows = self.reader.order.n
         end = None if epochs is None else epochs * rows
@@ -61,7 +61,7 @@ def used(batch: Batch) -> list[int]:
 
 
 def test_a_worker_alone_reads_what_its_reader_would_in_batches_that_do_not_cross_leases() -> None:
-    worker = Worker(Held(), 0, lease=7)
+    worker = Worker(CenterState(), 0, lease=7)
     batches = list(worker.batches(3))
     assert [batch.rows for batch in batches] == 2 * [3, 3, 1, 3, 3, 1, 3, 3]
     plain = hr.Reader(table(), seed=3, max_epochs=2)
@@ -73,13 +73,13 @@ def test_a_worker_alone_reads_what_its_reader_would_in_batches_that_do_not_cross
 
 def test_batches_are_whole_the_workers_own() -> None:
     """The shard that the feed asks for is ignored: what is leased is the shard."""
-    batch = Worker(Held(), 0, lease=8).next(4)
+    batch = Worker(CenterState(), 0, lease=8).next(4)
     assert batch is not None
     assert (batch.rows, batch.total, len(batch["row"])) == (4, 4, 4)
 
 
 def test_each_row_is_read_by_one_worker() -> None:
-    held = Held()
+    held = CenterState()
     workers = [Worker(held, index, lease=4) for index in range(3)]
     seen: list[int] = []
     while any(batches := [worker.next_or_nothing(4) for worker in workers]):
@@ -91,7 +91,7 @@ def test_each_row_is_read_by_one_worker() -> None:
 
 
 def test_an_epoch_of_a_worker_ends_where_its_next_lease_is_of_a_later_one() -> None:
-    held = Held()
+    held = CenterState()
     one, two = Worker(held, 0, lease=10), Worker(held, 1, lease=10)
     first = [one.next(5), two.next(5), one.next(5), two.next(5)]
     assert [batch is not None and batch.ends_epoch for batch in first] == [False, False, True, True]
@@ -100,7 +100,7 @@ def test_an_epoch_of_a_worker_ends_where_its_next_lease_is_of_a_later_one() -> N
 
 def test_a_pass_ends_once_however_far_back_a_worker_has_to_go() -> None:
     """Rows of an epoch before, which another worker has lost, are part of the pass that is under way."""
-    held = Held()
+    held = CenterState()
     one, two = Worker(held, 0, lease=10, epochs=None), Worker(held, 1, lease=10, epochs=None)
     two.next(5), one.next(5)
     last = one.next(5)
@@ -113,7 +113,7 @@ def test_a_pass_ends_once_however_far_back_a_worker_has_to_go() -> None:
 
 
 def test_the_last_batch_says_so_before_the_others_have_brought_theirs() -> None:
-    held = Held()
+    held = CenterState()
     one, two = Worker(held, 0, lease=10, epochs=1), Worker(held, 1, lease=10, epochs=1)
     first, _, last, theirs = one.next(5), two.next(5), one.next(5), two.next(5)
     for batch in (last, theirs):
@@ -135,7 +135,7 @@ def test_the_last_batch_says_so_before_the_others_have_brought_theirs() -> None:
 
 
 def test_who_waits_listens_to_whoever_wants_it_to_stop() -> None:
-    held = Held()
+    held = CenterState()
     one, two = Worker(held, 0, lease=20, epochs=1), Worker(held, 1, lease=20, epochs=1)
     one.next(20)
     calls: list[int] = []
@@ -155,7 +155,7 @@ def test_who_waits_listens_to_whoever_wants_it_to_stop() -> None:
 
 def test_the_next_lease_is_asked_for_as_late_as_it_can_be() -> None:
     """Before the last batch of a lease is given, and no sooner, however much is staged at a time."""
-    held = Held()
+    held = CenterState()
     worker = Worker(held, 0, lease=10, epochs=None)
     found = [worker.source.next_macrobatch(2, 100) for _ in range(3)]
     cursors = [cursor for macrobatch in found if macrobatch for cursor in macrobatch.cursors]
@@ -164,7 +164,7 @@ def test_the_next_lease_is_asked_for_as_late_as_it_can_be() -> None:
 
 
 def test_a_macrobatch_is_of_one_lease_and_staging_changes_no_batch() -> None:
-    whole, staged = Worker(Held(), 0, lease=9), Worker(Held(), 0, lease=9)
+    whole, staged = Worker(CenterState(), 0, lease=9), Worker(CenterState(), 0, lease=9)
     one_by_one = [(used(b), b["row"].tolist(), b.ends_epoch) for b in whole.batches(2)]
     seen, at_once = [], 0
     with hr.Feed(staged.source, batch_size=2, macrobatch=100) as feed:
@@ -182,7 +182,7 @@ WORDS = hr.ArrayTable({"words": hr.Ragged.of([torch.arange(n) for n in LENGTHS])
 
 
 def test_a_feed_that_is_left_goes_on_after_the_batch_that_was_given_last() -> None:
-    worker = Worker(Held(), 0, lease=10)
+    worker = Worker(CenterState(), 0, lease=10)
     feed = hr.Feed(worker.source, batch_size=2, macrobatch=8)
     seen = [used(next(iter(feed)))]
     feed.close()
@@ -191,14 +191,14 @@ def test_a_feed_that_is_left_goes_on_after_the_batch_that_was_given_last() -> No
 
 
 def test_whole_sequences_are_leased_where_sizes_count_their_items() -> None:
-    held = Held()
+    held = CenterState()
     reader = hr.Reader(WORDS, seed=1, count="words")
     worker = Worker(held, 0, lease=8, epochs=1, reader=reader)
     batches = list(worker.batches(6))
     assert all(batch.items("words") <= 6 for batch in batches)
     assert sorted(torch.cat([batch["row"] for batch in batches]).tolist()) == [*range(30)]
     assert held.status(0.0)["samples"] == 30
-    staged = Worker(Held(), 0, lease=8, epochs=1, reader=hr.Reader(WORDS, seed=1, count="words"))
+    staged = Worker(CenterState(), 0, lease=8, epochs=1, reader=hr.Reader(WORDS, seed=1, count="words"))
     rows, cursors = [], []
     while (found := staged.source.next_macrobatch(6, 60)) is not None:
         for batch in found.batches():
@@ -215,7 +215,7 @@ def test_maps_draw_for_a_row_what_they_draw_without_a_center() -> None:
 
     mapped = hr.map(table(), noisy)
     plain = hr.Reader(mapped, seed=3, max_epochs=1)
-    worker = Worker(Held(), 0, lease=6, epochs=1, reader=hr.Reader(mapped, seed=3))
+    worker = Worker(CenterState(), 0, lease=6, epochs=1, reader=hr.Reader(mapped, seed=3))
     expected = plain.next_batch(ROWS)
     assert expected is not None
     assert torch.equal(torch.cat([batch["row"] for batch in worker.batches(4)]), expected["row"])
@@ -223,7 +223,7 @@ def test_maps_draw_for_a_row_what_they_draw_without_a_center() -> None:
 
 def test_the_limits_of_the_reader_are_not_crossed() -> None:
     reader = hr.Reader(table(), seed=3, max_samples=13)
-    worker = Worker(Held(), 0, lease=10, epochs=None, reader=reader)
+    worker = Worker(CenterState(), 0, lease=10, epochs=None, reader=reader)
     assert reader.end == 13
     first = worker.next(10)
     assert first is not None
@@ -239,11 +239,11 @@ def test_only_a_reader_knows_rows_by_number() -> None:
             return None
 
     with pytest.raises(ConfigError, match=r"a Stream does not know.*Synchronous"):
-        Leased(Stream(), HeldCenter())
+        Leased(Stream(), LocalCenter())
 
 
 def test_another_cursor_is_refused() -> None:
-    worker = Worker(Held(), 0, lease=5)
+    worker = Worker(CenterState(), 0, lease=5)
     with pytest.raises(SourceError, match="lacks used, leases, pass"):
         worker.source.load_state_dict(hr.Reader(table(), seed=3).state_dict())
     state = worker.source.state_dict()

@@ -25,8 +25,8 @@ from kit.foreign import (
     Own,
     Pair,
     Samples,
-    Standing,
     Stream,
+    TrainState,
     fed,
     pair_of,
     stateful,
@@ -84,7 +84,7 @@ def test_a_state_that_is_not_exact_is_not_relied_on() -> None:
     """Of torchdata's: it miscounts what it skips of data without state, and draws a foreign order anew."""
     own = torch.utils.data.BatchSampler(RandomSampler(range(ROWS)), SIZE, False)
     foreign = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(Samples(), batch_sampler=own)
-    levels = [LoaderSource(loader).level for loader in (stateful(Stream()), foreign, stateful(Standing()))]
+    levels = [LoaderSource(loader).level for loader in (stateful(Stream()), foreign, stateful(TrainState()))]
     assert ["replay" in level for level in levels] == [True, True, False]
 
 
@@ -364,7 +364,7 @@ def test_a_sampler_that_lies_about_its_length_is_noticed() -> None:
 
 
 def test_state_that_cannot_be_saved_is_refused_when_it_is_taken() -> None:
-    class Odd(Standing):
+    class Odd(TrainState):
         def state_dict(self) -> dict[str, Any]:
             return {"deep": {"file": b"bytes"}}
 
@@ -402,7 +402,7 @@ def test_workers_of_a_training_each_read_a_part_of_every_batch() -> None:
 # --- samples as sources -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [Stream, Standing])
+@pytest.mark.parametrize("make", [Stream, TrainState])
 def test_samples_are_collated_in_the_size_that_is_asked(make: Callable[[], Any], tmp_path: Path) -> None:
     source = SampleSource(make())
     assert [batch["y"].tolist() for batch in hr.Feed(source, batch_size=10)] == [
@@ -417,7 +417,7 @@ def test_samples_are_collated_in_the_size_that_is_asked(make: Callable[[], Any],
 
 
 def test_samples_with_a_state_are_not_replayed() -> None:
-    source, fresh = SampleSource(Standing()), Standing()
+    source, fresh = SampleSource(TrainState()), TrainState()
     cursors = [batch.cursor for batch in hr.Feed(source, batch_size=5)]
     going_on = SampleSource(fresh)
     going_on.load_state_dict(cursors[1])  # type: ignore[arg-type]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from headrace.engines.network import Network
 from headrace.errors import ConfigError
-from headrace.launch.network import Network
 
 
 @pytest.mark.parametrize(

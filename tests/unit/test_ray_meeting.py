@@ -38,7 +38,7 @@ class Place:
 def test_vectors_on_gpus_go_over_nccl_and_those_on_the_host_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     import ray.train
 
-    from headrace.launch.ray import meeting
+    from headrace.engines.ray import meeting
 
     made: dict[str, Any] = {}
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **others: made.update(others, backend=backend))

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.engines.launch import launch
+from headrace.engines.network import Network
+from headrace.engines.sim import SimComm
 from headrace.errors import ConfigError, HeadraceError, WorkerError
-from headrace.launch.launch import launch
-from headrace.launch.network import Network
-from headrace.launch.sim import SimComm
 from headrace.workers import generators
 from headrace.workers.here import here
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.loss.loss_sums import Tally
+from headrace.loss.loss_sums import LossSums
 
 PARTS = st.lists(
     st.tuples(st.floats(-1e6, 1e6), st.floats(0.1, 1e3), st.booleans(), st.booleans()), min_size=1, max_size=30
@@ -17,7 +17,7 @@ PARTS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(parts=PARTS)
 def test_numbers_and_tensors_add_up_alike(parts: list[tuple[float, float, bool, bool]]) -> None:
-    tally = Tally()
+    tally = LossSums()
     for total, weight, total_on_device, weight_on_device in parts:
         tally.add(
             "far",
@@ -31,7 +31,7 @@ def test_numbers_and_tensors_add_up_alike(parts: list[tuple[float, float, bool, 
 
 
 def test_single_precision_sums_are_added_in_double() -> None:
-    tally = Tally()
+    tally = LossSums()
     for _ in range(3000):  # more than wait on the device at once
         tally.add("mse", torch.tensor(1e6 + 0.0625), torch.tensor(1), 1.0)
     tally.add("mse", 0.0, 1, 1.0)
@@ -39,7 +39,7 @@ def test_single_precision_sums_are_added_in_double() -> None:
 
 
 def test_dtypes_may_differ_from_update_to_update() -> None:
-    tally = Tally()
+    tally = LossSums()
     for total in (torch.tensor(1.0), torch.tensor(2.0, dtype=torch.float64), torch.tensor(3.0, dtype=torch.bfloat16)):
         tally.add("l1", total, torch.tensor(2), 1.0)
         tally.add("l1", total, torch.tensor(0.5), 1.0)
@@ -47,7 +47,7 @@ def test_dtypes_may_differ_from_update_to_update() -> None:
 
 
 def test_the_total_adds_means_by_coefficient_and_leaves_out_what_only_logs() -> None:
-    tally = Tally()
+    tally = LossSums()
     tally.add("a", 6.0, 2.0, 1.0)
     tally.add("b", torch.tensor(8.0), 2.0, 0.25)
     tally.add("c", math.nan, 1.0, 0.0)
@@ -58,7 +58,7 @@ def test_the_total_adds_means_by_coefficient_and_leaves_out_what_only_logs() -> 
 
 
 def test_reading_keeps_and_a_reset_forgets() -> None:
-    tally = Tally()
+    tally = LossSums()
     tally.add("a", torch.tensor(6.0), torch.tensor(2.0), 1.0)
     assert tally.read() == tally.read() == {"": 3.0, "a": 3.0}
     tally.add("a", 6.0, 1.0, 1.0)

@@ -16,7 +16,7 @@ from kit.torch_workers import LOOPBACK, be_worker, free_port, listening, over_gl
 from torch import Tensor
 
 from headrace.errors import CheckpointError, ConfigError, WorkerError
-from headrace.workers.heartbeat import Beats
+from headrace.workers.heartbeat import Heartbeat
 from headrace.workers.here import here
 from headrace.workers.join import join_others, timeout_of_environment
 from headrace.workers.torch_comm import TorchComm
@@ -320,4 +320,4 @@ def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, bad: 
 
 def test_to_say_where_a_worker_stands_costs_nothing_that_could_wait() -> None:
     assert set(TorchComm.at.__code__.co_names) <= {"_beats", "step", "doing"}  # attributes, no calls
-    assert isinstance(Beats, type)
+    assert isinstance(Heartbeat, type)

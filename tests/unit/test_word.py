@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.train.stop_vote import MOST_STEPS, WORD_S, Word
+from headrace.train.stop_vote import MOST_STEPS, WORD_S, StopVote
 from headrace.workers.comm import Null
 
 
@@ -23,7 +23,7 @@ STEPS = 200
 @pytest.mark.parametrize("pace_s", PACES.values(), ids=PACES)
 def test_a_checkpoint_that_is_due_by_the_clock_is_asked_for_once(pace_s: float, due: int) -> None:
     clock = Clock()
-    word, overdue, saved = Word(clock), False, []
+    word, overdue, saved = StopVote(clock), False, []
     for step in range(STEPS):
         clock.now_s += pace_s
         overdue = overdue or step == due
@@ -37,7 +37,7 @@ def test_a_checkpoint_that_is_due_by_the_clock_is_asked_for_once(pace_s: float, 
 
 def test_what_is_due_again_is_asked_for_again() -> None:
     clock = Clock()
-    word, saves = Word(clock), 0
+    word, saves = StopVote(clock), 0
     for _ in range(STEPS):
         clock.now_s += WORD_S
         said = word(False, False, True, False)  # saved each time, and due at the next step
@@ -47,7 +47,7 @@ def test_what_is_due_again_is_asked_for_again() -> None:
 
 @pytest.mark.parametrize("want", ["stop", "leave", "save"])
 def test_where_all_wait_for_it_a_word_is_heard_at_once(want: str) -> None:
-    word = Word(Clock())
+    word = StopVote(Clock())
     assert word(False, False, False, False) is None
     said = word(want == "stop", want == "leave", want == "save", True)
     assert said is not None
@@ -56,7 +56,7 @@ def test_where_all_wait_for_it_a_word_is_heard_at_once(want: str) -> None:
 
 def test_a_word_is_a_rare_thing_where_steps_are_short() -> None:
     clock = Clock()
-    word, heard = Word(clock), 0
+    word, heard = StopVote(clock), 0
     for _ in range(20 * MOST_STEPS):
         clock.now_s += 1e-6
         heard += word(False, False, False, False) is not None

@@ -18,7 +18,9 @@ from .adapt import as_data
 MOST_WORKERS = 1024
 
 
-def as_dataset(data: Any, batch_size: int, *, order: str = "full", seed: int = 0, shard: Shard = WHOLE) -> "Lent":
+def as_dataset(
+    data: Any, batch_size: int, *, order: str = "full", seed: int = 0, shard: Shard = WHOLE
+) -> "TorchBatches":
     """Batches of a table (read in this order) or of a source, as a torch IterableDataset.
 
     ```python
@@ -43,10 +45,10 @@ def as_dataset(data: Any, batch_size: int, *, order: str = "full", seed: int = 0
     reads: _Reads = (
         _ByNumber(found, size, order, seed, shard) if isinstance(found, Table) else _InTurn(found, size, shard)
     )
-    return Lent(reads)
+    return TorchBatches(reads)
 
 
-class Lent(IterableDataset[dict[str, Field]]):
+class TorchBatches(IterableDataset[dict[str, Field]]):
     """Batches of headrace's for a DataLoader with `batch_size=None`. See `as_dataset`."""
 
     def __init__(self, reads: "_Reads") -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..adapters.adapt import as_data
 from ..data.source import Table
+from ..engines.launch import launch
+from ..engines.network import Network
+from ..engines.sim import SimComm
 from ..errors import ConfigError, HeadraceError
-from ..launch.launch import launch
-from ..launch.network import Network
-from ..launch.sim import SimComm
 from ..workers.here import here
 from ..workers.named import named
 from ..workers.strategy import Strategy

@@ -1,1 +1,4 @@
-"""TODO."""
+"""A model as a few long vectors: parameters, gradients, buffers, optimizer state.
+
+An update is then a few operations whatever the number of parameters. It calls no other room but `loss`.
+"""

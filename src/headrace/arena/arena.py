@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .gradients import all_finite
 from .homes import bring_home, is_packable, make_vector, names_of, overlapping, owners, refuse_sharded, take_back
-from .optimizer_hooks import Hands
+from .optimizer_hooks import OptimizerHooks
 from .runs import Run, Slot, Vector, alike, make_run, split, state_of, unpack_state
 from .states import by_name
 
@@ -70,7 +70,7 @@ class Arena:
         self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
         self._versions: list[int] = []
         self._hand_over()
-        self.hands = Hands(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
+        self.hands = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
 
     @property
     def proven(self) -> bool:

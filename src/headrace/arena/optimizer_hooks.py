@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 
-class Hands:
+class OptimizerHooks:
     """The optimizer's `step` and `zero_grad`, which act on the vectors until `let_go`.
 
     `begin` and `collect` are what an update needs before and after its backward pass. Saving or loading the

@@ -10,7 +10,7 @@ from torch import Tensor
 from .base import Weight
 
 
-class Tally:
+class LossSums:
     """Sums and weights of loss terms, added up over many updates; read where it is reported."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Tally:
         return {name: [c, self._sums[name], self._weights[name]] for name, c in self._coefficients.items()}
 
     @classmethod
-    def of(cls, totals: Sequence[Mapping[str, Sequence[float]]]) -> "Tally":
+    def of(cls, totals: Sequence[Mapping[str, Sequence[float]]]) -> "LossSums":
         """What several workers have added up, together."""
         tally = cls()
         for terms in totals:
@@ -59,7 +59,7 @@ class Tally:
         return tally
 
     @classmethod
-    def joined(cls, states: Sequence[dict[str, Any]]) -> "Tally":
+    def joined(cls, states: Sequence[dict[str, Any]]) -> "LossSums":
         """What tallies in these states have added up, together; one alone is taken back to the bit."""
         tallies = [cls() for _ in states]
         for tally, state in zip(tallies, states, strict=True):

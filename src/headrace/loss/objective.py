@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from ..data.batch import Batch, Stream
 from ..data.fields import has_rows
 from ..data.ragged import Ragged
-from ..errors import ConfigError, DataError, HeadraceError, unknown
-from ..step.memory import is_out_of_memory
+from ..errors import ConfigError, DataError, HeadraceError, is_out_of_memory, unknown
 from .base import Loss, Sum, Term, Weight, by_items, pick
 from .translate import translate
 

@@ -17,7 +17,7 @@ from ..data.ragged import Ragged
 from ..data.sparse import Sparse
 from ..errors import DataError
 from ..loss.base import Term, is_flat
-from ..loss.loss_sums import Tally
+from ..loss.loss_sums import LossSums
 from ..loss.metrics import BLOCK_BYTES, Metrics
 from ..loss.objective import Objective, Supervised, Terms, first_call, scoring, terms_of
 from ..loss.outcome import Outcome, as_outcome
@@ -144,7 +144,7 @@ def apart(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Ou
         yield as_outcome(step(batch), "evaluate_step", batch)
 
 
-AddUp = Callable[[Tally, Metrics], tuple[dict[str, float], dict[str, Any]]]
+AddUp = Callable[[LossSums, Metrics], tuple[dict[str, float], dict[str, Any]]]
 """Losses and metrics over what was seen, here and by other workers."""
 
 
@@ -152,7 +152,7 @@ def score(
     outcomes: Iterable[Outcome], name: str, metrics: Metrics, objective: Objective, target: str, add_up: AddUp
 ) -> dict[str, Any]:
     """Loss, terms and metrics over one pass, by keys that begin with `name`."""
-    tally = Tally()
+    tally = LossSums()
     with torch.no_grad():
         for outcome in outcomes:
             record(outcome, tally, metrics, objective, target)
@@ -162,7 +162,7 @@ def score(
     return row
 
 
-def record(outcome: Outcome, tally: Tally, metrics: Metrics, objective: Objective, target: str) -> None:
+def record(outcome: Outcome, tally: LossSums, metrics: Metrics, objective: Objective, target: str) -> None:
     """Adds one batch to what is reported later; an update that was left out does not count."""
     if outcome.applied is False:
         return
@@ -189,7 +189,7 @@ def _compared(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
     return outputs, target.to_dense() if isinstance(target, Sparse) else target
 
 
-def report(name: str, tally: Tally, metrics: Metrics, add_up: AddUp) -> dict[str, Any]:
+def report(name: str, tally: LossSums, metrics: Metrics, add_up: AddUp) -> dict[str, Any]:
     """What has been added up since the last report, if anything; it starts anew."""
     losses, scores = add_up(tally, metrics)
     if losses and metrics.missed and not scores:

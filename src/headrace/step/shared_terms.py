@@ -16,7 +16,7 @@ from .guard import Scalar
 Weights = Mapping[str, Scalar]
 
 
-class Together:
+class SharedTerms:
     """Finds a divisor for every term that is the same on all workers, at the least cost.
 
     Where every worker can tell the weight of the whole batch from its part, nobody has to ask. A single term is divided

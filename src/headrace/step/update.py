@@ -14,15 +14,14 @@ from ..arena.arena import Arena
 from ..arena.buffers import Buffers
 from ..arena.gradients import clip
 from ..data.batch import Batch
-from ..errors import ConfigError, DataError, HeadraceError, ModelError, OutOfMemoryError
+from ..errors import ConfigError, DataError, HeadraceError, ModelError, OutOfMemoryError, is_out_of_memory
 from ..loss.base import Term
 from ..loss.metrics import check_outputs
 from ..loss.objective import Objective, Terms, terms_of
 from ..loss.outcome import Outcome, detached
 from ..store.rng import capture_torch, restore_torch
 from .guard import Scalar
-from .memory import is_out_of_memory
-from .shared_terms import Together
+from .shared_terms import SharedTerms
 
 if TYPE_CHECKING:
     from .step import Step
@@ -42,7 +41,7 @@ class Update:
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._measured = len(step.optimizers) > 1, step.measured == name
         self._device = next(iter(arena.params)).device
-        self._together = Together(step.strategy, self._device) if step.strategy.shares_updates else None
+        self._together = SharedTerms(step.strategy, self._device) if step.strategy.shares_updates else None
         self._batch: Batch | None = None
         self._divisors: Mapping[str, Scalar] | None = None
         self._found: Sequence[Tensor] = ()
@@ -163,7 +162,9 @@ class Update:
         self._found = self.arena.collect()
         return self._applied(outcome)
 
-    def _update_together(self, together: Together, batch: Batch, parts: Sequence[Batch], outcome: Outcome) -> Outcome:
+    def _update_together(
+        self, together: SharedTerms, batch: Batch, parts: Sequence[Batch], outcome: Outcome
+    ) -> Outcome:
         """As one worker's, but that what all of them have found is added up between backward pass and update."""
         whole = self.objective.whole(batch) if batch.rows else {}
         if self._divisors is None:  # workers ask each other once, however often a pass is made

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ..arena.replica import Replica
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch
-from ..launch.launch import launch
-from ..launch.network import Network
+from ..engines.launch import launch
+from ..engines.network import Network
 from ..loss.outcome import Outcome
 from ..train.trainer import Trainer
 from ..workers.centered import Centered

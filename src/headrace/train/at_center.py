@@ -13,24 +13,24 @@ from ..data.reader import Reader
 from ..data.source import Source
 from ..errors import ConfigError
 from ..length import Counters, Length
-from ..loss.loss_sums import Tally
+from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
 from ..watch.info import Info
 from ..workers.leased import Leased
-from .checkpointer import Keeper, State
-from .signals import Preemption
-from .team import Crew, Report, compare
+from .checkpointer import Checkpointer, State
+from .signals import Signals
+from .team import Report, Team, compare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..data.batch import Batch
     from ..workers.centered import Centered
-    from .train_state import Standing
+    from .train_state import TrainState
     from .trainer import Trainer
 
 
-class Loose(Crew):
+class AtCenter(Team):
     """One of the workers of a strategy with a center; nobody waits for anybody."""
 
     strategy: Centered
@@ -45,7 +45,7 @@ class Loose(Crew):
         self._since = self.comm.now()
         self._told = False
         self._pulled: list[Tensor] | None = None  # what was scored after the last update
-        self._asked: Preemption | None = None
+        self._asked: Signals | None = None
         self._facts: Mapping[str, Any] = {}
 
     def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
@@ -62,8 +62,8 @@ class Loose(Crew):
         self.strategy.lend(rows, batch_size, block, min(ends, default=None))
         return leased
 
-    def keeper(self, make: Callable[[], Keeper]) -> Keeper:
-        return make() if self.leads else Keeper()
+    def keeper(self, make: Callable[[], Checkpointer]) -> Checkpointer:
+        return make() if self.leads else Checkpointer()
 
     def handed(self, state: State) -> State:
         """The weights come from the center; what workers held of an epoch, others may read."""
@@ -79,7 +79,7 @@ class Loose(Crew):
             "place": state["place"] | {"batch": 0, "ends_epoch": True},
         }
 
-    def begin(self, at: Standing, state: State | None) -> None:
+    def begin(self, at: TrainState, state: State | None) -> None:
         replica = at.replica()
         self._told, self._since, self._agrees = False, self.comm.now(), False
         self._read, self._pulled, self._seen = {}, None, {}
@@ -112,7 +112,7 @@ class Loose(Crew):
         """As if all were as far as this worker since it last heard of them."""
         return replace(info.counters, samples=info.samples + self.strategy.unheard * self.comm.count)
 
-    def updated(self, at: Standing, batch: Batch) -> None:
+    def updated(self, at: TrainState, batch: Batch) -> None:
         info = at.info
         before, self._pulled = info.samples, None
         self.comm.worked(batch.rows)
@@ -122,13 +122,13 @@ class Loose(Crew):
         self.strategy.after(at.replica(), info.counters, batch.rows, batch.total, info.ends_epoch)
         self._hear_rows(at, before)
 
-    def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
+    def decide(self, info: Info, asked: Signals, due: bool, now: bool) -> bool:
         if self.leads and not self._told and info.stopping:
             self._told = True
             self.strategy.center.ask_to_stop(info.stopping)
         return due
 
-    def trained(self, tally: Tally, metrics: Metrics) -> Report:
+    def trained(self, tally: LossSums, metrics: Metrics) -> Report:
         """Losses of this worker's rows, and of those of others that the center has heard of; metrics of this one's."""
         if not self.leads:
             return super().trained(tally, metrics)
@@ -137,7 +137,7 @@ class Loose(Crew):
         fresh = {name: _less(numbers, self._seen.get(name)) for name, numbers in others.items()}
         self._seen = others
         self._measure({worker: facts["rows"] for worker, facts in status["workers"].items()})
-        return Tally.of([tally.totals(), fresh]).read(), metrics.compute()
+        return LossSums.of([tally.totals(), fresh]).read(), metrics.compute()
 
     def _measure(self, read: dict[int, int]) -> None:
         """The rows a second of each worker since the last report, from those that the center has of it by now."""
@@ -160,7 +160,7 @@ class Loose(Crew):
             self._pulled = None
         return more
 
-    def state(self, at: Standing) -> State | None:
+    def state(self, at: TrainState) -> State | None:
         if not self.leads:
             return None
         kind, center = type(self.strategy).__name__, self.strategy.state_dict(at.replica())
@@ -170,7 +170,7 @@ class Loose(Crew):
         return at.state_dict(weights) | {"strategy": center, "kind": kind, "agrees": False, "owns": [own]}
 
     @contextmanager
-    def agreed(self, at: Standing) -> Iterator[None]:
+    def agreed(self, at: TrainState) -> Iterator[None]:
         """Worker 0 alone looks at the center's weights."""
         if not self.leads:
             yield
@@ -178,13 +178,13 @@ class Loose(Crew):
         with super().agreed(at):
             yield
 
-    def _result(self, at: Standing) -> Sequence[Tensor]:
+    def _result(self, at: TrainState) -> Sequence[Tensor]:
         """The center's weights, the same as long as worker 0 makes no update."""
         if self._pulled is None:
             self._pulled = self.strategy.agreed(at.replica())
         return self._pulled
 
-    def finish(self, at: Standing) -> None:
+    def finish(self, at: TrainState) -> None:
         self.strategy.finish(at.replica())
         self._hear(at.info)
         self._pulled = None
@@ -196,7 +196,7 @@ class Loose(Crew):
             self.strategy.center.ask_to_stop(self._asked.why)
         self.strategy.leave()
 
-    def _hear_rows(self, at: Standing, before: int) -> None:
+    def _hear_rows(self, at: TrainState, before: int) -> None:
         """An update counts as many rows as the center has learnt from since."""
         self._hear(at.info)
         at.rows = at.info.rows = at.info.samples - before

@@ -37,7 +37,7 @@ _LARGE = ("model", "step")
 """The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
 
 
-class Keeper:
+class Checkpointer:
     """Keeps nothing but the best weights, in memory: there is no run."""
 
     keeps = False
@@ -47,7 +47,7 @@ class Keeper:
     path: Path | None = None
     """The directory of the run."""
 
-    def __enter__(self) -> "Keeper":
+    def __enter__(self) -> "Checkpointer":
         self._best: dict[str, Tensor] = {}
         return self
 
@@ -94,7 +94,7 @@ class Keeper:
         """The training has ended well."""
 
 
-class RunKeeper(Keeper):
+class RunCheckpointer(Checkpointer):
     """Keeps everything in a run directory."""
 
     keeps = True
@@ -112,7 +112,7 @@ class RunKeeper(Keeper):
         self._good: list[int] = []  # the step of the last checkpoint that can be gone on from, if it is known
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
-    def __enter__(self) -> "RunKeeper":
+    def __enter__(self) -> "RunCheckpointer":
         if self._resume == "must" and not (self.path / RUN).is_file():
             raise RunError(f"resume='must', and {self.path} is no run. Use resume='auto' to start one.")
         self._run = Run(self.path)
@@ -306,9 +306,9 @@ def _is_stuck(state: State) -> bool:
     return state["counters"]["steps"] > 0 and not state["place"]["ends_epoch"] and state["source"]["cursor"] is None
 
 
-def make_keeper(
+def make_checkpointer(
     run: str | Path | None, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
-) -> Keeper:
+) -> Checkpointer:
     """What keeps a training: a run directory where one is named."""
     if resume not in RESUME:
         raise ConfigError(unknown("resume", resume, RESUME))
@@ -316,10 +316,10 @@ def make_keeper(
         raise ConfigError(f"run= is the path of a directory, got {run!r}.", argument="run")
     length, kept = Length.parse(every, "checkpoint_every"), Keep.of(keep)
     if run is not None:
-        return RunKeeper(Path(run), resume, length, kept, override, wait)
+        return RunCheckpointer(Path(run), resume, length, kept, override, wait)
     if resume == "must":
         raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")
-    return Keeper()
+    return Checkpointer()
 
 
 def encode(step: int, state: Mapping[str, Any]) -> Contents:

@@ -1,6 +1,7 @@
 """The settings of a training as plain values: what a resumed run compares, and a person reads."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -85,7 +86,7 @@ def plain(value: Any, depth: int = 4) -> Any:
     if isinstance(value, Length | torch.dtype | torch.device | Enum):
         return str(value)
     if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
-        return _as_script(f"{value.__module__}.{value.__qualname__}{_digest(value)}")
+        return _by_one_name(f"{value.__module__}.{value.__qualname__}{_digest(value)}")
     held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
     return {"kind": type(value).__name__, **{name: plain(item, depth - 1) for name, item in held.items()}}
 
@@ -101,7 +102,7 @@ def differences(
             before, after = dict(enumerate(before)), dict(enumerate(after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{name}.", between)
-        elif _as_script(before) != _as_script(after):
+        elif _by_one_name(before) != _by_one_name(after):
             found.append(f"{name}: {before!r} {between[0]}, {after!r} {between[1]}")
     return found
 
@@ -118,9 +119,15 @@ def shrunk(saved: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
     return found
 
 
-def _as_script(value: Any) -> Any:
-    """A name in the script at hand, which is imported under another name by the processes that it starts."""
-    return "__main__" + value[len(_STARTED) :] if isinstance(value, str) and value.startswith(f"{_STARTED}.") else value
+def _by_one_name(value: Any) -> Any:
+    """The name of a function or a class, which may have been written under another one.
+
+    The script at hand is imported under another name by the processes that it starts, and a name of headrace counts
+    without the module that it happens to be in.
+    """
+    if not isinstance(value, str):
+        return value
+    return re.sub(rf"^{_STARTED}\.", "__main__.", re.sub(r"^headrace\.(\w+\.)+", "headrace.", value))
 
 
 def _digest(function: Any) -> str:

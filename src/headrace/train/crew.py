@@ -5,14 +5,14 @@ from ..workers.centered import Centered
 from ..workers.here import here
 from ..workers.strategy import Single, Strategy
 from ..workers.synchronous import Synchronous
-from .at_center import Loose
-from .in_step import Lockstep
-from .team import Crew
+from .at_center import AtCenter
+from .in_step import InStep
+from .team import Team
 
-__all__ = ["Crew", "make_crew"]
+__all__ = ["Team", "make_team"]
 
 
-def make_crew(strategy: Strategy | None) -> Crew:
+def make_team(strategy: Strategy | None) -> Team:
     """The crew for a strategy, on the worker that asks; without a strategy, several share every update."""
     comm = here()
     if strategy is None:
@@ -24,5 +24,5 @@ def make_crew(strategy: Strategy | None) -> Crew:
         )
     strategy.join(comm)
     if isinstance(strategy, Centered):
-        return Loose(strategy)
-    return Crew(strategy) if comm.count == 1 else Lockstep(strategy)
+        return AtCenter(strategy)
+    return Team(strategy) if comm.count == 1 else InStep(strategy)

@@ -17,17 +17,17 @@ from ..data.reader import Reader
 from ..data.source import Shard, Source
 from ..errors import CheckpointError, ConfigError, DataError, NonFiniteError, WorkerError
 from ..length import Length
-from ..loss.loss_sums import Tally
+from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
 from ..watch.info import Best, Info
 from ..workers.strategy import Strategy
-from .checkpointer import Keeper, State
-from .reading import Witness, as_long_as_any
-from .shared_checkpointer import SharedKeeper, by_leader
-from .signals import Preemption
-from .stop_vote import Word
-from .team import Crew, Report, compare, tensors_of
-from .train_state import Standing
+from .checkpointer import Checkpointer, State
+from .reading import SameBatchCheck, as_long_as_any
+from .shared_checkpointer import SharedCheckpointer, by_leader
+from .signals import Signals
+from .stop_vote import StopVote
+from .team import Report, Team, compare, tensors_of
+from .train_state import TrainState
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 RAGGED = "headrace.Ragged"
 
 
-class Lockstep(Crew):
+class InStep(Team):
     """Several workers that make equally many updates."""
 
     alone = False
@@ -46,7 +46,7 @@ class Lockstep(Crew):
         self.scores = self.comm.shard
         self._certain = True  # whether all workers have equally many batches
         self.times = 1 if strategy.joint else self.comm.count
-        self._word = Word(self.comm)
+        self._vote = StopVote(self.comm)
         self._rows, self._since = 0, self.comm.now()
         self._model: nn.Module | None = None
         self._warned = False  # of a best step that cannot be kept
@@ -64,18 +64,18 @@ class Lockstep(Crew):
                     stacklevel=4,
                 )
             if not train.thread_safe:  # else it may be read where workers cannot speak to each other
-                train.witness = Witness(self.comm, train.title)
+                train.witness = SameBatchCheck(self.comm, train.title)
         self._certain = isinstance(train, Reader) or not train.shards
         return train
 
-    def keeper(self, make: Callable[[], Keeper]) -> Keeper:
-        return SharedKeeper(make, self.comm)
+    def keeper(self, make: Callable[[], Checkpointer]) -> Checkpointer:
+        return SharedCheckpointer(make, self.comm)
 
     def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
         tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer._modules) for n, t in tensors_of(m).items()]
         every = self.comm.gather({**facts, "model": {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors}})
         by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
-        self._model, self._word, self._torn = trainer.model, Word(self.comm), ""
+        self._model, self._vote, self._torn = trainer.model, StopVote(self.comm), ""
         self._spread(trainer._modules)
 
     def shared(self, batch: Batch, model: nn.Module) -> Batch:
@@ -108,11 +108,11 @@ class Lockstep(Crew):
                 batch.total = batch.rows  # the update is this worker's own
             yield batch
 
-    def begin(self, at: Standing, state: State | None) -> None:
+    def begin(self, at: TrainState, state: State | None) -> None:
         super().begin(at, state)
         self._measures = self.strategy.shares_updates and bool(at.replica().statistics)
 
-    def updated(self, at: Standing, batch: Batch) -> None:
+    def updated(self, at: TrainState, batch: Batch) -> None:
         if not self.strategy.shares_updates:  # else it has been said where the update was computed
             self.comm.worked(batch.rows)
         if not self.strategy.started:
@@ -121,18 +121,18 @@ class Lockstep(Crew):
         if self._measures:
             self._agrees = False
 
-    def _start(self, at: Standing) -> None:
+    def _start(self, at: TrainState) -> None:
         at.restart(forget=not self.comm.leader)
         self._spread(at.modules)
         at.take_over(self.comm.share(at.updates() if self.comm.leader else None))
 
-    def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
+    def decide(self, info: Info, asked: Signals, due: bool, now: bool) -> bool:
         self.comm.at(info.step, "training")
-        word = self._word(bool(info.wish), bool(asked.why), due, now)
+        word = self._vote(bool(info.stop_request), bool(asked.why), due, now)
         if word is None:
             return False
         if word.stop or word.leave:
-            why = next(filter(None, self.comm.all_gather(asked.why if word.leave else info.wish)), "stopped")
+            why = next(filter(None, self.comm.all_gather(asked.why if word.leave else info.stop_request)), "stopped")
             if word.leave:
                 asked.agree(why)
             info.stopping = info.stopping or why
@@ -142,11 +142,11 @@ class Lockstep(Crew):
         metrics.hold()
         return metrics
 
-    def scored(self, tally: Tally, metrics: Metrics) -> Report:
+    def scored(self, tally: LossSums, metrics: Metrics) -> Report:
         losses, scores, _ = self._added_up(tally, metrics, range(self.comm.count))
         return losses, scores
 
-    def trained(self, tally: Tally, metrics: Metrics) -> Report:
+    def trained(self, tally: LossSums, metrics: Metrics) -> Report:
         everybody = range(self.comm.count)
         if not self.strategy.started:  # all workers have done the same
             losses, scores, self.rates = self._added_up(tally, metrics, range(1))
@@ -154,7 +154,7 @@ class Lockstep(Crew):
             losses, scores, self.rates = self._added_up(tally, metrics, everybody, joint=self.strategy.joint)
         return losses, scores
 
-    def _added_up(self, tally: Tally, metrics: Metrics, workers: range, joint: bool = False) -> tuple[Any, Any, Any]:
+    def _added_up(self, tally: LossSums, metrics: Metrics, workers: range, joint: bool = False) -> tuple[Any, Any, Any]:
         """Losses and metrics over what these workers have seen, and the rows a second of each of all."""
         now = self.comm.now()
         rate = self._rows / max(1e-9, now - self._since)
@@ -166,7 +166,7 @@ class Lockstep(Crew):
             of = [said[k] for k in workers]
             if metrics:
                 metrics.join([state for _, state, _ in of], self.device)
-            losses = Tally.of([totals for totals, _, _ in of[: 1 if joint else None]]).read()
+            losses = LossSums.of([totals for totals, _, _ in of[: 1 if joint else None]]).read()
             return [losses, metrics.compute(), [rate for _, _, rate in said]]
 
         losses, scores, rates = by_leader(self.comm, found)
@@ -212,7 +212,7 @@ class Lockstep(Crew):
     def tell(self, error: BaseException) -> None:
         self.comm.tell(error)
 
-    def _own_state(self, at: Standing) -> State:
+    def _own_state(self, at: TrainState) -> State:
         own = super()._own_state(at)
         if not self._idle and not self.strategy.joint and not self.comm.leader:
             own["optimizers"] = at.optimizers()

@@ -16,19 +16,19 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from ..watch.info import Info
-from .signals import Preemption
+from .signals import Signals
 
 _ASK_S = 0.001  # between two signals
 _SHUTDOWN = getattr(threading._shutdown, "__code__", None)  # type: ignore[attr-defined]
 
 
-def leave_at_exit(steps: Generator[Info], asked: Preemption) -> Iterator[Info]:
+def leave_at_exit(steps: Generator[Info], asked: Signals) -> Iterator[Info]:
     """Closes an abandoned loop before the interpreter takes itself apart, not while it does."""
     weakref.finalize(steps, _leave, weakref.ref(steps), asked)
     return steps
 
 
-def _leave(steps: weakref.ref[Generator[Info]], asked: Preemption) -> None:
+def _leave(steps: weakref.ref[Generator[Info]], asked: Signals) -> None:
     if (left := steps()) is not None:
         try:
             left.close()
@@ -53,7 +53,7 @@ def mind_if_unheard(error: BaseException) -> None:
 
 
 @contextmanager
-def answering(asked: Preemption) -> Iterator[None]:
+def answering(asked: Signals) -> Iterator[None]:
     """Ends the program after a loop that was left by `break` when it had been asked to end."""
     try:
         yield

@@ -19,12 +19,12 @@ from ..store import machine, rng
 from ..watch.info import Info, expected
 from ..workers.leased import Leased
 from . import config, passes
-from .checkpointer import Keeper, State
+from .checkpointer import Checkpointer, State
 from .leaving import answering, mind_if_unheard
 from .plan import Plan, deterministic_mode
 from .schedule import make_rates
 from .signals import Interrupted
-from .train_state import Standing, readable
+from .train_state import TrainState, readable
 from .use import unless_refused
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ AFTER_THE_REPORT = ("on_report", "on_checkpoint", "on_fit_end")
 class Loop:
     """One training of a trainer, by a plan; `run` gives its `info` after every update."""
 
-    def __init__(self, trainer: Trainer, plan: Plan, info: Info, keeper: Keeper) -> None:
+    def __init__(self, trainer: Trainer, plan: Plan, info: Info, keeper: Checkpointer) -> None:
         self._trainer, self._plan, self._info, self._keeper = trainer, plan, info, keeper
         self._objective = trainer.objectives[scoring(trainer.objectives)]
-        self._at = Standing(trainer, plan, info)
+        self._at = TrainState(trainer, plan, info)
         self._guard = trainer._step.guard
         self._asked = trainer._preemption
-        self._crew = trainer._crew
+        self._team = trainer._team
         info.run, info.scored = keeper.path, plan.scored
         self._loaded = False  # whether the training goes on from a state
         self._saved = -1  # the step of the last checkpoint
@@ -63,21 +63,21 @@ class Loop:
                 with unless_refused(trainer, lambda: self._loaded):
                     state = self._begin(feed.batches, feed.macrobatches)
                 self._catch_up(state)
-                feed.share(self._crew.trains)
+                feed.share(self._team.trains)
                 while not info.stopping:
                     found = starts = False
-                    for batch in self._crew.each(feed):
+                    for batch in self._team.each(feed):
                         if not info.batch:
                             call("on_epoch_start", info)
                         found = True
-                        self._at.rates.before(self._crew.progress(info))
+                        self._at.rates.before(self._team.progress(info))
                         info.outcome = passes.update(trainer, batch)
                         if batch.rows:  # a worker may have none of a small one
                             self._tried += 1
                             self._left_out += info.outcome.applied is False
                         self._count(batch, feed.macrobatch, feed.finished)
                         evaluate.record(info.outcome, self._at.tally, self._at.metrics, self._objective, trainer.target)
-                        self._crew.updated(self._at, batch)
+                        self._team.updated(self._at, batch)
                         for hook in plan.callbacks.on_step_end:
                             hook(info)
                         if info.asked:
@@ -85,27 +85,27 @@ class Loop:
                         if feed.ends_macrobatch:
                             self._guard.settle()
                             call("on_macrobatch_end", info)
-                        if plan.within_epochs or info.ends_epoch or info.stopping or info.noted:
+                        if plan.within_epochs or info.ends_epoch or info.stopping or info.extra_numbers:
                             self._boundary()
                         yield info
                         trainer._use.go_on()
                         if info.asked:
                             self._grant()
-                        if info.noted:
+                        if info.extra_numbers:
                             self._tell(info.history.keys_at(info.step), info.row())
                         self._keep_best()
-                        self._due |= self._crew.decide(info, self._asked, self._keeper.overdue(), self._common)
+                        self._due |= self._team.decide(info, self._asked, self._keeper.overdue(), self._common)
                         if info.stopping and not self._asked.why:  # else it goes on from here, and nothing is over
                             self._boundary()
                         if self._due:
                             self._keep()
                         if self._asked.why:
                             self._asked.check()
-                        starts = self._crew.starts(self._at)
+                        starts = self._team.starts(self._at)
                         if info.stopping or starts:
                             break
                     if starts:
-                        feed.share(self._crew.trains)
+                        feed.share(self._team.trains)
                         if not info.ends_epoch:
                             continue
                     if not found and empty:
@@ -118,7 +118,7 @@ class Loop:
                         info.batch = 0
                     if feed.finished and info.leased:
                         info.stopping = info.stopping or " or ".join(f"{limit} reached" for limit in info.limits)
-                        if self._crew.last_news(info):  # what was reported is not what all have learnt
+                        if self._team.last_news(info):  # what was reported is not what all have learnt
                             self._at.done -= {"val", "row"}
                         self._boundary()
                     elif feed.finished and self._at.initial is not None:
@@ -132,8 +132,8 @@ class Loop:
             call("on_fit_end", info)
         if self._asked.heard:
             raise self._asked.error()
-        if info.parting is not None:
-            raise info.parting
+        if info.raise_at_end is not None:
+            raise info.raise_at_end
 
     def _begin(self, batches: int | None, macrobatches: int | None) -> State | None:
         """The start of a training, or the point at which it goes on; the state that it goes on from."""
@@ -142,10 +142,10 @@ class Loop:
         state = keeper.find(self._trainer.model, settings, config.of_limits(info.limits))
         if state is not None:
             with readable():
-                state = self._crew.handed(state)
+                state = self._team.handed(state)
                 self._at.check(state)
         optimizers = list(trainer.optimizers.values())
-        rows = self._crew.epoch_rows or passes.rows_of(train)
+        rows = self._team.epoch_rows or passes.rows_of(train)
         self._at.rates = make_rates(trainer.schedule, optimizers, info.limits, batches, rows)
         info.expected = expected(trainer, info.measured, self._plan.callbacks.those_before(AFTER_THE_REPORT))
         self._at.rates.check(info.expected)
@@ -158,7 +158,7 @@ class Loop:
             self._saved = info.step if self._at.complete else -1
         self._skipped = self._guard.skipped
         with readable():
-            self._crew.begin(self._at, state)
+            self._team.begin(self._at, state)
         trainer._step.ends_alone = passes.ends_alone(trainer, train, info.limits)
         if keeper.keeps:
             self._at.warn_of_gaps(new=state is None)
@@ -176,12 +176,12 @@ class Loop:
         if state is not None:
             self._at.forget_absent()
             if not info.alone:
-                self._due |= self._crew.decide(info, self._asked, False, True)
+                self._due |= self._team.decide(info, self._asked, False, True)
             if state["rng"] is not None:
                 with readable():
                     rng.restore(state["rng"], trainer.device)
             info.look_at_limits()
-            if not info.stopping and self._crew.comm.leader:
+            if not info.stopping and self._team.comm.leader:
                 machine.compare(state.get("machine"), trainer.device)
             if info.step:
                 self._boundary()
@@ -232,11 +232,11 @@ class Loop:
     def _keep_best(self) -> None:
         """The weights of this step are kept, if a callback or whoever drives the loop has marked it."""
         info = self._info
-        if not self._crew.keeps(info, self._common):
+        if not self._team.keeps(info, self._common):
             return
         if info.best is not None and info.step == info.best.step != info.history.marked:
             info.history.marked = info.step
-            with self._crew.agreed(self._at):
+            with self._team.agreed(self._at):
                 self._keeper.mark_best(self._trainer.model)
         self._due |= self._once("best")
 
@@ -249,8 +249,8 @@ class Loop:
 
     def _report(self) -> dict[str, Any]:
         """What has been trained since the last report."""
-        row = evaluate.report("train", self._at.tally, self._at.metrics, self._crew.trained)
-        self._info.rates = self._crew.rates
+        row = evaluate.report("train", self._at.tally, self._at.metrics, self._team.trained)
+        self._info.rates = self._team.rates
         return row
 
     def _once(self, what: str) -> bool:
@@ -263,7 +263,7 @@ class Loop:
         """Scores a data set in the middle of a training and writes it into the history."""
         before = rng.capture(self._trainer.device)
         try:
-            with self._asked.scoring(), self._crew.agreed(self._at):
+            with self._asked.scoring(), self._team.agreed(self._at):
                 scores = passes.score(self._trainer, source, name)
         except Interrupted:
             rng.restore(before, self._trainer.device)
@@ -274,9 +274,9 @@ class Loop:
     def _tell(self, told: Set[str], counters: dict[str, Any]) -> None:
         """The report of this step is complete, with what was logged: what has not been `told` of it goes out."""
         info = self._info
-        if info.noted:
-            info.history.at(counters).update(info.noted)
-            info.noted = {}
+        if info.extra_numbers:
+            info.history.at(counters).update(info.extra_numbers)
+            info.extra_numbers = {}
         if not info.history.keys_at(info.step) - told:
             return
         row = {key: value for key, value in info.history.rows[-1].items() if key in counters or key not in told}
@@ -318,7 +318,7 @@ class Loop:
         if self._keeper.keeps and self._saved != self._info.step:
             self._guard.settle()
             self._call("on_checkpoint", self._info)
-            self._keeper.save(self._crew.state(self._at), self._info, again=self._info.step <= self._info.resumed)
+            self._keeper.save(self._team.state(self._at), self._info, again=self._info.step <= self._info.resumed)
             self._saved = self._info.step
 
     def _end(self) -> None:
@@ -326,10 +326,10 @@ class Loop:
         plan, info = self._plan, self._info
         self._save()
         self._warn_if_nothing_was_learnt()
-        self._crew.finish(self._at)
+        self._team.finish(self._at)
         if info.best is not None and info.best.restore and info.best.step != info.step:
             self._keeper.restore(info.best, self._trainer.model)
-            self._crew.restored(self._trainer.model)
+            self._team.restored(self._trainer.model)
         if plan.test is not None and "test/loss" not in info.history.keys_at(info.step):
             told = info.history.keys_at(info.step)
             self._score(plan.test, "test")
@@ -366,9 +366,9 @@ class Loop:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info, callbacks = self._trainer, self._info, self._plan.callbacks
         trainer._step.updates, trainer._step.unproven = 0, True
-        self._crew.greet(trainer, self._facts())
-        self._asked.alone = info.alone = self._crew.alone
-        info.leased = self._crew.leased
+        self._team.greet(trainer, self._facts())
+        self._asked.alone = info.alone = self._team.alone
+        info.leased = self._team.leased
         self._guard.forget()
         with (
             self._asked.listening(self._keeper.keeps),
@@ -381,7 +381,7 @@ class Loop:
             except GeneratorExit:  # the caller has left the loop of `steps`
                 trainer._use.go_on()
                 info.stop("left")
-                info.history.stopped = info.stopping or info.wish
+                info.history.stopped = info.stopping or info.stop_request
                 try:
                     self._save()
                     self._keeper.end("left")
@@ -392,11 +392,11 @@ class Loop:
                 callbacks.call("on_fit_end", info)
                 raise
             except BaseException as error:
-                self._crew.tell(error)
+                self._team.tell(error)
                 callbacks.tell(info, error)
                 raise
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
-                    stack.callback(self._crew.leave)
+                    stack.callback(self._team.leave)

@@ -32,7 +32,7 @@ DEFAULT_BATCH = 128
 
 def to_train(trainer: Trainer, source: Source, info: Info) -> Feed:
     """The batches of a training, whose size may depend on how far it has come."""
-    crew, preemption = trainer._crew, trainer._preemption
+    crew, preemption = trainer._team, trainer._preemption
     return Feed(
         source,
         trainer.device,
@@ -53,7 +53,7 @@ def rows_of(source: Source) -> int | None:
 
 def ends_alone(trainer: Trainer, source: Source, limits: Sequence[Length]) -> bool:
     """Whether it is certain that this worker's part of the last batch of an epoch, or of a microbatch, is one row."""
-    sizes = Sizes(trainer.batch_size or DEFAULT_BATCH).times(trainer._crew.times)
+    sizes = Sizes(trainer.batch_size or DEFAULT_BATCH).times(trainer._team.times)
     batches = source.batches(sizes.first) if sizes.constant and isinstance(source, Reader | Epochs) else None
     if batches is None or (isinstance(source, Reader) and source.state_dict()["cross_epochs"]):
         return False
@@ -61,7 +61,7 @@ def ends_alone(trainer: Trainer, source: Source, limits: Sequence[Length]) -> bo
     ends = {"epochs": 1, "steps": batches, "samples": rows, "minutes": math.inf}
     if any(limit.count < ends[limit.unit] for limit in limits):
         return False
-    start, stop = trainer._crew.trains.of(rows % sizes.first or min(rows, sizes.first))
+    start, stop = trainer._team.trains.of(rows % sizes.first or min(rows, sizes.first))
     microbatch = trainer._step.microbatch or stop - start + 1
     return (stop - start) % microbatch == 1
 
@@ -74,7 +74,7 @@ def once(trainer: Trainer, source: Source, batch_size: int | None = None) -> Fee
         batch_size=batch_size or Sizes(trainer.batch_size or DEFAULT_BATCH).first,
         macrobatch=trainer.macrobatch,
         waiting=trainer._preemption.check_scoring,
-        shard=trainer._crew.scores,
+        shard=trainer._team.scores,
         once=True,
     )
 
@@ -124,7 +124,7 @@ def kept_of(trainer: Trainer) -> Kept:
 
 def source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:
     """Data for one pass, checked; `name` is what errors call them."""
-    trainer._muster()
+    trainer._find_workers()
     check.positive("batch_size", batch_size, whole=True)
     known = categories_of(trainer.model)
     source = plans.source_on(data, trainer.device, name, categories=known)
@@ -136,7 +136,7 @@ def score(
     trainer: Trainer, source: Source, name: str, size: int | None = None, limit: int | None = None
 ) -> dict[str, Any]:
     """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
-    objective, crew = trainer.eval_objectives[scoring(trainer.eval_objectives)], trainer._crew
+    objective, crew = trainer.eval_objectives[scoring(trainer.eval_objectives)], trainer._team
     metrics = crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
     joins = trainer._evaluates_plainly and len(trainer.eval_objectives) == 1
     at_rest = evaluate.mode(trainer._modules, training=False)
@@ -154,4 +154,4 @@ def predict(trainer: Trainer, source: Source, batch_size: int | None) -> Any:
     objective = next(iter(trainer.eval_objectives.values()))
     at_rest = evaluate.mode(trainer._modules, training=False)
     with at_rest, rewound(source), once(trainer, source, batch_size) as feed:
-        return evaluate.predictions(objective, trainer.model, feed, trainer.precision, trainer._crew.gather)
+        return evaluate.predictions(objective, trainer.model, feed, trainer.precision, trainer._team.gather)

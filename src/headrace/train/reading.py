@@ -14,7 +14,7 @@ from ..workers.comm import Comm
 LOOKED_AT = 1024  # elements of a field
 
 
-class Witness:
+class SameBatchCheck:
     """Compares what workers read whole, of which each keeps its part: now and then, and where an epoch begins."""
 
     def __init__(self, comm: Comm, title: str) -> None:

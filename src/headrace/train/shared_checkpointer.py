@@ -12,7 +12,7 @@ from ..errors import HeadraceError, WorkerError
 from ..watch.info import Best, Info
 from ..workers.comm import Comm
 from . import config
-from .checkpointer import Keeper, State
+from .checkpointer import Checkpointer, State
 
 Found = TypeVar("Found")
 
@@ -36,17 +36,17 @@ def by_leader(comm: Comm, act: Callable[[], Found]) -> Found:
     return said["found"]  # type: ignore[no-any-return]
 
 
-class SharedKeeper(Keeper):
+class SharedCheckpointer(Checkpointer):
     """Worker 0's keeper, seen by all workers."""
 
-    def __init__(self, make: Callable[[], Keeper], comm: Comm) -> None:
+    def __init__(self, make: Callable[[], Checkpointer], comm: Comm) -> None:
         self._comm, self._asks = comm, False
         self._own = make()
         self.keeps, self.every, self.path = self._own.keeps, self._own.every, self._own.path
         if not comm.leader:
-            self._own = Keeper()
+            self._own = Checkpointer()
 
-    def __enter__(self) -> SharedKeeper:
+    def __enter__(self) -> SharedCheckpointer:
         by_leader(self._comm, lambda: self._own.__enter__() and None)
         if not self._comm.leader:
             self._own.__enter__()

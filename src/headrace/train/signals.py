@@ -14,10 +14,10 @@ _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Interrupted(BaseException):
-    """Raised by `Preemption.check` where something long may be left: a wait for data, a validation."""
+    """Raised by `Signals.check` where something long may be left: a wait for data, a validation."""
 
 
-class Preemption:
+class Signals:
     """Whether the training is asked to end. A signal sets a flag and does nothing else; a second one ends at once."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from ..data.reader import rewound
 from ..data.source import Source
-from ..errors import ConfigError, HeadraceError, OutOfMemoryError
-from ..step.memory import groups, is_out_of_memory
+from ..errors import ConfigError, HeadraceError, OutOfMemoryError, is_out_of_memory
+from ..step.memory import groups
 from ..watch.plot import new_figure
 from . import check
 from .rate import rate_setter

@@ -20,7 +20,7 @@ class Said:
     save: bool
 
 
-class Word:
+class StopVote:
     """A few numbers of every worker, of which all get the largest.
 
     A word that begins at one step is heard some steps later, so that nobody waits for it; how many, follows from how

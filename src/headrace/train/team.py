@@ -14,15 +14,15 @@ from ..data.batch import Batch
 from ..data.source import WHOLE, Shard, Source
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length
-from ..loss.loss_sums import Tally
+from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
 from ..step.evaluate import Gather
 from ..watch.info import Info
 from ..workers.strategy import Single, Strategy
-from .checkpointer import Keeper, State
+from .checkpointer import Checkpointer, State
 from .config import differences
-from .signals import Preemption
-from .train_state import Standing
+from .signals import Signals
+from .train_state import TrainState
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -32,7 +32,7 @@ Report = tuple[dict[str, float], dict[str, Any]]
 """Losses and metrics by name."""
 
 
-class Crew:
+class Team:
     """A worker alone, and what is the same with several."""
 
     leads = True
@@ -71,7 +71,7 @@ class Crew:
         """The training data as this worker reads them, whose updates have so many rows."""
         return train
 
-    def keeper(self, make: Callable[[], Keeper]) -> Keeper:
+    def keeper(self, make: Callable[[], Checkpointer]) -> Checkpointer:
         """What keeps the training."""
         return make()
 
@@ -103,7 +103,7 @@ class Crew:
             tallies = [owns[0]["tally"]]
         return state | {"tallies": tallies, "metrics": [own["metrics"] for own in held]}
 
-    def begin(self, at: Standing, state: State | None) -> None:
+    def begin(self, at: TrainState, state: State | None) -> None:
         """The training begins, or goes on from a state; the model has its weights."""
         self.strategy.started = self._is_warm(at)
         replica = at.replica()
@@ -136,7 +136,7 @@ class Crew:
         """How far the training has come, for schedules."""
         return info.counters
 
-    def updated(self, at: Standing, batch: Batch) -> None:
+    def updated(self, at: TrainState, batch: Batch) -> None:
         """An update was made of this batch: perhaps the workers agree on their weights now."""
         if self._idle:
             return
@@ -145,18 +145,18 @@ class Crew:
         if self._agrees and not self.strategy.joint:
             at.mark_round()
 
-    def decide(self, info: Info, asked: Preemption, due: bool, now: bool) -> bool:
+    def decide(self, info: Info, asked: Signals, due: bool, now: bool) -> bool:
         """What a worker wants, all do: to stop, to be preempted, to save. Whether to save; it may take effect later.
 
         `now`: all workers have come to where something is due, and decide at once.
         """
         return due
 
-    def scored(self, tally: Tally, metrics: Metrics) -> Report:
+    def scored(self, tally: LossSums, metrics: Metrics) -> Report:
         """Losses and metrics over data that were scored, each worker's part of them."""
         return tally.read(), metrics.compute()
 
-    def trained(self, tally: Tally, metrics: Metrics) -> Report:
+    def trained(self, tally: LossSums, metrics: Metrics) -> Report:
         """Losses and metrics over what was trained since the last report."""
         return tally.read(), metrics.compute()
 
@@ -168,7 +168,7 @@ class Crew:
         """Metrics of which every worker sees a part."""
         return metrics
 
-    def starts(self, at: Standing) -> bool:
+    def starts(self, at: TrainState) -> bool:
         """Whether the workers, who have made all updates by themselves so far, now begin to work together."""
         if self.strategy.started or not self._is_warm(at):
             return False
@@ -176,7 +176,7 @@ class Crew:
         self.begin(at, None)
         return True
 
-    def state(self, at: Standing) -> State | None:
+    def state(self, at: TrainState) -> State | None:
         """The state of the training, with what is each worker's own, for the worker who saves it."""
         agreed = at.named(self._result(at)) if self._apart(at) else {}
         owns = self._owns(self._own_state(at))
@@ -189,7 +189,7 @@ class Crew:
         return found | {"strategy": self.strategy.state_dict(at.replica()), "kind": kind, "agrees": self._agrees}
 
     @contextmanager
-    def agreed(self, at: Standing) -> Iterator[None]:
+    def agreed(self, at: TrainState) -> Iterator[None]:
         """For a while, the model is what all workers together think that it should be."""
         if not self._apart(at):
             yield
@@ -197,19 +197,19 @@ class Crew:
         with _changed(at, self._result(at)):
             yield
 
-    def finish(self, at: Standing) -> None:
+    def finish(self, at: TrainState) -> None:
         """All is saved: the model becomes the common result, for good."""
         if self._apart(at):
             at.replica().write(self._result(at))
-            self._agrees, at.info.shadow = True, None
+            self._agrees, at.info.evaluated_weights = True, None
 
-    def _apart(self, at: Standing) -> bool:
+    def _apart(self, at: TrainState) -> bool:
         """Whether the model should be something else than it is."""
-        return not self._agrees or at.info.shadow is not None
+        return not self._agrees or at.info.evaluated_weights is not None
 
-    def _result(self, at: Standing) -> Sequence[Tensor]:
+    def _result(self, at: TrainState) -> Sequence[Tensor]:
         """What all workers together think that the model should be, or whoever watches the training."""
-        shadow = at.info.shadow
+        shadow = at.info.evaluated_weights
         if shadow is None:
             return self.strategy.agreed(at.replica())
         if self._agrees:
@@ -241,19 +241,20 @@ class Crew:
                 "Begin another run from its weights: hr.load_weights."
             )
 
-    def _is_warm(self, at: Standing) -> bool:
+    def _is_warm(self, at: TrainState) -> bool:
         """Whether the time is over in which every worker makes all updates by itself."""
         return self.strategy.start_after is None or self.strategy.start_after.reached(at.info.counters)
 
-    def _start(self, at: Standing) -> None:
+    def _start(self, at: TrainState) -> None:
         """The time is over: all get the same weights."""
 
-    def _own_state(self, at: Standing) -> State:
+    def _own_state(self, at: TrainState) -> State:
         own, replica = at.own_state(), at.replica()
         if not self._idle:
             own["strategy"] = self.strategy.own_state()
         if self._apart(at):
-            part = own if at.info.shadow is None else own.setdefault("trained", {})  # while something else is kept
+            # what is kept are averages: the weights that are trained stay beside them
+            part = own if at.info.evaluated_weights is None else own.setdefault("trained", {})
             part |= {"weights": at.named(replica.tensors), "counts": replica.counts}
         return own
 
@@ -274,7 +275,7 @@ class Crew:
 
 
 @contextmanager
-def _changed(at: Standing, tensors: Sequence[Tensor]) -> Iterator[None]:
+def _changed(at: TrainState, tensors: Sequence[Tensor]) -> Iterator[None]:
     """For a while, the model has these weights."""
     replica = at.replica()
     own = [tensor.clone() for tensor in replica.tensors]

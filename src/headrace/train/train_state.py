@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from ..arena.homes import plain_name
 from ..arena.replica import Replica
 from ..data.categories import Categories
-from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError
+from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, is_out_of_memory
 from ..length import Counters
-from ..loss.loss_sums import Tally
+from ..loss.loss_sums import LossSums
 from ..loss.objective import scoring
 from ..step.frozen import Frozen
-from ..step.memory import is_out_of_memory
 from ..step.weights import as_categories, check_model, load_model
 from ..store import machine, rng
 from ..watch.info import Best, Info
@@ -34,15 +33,15 @@ if TYPE_CHECKING:
 _OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerprint")
 
 
-class Standing:
+class TrainState:
     """A training between two updates."""
 
     def __init__(self, trainer: Trainer, plan: Plan, info: Info) -> None:
         self._trainer, self._plan, self.info = trainer, plan, info
         self.model = trainer.model
         objective = trainer.objectives[scoring(trainer.objectives)]
-        self.metrics = trainer._crew.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
-        self.tally = Tally()
+        self.metrics = trainer._team.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
+        self.tally = LossSums()
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(trainer.model)
         self.shares: list[float] = []
@@ -92,7 +91,7 @@ class Standing:
             "source": {"cursor": self.cursor, "initial": self.initial},
             "round": self.round,
             "frozen": {owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
-            "noted": info.noted,
+            "noted": info.extra_numbers,
             "shares": self.shares,
             "machine": machine.facts(trainer.device),
         }
@@ -123,7 +122,7 @@ class Standing:
         """A training has gone on: what was asked for by callbacks that are not there now ends."""
         self.info.forget_unclaimed()
         owners = self.frozen.owners
-        self.frozen.restore({o: sorted(names) for o, names in owners.items() if not o or o in self.info.claimed})
+        self.frozen.restore({o: sorted(names) for o, names in owners.items() if not o or o in self.info.owners})
 
     def own_state(self) -> dict[str, Any]:
         """What is this worker's own."""
@@ -226,7 +225,7 @@ class Standing:
 
     def _check_workers(self, before: int) -> None:
         """Raises on a source that other workers cannot go on reading."""
-        source, now = self._plan.train, self._trainer._crew.comm.count
+        source, now = self._plan.train, self._trainer._team.comm.count
         if before != now and source.shards and not source.elastic:
             raise CheckpointError(
                 f"the run was saved by {before} workers and is to go on with {now}, and {type(source).__name__} cannot "
@@ -234,7 +233,7 @@ class Standing:
             )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to a state that has been checked, and handed to this worker: see `Crew.handed`."""
+        """Goes back to a state that has been checked, and handed to this worker: see `Team.handed`."""
         trainer, info, place = self._trainer, self.info, state["place"]
         changed = {difference.partition(":")[0].partition(".")[0] for difference in state["overridden"]}
         if "schedule" not in changed:
@@ -257,10 +256,10 @@ class Standing:
         info.resumed = state["saved"]
         info.history.rows[:] = [row for row in state["history"] if row["step"] <= info.step]
         info.marks = {name: Best(**mark) for name, mark in state["marks"].items()}
-        info.noted, self.shares = dict(state["noted"]), list(state["shares"])
+        info.extra_numbers, self.shares = dict(state["noted"]), list(state["shares"])
         self.done, self.complete = set(state["done"]), state["complete"]
         self._plan.callbacks.load_state_dict(state["callbacks"])
-        self.tally = Tally.joined(state["tallies"])
+        self.tally = LossSums.joined(state["tallies"])
         self.metrics.join(state["metrics"], trainer.device)
 
     def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:

@@ -27,13 +27,13 @@ from ..workers.here import here
 from ..workers.strategy import Strategy
 from . import check, config, passes
 from . import plan as plans
-from .checkpointer import make_keeper
-from .crew import make_crew
+from .checkpointer import make_checkpointer
+from .crew import make_team
 from .leaving import leave_at_exit
 from .loop import Loop
 from .plan import OptimizerLike, Plan
 from .schedule import interval_of
-from .signals import Preemption
+from .signals import Signals
 from .use import Use, one_thread
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ class Trainer:
         for name, value in given.items():
             check.setting(name, value)
         microbatch = whole(microbatch) or microbatch
-        self._wanted, self._crew = strategy, make_crew(strategy)
+        self._wanted, self._team = strategy, make_team(strategy)
         self.device = check.device_for(device, model)
-        self.model, self._crew.device = model.to(self.device), self.device
+        self.model, self._team.device = model.to(self.device), self.device
         self.objectives, self.optimizers = plans.by_key(loss, optimizer, model)
         self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss, "eval_loss")}
         self._modules = [model]
@@ -113,7 +113,7 @@ class Trainer:
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
-        self.metrics, self.strategy = Metrics(metrics), self._crew.strategy
+        self.metrics, self.strategy = Metrics(metrics), self._team.strategy
         check.can_split(self.objectives, microbatch)
         settings = Settings(microbatch, clip_norm, clip_value, arena)
         guard = make_guard(self.device, skip=nonfinite == "skip")
@@ -122,7 +122,7 @@ class Trainer:
         self.history = History()
         """What the last training has reported."""
         self._known_streams: list[Stream] | None = None
-        self._preemption, self._use = Preemption(), Use()
+        self._preemption, self._use = Signals(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
         if compile:
             plans.compile_in_place(model)
@@ -252,14 +252,16 @@ class Trainer:
 
         Leaving it early is fine: with a `run`, it goes on from there.
         """
-        self._muster()
-        keeper = self._crew.keeper(lambda: make_keeper(run, resume, checkpoint_every, keep, override, wait_for_saves))
+        self._find_workers()
+        keeper = self._team.keeper(
+            lambda: make_checkpointer(run, resume, checkpoint_every, keep, override, wait_for_saves)
+        )
         source = plans.source_on(train, self.device, "train", self.order, self.seed)
         bounds = limits(epochs, steps, samples, minutes)
-        source = self._crew.source(source, Sizes(self.batch_size or passes.DEFAULT_BATCH).first, bounds)
-        if not self._crew.leads:
+        source = self._team.source(source, Sizes(self.batch_size or passes.DEFAULT_BATCH).first, bounds)
+        if not self._team.leads:
             val, test, callbacks, progress = None, None, (), False
-        called = plans.all_callbacks(callbacks, progress, logs and keeper.keeps, self._crew.comm.leader)
+        called = plans.all_callbacks(callbacks, progress, logs and keeper.keeps, self._team.comm.leader)
         others = [every for every in (keeper.every, interval_of(self.schedule)) if every is not None]
         plan = Plan.of(source, val, test, self.device, validate_every, log_every, called, others)
         check.has_an_end(source, bounds, sized=self.batch_size is not None)
@@ -295,9 +297,9 @@ class Trainer:
 
         The model stays in its arena between calls; `release` takes it out.
         """
-        self._muster()
-        self._crew.comm.at(self._step.updates, "training")
-        batch = self._crew.shared(passes.batch_of(self, batch).to(self.device), self.model)
+        self._find_workers()
+        self._team.comm.at(self._step.updates, "training")
+        batch = self._team.shared(passes.batch_of(self, batch).to(self.device), self.model)
         try:
             if (streams := batch.streams) != self._known_streams:
                 for objective in self.objectives.values():
@@ -307,7 +309,7 @@ class Trainer:
                 outcome = passes.update(self, batch)
                 self._step.guard.settle()
         except BaseException as error:
-            self._crew.torn(error)
+            self._team.torn(error)
             raise
         return outcome.losses
 
@@ -361,9 +363,9 @@ class Trainer:
         """Whether nobody has overridden `evaluate_step`."""
         return type(self).evaluate_step is Trainer.evaluate_step
 
-    def _muster(self) -> None:
+    def _find_workers(self) -> None:
         """Learns who the other workers are: the trainer may have been made before they were there."""
-        if self._crew.comm is not here() and not (self._crew.comm.count == 1 == here().count):
+        if self._team.comm is not here() and not (self._team.comm.count == 1 == here().count):
             self._follow(self._wanted)
 
     def _from_the_next_update(self, name: str, value: Any) -> None:
@@ -389,6 +391,6 @@ class Trainer:
 
     def _follow(self, strategy: Strategy | None) -> None:
         """From now on it works with the others, or alone, as this strategy says."""
-        self._wanted, self._crew = strategy, make_crew(strategy)
-        self._crew.device, self._step.strategy = self.device, self._crew.strategy
-        vars(self)["strategy"] = self._crew.strategy
+        self._wanted, self._team = strategy, make_team(strategy)
+        self._team.device, self._step.strategy = self.device, self._team.strategy
+        vars(self)["strategy"] = self._team.strategy

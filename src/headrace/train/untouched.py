@@ -64,7 +64,7 @@ def _kept(trainer: Trainer) -> Kept:
     kept = Kept()
     step = trainer._step
     objectives = [*trainer.objectives.values(), *trainer.eval_objectives.values()]
-    for holder in [trainer, trainer._crew, trainer.strategy, step, step.guard, *objectives]:
+    for holder in [trainer, trainer._team, trainer.strategy, step, step.guard, *objectives]:
         kept.keep(vars(holder), deep=False)
     for root in trainer._modules:
         for module in root.modules():

@@ -61,7 +61,7 @@ class Info:
     outcome: Outcome | None = None
     stopping: str = ""
     """Why the loop ends after this update, if it does."""
-    wish: str = ""
+    stop_request: str = ""
     """Why this worker wants it to end, as long as the others have not been asked."""
     alone: bool = True
     """Whether there is nobody to be asked."""
@@ -77,17 +77,17 @@ class Info:
     """The directory in which the training survives."""
     scored: Mapping[str, Source] = field(default_factory=dict)
     """The data that are scored, by name: "val", "test"."""
-    shadow: Sequence[Tensor] | None = None
+    evaluated_weights: Sequence[Tensor] | None = None
     """The weights to judge and to keep instead of the model's own, like those of the replica."""
-    noted: dict[str, float] = field(default_factory=dict)
+    extra_numbers: dict[str, float] = field(default_factory=dict)
     """What the next report will say beside what is measured."""
     logged: set[str] = field(default_factory=set)
     """What any report has said beside that."""
     sealed: bool = False
     """Whether the report of this step is complete."""
-    claimed: set[str] = field(default_factory=set)
+    owners: set[str] = field(default_factory=set)
     """What those who ask have a name for, in this training: marks of the best, frozen parameters."""
-    parting: Exception | None = None
+    raise_at_end: Exception | None = None
     """What is raised once the training has ended well, for whoever asked it to end."""
     asked: list[tuple[str, Any]] = field(default_factory=list)
     """What callbacks have asked for and the loop has not done yet."""
@@ -160,7 +160,7 @@ class Info:
         if self.alone:
             self.stopping = self.stopping or why
         else:
-            self.wish = self.wish or why
+            self.stop_request = self.stop_request or why
 
     @property
     def best(self) -> Best | None:
@@ -181,7 +181,7 @@ class Info:
         What the same `owner` has asked for with the same key before is forgotten; what an owner with a name asked for
         is forgotten too when a training is resumed without it.
         """
-        self.claimed.add(f"{owner} {key}")
+        self.owners.add(f"{owner} {key}")
         self.marks[f"{owner} {key}"] = Best(key, value, step, tuple(keep) or (step,), restore)
 
     def fires(self, every: str | Length) -> bool:
@@ -200,7 +200,7 @@ class Info:
             if not isinstance(name, str) or not name or name in taken:
                 raise ConfigError(f"log() takes numbers by names of their own, got {name!r}, which is not one.")
             try:
-                self.noted[name] = float(number)
+                self.extra_numbers[name] = float(number)
             except (TypeError, ValueError):
                 raise ConfigError(f"log() takes numbers, got {number!r} for {name!r}.") from None
         self.logged |= numbers.keys()
@@ -217,12 +217,12 @@ class Info:
         A parameter is trained again when all owners who have frozen it thaw it. What an owner with a name wants ends
         when a training is resumed without it.
         """
-        self.claimed.add(owner)
+        self.owners.add(owner)
         self.asked.append(("freeze", (patterns, owner)))
 
     def thaw(self, *patterns: str, owner: str = "") -> None:
         """Asks to train parameters again that this owner has frozen; all of them, unless some are named."""
-        self.claimed.add(owner)
+        self.owners.add(owner)
         self.asked.append(("thaw", (patterns or ("*",), owner)))
 
     def evaluate_with(self, tensors: Sequence[Tensor] | None) -> None:
@@ -232,19 +232,19 @@ class Info:
         may change in place. Validation and test use them, checkpoints and the best model have them, and with them the
         model ends.
         """
-        self.shadow = tensors
+        self.evaluated_weights = tensors
 
     def claim(self, key: str, owner: str, restore: bool) -> bool:
         """Whether the best step that this owner had marked by this key is known, and means what it meant."""
         mark = self.marks.get(f"{owner} {key}")
         known = mark is not None and mark.restore == restore
         if known:
-            self.claimed.add(f"{owner} {key}")
+            self.owners.add(f"{owner} {key}")
         return known
 
     def forget_unclaimed(self) -> None:
         """A training has gone on: whoever had marked a best step and is not there now, has no say any more."""
-        self.marks = {name: m for name, m in self.marks.items() if name in self.claimed or name.startswith(" ")}
+        self.marks = {name: m for name, m in self.marks.items() if name in self.owners or name.startswith(" ")}
         self.history.marked = None if self.best is None else self.best.step
 
     def row(self) -> dict[str, Any]:

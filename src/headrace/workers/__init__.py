@@ -1,1 +1,5 @@
-"""TODO."""
+"""What workers say to each other, and strategies: gradients in step, rounds, or a center.
+
+A strategy makes one model of what several workers learn, through one small interface (`Comm`). It calls `arena`, `data`
+and `store`.
+"""

@@ -8,7 +8,7 @@ from torch.optim import SGD, Optimizer
 
 from ..errors import ConfigError, unknown
 from ..length import Counters, Length, interval
-from .outer import Ending, Outer, check_settings, is_number
+from .outer import Outer, OuterStep, check_settings, is_number
 from .round_start import Start
 from .rounds import Rounds
 
@@ -60,7 +60,7 @@ class BlockMomentum(Rounds):
         self.lr, self.nesterov, self.form = lr, nesterov, form
         self._block = int(length.count) if form == "cntk" and length.unit == "samples" else None
 
-    def ending(self, start: Start) -> Ending:
+    def ending(self, start: Start) -> OuterStep:
         return Outer(self._outer, start, self._adapt)
 
     def due(self, counters: Counters, total: int, ends_epoch: bool) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import CheckpointError, ConfigError, WorkerError
 from .center import TIMEOUT_S, Lease, Patience, Push, Reply, Rule, Terms, Vectors, Wait
 from .ledger import Ledger
-from .members import Counts, Member, Roll
+from .members import Counts, Member, Members
 
 REMEMBERED = 4
 """Workers whose last reply is kept, in case that it is lost on its way and the push is repeated."""
@@ -18,7 +18,7 @@ PAUSE_S = 0.05
 """How long a worker waits before it asks once more whether there are rows to read."""
 
 
-class Held:
+class CenterState:
     """The state of a center, for workers known by number; `now` is when they call, in seconds, on any clock.
 
     One call applies a push and records its rows, and nothing else does either. So the weights have learnt from
@@ -196,7 +196,7 @@ class Held:
     def _start_over(self, terms: Terms) -> None:
         """Another training, of which nothing is known but what it is to read."""
         self._ledger = Ledger(terms, self._generation << 32)
-        self._roll, self.counts = Roll(), Counts()
+        self._roll, self.counts = Members(), Counts()
         self._remembered: dict[int, tuple[int, Reply]] = {}
         self.version, self.stop = 0, ""
 
@@ -282,17 +282,17 @@ class Held:
             del self._remembered[next(iter(self._remembered))]
 
 
-class HeldCenter:
+class LocalCenter:
     """A center in this process, as one worker sees it. `now` is its clock, in seconds; `pause` lets time pass."""
 
     def __init__(
         self,
-        held: Held | None = None,
+        held: CenterState | None = None,
         worker: int = 0,
         now: Callable[[], float] = time.monotonic,
         pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
     ) -> None:
-        self.held = Held() if held is None else held
+        self.held = CenterState() if held is None else held
         self._worker, self._now, self._pause = worker, now, pause
         self._patience = Patience(worker, self.held.timeout_s, now)
         self._requests = self._trainings = 0

@@ -12,7 +12,7 @@ from ..arena.replica import Replica
 from ..errors import CheckpointError, ConfigError, WorkerError
 from ..length import Counters, Length, interval
 from .center import Center, Push, Reply, Rule, Terms, Vectors
-from .center_state import HeldCenter
+from .center_state import LocalCenter
 from .strategy import State, Strategy
 
 SHARES = 8
@@ -137,7 +137,7 @@ class Centered(Strategy, ABC):
                 "is not kept. Give every fit a run= of its own: then it goes on from there."
             )
         assert self._terms is not None
-        self._own_center = alone = HeldCenter()
+        self._own_center = alone = LocalCenter()
         reply = alone.join(self.rule, self._terms, weights, state)
         assert reply is not None
         if state is None:

@@ -121,9 +121,9 @@ class Null(Comm):
 
     @property
     def center(self) -> Center:
-        from .center_state import Held, HeldCenter
+        from .center_state import CenterState, LocalCenter
 
-        self._center = self._center or HeldCenter(Held(timeout_s=self._timeout_s))
+        self._center = self._center or LocalCenter(CenterState(timeout_s=self._timeout_s))
         return self._center
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:

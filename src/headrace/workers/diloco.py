@@ -4,7 +4,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ..length import Length, interval
-from .outer import Ending, Outer, check_settings
+from .outer import Outer, OuterStep, check_settings
 from .round_start import Start
 from .rounds import Rounds, Weights
 
@@ -29,7 +29,7 @@ class DiLoCo(Rounds):
         check_settings(lr, momentum)
         self.lr, self.momentum = lr, momentum
 
-    def ending(self, start: Start) -> Ending:
+    def ending(self, start: Start) -> OuterStep:
         return Outer(self._outer, start)
 
     def _outer(self, params: list[nn.Parameter]) -> Optimizer:

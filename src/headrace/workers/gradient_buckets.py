@@ -25,7 +25,7 @@ class _Chunk:
     sent: tuple[Pending, Tensor] | None = field(default=None)
 
 
-class Chunks:
+class GradientBuckets:
     """The messages of one arena. Every worker sends the same ones in the same order: the last parameters first.
 
     Numbers that are to be added up too travel with the first parameters, right before them, where their format is one

@@ -72,7 +72,7 @@ class Told:
         return error
 
 
-class Beats:
+class Heartbeat:
     """This worker's heart, and what it hears of the others.
 
     `keeper`: the worker that keeps the store, if it is one. `nudge`: disturbs the program, wherever it is, by an
@@ -290,7 +290,7 @@ def wrote_exit(store: Store, worker: int) -> bool:
 
 
 def write_told(store: Store, worker: int, error: BaseException) -> None:
-    """As `Beats.tell`, for a worker whose heart does not beat."""
+    """As `Heartbeat.tell`, for a worker whose heart does not beat."""
     told = Told.of(error, worker, _read_heart(store, worker).step)
     store.compare_set(_TOLD, "", json.dumps(asdict(told)))
 

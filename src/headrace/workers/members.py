@@ -32,7 +32,7 @@ class Member:
         return [self.sequence, self.taken, self.pushes, self.rows]
 
 
-class Roll:
+class Members:
     """The workers of one training."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ Means = Callable[[Sequence[Tensor]], list[Tensor]]
 Settings = dict[str, Any]
 
 
-class Ending(Protocol):
+class OuterStep(Protocol):
     """What becomes of the weights when a round ends."""
 
     def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from ..errors import ConfigError
 from ..length import Length, interval
-from .outer import Averaging, Ending, MakeOptimizer, Outer
+from .outer import Averaging, MakeOptimizer, Outer, OuterStep
 from .round_start import Start
 from .rounds import Rounds, Weights
 
@@ -37,5 +37,5 @@ class Periodic(Rounds):
             raise ConfigError('every="end" has no rounds for outer= to step after. Use every="1 epoch", for example.')
         self.outer = outer
 
-    def ending(self, start: Start) -> Ending:
+    def ending(self, start: Start) -> OuterStep:
         return Averaging() if self.outer is None else Outer(self.outer, start)

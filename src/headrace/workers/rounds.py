@@ -10,7 +10,7 @@ from ..arena.replica import Replica
 from ..errors import ConfigError, unknown
 from ..length import Counters, Length
 from .mean import largest, mean
-from .outer import Ending
+from .outer import OuterStep
 from .round_start import Start
 from .strategy import State, Strategy
 
@@ -47,7 +47,7 @@ class Rounds(Strategy, ABC):
         self._saved: tuple[Mapping[str, Any], Mapping[str, Any] | None] | None = None
 
     @abstractmethod
-    def ending(self, start: Start) -> Ending:
+    def ending(self, start: Start) -> OuterStep:
         """How rounds end that begin there."""
 
     def due(self, counters: Counters, total: int, ends_epoch: bool) -> bool:

@@ -71,7 +71,7 @@ class Peer:
             self._process = None
 
 
-class Neighbours:
+class SameHostPeers:
     """How workers find each other: every one listens, calls those before it, and worker 0 hands out the memory."""
 
     def __init__(self, shard: Shard, size: int, timeout_s: float) -> None:
@@ -89,7 +89,7 @@ class Neighbours:
                 self._door.listen(shard.count)
                 self.name = name
 
-    def __enter__(self) -> "Neighbours":
+    def __enter__(self) -> "SameHostPeers":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..data.source import Shard
 from ..errors import WorkerError
 from .comm import Done, Op, Pending
-from .same_host import Neighbours, Peer
+from .same_host import Peer, SameHostPeers
 
 PART = 512 * 1024
 """Bytes of a place. Larger parts fall out of the cache, smaller ones cost more signals."""
@@ -59,7 +59,7 @@ class Shared:
     @classmethod
     def meet(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
         """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
-        with Neighbours(shard, shard.count * PLACES * PART, timeout_s) as meeting:
+        with SameHostPeers(shard, shard.count * PLACES * PART, timeout_s) as meeting:
             names = exchange(meeting.name)
             found = "" not in names and meeting.call(names) and (shard.index > 0 or meeting.reserve())
             if "" in exchange("yes" if found else ""):
@@ -152,14 +152,14 @@ class Shared:
         Whoever puts part k has heard part k - 2 of all others, who have then read all parts to k - 4: the place of
         part k - 4 is free.
         """
-        word = self._word(number, part)
+        word = self._vote(number, part)
         for peer in self._peers:
             if not peer.say(word):
                 raise self._lost(peer.index, "has ended, while the others go on")
 
     def _await(self, number: int, part: Tensor) -> None:
         """Until all have put their part."""
-        word, now = self._word(number, part), time.monotonic()
+        word, now = self._vote(number, part), time.monotonic()
         for peer in self._peers:
             heard = peer.hear(now + self._spin_s, now + self._timeout_s)
             if heard is None:
@@ -169,7 +169,7 @@ class Shared:
             if heard != word:
                 raise self._lost(peer.index, f"does something else: {_read(heard)}; this worker: {_read(word)}")
 
-    def _word(self, number: int, part: Tensor) -> bytes:
+    def _vote(self, number: int, part: Tensor) -> bytes:
         return _SIGNAL.pack(self._part + number, part.nbytes)
 
     def _finish(self) -> None:

@@ -66,7 +66,7 @@ class Strategy:
         return True
 
     def used(self, cursor: Mapping[str, Any] | None, tally: Mapping[str, Sequence[float]] | None = None) -> None:
-        """Before `after`: the cursor of the batch that was used, and what `Tally.totals` would say of its losses."""
+        """Before `after`: the cursor of the batch that was used, and what `LossSums.totals` would say of its losses."""
 
     def finish(self, replica: Replica) -> None:
         """The training has ended, and been saved: what this worker has not shared yet is shared."""

@@ -11,7 +11,7 @@ from ..arena.replica import Replica
 from ..errors import ConfigError, ModelError, unknown
 from ..length import Length
 from .comm import Comm
-from .gradient_buckets import Chunks
+from .gradient_buckets import GradientBuckets
 from .mean import mean
 from .strategy import Strategy
 
@@ -38,7 +38,7 @@ class Synchronous(Strategy):
             raise ConfigError(unknown("compress", compress, _FORMATS))
         self.compress = compress
         self._format = None if compress is None else _FORMATS[compress]
-        self._chunks: dict[int, Chunks] = {}
+        self._chunks: dict[int, GradientBuckets] = {}
         self._agreed: dict[int, list[bool]] = {}
 
     def join(self, comm: Comm) -> None:
@@ -83,12 +83,12 @@ class Synchronous(Strategy):
         """Weights are the same everywhere; of what the workers have measured of their rows, the mean."""
         return [*replica.values, *mean(self.comm, replica.statistics, 1)]
 
-    def _of(self, arena: Arena) -> Chunks:
+    def _of(self, arena: Arena) -> GradientBuckets:
         """The messages of an arena; those of arenas that are no more are forgotten."""
         found = self._chunks.get(id(arena))
         if found is None or found.arena is not arena:
             for key in [key for key, held in self._chunks.items() if held.arena.optimizer is arena.optimizer]:
                 self._chunks.pop(key).forget()
                 self._agreed.pop(key, None)
-            found = self._chunks[id(arena)] = Chunks(arena, self.comm, self._format)
+            found = self._chunks[id(arena)] = GradientBuckets(arena, self.comm, self._format)
         return found

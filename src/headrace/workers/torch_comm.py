@@ -19,7 +19,7 @@ from torch import Tensor
 from ..data.source import Shard
 from ..errors import ConfigError
 from .comm import Comm, Op, Pending
-from .heartbeat import GRACE_S, Beats
+from .heartbeat import GRACE_S, Heartbeat
 from .join import join_others, joined_group, started_by_agent, timeout_of_environment
 from .shared import Shared
 from .store import attempt_of
@@ -46,7 +46,7 @@ class TorchComm(Comm):
         keeper = None if started_by_agent() else 0
         self._process, self._thread, self._closed = os.getpid(), threading.get_ident(), False
         self._nudged_by = _NUDGE if _can_be_nudged() else None
-        self._beats = Beats(store, self.shard, timeout_s, keeper, self._nudge)
+        self._beats = Heartbeat(store, self.shard, timeout_s, keeper, self._nudge)
         self._uncaught_before = sys.excepthook
         sys.excepthook = self._uncaught
         atexit.register(self._leave)

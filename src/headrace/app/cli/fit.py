@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
 
 def train(asked: "Asked") -> int:
     """Trains what was asked for, and tells how it ended."""
-    from ...launch.launch import launch
+    from ...engines.launch import launch
     from ...workers.here import here
     from ...workers.named import named
     from ..recipe import Training, run_recipe

@@ -107,7 +107,7 @@ def _limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _network(options: argparse.Namespace) -> Any:
-    from ...launch.network import Network
+    from ...engines.network import Network
 
     def slow(text: str) -> tuple[float, float]:
         probability, _, factor = text.partition(":")

@@ -22,7 +22,7 @@ from ...data.fields import Field, take
 from ...errors import SourceError
 from .block import Parsed, parse_block
 from .explain import Problem, fields_met, order_problem
-from .keep import Keeper, read_part
+from .keep import Checkpointer, read_part
 from .layout import Layout
 from .pieces import Stamp, Text, begin, has_ids, open_text, pieces
 
@@ -51,7 +51,7 @@ def build(
 ) -> Summary:
     """Parses a file, as it was when the stamp was taken, into an Arrow file."""
     summary, seen = Summary(), set[str]()
-    with open_text(path, stamp) as text, closing(Keeper(target, streams)) as keeper:
+    with open_text(path, stamp) as text, closing(Checkpointer(target, streams)) as keeper:
         start = begin(text)
         ids = has_ids(text, start)
         with _parser(text, layout, ids, skip, workers) as parse:

@@ -13,7 +13,7 @@ BATCH_BYTES = 1 << 26
 SUMMARY = "headrace.ctf"
 
 
-class Keeper:
+class Checkpointer:
     """Writes rows to an Arrow file, many pieces to a record batch.
 
     Values of a sparse stream are left out as long as all of them are 1; with the first that is not, the file is

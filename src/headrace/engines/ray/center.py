@@ -18,7 +18,7 @@ from ...store.codec import Tensors, decode, encode
 from ...store.contents import Contents
 from ...store.saver import Saver
 from ...workers.center import Lease, Patience, Push, Reply, Rule, Terms, Vectors, Wait
-from ...workers.center_state import PAUSE_S, Held
+from ...workers.center_state import PAUSE_S, CenterState
 from ...workers.wire import pack, unpack
 from .cluster import START_S
 from .flat import Message, read, tensor_of, write
@@ -46,7 +46,7 @@ class Kept:
         self._store, self._saver = Store(path / "states", "center", Keep(2)), Saver()
         self._lives: dict[int, int] = {}
         self._saved, self._number, self._due_s = -1, 0, 0.0
-        self._held = Held(_count(path), timeout_s=math.inf)  # whoever is lost is given up by the driver
+        self._held = CenterState(_count(path), timeout_s=math.inf)  # whoever is lost is given up by the driver
         found = self._store.newest()
         if found is not None:
             state = decode(found.documents[_STATE], found.tensors[_TENSORS])

@@ -11,13 +11,13 @@ from ..workers.center import Center
 from ..workers.comm import Comm, Op, Pending
 from ..workers.meeting import Meeting, Packed
 from .sim_center import SimCenter
-from .virtual_cluster import World
+from .virtual_cluster import VirtualCluster
 
 
 class SimComm(Comm):
     """Speaks to the other virtual workers of a world, in virtual time."""
 
-    def __init__(self, world: World, worker: int) -> None:
+    def __init__(self, world: VirtualCluster, worker: int) -> None:
         self.world, self._worker = world, worker
         self.shard = Shard(worker, world.count)
         self._center: SimCenter | None = None
@@ -76,7 +76,7 @@ class SimComm(Comm):
 class _Started:
     """A reduction that others have still to join, or that takes its time."""
 
-    def __init__(self, world: World, worker: int, meeting: Meeting) -> None:
+    def __init__(self, world: VirtualCluster, worker: int, meeting: Meeting) -> None:
         self._world, self._worker, self._meeting = world, worker, meeting
 
     def wait(self) -> None:

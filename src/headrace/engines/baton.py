@@ -15,7 +15,7 @@ STACK_BYTES = 16 << 20  # of a worker's thread: room that takes no memory until 
 GLANCE_S = 0.25  # worker 0 waits so long at a time: a signal just before it begins to wait does not wake it up
 
 
-class Turns:
+class Baton:
     """The baton and the clocks.
 
     Whoever has the baton runs, alone. It gives it up to wait until a time (`until`), or for others (`park`, until one

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from ..workers.center import Lease, Push, Reply, Rule, Terms, Vectors, Wait
-from ..workers.center_state import Held
-from .virtual_cluster import World
+from ..workers.center_state import CenterState
+from .virtual_cluster import VirtualCluster
 
 Found = TypeVar("Found")
 
@@ -18,9 +18,9 @@ Found = TypeVar("Found")
 class SimCenter:
     """Every call is a message to the center and one back; weights pass its link one after the other, as they come."""
 
-    def __init__(self, world: World, worker: int) -> None:
-        world.held = world.held or Held(timeout_s=inf)  # who is dead is known, and nobody else is ever silent
-        self._held: Held = world.held
+    def __init__(self, world: VirtualCluster, worker: int) -> None:
+        world.held = world.held or CenterState(timeout_s=inf)  # who is dead is known, and nobody else is ever silent
+        self._held: CenterState = world.held
         self._world, self._worker = world, worker
         self._seen = self._requests = self._trainings = 0
 

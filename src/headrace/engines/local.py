@@ -15,13 +15,13 @@ from ..workers.strategy import Strategy
 from .job import Job, Result, models_of, own, work
 from .network import Network
 from .sim import SimComm
-from .virtual_cluster import World
+from .virtual_cluster import VirtualCluster
 
 
 def run(job: Job) -> Result:
     """Runs the job's workers to their end; if all were lost, again, as often as it allows."""
     _must_be_copied(job.main)
-    world = World(job.workers, job.network or Network(), job.timeout_s)
+    world = VirtualCluster(job.workers, job.network or Network(), job.timeout_s)
 
     def live(worker: int) -> Result:
         with speaking_as(SimComm(world, worker)):

@@ -30,7 +30,7 @@ def run(job: Job, cluster: Cluster) -> Result:
         center = ray.remote(Kept).options(**helper, max_restarts=-1).remote(*own)
         stack.callback(ray.kill, center)
         others = stack.enter_context(hall_for(job.workers))
-        crew = Crew(job, cluster, center, others)
+        crew = Team(job, cluster, center, others)
         stack.callback(crew.end)
         return unpack(crew.outcome())
 
@@ -56,7 +56,7 @@ class Worker:
     """When it was asked for, or its process was lost for the last time."""
 
 
-class Crew:
+class Team:
     """All workers: starts them, and starts again whom it loses, a number of times each."""
 
     def __init__(self, job: Job, cluster: Cluster, center: Any, others: Any) -> None:

@@ -7,14 +7,14 @@ from typing import Any
 from ..errors import WorkerError
 from ..workers.clock import Account, Link, Timing
 from ..workers.meeting import Meeting
-from .baton import Turns
+from .baton import Baton
 
 
 class Lost(BaseException):
     """This worker is dead: it passes through the user's code, as no other error may."""
 
 
-class World:
+class VirtualCluster:
     """Virtual workers, one at a time.
 
     A worker that has joined a center dies alone, and comes back alone after a while. Others are lost together: each of
@@ -23,7 +23,7 @@ class World:
 
     def __init__(self, count: int, timing: Timing, timeout_s: float = 600.0) -> None:
         self.count, self.timing = count, timing
-        self.turns = Turns(count, timeout_s, self._stuck, self._stalled)
+        self.turns = Baton(count, timeout_s, self._stuck, self._stalled)
         self.accounts = [Account() for _ in range(count)]
         self.inward, self.outward, self.ring = Link(timing), Link(timing), Link(timing)
         """The center's link, in each direction, and the one of collectives."""
