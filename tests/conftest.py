@@ -1,4 +1,4 @@
-"""What all tests share: one thread, signals that do what they usually do, limits, and nothing that stays behind."""
+"""Settings of all tests: their order, time limits, one thread each, and a check that no process is left running."""
 
 import faulthandler
 import gc
@@ -16,43 +16,43 @@ from kit import left_behind, sampled
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-settings.register_profile("quick", deadline=None, max_examples=12)  # how long one takes is the machine's affair
+settings.register_profile("quick", deadline=None, max_examples=12)  # the time of an example depends on the machine
 settings.register_profile("every", deadline=None, max_examples=200)
 settings.load_profile("every" if sampled.EVERY in os.environ else "quick")
 
-USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
-for number, handler in USUAL.items():  # `nohup`, and `&` in a script, ignore them for all processes that follow
+DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+for number, handler in DEFAULT.items():  # `nohup`, and `&` in a script, make child processes ignore them
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
 left_behind.mark()
 processes = left_behind.Processes()
-first = "PYTEST_XDIST_WORKER" not in os.environ  # the process that shares the tests out, or runs them itself
+first = "PYTEST_XDIST_WORKER" not in os.environ  # this process distributes the tests, or runs them itself
 
-BUDGET_S = 3.0  # of a test of the quick tier
-GRACE_S = 30.0  # for a test that is over its limit to end by itself
-watched = 0.0, 0.0  # the limit that is watched, and since when
+BUDGET_S = 3.0  # of a test that is not marked slow
+GRACE_S = 30.0  # time that a test has to end by itself after its limit
+watched = 0.0, 0.0  # the limit of the running watchdog, and when it started
 OVER = Path(__file__).parents[1] / "build" / "over-budget.txt"
 ERRORS = pytest.StashKey[int]()
 ALONE = "HEADRACE_TESTS_ALONE"
-"""The variable that says that nothing else runs."""
+"""The environment variable that says that nothing else runs on the machine."""
 
 
 def pytest_report_header() -> str:
-    return sampled.told()
+    return sampled.report_header()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[ERRORS] = os.dup(2)  # nothing is captured here yet
+    config.stash[ERRORS] = os.dup(2)  # pytest does not capture it yet
     if first and ALONE not in os.environ:
         OVER.unlink(missing_ok=True)
 
 
-# --- in which order, and where ----------------------------------------------------------------------------
+# --- order and distribution ----------------------------------------------------------------------------
 
 
 class ByFile(LoadFileScheduling):
-    """Gives all tests of a file to one process; also those of all files that start Ray, which has room for one."""
+    """Runs all tests of a file in one process, and all files that use Ray in the same one: there is one cluster."""
 
     def _split_scope(self, nodeid: str) -> str:
         path: str = super()._split_scope(nodeid)
@@ -66,7 +66,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long begin first; of the tests that take turns, some are among the quick ones today."""
+    """Starts slow files first, and marks tests that take turns as slow on the days when it is not their turn."""
     for item in items:
         if item.get_closest_marker("takes_turns") and not sampled.has_its_turn(item.nodeid, of=3):
             item.add_marker(pytest.mark.slow)
@@ -79,9 +79,9 @@ def _is_of_ray(path: Path) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The process that others are forked from takes seconds to begin: it does so while other tests run."""
+    """Starts the server of processes, which takes seconds, while the first tests run."""
     gc.collect()
-    gc.freeze()  # what is here by now stays: nobody need look through it again and again
+    gc.freeze()  # what is imported by now stays: the collector need not look at it
     shares_out = first and session.config.getoption("numprocesses", None)
     if "kit.forked" in sys.modules and not shares_out and not session.config.option.collectonly:
         from kit import forked
@@ -91,16 +91,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             forked.wait_for_server()
 
 
+# --- where a test runs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test runs in its own directory, so that it names files as a user would, relative to where they are."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 # --- limits -----------------------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """A test that its limit does not end, because it stands in C code or swallows what is raised, ends its process."""
+    """Ends the process of a test that its limit does not end, because it is in C code or catches what is raised."""
     global watched
     mark = item.get_closest_marker("timeout")
     limit_s, now = float(mark.args[0] if mark else item.config.getini("timeout")), time.monotonic()
-    if watched[0] != limit_s or now - watched[1] > GRACE_S / 2:  # to begin anew takes long, for every test
+    if (
+        watched[0] != limit_s or now - watched[1] > GRACE_S / 2
+    ):  # restarting the watchdog for every test would take long
         faulthandler.dump_traceback_later(limit_s + 1.5 * GRACE_S, exit=True, file=item.config.stash[ERRORS])
         watched = limit_s, now
     try:
@@ -112,7 +124,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """A test of the quick tier that is over its budget is noted; where it runs alone, it fails."""
+    """Lists tests that are not marked slow and exceed their budget; if nothing else runs, they fail."""
     began = time.monotonic() - _waited_s()
     yield
     if (took := time.monotonic() - _waited_s() - began) <= BUDGET_S or item.get_closest_marker("slow") is not None:
@@ -128,16 +140,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 
 def _waited_s() -> float:
-    """How long a test has waited for the server that others will find ready."""
+    """The time that a test has waited for the server of processes, which later tests find ready."""
     return float(getattr(sys.modules.get("kit.forked"), "waited_s", 0.0))
 
 
-# --- nothing stays ----------------------------------------------------------------------------------------
+# --- nothing is left behind ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def no_process_stays() -> Iterator[None]:
-    """What a test has started ends with it, at the latest."""
+    """Fails a test that leaves a process running, and ends that process."""
     before = processes.left().keys()
     yield
     if left := processes.left(left_behind.GONE_S, before):
@@ -147,7 +159,7 @@ def no_process_stays() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Whoever ran the tests may have been ended by a limit: what that has left behind ends here."""
+    """Ends processes that are left, also those of a test process that was ended by a limit."""
     if first and (left := left_behind.Processes(of_all=True).left(left_behind.GONE_S)):
         left_behind.end(left)
         print(f"the tests have left processes behind: {left}", file=sys.stderr)
@@ -164,7 +176,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def all_cores() -> Iterator[None]:
-    """Virtual workers run on one core in turns; whoever called them may run on all again."""
+    """Fails a test that leaves this process bound to fewer cores, as virtual workers are while they run."""
     allowed = _cores()
     yield
     if (left := _cores()) != allowed:
@@ -178,10 +190,10 @@ def _cores() -> set[int]:
 
 @pytest.fixture(autouse=True)
 def no_recipe_stays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A recipe is imported, and the directory that it lies in may be imported from: for one test, not for the next."""
-    path, before, room = list(sys.path), set(sys.modules), str(tmp_path_factory.getbasetemp())
+    """Forgets the modules that a test has imported from its directory, and restores the import path."""
+    path, before, base = list(sys.path), set(sys.modules), str(tmp_path_factory.getbasetemp())
     yield
     sys.path[:] = path
     for name in sys.modules.keys() - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(room):
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(base):
             del sys.modules[name]

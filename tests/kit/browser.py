@@ -1,4 +1,4 @@
-"""A real browser without a window: Debian's chromium, one process at a time, with a profile of its own and an end."""
+"""Runs chromium without a window, with a fresh profile and a time limit."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def chromium() -> str:
 
 
 def browse(url: str, *options: str) -> tuple[str, list[str]]:
-    """What the browser prints about a page, and the lines of the page's console."""
+    """The output of the browser for a page, and the lines of the page's console."""
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [chromium(), *_QUIET, *sandbox, f"--user-data-dir={profile}", *options, url]
@@ -45,12 +45,12 @@ def browse(url: str, *options: str) -> tuple[str, list[str]]:
 
 
 def dom(url: str, *options: str) -> tuple[str, list[str]]:
-    """A page after its scripts have run, and what they said to the console."""
+    """The HTML of a page after its scripts have run, and the lines of its console."""
     return browse(url, "--dump-dom", *options)
 
 
 def shoot(url: str, picture: Path, width: int, height: int, *options: str) -> list[str]:
-    """A picture of a page; what was said to the console."""
+    """Writes a picture of a page; returns the lines of its console."""
     return browse(url, f"--screenshot={picture}", f"--window-size={width},{height}", *options)[1]
 
 

@@ -140,8 +140,9 @@ def in_turn(trainees: Sequence[Trainee], updates: int = 10_000) -> None:
         assert "updated" in said or "ended" in said, "everybody waits"
 
 
-def regression(rows: int = 50, inputs: int = 5) -> tuple[nn.Module, hr.ArrayTable]:
-    """A small model with a buffer, and what it is to learn."""
+def regression() -> tuple[nn.Module, hr.ArrayTable]:
+    """A small model with a buffer, and 50 rows to train it on."""
+    rows, inputs = 50, 5
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, inputs, generator=generator)
     y = x @ torch.randn(inputs, 2, generator=generator)

@@ -5,6 +5,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from headrace.app.cli import main
 from kit import forked
@@ -57,6 +60,23 @@ def passes(epochs: int = 3) -> hr.Recipe:
     return made
 '''
 
+FILED = """
+import headrace as hr
+
+def filed(file: str = "none.py", tested: bool = True) -> hr.Recipe:
+    \"\"\"Trains on what a script makes.
+
+    Args:
+        file: the script.
+        tested: a switch.
+    \"\"\"
+    from sines import small
+    made = small()
+    made.fit["run"] = "runs/own"
+    return made
+"""
+"""A recipe with a parameter that takes a path, and with a run of its own."""
+
 
 def headrace(*words: object) -> int:
     """Runs a command here; its exit status."""
@@ -66,11 +86,30 @@ def headrace(*words: object) -> int:
         return int(error.code or 0)
 
 
+def printed(capsys: Any, *words: object) -> dict[str, Any]:
+    """What `fit --print_config` shows of the recipe `small`."""
+    assert headrace("fit", "sines.py:small", *words, "--print_config") == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    found: dict[str, Any] = yaml.safe_load(said.out)
+    return found
+
+
+def refused(capsys: Any, *words: object, status: int = 1) -> str:
+    """What a command says that is refused: one line, and nothing on standard output."""
+    assert headrace(*words) == status
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, "one sentence"
+    assert "Traceback" not in said.err
+    return str(said.err)
+
+
 @contextmanager
 def process(at: Path, *words: object, **variables: str) -> Iterator[forked.Child]:
     """A command in a process of its own, in the directory where the test is; `at` is a directory for what it prints.
 
-    What it prints is what it tells, and what is said to it is its input. Of errors it speaks in its output.
+    Its standard output is read by `child.line`, `child.say` writes to its input, and `child.output` has its errors.
     """
     with forked.start(_command, at, os.getcwd(), [str(word) for word in words], variables, limit_s=LIMIT_S) as child:
         yield child
@@ -83,7 +122,7 @@ def _command(place: str, words: Sequence[str], variables: dict[str, str]) -> Non
     raise SystemExit(main(words))
 
 
-def environment(**variables: str) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """For a process that imports what this one does."""
     source = str(Path(__file__).parents[2] / "src")
-    return os.environ | {"PYTHONPATH": os.pathsep.join([source, *sys.path]), "OMP_NUM_THREADS": "1"} | variables
+    return os.environ | {"PYTHONPATH": os.pathsep.join([source, *sys.path]), "OMP_NUM_THREADS": "1"}

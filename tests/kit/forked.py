@@ -1,8 +1,9 @@
-"""Processes for tests: forked from one that has imported torch, watched, ended at a limit, and leaving nobody behind.
+"""Starts processes for tests, forked from a server that has imported torch, with a time limit for each.
 
-A test starts one with `start(function, ...)`, a function of its own module, or `start_script(path)`. In it, `tell` says
-how far it has come and `hear` waits for a word. It ends as any program does: Python waits for threads, calls what is
-registered, and makes a status of what was raised. Only scripts take their modules apart as well, which takes longer.
+`start(function, ...)` calls a function of the test's module in a new process, `start_script(path)` runs a script. The
+process sends lines to the test with `tell` and waits for one from it with `hear`. It ends as any program does: Python
+waits for threads, calls exit handlers, and turns an exception into an exit status. Only a script also goes through the
+final cleanup of the interpreter, which takes longer.
 """
 
 import atexit
@@ -27,10 +28,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-LIMIT_S = 25.0  # of a process; a test that waits for something else waits no longer either
-GONE_S = 5.0  # within which nobody of its group is left once it has ended
+LIMIT_S = 25.0  # of a process, and of every wait of a test for it
+GONE_S = 5.0  # time that its process group has to end after it
 waited_s = 0.0
-"""How long the first of them has waited for the server."""
+"""The time that the first start of a process has waited for the server."""
 _MESSAGE = 1 << 16
 _SUBREAPER = 36  # of prctl
 _SERVE = "from kit import forked; forked.serve()"
@@ -40,27 +41,27 @@ _SERVE = "from kit import forked; forked.serve()"
 
 
 class Child:
-    """A process as its test sees it."""
+    """A started process, for the test that has started it."""
 
     def __init__(self, lines: int, orders: int, status: socket.socket, output: Path) -> None:
         self._lines, self._orders, self._status, self._output = lines, orders, status, output
         self._unread = b""
         self._code: int | None = None
         self.told: list[str] = []
-        """All that it has said so far."""
+        """The lines that have been read from it so far."""
         self.pid = int(self._news()["pid"])
 
     @property
     def output(self) -> str:
-        """What it has printed, errors included."""
+        """Its standard output and standard error so far."""
         return self._output.read_text(errors="replace")
 
     def line(self, limit_s: float = LIMIT_S) -> str | None:
-        """What it says next; `None` once there is nobody left to say anything."""
+        """The next line that it tells; `None` once it and its children have ended."""
         end = time.monotonic() + limit_s
         while b"\n" not in self._unread:
             if not self._readable(max(0.0, end - time.monotonic())):
-                raise TimeoutError(f"nothing was said for {limit_s:g} s, after {self.told}.\n{self.output}")
+                raise TimeoutError(f"no line came for {limit_s:g} s, after {self.told}.\n{self.output}")
             data = os.read(self._lines, _MESSAGE)
             if not data:
                 return None
@@ -70,14 +71,14 @@ class Child:
         return self.told[-1]
 
     def until(self, wanted: str, limit_s: float = LIMIT_S) -> str:
-        """What follows `wanted` in the first line that begins with it."""
+        """Reads lines up to the first that begins with `wanted`; the rest of that line."""
         while (line := self.line(limit_s)) is not None:
             if line.startswith(wanted):
                 return line[len(wanted) :].strip()
-        raise AssertionError(f"it ended ({self.ending()}) before it said {wanted!r}: {self.told}\n{self.output}")
+        raise AssertionError(f"it ended ({self.ending()}) before it told {wanted!r}: {self.told}\n{self.output}")
 
     def wait(self, seconds: float) -> bool:
-        """Lets it run for so long, whatever it says; whether everybody has ended by then."""
+        """Lets it run for this time; whether it and its children have ended by then."""
         end = time.monotonic() + seconds
         while self._readable(max(0.0, end - time.monotonic())):
             data = os.read(self._lines, _MESSAGE)
@@ -87,15 +88,15 @@ class Child:
         return False
 
     def say(self, word: str) -> None:
-        """A word for `hear`."""
+        """Sends a line, which `hear` returns."""
         os.write(self._orders, word.encode() + b"\n")
 
     def send(self, number: int) -> None:
-        """A signal for the process."""
+        """Sends a signal to the process."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL for the process and all that it has started."""
+        """Sends SIGKILL to its process group."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -103,14 +104,14 @@ class Child:
         """Its exit status, or minus the signal that ended it."""
         if self._code is None:
             ready, _, _ = select.select([self._status], [], [], limit_s)
-            assert ready, f"still at work after {limit_s:g} s, having said {self.told}\n{self.output}"
+            assert ready, f"still running after {limit_s:g} s, having told {self.told}\n{self.output}"
             news = self._news()
-            assert not news["late"], f"ended at its limit of time, having said {self.told}\n{self.output}"
+            assert not news["late"], f"ended at its time limit, having told {self.told}\n{self.output}"
             self._code = int(news["code"])
         return self._code
 
     def ending(self, limit_s: float = LIMIT_S) -> int:
-        """As `code`; nobody of its group is left then, and all that it said is known."""
+        """As `code`, once its process group has ended and all its lines have been read."""
         code = self.code(limit_s)
         _empty(self.pid)
         while self.line(GONE_S) is not None:
@@ -134,7 +135,7 @@ class Child:
 
 @contextmanager
 def start(function: Callable[..., None], at: Path, *arguments: Any, limit_s: float = LIMIT_S) -> Iterator[Child]:
-    """A process that calls a function of a test's module; `at` is a directory for what it prints."""
+    """A process that calls a function of a test's module; what it prints is written into the directory `at`."""
     job = {"file": function.__code__.co_filename, "name": function.__qualname__}
     with _started(job | {"arguments": [_plain(argument) for argument in arguments]}, at, limit_s) as child:
         yield child
@@ -172,7 +173,7 @@ def _started(job: dict[str, Any], at: Path, limit_s: float) -> Iterator[Child]:
 
 @cache
 def server() -> socket.socket:
-    """The process that all others are forked from: it has imported what they need, and has one thread."""
+    """Starts the process that all others are forked from: it imports what they need, and has one thread."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -189,7 +190,7 @@ def server() -> socket.socket:
 
 @cache
 def wait_for_server() -> None:
-    """Returns once the server has imported what processes need."""
+    """Returns once the server is ready."""
     global waited_s
     began = time.monotonic()
     assert server().recv(_MESSAGE), "the server of processes has ended"
@@ -197,7 +198,7 @@ def wait_for_server() -> None:
 
 
 def _empty(group: int) -> None:
-    """Returns once a process group has nobody left."""
+    """Returns once all processes of a group have ended."""
     end = time.monotonic() + GONE_S
     while time.monotonic() < end:
         try:
@@ -205,7 +206,7 @@ def _empty(group: int) -> None:
         except ProcessLookupError:
             return
         time.sleep(0.005)
-    raise AssertionError(f"somebody of process group {group} is left {GONE_S:g} s after it ended")
+    raise AssertionError(f"a process of group {group} is left {GONE_S:g} s after it ended")
 
 
 def _plain(argument: Any) -> Any:
@@ -218,12 +219,12 @@ _channel: dict[str, int] = {}
 
 
 def tell(line: str) -> None:
-    """Says something to the test, from any thread."""
+    """Sends a line to the test, from any thread."""
     os.write(_channel["lines"], line.encode() + b"\n")
 
 
 def hear() -> str:
-    """Waits for a word of the test's; "" once the test is gone."""
+    """Waits for a line from the test; "" if the test has ended."""
     word = b""
     while not word.endswith(b"\n"):
         data = os.read(_channel["orders"], 1)
@@ -234,7 +235,7 @@ def hear() -> str:
 
 
 def hold(place: str) -> None:
-    """Says where the main thread is, waits there until a signal has been handled, and says so."""
+    """Tells `place`, waits in the main thread until a signal has been handled, and tells "heard"."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing)
@@ -249,18 +250,18 @@ def hold(place: str) -> None:
 
 
 def take_over() -> None:
-    """From here on the standard input is what the test says, and the standard output what this process tells it."""
+    """Makes what the test says the standard input, and sends the standard output to the test as lines."""
     os.dup2(_channel["orders"], 0)
     os.dup2(_channel["lines"], 1)
 
 
-# --- in between -------------------------------------------------------------------------------------------
+# --- in the server -------------------------------------------------------------------------------------------
 
 
 def serve() -> None:
-    """Forks a process for every order that comes, until nobody can send any, and watches them.
+    """Forks a process for each request of a test, and ends it at its limit, until the test process has ended.
 
-    It reaps those whose parents have ended, too: the system's first process may leave them in the table for seconds.
+    It also reaps processes whose parents have ended: the init process may leave them in the table for seconds.
     """
     _warm_up()
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
@@ -314,7 +315,7 @@ def serve() -> None:
 
 
 class _Watched:
-    """A process, which ends at a limit, or when its test is gone."""
+    """A forked process, which is killed at its limit, or when its test has ended."""
 
     def __init__(self, pid: int, news: socket.socket, end: float) -> None:
         self.pid, self.news, self.end = pid, news, end
@@ -341,7 +342,7 @@ class _Watched:
 
 
 def _next(watched: dict[int, _Watched]) -> float | None:
-    """How long until the next limit."""
+    """The seconds until the next limit."""
     ends = [one.end for one in watched.values() if not one.over]
     return max(0.0, min(ends) - time.monotonic()) if ends else None
 
@@ -354,7 +355,7 @@ def _reap(watched: dict[int, _Watched]) -> None:
 
 
 def _warm_up() -> None:
-    """What all processes need is imported once, by a training; the collector leaves it alone from then on."""
+    """Imports what processes need, by a training, and has the garbage collector ignore it from then on."""
     import pytest  # noqa: F401
 
     from headrace.engines import processes  # noqa: F401
@@ -364,11 +365,11 @@ def _warm_up() -> None:
     gc.collect()
     gc.freeze()
     for finalizer in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
-        finalizer.atexit = False  # what torch has set up here is not for every process to take down: half its time
+        finalizer.atexit = False  # taking down what torch has set up would be half the time of a process
 
 
 def _spare_time() -> None:
-    """Processes die here, machines do not: nobody need wait for the disk; and no run need ask git where it is."""
+    """Leaves out fsync and the question for a git commit: tests kill processes, not machines."""
     from headrace.store import disk, run
 
     real = disk.perform
@@ -381,7 +382,7 @@ def _spare_time() -> None:
 
 
 def _work(job: dict[str, Any]) -> None:
-    """Does what was ordered."""
+    """Runs the function or the script of a request."""
     _spare_time()
     file, name = job["file"], job["name"]
     if name is None:
@@ -400,7 +401,7 @@ def _work(job: dict[str, Any]) -> None:
 
 
 def _leave(status: int) -> None:
-    """What the interpreter does at its end, up to where it takes itself apart."""
+    """Does what the interpreter does at its end, without its final cleanup."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -412,7 +413,7 @@ def _leave(status: int) -> None:
 
 
 def _loaded(file: str) -> ModuleType:
-    """A test's module, which no path leads to."""
+    """Imports a test's module from its file: it is on no import path."""
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None

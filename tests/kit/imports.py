@@ -1,4 +1,4 @@
-"""What a process has imported by the time it has done something, for tests of what is imported late, or never."""
+"""Lists the modules that some code imports, in a process of its own."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from kit.forked import start, tell
 
 
 def imported_after(code: str, at: Path) -> set[str]:
-    """The top-level modules of a process that has trained with headrace, after this code."""
+    """The top-level modules of a process that has trained with headrace and then run this code."""
     with start(_after, at, code) as child:
         assert child.ending() == 0, child.output
     return set(json.loads(child.told[-1]))

@@ -1,11 +1,11 @@
-"""Packages that take long to import, imported by the first test that needs them and not when tests are collected."""
+"""Stand-ins for packages that are slow to import: the first use of an attribute imports the package."""
 
 import importlib
 from types import ModuleType
 from typing import Any
 
 _ASKED = {"_mock_name", "pytestmark"}
-"""What pytest asks of all that it finds in a module, beside names like __wrapped__."""
+"""Attributes that pytest looks up on every object of a test module, beside names like __wrapped__."""
 
 
 class _Late(ModuleType):
@@ -16,7 +16,7 @@ class _Late(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise TypeError(
-            f"what stands in for {name} is set in the module itself: monkeypatch.setattr('{self.__name__}.{name}', ...)"
+            f"an attribute of {name} is set in the module itself: monkeypatch.setattr('{self.__name__}.{name}', ...)"
         )
 
     def __reduce__(self) -> Any:
@@ -24,7 +24,7 @@ class _Late(ModuleType):
 
 
 def late(name: str) -> Any:
-    """The module of this name, which is imported when somebody asks for something in it."""
+    """A stand-in for the module of this name."""
     return _Late(name)
 
 

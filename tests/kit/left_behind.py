@@ -1,4 +1,4 @@
-"""Processes that tests have started, found by a variable that they all inherit."""
+"""Finds processes that tests have started and that are still running, by an environment variable that they inherit."""
 
 import os
 import signal
@@ -9,29 +9,29 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = "HEADRACE_TESTS_OF"
-"""The variable; its value names the run, and the process of it that runs the tests."""
-GONE_S = 10.0  # within which a process has to be gone that was told to end, on a machine that has much else to do
+"""The environment variable; its value is the pid of the first process of the run and of the one that runs the tests."""
+GONE_S = 10.0  # time that a process has to end, on a busy machine
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "forked.serve()")
-"""Children that serve all tests of a process, and end with it."""
+"""Commands of child processes that serve all tests of a process, and end with it."""
 
 
 def mark() -> None:
-    """All processes that are started from here on belong to this one."""
+    """Sets the variable: processes started from now on are found by it."""
     run = os.environ.get(MARK, str(os.getpid())).partition(" ")[0]
     os.environ[MARK] = f"{run} {os.getpid()}"
 
 
 class Processes:
-    """Those that have started since this was made; with `of_all`, those of all processes that run the tests."""
+    """The processes that this one has started since; with `of_all`, those of every process that runs the tests."""
 
     def __init__(self, of_all: bool = False) -> None:
         value = os.environ[MARK]
         self._mark = f"{MARK}={value.partition(' ')[0]} " if of_all else f"{MARK}={value}\0"
         self._others = set[str]() if of_all else _all()
-        """Processes that are known to be none of these."""
+        """The pids of processes that were started by others."""
 
     def left(self, limit_s: float = 0.0, but: Collection[int] = ()) -> dict[int, str]:
-        """Those that are still there, by their commands, once all `but` some have had time to end."""
+        """The commands of processes that are still running after `limit_s`, by pid; those in `but` are left out."""
         end = time.monotonic() + limit_s
         while True:
             found = {pid: command for pid, command in self._now().items() if pid not in but}
@@ -45,11 +45,11 @@ class Processes:
         return {int(pid): command for pid in there - self._others if (command := self._ours(pid))}
 
     def _ours(self, pid: str) -> str:
-        """The command of a process; "" for one that is none of ours, serves all tests, or has ended."""
+        """The command of a process; "" if others started it, if it serves all tests, or if it has ended."""
         state, parent, *_ = _read(pid, "stat").rpartition(b")")[2].split() or (b"X", b"0")
         child = int(parent) == os.getpid()
         if self._mark.encode() not in _read(pid, "environ") + b"\0":
-            if not child:  # a child may have its environment still to come
+            if not child:  # a new child may not have its environment yet
                 self._others.add(pid)
             return ""
         command = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
@@ -68,7 +68,7 @@ def _read(pid: str, what: str) -> bytes:
 
 
 def end(pids: Iterable[int]) -> None:
-    """SIGKILL for all of them."""
+    """Sends SIGKILL to these processes."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

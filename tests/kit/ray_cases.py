@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import signal
 import threading
 import time
@@ -24,6 +23,7 @@ from headrace.engines.ray import cluster
 from headrace.workers.center import Push, Rule, Terms, Vectors, Wait
 from headrace.workers.here import here
 from kit import worker_cases
+from kit.sockets import listening
 
 ROWS, LEASE, END = 40, 6, 100  # two epochs and a half
 PUSH = 4  # rows
@@ -54,7 +54,7 @@ def talk_and_train(base: float, model: "Visits", strategy: hr.Strategy) -> dict[
         "directory": os.getcwd(),
         "nice": comm.all_gather(os.nice(0)),
         "processes": comm.all_gather(os.getpid()),
-        "listening": listening(os.environ["RAY_AUTH_TOKEN_PATH"]),
+        "listening": listening([*processes(os.environ["RAY_AUTH_TOKEN_PATH"]), os.getpid()]),
     }
 
 
@@ -400,23 +400,3 @@ def processes(mark: str) -> list[int]:
         except OSError:
             continue  # it has ended, or is another user's
     return found
-
-
-def listening(mark: str) -> list[str]:
-    """Where processes with a text in their environment, and this one, listen: addresses as the kernel writes them."""
-    sockets = {}
-    for family in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A":
-                sockets[fields[9]] = fields[1].partition(":")[0]
-    found = set()
-    for process in [*processes(mark), os.getpid()]:
-        for path in Path(f"/proc/{process}/fd").glob("*"):
-            try:
-                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(path))
-            except OSError:
-                continue
-            if match and match[1] in sockets:
-                found.add(sockets[match[1]])
-    return sorted(found)

@@ -1,7 +1,7 @@
-"""A Ray cluster that tests share: a plugin, which files of tests name in `pytest_plugins`.
+"""A Ray cluster for all tests of a session: a plugin, which files of tests name in `pytest_plugins`.
 
-All tests that need Ray are marked so, and `conftest` has one process run their files one after the other. The cluster
-is there from the first test that asks for it to the last one: other tests find everything as it was.
+Tests that need Ray are marked `ray`, and `conftest` runs their files in one process, one after the other. The cluster
+starts with the first test that asks for it and is stopped after the last one.
 """
 
 import os
@@ -27,13 +27,14 @@ SETTINGS = {
 }
 
 LIMIT_S = 200.0  # of a job on a busy machine
+WORKERS = 3  # for which the cluster has room
 
 _there = ExitStack()
 
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> cluster.Cluster:
-    """A cluster with room for three workers, and for what stands beside them: jobs find it there."""
+    """A cluster with room for three workers and their helpers; jobs join it."""
     return _there.enter_context(local_cluster())
 
 
@@ -41,7 +42,7 @@ def ray_cluster() -> cluster.Cluster:
 def ray_after_a_loss(
     ray_cluster: cluster.Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ray_cases.Visits, dict[str, Any], Path]:
-    """Of workers in step that begin again once: the caller's model, what worker 0 says, and where they leave notes."""
+    """A job whose worker 1 is lost once: the caller's model, the result of worker 0, their directory of notes."""
     model, at = ray_cases.Visits(37), tmp_path_factory.mktemp("loss")
     options: dict[str, Any] = {"workers": 2, "restarts": 1, "engine": "ray", "timeout_s": LIMIT_S}
     return model, hr.launch(ray_cases.lose_one, model, hr.Synchronous(), str(at), **options), at
@@ -49,7 +50,7 @@ def ray_after_a_loss(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Of what a signal's handler raises while a test waits in Ray, only an exit ends the wait: a limit raises one."""
+    """Makes the time limit raise SystemExit: any other exception of a signal handler does not end a wait in Ray."""
     handler = signal.getsignal(signal.SIGALRM)
     if not _needs_ray(item) or not callable(handler):
         return
@@ -74,7 +75,7 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, obj
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """The tests may have ended before the last one."""
+    """Stops the cluster if the tests ended before the last one that needs it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _there.close()
@@ -85,15 +86,15 @@ def _needs_ray(item: pytest.Item) -> bool:
 
 
 @contextmanager
-def local_cluster(workers: int = 3) -> Iterator[cluster.Cluster]:
-    """A cluster of our own; nothing of it is left.
+def local_cluster() -> Iterator[cluster.Cluster]:
+    """A cluster that is stopped again; raises if a file or a process of it is left.
 
-    Its processes come and go while tests run: they are not marked as those of a test, and are looked for here instead.
+    Its processes start and end while tests run, so they are not marked as processes of one test: they are checked here.
     """
     with ExitStack() as stack:
         stack.enter_context(cluster.environment(SETTINGS))
         with cluster.environment({left_behind.MARK: None}):
-            found = stack.enter_context(cluster.joined(Job(print, workers=workers)))
+            found = stack.enter_context(cluster.joined(Job(print, workers=WORKERS)))
         token = os.environ["RAY_AUTH_TOKEN_PATH"]
         yield found
     assert not found.scratch.exists()

@@ -1,4 +1,4 @@
-"""Runs for tests of reports: directories as trainings leave them, and as kills do."""
+"""Directories of runs for tests of reports: finished, and cut short."""
 
 import json
 import math
@@ -23,7 +23,7 @@ STARTED, ENDED = "2026-03-01 10:00:00 started\n", "2026-03-01 10:05:00 ended: 5 
 
 
 def rows(count: int, noise: float = 0.02) -> list[dict[str, Any]]:
-    """The reports of a training that gets better until its last quarter."""
+    """The reported rows of a training whose validation loss improves until its last quarter."""
     draw = np.random.default_rng(0)
     made = []
     for k in range(1, count + 1):
@@ -63,9 +63,9 @@ def make(path: Path, reports: Sequence[dict[str, Any]] = (), log: str = STARTED 
     return path
 
 
-def answers(kind: str, target: Any, answer: Any, count: int, names: Sequence[str] = (), of: str = "test") -> bytes:
+def answers(kind: str, target: Any, answer: Any, count: int, names: Sequence[str] = ()) -> bytes:
     """What the callback `Answers` writes."""
-    facts = {"kind": kind, "of": of, "classes": list(names), "count": count, "step": 80}
+    facts = {"kind": kind, "of": "test", "classes": list(names), "count": count, "step": 80}
     header = {key: json.dumps(value) for key, value in facts.items()}
     return save({"target": np.asarray(target), "answer": np.asarray(answer)}, header)
 

@@ -1,4 +1,4 @@
-"""What a person at a terminal has and sees: the environment, a terminal, and a screen that knows a few sequences."""
+"""A terminal for tests: a user's environment, a pseudo-terminal, and a screen that knows a few escape sequences."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _TOKEN = re.compile(r"\x1b\[(\??[0-9;]*)([A-Za-z])|\x1b\][^\x07]*\x07|(.)", re.D
 
 
 def environment() -> dict[str, str]:
-    """As a user has it: no setting that would force colours on or off, or the width of the terminal."""
+    """The environment of a user: no variable forces colours on or off, or sets the width of the terminal."""
     source = os.path.dirname(os.path.dirname(headrace.__file__))
     kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
     return kept | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
@@ -26,9 +26,10 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def terminal(function: Callable[..., None], at: Path, *arguments: Any, columns: int) -> Iterator[Any]:
-    """A terminal, as pexpect has it, at which a function sits in a process of its own: `sit_down(...)` comes first.
+    """Calls a function in a process of its own that has a terminal; yields the terminal as pexpect sees it.
 
-    It is given the terminal's name before its other arguments; `at` is a directory for what it prints elsewhere.
+    The function gets the terminal's name before its other arguments and calls `sit_down(name)` first. What it prints
+    elsewhere is written into the directory `at`.
     """
     from pexpect.fdpexpect import fdspawn
 
@@ -47,7 +48,7 @@ def terminal(function: Callable[..., None], at: Path, *arguments: Any, columns: 
 
 
 def sit_down(name: str) -> None:
-    """This process has the environment of a user, and a terminal as its input and its output."""
+    """Gives this process the environment of a user, and the terminal as its input and its output."""
     for variable in _UNSET:
         os.environ.pop(variable, None)
     os.environ["TERM"] = "xterm-256color"

@@ -1,10 +1,9 @@
-"""Processes for tests that are workers of torch.distributed: they are told so by their environment."""
+"""Makes processes of tests workers of torch.distributed, and has them fail in several ways."""
 
 import os
 import signal
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +14,22 @@ from headrace.engines import processes
 from headrace.workers.shared import Shared
 
 LIMIT_S = 6.0
-LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel writes it
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+SOON_S = 5.0  # within which a worker hears of a loss, or ends, on a machine that has much else to do
 
 
 def be_worker(index: int, count: int, port: int, timeout_s: float = LIMIT_S) -> None:
-    """What torchrun would have put into the environment."""
+    """Sets the environment variables that torchrun would set."""
     os.environ |= {"RANK": f"{index}", "WORLD_SIZE": f"{count}", "LOCAL_RANK": f"{index}"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "HEADRACE_TIMEOUT_S": f"{timeout_s}"}
 
 
 def fork_workers() -> None:
-    """Workers of a launch are forks of this process, which has one thread and has imported all that they need."""
+    """Makes `launch` fork its workers from this process, which has one thread and has imported all that they need."""
     processes.START = "fork"
 
 
 def run_torchrun(options: list[str], function: Callable[..., None], *arguments: Any) -> None:
-    """What torchrun does with these options, but that its workers are forks, which call a function."""
+    """Does what torchrun does with these options, but forks its workers, which call a function."""
 
     def launch(config: LaunchConfig, entrypoint: str) -> Callable[..., Any]:
         config.start_method = "fork"
@@ -47,7 +40,7 @@ def run_torchrun(options: list[str], function: Callable[..., None], *arguments: 
 
 
 def over_gloo() -> None:
-    """As on several hosts."""
+    """Makes the workers exchange vectors over gloo, as workers of several hosts do."""
     Shared.meet = classmethod(lambda *_: None)  # type: ignore[assignment,method-assign]
 
 
@@ -63,18 +56,16 @@ def hangs() -> None:
     time.sleep(60)
 
 
-def listening(pids: list[int]) -> list[str]:
-    """Addresses at which processes listen, in hexadecimal as the kernel writes them."""
-    sockets = set()
-    for pid in pids:
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            target = os.readlink(entry.path)
-            if target.startswith("socket:["):
-                sockets.add(target[8:-1])
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in sockets:
-                found.append(fields[1].rpartition(":")[0])
-    return found
+def wait_until_gone(pids: Collection[int], limit_s: float = SOON_S) -> None:
+    """Returns once all these processes have ended; zombies have."""
+    end = time.monotonic() + limit_s
+    while left := [pid for pid in pids if _lives(pid)]:
+        assert time.monotonic() < end, f"the processes {left} are still there after {limit_s:g} s"
+        time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

@@ -1,4 +1,4 @@
-"""A training that takes a moment, for tests of what keeps track of it."""
+"""A training that takes a fraction of a second, for tests of trackers."""
 
 from collections.abc import Callable
 from pathlib import Path

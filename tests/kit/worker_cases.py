@@ -52,8 +52,8 @@ def sequences(rows: int = ROWS) -> dict[str, Any]:
 # --- models -----------------------------------------------------------------------------------------------
 
 
-def perceptron(outputs: int = CLASSES) -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, outputs))
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
 
 class TwoHeads(nn.Module):

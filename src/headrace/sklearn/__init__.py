@@ -23,8 +23,6 @@ import sys as _sys
 from ..watch import history as _history
 from .estimators import EXPECTED_FAILED_CHECKS, Classifier, Regressor
 
-_sys.modules.setdefault(
-    "headrace.history.history", _history
-)  # where pickles of 0.1.0 look
+_sys.modules.setdefault("headrace.history.history", _history)  # where pickles of 0.1.0 look
 
 __all__ = ["EXPECTED_FAILED_CHECKS", "Classifier", "Regressor"]

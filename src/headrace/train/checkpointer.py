@@ -130,8 +130,7 @@ class RunCheckpointer(Checkpointer):
             error.add_note(f"And the last checkpoint could not be written: {failure}")
         finally:
             if error is not None and not isinstance(error, GeneratorExit):
-                how = "refused" if self._refusable else "ended by"
-                self._run.log(f"{how} {type(error).__name__}: {error}")
+                self._run.log(f"{'refused' if self._refusable else 'ended by'} {type(error).__name__}: {error}")
             self._run.close()
 
     def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> State | None:
@@ -216,9 +215,7 @@ class RunCheckpointer(Checkpointer):
         self._saver.wait()
         self._saved_at = time.perf_counter()
         contents = encode(info.step, {part: value for part, value in state.items() if part not in _LARGE})
-        tensors: dict[Any, Tensor] = {
-            (f, name): t for f, found in contents.tensors.items() for name, t in found.items()
-        }
+        tensors: dict[Any, Tensor] = {(f, n): t for f, found in contents.tensors.items() for n, t in found.items()}
         large = {part: state[part] for part in _LARGE}
         many = dict(_tensors_in(large))
         copies, keys = self._copier(tensors | many), {id(tensor): key for key, tensor in many.items()}

@@ -98,7 +98,7 @@ class Loop:
                         if info.stopping and not self._asked.why:  # else it goes on from here, and nothing is over
                             self._boundary()
                         if self._due:
-                            self._keep()
+                            self._save()
                         if self._asked.why:
                             self._asked.check()
                         starts = self._team.starts(self._at)
@@ -186,7 +186,7 @@ class Loop:
             if info.step:
                 self._boundary()
             if self._due:
-                self._keep()
+                self._save()
             info.batch = 0 if info.ends_epoch else info.batch
         else:
             self._save()
@@ -308,13 +308,9 @@ class Loop:
             else:
                 self._at.frozen.thaw(*value)
 
-    def _keep(self) -> None:
-        """Saves what is due: last of all, when whoever drives the loop has done its part of this step."""
-        self._due = False
-        self._save()
-
     def _save(self) -> None:
         """A checkpoint of this step, unless there is one."""
+        self._due = False
         if self._keeper.keeps and self._saved != self._info.step:
             self._guard.settle()
             self._call("on_checkpoint", self._info)

@@ -1,6 +1,6 @@
 """The second promise: however a batch is split, the update is the same; a mean of means would not be."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -167,9 +167,6 @@ def test_weights_that_only_the_forward_pass_knows_leave_random_numbers_and_buffe
     torch.manual_seed(4)
     torch.rand(1), torch.rand(1), torch.rand(1)
     assert torch.equal(found[10][2], torch.get_rng_state())
-
-
-Model = Callable[[], nn.Module]
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(11), nn.Dropout(0.5)])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from kit import ray_cases, worker_cases
+from kit.sockets import LOOPBACK, listening
 
 import headrace as hr
 from headrace.engines.job import needs_center
@@ -24,7 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 LIMIT_S = 200.0  # of a job on a busy machine
 ROWS = 128
 
@@ -58,6 +58,7 @@ def test_workers_in_step_train_as_one_and_say_everything_to_each_other(in_step: 
     assert found["directory"] == os.getcwd()
     assert found["nice"] == [os.nice(0)] * 2, "whatever else the machine does, they have their share of it"
     assert len({*found["processes"], os.getpid()}) == 3
+    assert found["listening"]
     assert set(found["listening"]) <= LOOPBACK, "nothing of the cluster listens to a network"
     for k, (worker, *drawn) in enumerate(found["all"]):
         torch.manual_seed(k)
@@ -74,7 +75,9 @@ def test_a_cluster_of_our_own_is_private(ray_cluster: cluster.Cluster) -> None:
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(ray_cluster.scratch.stat().st_mode) == 0o700
     assert len(token.read_text()) == 64
-    assert set(ray_cases.listening(str(token))) <= LOOPBACK
+    found = set(listening([*ray_cases.processes(str(token)), os.getpid()]))
+    assert found
+    assert found <= LOOPBACK
     # somebody else on this machine, with the address and without the token
     address = ray.get_runtime_context().gcs_address
     other = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}

@@ -31,7 +31,7 @@ from kit.kill_cases import (
     undisturbed,
 )
 from kit.sampled import sampled
-from kit.torch_workers import fork_workers, is_killed, is_stopped, over_gloo
+from kit.torch_workers import SOON_S, fork_workers, is_killed, is_stopped, over_gloo, wait_until_gone
 
 import headrace as hr
 from headrace.errors import WorkerError
@@ -100,7 +100,6 @@ def test_wherever_workers_are_killed_they_end_as_if_they_never_were(name: str, w
 # --- processes: one of them is killed, fails, stops or hangs -------------------------------------------------
 
 TIMEOUT_S = 4.0
-SOON_S = 5.0
 
 
 def raises() -> None:
@@ -162,26 +161,12 @@ def finished(child: Child, run: Path) -> Finished:
     return Finished(digests, (run / "metrics.jsonl").read_text().splitlines())
 
 
-def are_gone(workers: list[int]) -> None:
-    end = time.monotonic() + SOON_S
-    while any(_lives(pid) for pid in workers):
-        assert time.monotonic() < end, f"of {workers} somebody is left"
-        time.sleep(0.01)
-
-
 def slow(case: Any) -> Any:
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
 def shown(value: Any) -> str:
     return "-".join(map(str, value)) if isinstance(value, Place) else str(value)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
 
 
 AGAIN = [
@@ -244,7 +229,7 @@ def test_without_another_start_all_end_say_why_and_can_go_on(
         workers = [int(line.removeprefix("pid ")) for line in child.told if line.startswith("pid")]
         when_s, what = child.until("raised", LIMIT_S).split(" ", 1)
         assert child.until("children") == "0"
-        are_gone(workers)
+        wait_until_gone(workers)
         assert child.ending() == 3
     assert len(workers) == 2
     worker = f"WorkerError: worker {place.worker} "

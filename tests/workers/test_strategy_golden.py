@@ -1,6 +1,6 @@
 """Golden trajectories: toy weights after every update, for each strategy; they change only if a promise does.
 
-`python tests/unit/test_strategy_golden.py` writes them anew.
+`python tests/workers/test_strategy_golden.py` writes them anew.
 """
 
 import json

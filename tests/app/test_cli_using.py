@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
-from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, process
+from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace, process, refused
 
 import headrace as hr
 from headrace.app.recipe import load_recipe
@@ -88,12 +87,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def place(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Iterator[Path]:
+def place(trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Path:
     monkeypatch.chdir(trained)
-    path = sys.path.copy()
-    capsys.readouterr()
-    yield trained
-    sys.path[:] = path
+    capsys.readouterr()  # what the trainings have printed
+    return trained
 
 
 def loaded(run: str, recipe: str, arguments: dict[str, Any] | None = None) -> hr.Recipe:
@@ -107,14 +104,6 @@ def answer(capsys: Any, *words: object) -> Any:
     said = capsys.readouterr()
     assert said.err == ""
     return json.loads(said.out)
-
-
-def refused(capsys: Any, *words: object, status: int = 1) -> str:
-    assert headrace(*words) == status
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "Traceback" not in said.err
-    return str(said.err)
 
 
 # --- scores -----------------------------------------------------------------------------------------------

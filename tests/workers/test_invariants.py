@@ -15,7 +15,6 @@ from kit.worker_cases import (
     BATCH,
     CASES,
     EXACT,
-    UPDATES,
     CutError,
     Found,
     Options,
@@ -34,7 +33,6 @@ pytest_plugins = ["kit.ray_cluster"]
 Make = Callable[[], hr.Strategy]
 PLAIN: Options = {"optimizer": lambda model: sgd(model, momentum=0.0)}
 METRICS = ["accuracy", "f1", "auroc", "confusion"]
-STEPS = 2 * UPDATES
 
 
 def same(a: Found, b: Found) -> None:

@@ -130,7 +130,7 @@ def test_an_interpreter_of_its_own_that_ends_waits_for_the_write(tmp_path: Path)
 import threading
 import warnings
 from pathlib import Path
-from headrace.checkpoint.saver import Saver
+from headrace.store.saver import Saver
 
 def write():
     threading.main_thread().join()

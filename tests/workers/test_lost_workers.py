@@ -14,7 +14,8 @@ import pytest
 import torch
 from kit.forked import Child, start, tell
 from kit.sampled import sampled
-from kit.torch_workers import be_worker, free_port, hangs, is_killed, is_stopped, over_gloo
+from kit.sockets import free_port
+from kit.torch_workers import be_worker, hangs, is_killed, is_stopped, over_gloo
 from torch import Tensor, nn
 
 import headrace as hr

@@ -31,7 +31,8 @@ from kit.kill_cases import (
     undisturbed,
 )
 from kit.sampled import sampled
-from kit.torch_workers import be_worker, free_port
+from kit.sockets import free_port
+from kit.torch_workers import be_worker
 
 import headrace as hr
 from headrace.train.signals import Signals

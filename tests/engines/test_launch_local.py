@@ -346,8 +346,6 @@ def test_a_second_ctrl_c_leaves_a_worker_that_hangs() -> None:
 
 # --- virtual deaths --------------------------------------------------------------------------------------
 
-SECONDS = Network(bandwidth="8 Mbit", latency="0 s", rows_per_s=1)
-
 
 def test_workers_that_wait_for_each_other_are_lost_together() -> None:
     met: dict[int, str] = {}

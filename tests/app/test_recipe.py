@@ -1,7 +1,6 @@
 """Recipes: which function of a file it is, what it takes, and values for that as files have them."""
 
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,17 +53,6 @@ def one(
 '''
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    path, modules = sys.path.copy(), set(sys.modules)
-    yield tmp_path
-    sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
-
-
 def written(name: str, text: str) -> str:
     Path(name).write_text(text)
     return name
@@ -79,7 +67,7 @@ def refused(name: str, arguments: dict[str, Any] | None = None) -> str:
 # --- which function ---------------------------------------------------------------------------------------
 
 
-def test_the_only_function_that_returns_a_recipe_is_found_and_others_by_name(place: Path) -> None:
+def test_the_only_function_that_returns_a_recipe_is_found_and_others_by_name(in_tmp_path: Path) -> None:
     two = "import headrace as hr\nfrom headrace import Recipe\ndef no(): ...\ndef one() -> hr.Recipe: ...\n"
     assert find_recipe(written("single.py", two)).__name__ == "one"
     assert find_recipe(written("text.py", f"from __future__ import annotations\n{two}")).__name__ == "one"
@@ -90,7 +78,7 @@ def test_the_only_function_that_returns_a_recipe_is_found_and_others_by_name(pla
     assert "has no function that returns a Recipe" in refused(written("none.py", "def no(): ...\n"))
 
 
-def test_what_a_module_imports_counts_only_if_it_has_nothing_else(place: Path) -> None:
+def test_what_a_module_imports_counts_only_if_it_has_nothing_else(in_tmp_path: Path) -> None:
     written("first.py", "import headrace as hr\ndef one() -> hr.Recipe: ...\n")
     own = "import headrace as hr\nfrom first import one\ndef two() -> hr.Recipe: ...\n"
     assert find_recipe(written("second.py", own)).__name__ == "two"
@@ -98,15 +86,15 @@ def test_what_a_module_imports_counts_only_if_it_has_nothing_else(place: Path) -
     assert find_recipe(written("third.py", "from first import one\n")).__name__ == "one"
 
 
-def test_a_file_that_is_not_there_is_told_with_the_nearest_that_is(place: Path) -> None:
+def test_a_file_that_is_not_there_is_told_with_the_nearest_that_is(in_tmp_path: Path) -> None:
     written("digits.py", "")
     assert "digit.py is not a Python file with a recipe. Did you mean 'digits.py'?" in refused("digit.py")
     assert "is not a Python file with a recipe" in refused("nowhere/digits.py")
     assert "is not a Python file with a recipe" in refused(written("digits.txt", ""))
 
 
-def test_a_recipe_finds_what_lies_beside_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place / "there").mkdir()
+def test_a_recipe_finds_what_lies_beside_it(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (in_tmp_path / "there").mkdir()
     written("there/beside_it.py", "WIDTH = 5\n")
     text = "import headrace as hr\nfrom beside_it import WIDTH\ndef one(width: int = WIDTH) -> hr.Recipe: ...\n"
     written("there/uses_it.py", text)
@@ -121,13 +109,13 @@ def test_a_recipe_finds_what_lies_beside_it(place: Path, monkeypatch: pytest.Mon
         ("def g():\n    return 1 / 0\ng()\n", ["ZeroDivisionError", "line 2: return 1 / 0"]),
     ],
 )
-def test_a_module_that_fails_to_import_is_told_with_the_line(place: Path, text: str, told: list[str]) -> None:
+def test_a_module_that_fails_to_import_is_told_with_the_line(in_tmp_path: Path, text: str, told: list[str]) -> None:
     said = refused(written("broken_recipe.py", text))
     assert all(each in said for each in ["broken_recipe.py cannot be imported", *told])
     assert "broken_recipe" not in sys.modules
 
 
-def test_a_recipe_that_hides_a_module_of_python_is_refused(place: Path) -> None:
+def test_a_recipe_that_hides_a_module_of_python_is_refused(in_tmp_path: Path) -> None:
     import random
 
     assert "Give the recipe another name" in refused(written("random.py", "import headrace"))
@@ -135,17 +123,17 @@ def test_a_recipe_that_hides_a_module_of_python_is_refused(place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["yaml", "torch", "headrace"])
-def test_a_recipe_that_hides_an_installed_module_is_refused(name: str, place: Path) -> None:
+def test_a_recipe_that_hides_an_installed_module_is_refused(name: str, in_tmp_path: Path) -> None:
     module = import_module(name)
     said = refused(written(f"{name}.py", "import headrace as hr\ndef one() -> hr.Recipe: ...\n"))
     assert f"{name}.py has the same name as an installed module ({module.__file__}), which it would replace" in said
     assert sys.modules[name] is module
 
 
-def test_recipes_of_one_name_in_two_directories_take_turns(place: Path) -> None:
+def test_recipes_of_one_name_in_two_directories_take_turns(in_tmp_path: Path) -> None:
     text = "import headrace as hr\ndef one(width: int = WIDTH) -> hr.Recipe: ...\n"
     for width, folder in enumerate(["here", "there"]):
-        (place / folder).mkdir()
+        (in_tmp_path / folder).mkdir()
         written(f"{folder}/same.py", text.replace("WIDTH", str(width)))
     found = [find_recipe(f"{folder}/same.py") for folder in ("here", "there", "here")]
     assert [parameters_of(one)["width"].default for one in found] == [0, 1, 0]
@@ -154,7 +142,7 @@ def test_recipes_of_one_name_in_two_directories_take_turns(place: Path) -> None:
 # --- what it takes ----------------------------------------------------------------------------------------
 
 
-def test_parameters_are_told_with_type_default_and_line(place: Path) -> None:
+def test_parameters_are_told_with_type_default_and_line(in_tmp_path: Path) -> None:
     found = parameters_of(find_recipe(written("typed_recipe.py", TYPED)))
     said = {name: each.type for name, each in found.items()}
     assert said["lr"] == "float"
@@ -177,30 +165,30 @@ def test_parameters_are_told_with_type_default_and_line(place: Path) -> None:
         ("def one(lr: float, width: int = 3)", "line 3: the parameter 'width' of one has no word in the docstring"),
     ],
 )
-def test_a_parameter_without_type_or_word_is_told_with_its_line(place: Path, text: str, told: str) -> None:
+def test_a_parameter_without_type_or_word_is_told_with_its_line(in_tmp_path: Path, text: str, told: str) -> None:
     doc = '    """Trains.\n\n    Args:\n        lr: learning rate.\n    """\n'
     function = find_recipe(written("lacking.py", f"\nimport headrace as hr\n{text} -> hr.Recipe:\n{doc}"))
     with pytest.raises(hr.ConfigError) as caught:
         check_parameters(function)
     assert told in str(caught.value)
-    assert str(place / "lacking.py") in str(caught.value) or "lacking.py" in str(caught.value)
+    assert str(in_tmp_path / "lacking.py") in str(caught.value) or "lacking.py" in str(caught.value)
 
 
-def test_what_can_be_no_flag_is_refused(place: Path) -> None:
+def test_what_can_be_no_flag_is_refused(in_tmp_path: Path) -> None:
     text = "import headrace as hr\ndef one(**more: int) -> hr.Recipe: ...\ndef two(a: int, /) -> hr.Recipe: ...\n"
     for name in (f"{written('loose.py', text)}:one", "loose.py:two"):
         with pytest.raises(hr.ConfigError, match="which can be no flag"):
             check_parameters(find_recipe(name))
 
 
-def test_plain_values_become_what_the_function_takes(place: Path) -> None:
+def test_plain_values_become_what_the_function_takes(in_tmp_path: Path) -> None:
     function = find_recipe(written("typed_recipe.py", TYPED))
     found = typed(function, {"lr": 1, "net": {"width": 7}, "where": "there", "most": None, "keep": "all"})
     assert (found["lr"], found["net"].width, str(found["where"]), found["keep"]) == (1.0, 7, "there", "all")
     assert (found["kind"], found["layers"], found["loud"]) == ("a", [1, 2], False), "the defaults"
 
 
-def test_values_that_do_not_fit_are_refused(place: Path) -> None:
+def test_values_that_do_not_fit_are_refused(in_tmp_path: Path) -> None:
     written("typed_recipe.py", TYPED)
     assert "has an unknown argument 'lrr'. Did you mean 'lr'?" in refused("typed_recipe.py", {"lrr": 1})
     assert '"kind"' in refused("typed_recipe.py", {"lr": 1, "kind": "c"})

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from kit.forked import Child, start, tell
-from kit.torch_workers import LOOPBACK, be_worker, free_port, listening, over_gloo
+from kit.sockets import LOOPBACK, free_port, listening
+from kit.torch_workers import be_worker, over_gloo
 from torch import Tensor
 
 from headrace.errors import CheckpointError, ConfigError, WorkerError
@@ -235,7 +236,7 @@ def test_workers_on_one_machine_listen_to_nobody_else(tmp_path: Path) -> None:
             child.until("joined")
         found = listening([child.pid for child in children])
         assert len(found) >= 2  # the store, and gloo's
-        assert set(found) == {LOOPBACK}
+        assert set(found) <= LOOPBACK
 
 
 def test_a_listener_for_everybody_would_be_seen() -> None:

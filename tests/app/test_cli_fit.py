@@ -1,0 +1,236 @@
+"""`headrace fit` and `resume`: how a training begins, ends and goes on."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from kit.cli_parts import FILED, LIMIT_S, headrace, process, refused
+from kit.forked import start, take_over
+
+import headrace as hr
+from headrace.app.recipe import load_recipe
+from headrace.step.weights import saved_weights
+
+pytest_plugins = ["kit.cli_place"]
+pytestmark = pytest.mark.usefixtures("place")
+
+
+# --- a run and how it goes on ---------------------------------------------------------------------------
+
+
+def test_a_training_writes_down_its_recipe_and_says_what_comes_next(place: Path, capsys: Any) -> None:
+    words = ["--lr", "0.05", "--width=6", "--epochs", "1", "--run", "runs/one", "--progress", "off"]
+    assert headrace("fit", "sines.py:small", *words) == 0
+    said = capsys.readouterr().out
+    assert "test/accuracy" in said
+    assert "headrace report runs/one" in said
+    assert "headrace resume runs/one" in said
+    document = yaml.safe_load((place / "runs/one/recipe.yaml").read_text())
+    assert document == {
+        "recipe": str(place / "sines.py:small"),
+        "arguments": {"lr": 0.05, "width": 6, "kind": "adam", "tested": True},
+        "fit": {"epochs": 1},
+    }
+    assert headrace("fit", "--config", "runs/one/recipe.yaml", "--run", "runs/two", "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["step"], again["run"]) == (5, "runs/two")
+    weights = [saved_weights(place / "runs" / name, "last").tensors["model.safetensors"] for name in ("one", "two")]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert weights[0]["0.weight"].shape == (6, 5)
+
+
+def test_a_run_is_trained_on_from_where_it_stands(place: Path, capsys: Any) -> None:
+    how = ["--lr", "0.05", "--run", "runs/one", "--json"]
+    assert headrace("fit", "sines.py:small", *how, "--epochs", "1") == 0
+    assert headrace("resume", "runs/one", "--epochs", "3", "--json") == 0
+    first, on = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["step"], on["step"]) == (5, 15)
+    assert yaml.safe_load((place / "runs/one/recipe.yaml").read_text())["fit"] == {"epochs": 3}
+    whole = load_recipe("sines.py:small", {"lr": 0.05}).run(epochs=3, progress=False).last
+    assert on["val/loss"] == whole["val/loss"]
+    assert headrace("resume", "runs/one", "--lr", "0.5", "--json") == 1
+    assert "lr" in json.loads(capsys.readouterr().err)["error"]
+    assert headrace("fit", "sines.py:small", *how, "--width", "16") == 1
+    said = json.loads(capsys.readouterr().err)["error"].splitlines()
+    assert said[:2] == ["the recipe is given other values than the run has:", "  width: 8 in the run, 16 now"]
+    assert said[2].startswith("Give those, or name another run.")
+    assert yaml.safe_load((place / "runs/one/recipe.yaml").read_text())["arguments"]["width"] == 8
+
+
+@pytest.mark.takes_turns
+@pytest.mark.parametrize("recipe", ["small", "passes"])
+def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:
+    assert headrace("fit", f"sines.py:{recipe}", "--steps", "3", "--run", "r", "--progress", "off") == 0
+    assert "headrace resume r --steps N" in capsys.readouterr().out
+    assert "'--xyz'. Choose one of: --checkpoint_every" in (said := refused(capsys, "resume", "r", "--xyz", status=2))
+    assert "--recipe" in said
+    assert "--resume" not in said
+    assert "--run," not in said
+    assert headrace("resume", "r", "--steps", "4", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 4
+    assert "go on with the new ones: override=True (--override)." in _whole(capsys, "resume", "r", "--epochs", "2")
+    assert headrace("resume", "r", "--epochs", "2", "--override", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 10
+
+
+def _whole(capsys: Any, *words: object) -> str:
+    assert headrace(*words) == 1
+    return str(capsys.readouterr().err)
+
+
+@pytest.mark.takes_turns
+def test_a_run_goes_on_with_its_recipe_whatever_its_options_are_given(place: Path, capsys: Any) -> None:
+    (place / "filed.py").write_text(FILED)
+    assert headrace("fit", "filed.py", "--file", "make.py", "--run", "r", "--json") == 0
+    assert headrace("resume", "r", "--file", "make.py", "--epochs", "3", "--json") == 0
+    assert [json.loads(line)["epoch"] for line in capsys.readouterr().out.splitlines()] == [2, 3]
+
+
+def test_a_parameter_that_is_called_as_an_option_is_the_recipes(place: Path, capsys: Any) -> None:
+    assert headrace("fit", "sines.py:passes", "--epochs", "1", "--run", "r", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epoch"] == 1
+    assert yaml.safe_load((place / "r/recipe.yaml").read_text())["arguments"] == {"epochs": 1}
+    assert headrace("resume", "r", "--epochs", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epoch"] == 2
+
+
+def test_what_a_recipe_passes_to_fit_stays(place: Path, capsys: Any) -> None:
+    made = load_recipe("sines.py:small")
+    assert isinstance(made, hr.Recipe)
+    assert headrace("fit", "sines.py:small", "--steps", "3", "--run", "r", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["step"], found["why"]) == (3, "3 steps reached")
+
+
+def test_the_report_is_written_at_the_end_if_it_is_asked_for(place: Path, capsys: Any) -> None:
+    assert headrace("fit", "sines.py:small", "--run", "r", "--report", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert Path(found["report"]).samefile(place / "r/report.html")
+
+
+def test_a_run_of_a_script_is_told_apart_and_goes_on_with_the_recipe_that_is_named(place: Path, capsys: Any) -> None:
+    load_recipe("sines.py:small").run(run="r", epochs=1, progress=False)
+    assert "Run the script again, or name the recipe: --recipe file.py." in refused(capsys, "resume", "r")
+    assert headrace("resume", "r", "--recipe", "sines.py:small", "--epochs", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epoch"] == 2
+    (place / "r/recipe.yaml").write_text("recipe: [")
+    assert "is no YAML" in refused(capsys, "resume", "r", status=2)
+
+
+def refused_after(capsys: Any, *words: object) -> str:
+    capsys.readouterr()
+    return refused(capsys, *words)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_is_started_as_it_says(place: Path, capsys: Any) -> None:
+    assert headrace("fit", "sines.py:small", "--run", "r", "--epochs", "1", "--json") == 0
+    document = (place / "r/recipe.yaml").read_text()
+    run = (place / "r/run.json").read_text()
+    (place / "killed").mkdir()
+    (place / "killed/run.json").write_text(run)
+    assert "--recipe file.py" in refused_after(capsys, "resume", "killed")
+    (place / "killed/recipe.yaml").write_text(document)
+    said = refused_after(capsys, "resume", "killed")
+    start = said.partition("Start it: headrace ")[2].split()
+    assert headrace(*start, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 5
+
+
+def test_a_run_in_use_is_left_alone(place: Path, capsys: Any) -> None:
+    assert headrace("fit", "sines.py:small", "--run", "r", "--json") == 0
+    capsys.readouterr()
+    for info in load_recipe("sines.py:small").trainer.steps(_rows(), run="r2", epochs=1):
+        if info.step == 1:
+            assert headrace("fit", "sines.py:small", "--run", "r2", "--json") == 1
+            assert "is in use by process" in json.loads(capsys.readouterr().err)["error"]
+
+
+def _rows() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(16, 5), torch.zeros(16, dtype=torch.int64)
+
+
+# --- workers --------------------------------------------------------------------------------------------
+
+
+def test_several_workers_get_the_same_arguments(place: Path, capsys: Any) -> None:
+    how = ["--workers", "2", "--strategy", "periodic:every=2 steps", "--width", "6", "--json"]
+    assert headrace("fit", "sines.py:small", *how, "--run", "r") == 0
+    assert headrace("resume", "r", "--epochs", "4", "--json") == 0
+    first, on = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["epoch"], on["epoch"]) == (2, 4)
+    assert yaml.safe_load((place / "r/recipe.yaml").read_text())["fit"]["workers"] == 2
+    assert saved_weights(place / "r", "last").tensors["model.safetensors"]["0.weight"].shape == (6, 5)
+
+
+def torchrun(place: str, words: list[str]) -> None:
+    """Starts a command in two processes of torch's."""
+    from torch.distributed.run import main
+
+    os.chdir(place)
+    take_over()
+    main(["--standalone", "--nproc-per-node=2", "-m", "--", "headrace", *words])
+
+
+@pytest.mark.slow
+def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: Path) -> None:
+    how = ["fit", "sines.py:small", "--width", "6", "--epochs", "1", "--json"]
+    found = []
+    with process(place, *how, "--workers", "2", "--engine", "processes", "--run", "r") as child:
+        assert child.ending(LIMIT_S) == 0, child.output
+        found.append(json.loads(child.told[-1]))
+    with start(torchrun, place, place, [*how, "--run", "t"], limit_s=LIMIT_S) as child:
+        assert child.ending(LIMIT_S) == 0, child.output
+        found.append(json.loads(child.told[-1]))
+    one, other = found
+    assert one["step"] == other["step"] == 5
+    assert one["val/loss"] == pytest.approx(other["val/loss"])
+    assert (place / "r/recipe.yaml").is_file()
+    assert (place / "t/recipe.yaml").is_file()
+
+
+# --- signals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.takes_turns
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number: int, status: int) -> None:
+    with process(place, "fit", "sines.py:small", "--run", "r", "--epochs", "3", GATE="7") as child:
+        child.until("there")
+        child.send(number)
+        child.say("go on")
+        assert (child.ending(), child.told) == (status, ["there"])
+        assert "headrace: ended early: headrace resume r goes on from there" in child.output
+        assert "Traceback" not in child.output
+    assert headrace("resume", "r", "--json") == 0
+    load_recipe("sines.py:small").run(run="whole", epochs=3, progress=False)
+    found, whole = (saved_weights(place / name, "last") for name in ("r", "whole"))
+    assert found.step == whole.step == 15
+    expected = whole.tensors["model.safetensors"]
+    assert all(torch.equal(value, expected[name]) for name, value in found.tensors["model.safetensors"].items())
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place: Path) -> None:
+    (place / "filed.py").write_text(FILED)
+    how = ["--workers", workers, "--engine", "processes"] if workers > 1 else []
+    with process(place, "fit", "filed.py", *how, GATE="3") as child:
+        child.until("there", LIMIT_S)
+        child.send(signal.SIGINT)
+        for _ in range(workers):
+            child.say("go on")
+        assert child.ending() == 130
+        assert "headrace: ended early: headrace resume runs/own goes on from there\n" in child.output
+
+
+def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:
+    (place / "waits.py").write_text("import os\nprint('there', flush=True)\nos.read(0, 1)\n")
+    with process(place, "fit", "waits.py") as child:
+        child.until("there")
+        child.send(signal.SIGINT)
+        assert child.ending() == 130
+        assert child.output == "headrace: interrupted\n"

@@ -1,0 +1,110 @@
+"""What the command line prints: its help, and nothing wrong where nobody reads what it prints."""
+
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.cli_parts import LIMIT_S, RECIPE, environment, headrace
+from kit.forked import start, tell
+
+pytest_plugins = ["kit.cli_place"]
+pytestmark = pytest.mark.usefixtures("place")
+
+
+def test_help_shows_what_the_recipe_takes_and_what_fit_takes(capsys: Any) -> None:
+    assert headrace("fit", "sines.py:small", "--help") == 0
+    said = capsys.readouterr().out
+    for word in ("--lr float", "learning rate (0.1)", "--kind sgd|adam", "--tested ", "--run str", "HEADRACE_LR=0.1"):
+        assert word in said
+    assert "(on, unless --no_tested)" in " ".join(said.split())
+    assert headrace("fit", "--help") == 0
+    assert "--lr float" not in capsys.readouterr().out
+    assert headrace("resume", "--help") == 0
+    said = capsys.readouterr().out
+    assert "--recipe RECIPE" in said
+    assert "--run " not in said
+    assert "--resume " not in said
+
+
+def test_the_help_of_everything_comes_at_once() -> None:
+    """And the program is one: `python -m headrace`, in a new interpreter."""
+    code = (
+        "import runpy, sys\n"
+        "late = {'torch', 'matplotlib', 'ray', 'headrace.app.rehearse', 'headrace.engines', 'torchmetrics'}\n"
+        "for words in ([], ['--help'], ['predict', '--help'], ['runs', '--help'], ['--version']):\n"
+        "    sys.argv[1:] = words\n"
+        "    try: runpy.run_module('headrace', run_name='__main__')\n"
+        "    except SystemExit as ended: assert not ended.code\n"
+        "    assert not late & sys.modules.keys(), words\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    assert "predict" in done.stdout
+    assert "rehearse" in done.stdout
+
+
+PRINTING = [
+    "--help",
+    "fit --help",
+    "runs --help",
+    "--version",
+    "completion bash",
+    "fit sines.py:small --print_config",
+    "fit sines.py:small --steps 1 --progress plain --run r",
+    "rehearse sines.py:small --workers 2 --strategy diloco --strategy synchronous --steps 2",
+    "runs r --json",
+    "checkpoint list r",
+    "fit nowhere.py",
+    "fit --xyz",
+]
+
+
+def print_for_nobody(place: str) -> None:
+    """Each command, with a standard output and a standard error that nobody reads."""
+    for at_once in (True, False):
+        os.chdir(place)
+        place += "/again"
+        for line in PRINTING:
+            reading, writing = os.pipe()
+            os.close(reading)
+            for number in (1, 2):
+                os.dup2(writing, number)
+            os.close(writing)
+            with (
+                open(1, "w", closefd=False) as out,
+                open(2, "w", closefd=False) as errors,
+                redirect_stdout(out),
+                redirect_stderr(errors),
+            ):
+                out.reconfigure(write_through=at_once)
+                try:
+                    tell(f"{line}: {headrace(*line.split())}")
+                except BaseException as error:
+                    tell(f"{line}: {error!r}")
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_left_is_no_error_and_ends_no_work(place: Path) -> None:
+    (place / "out").mkdir()
+    (place / "again").mkdir()
+    (place / "again" / "sines.py").write_text(RECIPE)
+    with start(print_for_nobody, place / "out", place) as child:
+        assert child.ending() == 0
+    assert child.told == [f"{line}: {('nowhere' in line) + 2 * ('xyz' in line)}" for line in PRINTING] * 2
+    assert (place / "rehearsal.png").is_file()
+    assert (place / "again" / "rehearsal.png").is_file()
+
+
+def test_a_command_leaves_how_warnings_are_shown_as_it_was(capsys: Any) -> None:
+    before, handler = warnings.formatwarning, signal.getsignal(signal.SIGTERM)
+    for words, status in (("--version", 0), ("fit nowhere.py", 1), ("fit --xyz", 2), ("runs .", 0)):
+        assert headrace(*words.split()) == status
+        assert warnings.formatwarning is before
+    assert signal.getsignal(signal.SIGTERM) == handler

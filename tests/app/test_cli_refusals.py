@@ -1,0 +1,132 @@
+"""What `headrace fit` and `resume` refuse, in one sentence that names the flag, the file or the variable."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.cli_parts import printed, refused
+from kit.sampled import sampled
+
+import headrace as hr
+from headrace.app.recipe import load_recipe
+
+pytest_plugins = ["kit.cli_place"]
+pytestmark = pytest.mark.usefixtures("place")
+
+
+SLIPS = [
+    ("--lrr 3", "unknown option '--lrr'. Did you mean '--lr'?"),
+    ("--wid 3", "unknown option '--wid'. Did you mean '--width'?"),
+    ("--batch-sizes 3", "unknown option '--batch_sizes'"),
+    ("--lr high", "--lr: expected float, got 'high'."),
+    ("--lr", "--lr: expected float, got nothing."),
+    ("--xyz", "config, --engine"),
+    ("--xyz", "--help, --json"),
+    ("--xyz", "--print_config"),
+    ("--epochs 0", "--epochs is greater than 0, got 0."),
+    ("--steps -1", "--steps is greater than 0, got -1."),
+    ("--minutes 0", "--minutes is greater than 0"),
+    ("--workers 0", "--workers is greater than 0"),
+    ("--keep 0 --run r", "--keep is greater than 0"),
+    ("--engine loca", "--engine: expected local|processes|ray, got 'loca'."),
+    ("--strategy dilco", "unknown strategy 'dilco'. Did you mean 'diloco'?"),
+    ("--run sines.py", "--run sines.py: it is a file; name a directory."),
+    ("--width 1.5", "--width: expected int, got '1.5'."),
+    ("--kind adm", "--kind: expected sgd|adam, got 'adm'."),
+    ("--resume perhaps", "--resume: expected auto|must|never, got 'perhaps'."),
+    ("0.1", "'0.1' belongs to no option."),
+    ("--json --progress bar", "Leave one out."),
+    ("--override --resume never --run r", "Leave one out."),
+    ("--config", "--config: expected a file, got nothing."),
+    ("--config --lr 3", "--config: expected a file, got nothing."),
+    ("--config=", "--config: expected a file, got nothing."),
+    ("--config .", ". cannot be read: Is a directory."),
+    ("--config nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory"),
+    ("--config list.yaml", "list.yaml does not hold keys with values"),
+    ("--config broken.yaml", "broken.yaml is no YAML"),
+    ("--config typo.yaml", "typo.yaml: unknown key 'widht'. Did you mean 'width'?"),
+    ("--config wrong.yaml", "wrong.yaml: lr: expected float, got 'high'."),
+]
+
+OFTEN = (SLIPS[0], SLIPS[3], SLIPS[8], SLIPS[16], SLIPS[21], SLIPS[-2])
+
+
+@pytest.mark.parametrize(("words", "told"), sampled(SLIPS, keep=OFTEN, of=5))
+def test_what_makes_no_sense_is_said_in_a_sentence_that_names_who_said_it(
+    place: Path, words: str, told: str, capsys: Any
+) -> None:
+    files = {"list": "[1, 2]", "broken": "a: [", "typo": "widht: 3", "wrong": "lr: high"}
+    for name, text in files.items():
+        (place / f"{name}.yaml").write_text(text)
+    assert told in refused(capsys, "fit", "sines.py:small", *words.split(), status=2)
+
+
+def test_slips_in_the_environment_are_told_and_what_is_not_near_is_left(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_LRR", "3")
+    assert "HEADRACE_LRR is in the environment. Did you mean HEADRACE_LR?" in refused(
+        capsys, "fit", "sines.py:small", status=2
+    )
+    monkeypatch.delenv("HEADRACE_LRR")
+    monkeypatch.setenv("HEADRACE_SOMETHING_ELSE", "3")
+    monkeypatch.setenv("HEADRACE_TIMEOUT_S", "3")
+    printed(capsys)
+    monkeypatch.setenv("HEADRACE_LR", "high")
+    assert "HEADRACE_LR: expected float, got 'high'." in refused(capsys, "fit", "sines.py:small", status=2)
+
+
+WRONG = [
+    ("fit", 2, "RECIPE is missing"),
+    ("fit sine.py", 1, "Did you mean 'sines.py'?"),
+    ("fit sines.py", 1, "2 functions that return a Recipe: small, passes"),
+    ("fit sines.py:smal", 1, "Did you mean 'small'?"),
+    ("fit sines.py:small --keep 2", 1, "--keep is about a run, and there is none. Say --run DIR."),
+    ("fit sines.py:small --report --steps 1", 1, "--report is about a run, and there is none. Say --run DIR."),
+    ("fit sines.py:passes --epochs 0", 1, "--epochs is greater than 0, got 0"),
+    ("fit sines.py:small --checkpoint-every often --run r", 1, "--checkpoint_every"),
+    ("fit sines.py:small --resume must --run nowhere", 1, "is no run"),
+    ("resume", 2, "RUN comes first"),
+    ("resume sines.py", 1, "sines.py is a file; name the directory of a run."),
+    ("resume nowhere there", 2, "'there' is too much: RUN comes first, then options."),
+    ("resume nowhere", 1, "there is no run nowhere"),
+    ("resume .", 1, "is not a run: it has no run.json"),
+    ("resume nowhere --recipe", 2, "--recipe: expected file.py, got nothing."),
+    ("resume nowhere --recipe --lr 3", 2, "--recipe: expected file.py, got nothing."),
+    ("resume nowhere --run there", 2, "leave --run and --resume out"),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "told"), sampled(WRONG, keep=(WRONG[0], WRONG[1], WRONG[-2]), of=5))
+def test_what_cannot_be_is_said_in_a_sentence(words: str, status: int, told: str, capsys: Any) -> None:
+    assert told in refused(capsys, *words.split(), status=status)
+    assert told in json.loads(refused(capsys, *words.split(), "--json", status=status))["error"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "argument", "told"),
+    [
+        ("checkpoint_every", "often", "checkpoint_every", ' is a number and a unit, as in "1 epoch" or "500 steps"'),
+        ("checkpoint_every", "3 weeks", "checkpoint_every", "='3 weeks': unknown unit 'weeks'"),
+        ("validate_every", "3 min", "validate_every", "='3 min': minutes differ from run to run"),
+    ],
+)
+def test_an_error_names_its_argument_and_a_command_its_flag(
+    option: str, value: str, argument: str, told: str, place: Path, capsys: Any
+) -> None:
+    with pytest.raises(hr.ConfigError) as caught:
+        load_recipe("sines.py:small").run(**{option: value, "run": "r", "progress": False})
+    assert caught.value.argument == argument
+    assert str(caught.value).startswith(f"{argument}={told.removeprefix('=')}")
+    said = refused(capsys, "fit", "sines.py:small", f"--{option}", value, "--run", "r")
+    assert said.startswith(f"headrace: --{option}{told}")
+
+
+def test_an_error_of_no_argument_and_one_that_is_sent_say_the_same() -> None:
+    assert hr.ConfigError("of nothing in particular").argument == ""
+    with pytest.raises(hr.ConfigError) as caught:
+        hr.Length.parse("often", "log_every")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.argument) == (str(caught.value), "log_every")

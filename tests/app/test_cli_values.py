@@ -1,0 +1,165 @@
+"""`headrace fit`: where the values of its options come from, and which of its words is the recipe."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kit.cli_parts import FILED, headrace, printed, refused
+
+pytest_plugins = ["kit.cli_place"]
+pytestmark = pytest.mark.usefixtures("place")
+
+
+# --- where values come from -----------------------------------------------------------------------------
+
+
+def test_flags_go_before_files_before_the_environment_before_defaults(
+    place: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert printed(capsys) == {
+        "recipe": str(place / "sines.py:small"),
+        "arguments": {"lr": 0.1, "width": 8, "kind": "adam", "tested": True},
+        "fit": {},
+    }
+    monkeypatch.setenv("HEADRACE_LR", "0.2")
+    monkeypatch.setenv("HEADRACE_WIDTH", "2")
+    monkeypatch.setenv("HEADRACE_EPOCHS", "7")
+    found = printed(capsys)
+    assert (found["arguments"]["lr"], found["arguments"]["width"], found["fit"]) == (0.2, 2, {"epochs": 7})
+    (place / "a.yaml").write_text("lr: 0.3\nwidth: 3\nkind: sgd\n")
+    (place / "b.yaml").write_text("arguments: {lr: 0.4}\nfit: {epochs: 8}\n")
+    found = printed(capsys, "--config", "a.yaml", "--config=b.yaml")
+    assert found["arguments"] == {"lr": 0.4, "width": 3, "kind": "sgd", "tested": True}
+    assert found["fit"] == {"epochs": 8}
+    found = printed(capsys, "--lr=0.5", "--epochs", "9", "--config", "a.yaml", "--config", "b.yaml")
+    assert (found["arguments"]["lr"], found["arguments"]["width"], found["fit"]) == (0.5, 3, {"epochs": 9})
+    monkeypatch.setenv("HEADRACE_CONFIG", "b.yaml")
+    assert printed(capsys, "--config", "a.yaml")["arguments"]["lr"] == 0.3
+
+
+def test_what_is_printed_can_be_fed_back_and_names_the_recipe(place: Path, capsys: Any) -> None:
+    asked = printed(capsys, "--lr", "1e-3", "--checkpoint-every", "5 steps", "--checkpoint_every=10 steps")
+    assert asked["fit"] == {"checkpoint_every": "10 steps"}, "both spellings, and the later counts"
+    (place / "again.yaml").write_text(yaml.safe_dump(asked))
+    assert headrace("fit", "--config", "again.yaml", "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == asked
+    assert headrace("fit", "--tested=false", "sines.py:small", "--print_config", "--config", "again.yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["arguments"]["tested"] is False
+
+
+def test_a_switch_stands_alone_or_says_false(capsys: Any) -> None:
+    assert printed(capsys, "--tested", "false")["arguments"]["tested"] is False
+    assert printed(capsys, "--no-tested")["arguments"]["tested"] is False
+    assert printed(capsys, "--no_tested", "--lr", "1")["arguments"]["tested"] is False
+    assert "unknown option '--no_width'" in refused(capsys, "fit", "sines.py:small", "--no-width", status=2)
+    assert printed(capsys, "--tested", "--lr", "1")["arguments"] == printed(capsys, "--lr=1")["arguments"]
+
+
+# --- which word is the recipe ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "filed.py --file make.py",
+        "--file make.py filed.py",
+        "--file=make.py filed.py",
+        "--file make.py --epochs 3 filed.py",
+        "--file make.py --tested true filed.py",
+        "--run r.py --file=make.py --tested filed.py",
+        "--file make.py --config filed.yaml",
+        "--config filed.yaml --file make.py --tested true",
+    ],
+)
+def test_what_an_option_is_given_is_not_the_recipe(words: str, place: Path, capsys: Any) -> None:
+    (place / "filed.py").write_text(FILED)
+    (place / "filed.yaml").write_text("recipe: filed.py\n")
+    assert headrace("fit", *words.split(), "--print_config") == 0
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert (found["recipe"], found["arguments"]) == (
+        str(place / "filed.py"),
+        {"file": "make.py", "tested": True},
+    )
+
+
+def test_a_recipe_that_cannot_be_told_from_a_value_has_to_come_first(place: Path, capsys: Any) -> None:
+    (place / "filed.py").write_text(FILED)
+    assert headrace("fit", "--tested", "filed.py", "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["recipe"] == str(place / "filed.py")
+    said = refused(capsys, "fit", "--file", "make.py", "--tested", "filed.py", status=2)
+    assert "which is the recipe is not clear of --file make.py or --tested filed.py. Put RECIPE first." in said
+
+
+# --- parameters of a recipe -----------------------------------------------------------------------------
+
+
+def test_a_parameter_of_several_parts_is_said_part_by_part(place: Path, capsys: Any) -> None:
+    text = """
+from dataclasses import dataclass
+import headrace as hr
+
+@dataclass
+class Net:
+    width: int = 3
+    depth: int = 2
+
+def deep(net: Net = Net()) -> hr.Recipe:
+    \"\"\"Trains.
+
+    Args:
+        net: the network.
+    \"\"\"
+    print("net", net)
+    raise SystemExit(0)
+"""
+    (place / "deep.py").write_text(text)
+    (place / "net.yaml").write_text("net: {width: 5}\nnet.depth: 6\n")
+    assert headrace("fit", "deep.py", "--config", "net.yaml", "--net.depth", "7") == 0
+    assert capsys.readouterr().out == "net Net(width=5, depth=7)\n"
+    assert "'net.widht'. Did you mean 'net.width'?" in refused(capsys, "fit", "deep.py", "--net.widht", "3", status=2)
+    assert "--net.width: expected int, got 'x'." in refused(capsys, "fit", "deep.py", "--net.width", "x", status=2)
+    assert "'widht'" in refused(capsys, "fit", "deep.py", "--net", "{widht: 3}", status=2)
+
+
+def test_a_list_is_written_as_is_said(place: Path, capsys: Any) -> None:
+    doc = '"""Trains.\n\n    Args:\n        layers: widths.\n    """'
+    made = "    print(layers)\n    raise SystemExit(0)\n"
+    text = f"import headrace as hr\ndef deep(layers: list[int] = [1]) -> hr.Recipe:\n    {doc}\n{made}"
+    (place / "listed.py").write_text(text)
+    assert headrace("fit", "listed.py", "--layers", "[3, 4]") == 0
+    assert capsys.readouterr().out == "[3, 4]\n"
+    assert "as in --layers '[3, 4]'" in refused(capsys, "fit", "listed.py", "--layers", "x", status=2)
+    assert "A list is written as in --layers '[3, 4]'." in refused(
+        capsys, "fit", "listed.py", "--layers", "3", "4", status=2
+    )
+    assert headrace("fit", "listed.py", "--help") == 0
+    assert "'[3, 4]'; [1]" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", ["run", "resume", "config", "json", "epochs", "steps", "batch_size"])
+def test_a_parameter_cannot_have_a_name_of_the_command_lines_own(name: str, place: Path, capsys: Any) -> None:
+    doc = f'"""Trains.\n\n    Args:\n        {name}: what it is.\n    """'
+    text = f"import headrace as hr\ndef own({name}: int = 1) -> hr.Recipe:\n    {doc}\n"
+    (place / "own.py").write_text(text)
+    if name in ("epochs", "steps", "batch_size"):
+        assert headrace("fit", "own.py", "--print_config") == 0
+    else:
+        assert f"has a parameter '{name}', which the command line has itself. Rename" in refused(
+            capsys, "fit", "own.py", status=2
+        )
+
+
+@pytest.mark.parametrize(
+    ("parameter", "told"),
+    [
+        ("x: torch.nn.Module = torch.nn.Linear(2, 2)", "Make it in the function."),
+        ("x: object = object()", "Make it in the function."),
+        ("x: hr.Length = '1 epoch'", "takes what can be no flag"),
+    ],
+)
+def test_a_default_that_no_file_can_hold_is_refused(place: Path, parameter: str, told: str, capsys: Any) -> None:
+    doc = '"""Trains.\n\n    Args:\n        x: what cannot be.\n    """'
+    text = f"import torch\nimport headrace as hr\ndef odd({parameter}) -> hr.Recipe:\n    {doc}\n"
+    (place / "odd_recipe.py").write_text(text)
+    assert told in refused(capsys, "fit", "odd_recipe.py", status=2)

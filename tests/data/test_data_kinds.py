@@ -1,0 +1,229 @@
+"""Data of every kind that Python holds: it is trained on, or refused with what to write instead."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kit import late
+from kit.late import pandas as pd
+from kit.sums import X, Y, make
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.data.ragged import Ragged
+from headrace.testing import dense_table
+
+# --- values ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions")  # torch's, at the making of one
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8])
+def test_quantized_rows_are_refused(dtype: torch.dtype) -> None:
+    x = torch.quantize_per_tensor(torch.randn(200, 3), 0.1, 0, dtype)
+    for use in (
+        lambda: make().fit((x, torch.zeros(200)), epochs=1),
+        lambda: make().predict(x),
+        lambda: make().step((x, torch.zeros(200))),
+        lambda: make(batch_size=None).fit([(x, torch.zeros(200))], epochs=1),
+    ):
+        with pytest.raises(hr.DataError, match=r"stream 'x' is quantized .*dequantize\(\)"):
+            use()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("ignored", [None, 1])
+def test_labels_may_be_unsigned_numbers(dtype: str, ignored: int | None) -> None:
+    def trained(labels: np.ndarray) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 3)
+        loss = hr.CrossEntropy(ignore_index=ignored)
+        trainer = hr.Trainer(model, loss, torch.optim.SGD(model.parameters(), 0.1), batch_size=8)
+        trainer.fit((X, labels), epochs=1, progress=False)
+        return [*model.parameters()]
+
+    for labels in (np.arange(40) % 3, np.eye(3)[np.arange(40) % 3]):
+        if labels.ndim == 1 or ignored is None:
+            assert all(map(torch.equal, trained(labels.astype(dtype)), trained(labels.astype("int64"))))
+    with pytest.raises(hr.DataError, match=r"row 2: label 3 is out of range for a model with 3 outputs \(1 such"):
+        trained(np.array([0, 1, 3] + [2] * 37, dtype))
+
+
+def test_values_that_a_mask_hides_are_not_used() -> None:
+    hidden = np.zeros((40, 3), bool)
+    x = np.ma.masked_array(X.numpy(), hidden)
+    assert torch.equal(make().predict(x), make().predict(X))
+    x[2, 1] = x[7, 0] = np.ma.masked
+    told = "2 masked values, the first in row 2. .*fill them"
+    for call in (make().fit, make().step):
+        with pytest.raises(hr.DataError, match=rf"stream 'x' has {told}"):
+            call((x, Y))
+    for broken in (lambda: hr.Ragged.of([x]), lambda: make().step([{"x": x[2], "y": 1.0}])):
+        with pytest.raises(hr.DataError, match=r"masked values, the first in row"):
+            broken()
+    with pytest.raises(hr.DataError, match="a sample of 'x' has 1 masked"):
+        make().fit(hr.from_dataset([(row, 1.0) for row in x[1:]]), progress=False)
+    with pytest.raises(hr.DataError, match=f"'x' has {told}"):
+        make(batch_size=None).fit([{"x": x, "y": Y}], progress=False)
+
+
+def test_sparse_tensors_of_torch_are_sparse_rows_as_those_of_scipy_are() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(3.0))
+
+        def forward(self, x: hr.Sparse) -> Tensor:
+            return x.to_dense() @ self.weight
+
+    model = Bag()
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
+    dense = X * (X > 0)
+    for sparse in (dense.to_sparse(), late.sparse.coo_matrix(dense.numpy())):
+        assert torch.equal(trainer.predict(sparse), dense @ torch.arange(3.0))
+    for odd, kind in (
+        (torch.zeros(4, 2, 2).to_sparse(), "sparse_coo"),
+        (torch.nested.nested_tensor([torch.zeros(2)] * 4, layout=torch.jagged), "nested"),
+    ):
+        with pytest.raises(hr.DataError, match=rf"stream 'x' is a .*{kind} tensor.* Make it dense"):
+            trainer.predict(odd)
+
+
+def test_codes_of_other_strings_are_neither_scored_nor_predicted() -> None:
+    def frame(strings: list[str]) -> hr.ArrayTable:
+        codes = torch.arange(30) % len(strings)
+        return hr.ArrayTable({"x": X[:30], "kind": codes, "y": Y[:30]}, categories={"kind": strings})
+
+    trainer = make(inputs="x")
+    trainer.fit(frame(["a", "b", "c"]), epochs=1, progress=False)
+    trainer.validate(frame(["a", "b", "c"]))
+    for call in (trainer.validate, trainer.predict):
+        with pytest.raises(hr.DataError, match="other categories in 'kind'"):
+            call(frame(["b", "c"]))
+
+
+def test_nulls_may_be_in_columns_that_are_left_out(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "note": [None, 1.0]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(hr.DataError, match=r"column 'note' .*leave out a .*frame\.drop\(columns='note'\)"):
+        make().predict(frame)
+    with pytest.raises(hr.DataError, match=r"column 'note' of .*leave out a .*columns= says which are read"):
+        make().predict(tmp_path / "t.csv")
+
+
+class Graph:
+    """As much as is asked of a field of another kind."""
+
+    def to(self, device: Any) -> "Graph":
+        return self
+
+
+def test_an_object_with_nothing_but_to_travels() -> None:
+    moved = hr.Batch({"graph": Graph(), "y": Y[:4]}).to(torch.device("cpu"))
+    assert isinstance(moved["graph"], Graph)
+
+
+# --- batches --------------------------------------------------------------------------------------------
+
+
+def test_outputs_that_are_packed_are_not_joined() -> None:
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, words: Ragged) -> Any:
+            return words.packed()
+
+    model = Packs()
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), batch_size=2)
+    with pytest.raises(hr.DataError, match=r"PackedSequence.*with_padded"):
+        trainer.predict({"words": Ragged.of([[1.0, 2.0], [3.0], [4.0], [5.0]])})
+
+
+def test_sequences_of_sample_dicts_are_made_a_batch() -> None:
+    model = nn.EmbeddingBag(9, 1)
+
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bag = model
+
+        def forward(self, words: Ragged) -> Tensor:
+            return self.bag(words.values, words.offsets[:-1])[:, 0]
+
+    trainer = hr.Trainer(Bag(), hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
+    samples = [{"words": [1, 2, 3], "y": 1.0}, {"words": [4], "y": 0.0}]
+    assert trainer.step(samples)["total_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "told"),
+    [
+        ([], "a batch has at least one row, got an empty list"),
+        ([{"x": X[0], "file": "a.png"}], "stream 'file': sample 0 holds text, .* or leave it out"),
+        ([{"x": X[0]}, {"x": None}], "stream 'x': sample 1 holds a NoneType"),
+        ([{"x": [[1.0], [2.0, 3.0]]}], "stream 'x': sample 0 holds a list"),
+        ([{"x": torch.zeros(3, 4, 5)}, {"x": torch.zeros(3, 5, 4)}], r"sample 1 has the shape \[3, 5, 4\], sample 0"),
+        ([{"x": torch.zeros(3)}, {"x": torch.zeros(())}], r"sample 1 has the shape \[\], sample 0 has \[3\]"),
+    ],
+)
+def test_samples_that_make_no_batch_are_named(samples: Any, told: str) -> None:
+    with pytest.raises(hr.DataError, match=told):
+        make().step(samples)
+
+
+@pytest.mark.parametrize("nothing", [[], ()])
+def test_an_empty_list_is_no_data(nothing: Any) -> None:
+    for call in (make().fit, make().validate, make().predict):
+        with pytest.raises(hr.DataError, match=f"the {type(nothing).__name__} is empty: there is nothing to read"):
+            call(nothing)
+
+
+def test_rows_of_other_lengths_in_the_validation_data_are_said_to_be_sequences() -> None:
+    told = r"the val data have y: float32\[2, 4\] where .*hr\.Ragged\.of\(rows\), .*sequences=\('y',\)"
+    train, val = ([{"x": X[0], "y": torch.zeros(boxes, 4)}] * 2 for boxes in (1, 2))
+    with pytest.raises(hr.DataError, match=told):
+        make().fit(hr.from_dataset(train), val=hr.from_dataset(val), progress=False)
+    with pytest.raises(hr.DataError, match=r"where the training data have y: sequences.*hr\.Ragged\.of"):
+        make().fit({"x": X, "y": hr.Ragged.of([[1.0, 2.0]] * 40)}, val=(X, Y), progress=False)
+
+
+def test_sequences_where_a_model_takes_a_tensor_have_a_view_that_is_one() -> None:
+    rows = {"x": hr.Ragged.of(list(X)), "y": Y}
+    with pytest.raises(hr.DataError, match=r"inputs='x\.padded'"):
+        make().fit(rows, progress=False)
+    make(inputs="x.padded").fit(rows, epochs=1, progress=False)
+
+
+# --- tables and files -----------------------------------------------------------------------------------
+
+
+def test_streams_of_one_name_are_told_how_to_get_another(tmp_path: Path) -> None:
+    paths = [tmp_path / "x.npy", tmp_path / "y.npy"]
+    for path, array in zip(paths, (X, Y), strict=True):
+        np.save(path, array.numpy())
+    with pytest.raises(hr.DataError, match=r"table 0 and table 1 both have a stream 'x'.*columns=\{'y': 'x'\}"):
+        hr.zip(*paths)
+    both = hr.zip(paths[0], hr.open_table(paths[1], columns={"y": "x"}))
+    make().fit(both, epochs=1, progress=False)
+    with pytest.raises(hr.DataError, match=r"stream 'x': expected a tensor .* got a PosixPath.*np\.load"):
+        make().fit(dict(zip("xy", paths, strict=True)), progress=False)
+
+
+def test_what_is_in_memory_is_not_opened_as_a_file() -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0], "kind": ["a", "b"]})
+    for data in (frame, X.numpy(), None, {"x": X}):
+        with pytest.raises(hr.DataError, match=r"expected a path.* got a \w+\. What is in memory .*hr\.concat"):
+            hr.open_table(data)
+    for data in (frame, X):
+        with pytest.raises(hr.DataError, match="ArrayTable takes columns by name"):
+            hr.ArrayTable(data)
+    assert hr.concat(frame).categories == {"kind": ["a", "b"]}
+
+
+def test_what_a_reader_reads_is_a_table() -> None:
+    with pytest.raises(hr.ConfigError, match=r"reads a Table, got a dict.*ArrayTable"):
+        hr.Reader({"x": X})  # type: ignore[arg-type]
+    assert len(dense_table(3)) == 3

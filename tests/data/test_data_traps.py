@@ -1,0 +1,192 @@
+"""Uses of maps, readers and sizes that would go wrong in silence: they work, or they are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kit.sums import Elsewhere, X, Y, make
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.data.ragged import Ragged
+from headrace.testing import ragged_table
+
+# --- maps -----------------------------------------------------------------------------------------------
+
+
+def test_a_map_that_draws_from_a_global_generator_is_refused() -> None:
+    def noisy(fields: Any) -> Any:
+        return {**fields, "x": fields["x"] + torch.randn_like(fields["x"])}
+
+    with pytest.raises(hr.ConfigError, match=r"noisy draws random numbers.*second parameter"):
+        hr.map((X, Y), noisy)
+
+
+def test_a_frozen_model_in_a_map_is_not_trained_through() -> None:
+    extractor = nn.Linear(3, 3)
+    trainer = make()
+    trainer.fit(hr.map((X, Y), lambda fields: {**fields, "x": extractor(fields["x"])}), epochs=2, progress=False)
+    assert extractor.weight.grad is None
+
+
+def test_an_augmentation_that_changes_lengths_cannot_be_sized_by_items() -> None:
+    def doubled(fields: Any, draws: hr.Draws) -> Any:
+        words = fields["words"]
+        return {**fields, "words": Ragged(words.values.repeat_interleave(2), 2 * words.bounds)}
+
+    table = hr.map(ragged_table("words", [1, 2, 3, 4]), doubled)
+    with pytest.raises(hr.SourceError, match="changes the lengths of 'words'"):
+        hr.Reader(table, count="words")
+
+
+def test_items_have_draws_of_their_own_wherever_they_are_read() -> None:
+    def noisy(fields: Any, draws: hr.Draws) -> Any:
+        words = fields["words"]
+        return {**fields, "words": words.with_values(words.values + draws.items(words).uniform())}
+
+    table = hr.map(ragged_table("words", [3, 0, 1, 2]), noisy)
+    whole = hr.Reader(table).next_batch(4)["words"].values
+    reader = hr.Reader(table)
+    parts = torch.cat([reader.next_batch(1)["words"].values for _ in range(4)])
+    assert torch.equal(whole, parts)
+    assert len(whole.frac().unique()) == 6
+
+
+def test_a_mix_and_any_reader_may_be_mapped_and_sized() -> None:
+    words = ragged_table("words", [1, 2, 3, 4])
+    mixed = hr.map(hr.mix([words, words], [1, 2], rows=30, count="words"), lambda fields, draws: fields)
+    batch = mixed.next_batch(9)
+    assert batch.items("words") <= 9
+    assert mixed.state_dict()["count"] == "words"
+
+
+def test_a_step_does_not_take_rows_from_before_their_map() -> None:
+    with pytest.raises(hr.ConfigError, match="belongs to epochs"):
+        make().step(hr.map((X, Y), lambda fields, draws: fields))
+
+
+# --- one source, two readers of it ----------------------------------------------------------------------
+
+
+def test_the_source_that_is_trained_on_is_not_validated_on_at_the_same_time() -> None:
+    reader = hr.Reader(Elsewhere())
+    with pytest.raises(hr.ConfigError, match="the val data are the very Reader that is trained on"):
+        make().fit(reader, reader, epochs=1, progress=False)
+
+
+def test_a_reader_that_was_looked_into_is_scored_and_predicted_whole() -> None:
+    reader = hr.Reader(Elsewhere(), "none")
+    trainer = make()
+    expected = trainer.validate(Elsewhere()), trainer.predict(Elsewhere())
+    reader.next_batch(7)
+    assert trainer.validate(reader) == expected[0]
+    assert torch.equal(trainer.predict(reader), expected[1])
+    assert reader.state_dict()["position"] == 7
+
+
+class Pulled(hr.Source):
+    """Goes on and on; it cannot say where it stands."""
+
+    streams = Elsewhere.streams
+    at = 0
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+        start, self.at = self.at, min(self.at + size, len(X))
+        if start == len(X):
+            self.at = 0
+            return None
+        return hr.Batch({"x": X[start : self.at], "y": Y[start : self.at]})
+
+
+def test_a_limit_on_what_cannot_be_rewound_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="Pulled without state_dict: limit= scores other rows each time"):
+        make().validate(Pulled(), limit=8)
+
+
+def test_a_run_on_epochs_of_a_reader_can_be_forced_on_to_another_order(tmp_path: Path) -> None:
+    for seed, options in ((1, {}), (2, {"override": True})):
+        data = hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=seed), 25)
+        trainer = make()
+        trainer.fit(data, steps=3 * seed, progress=False, run=tmp_path / "run", **options)
+    with pytest.raises(hr.SourceError, match="seed: saved 2, now 3"):
+        make().fit(
+            hr.take(hr.Reader(hr.ArrayTable({"x": X, "y": Y}), seed=3), 25),
+            steps=9,
+            progress=False,
+            run=tmp_path / "run",
+        )
+
+
+# --- sizes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whole", [np.int64, np.uint8])
+def test_numbers_of_rows_may_be_those_of_numpy(whole: Any, tmp_path: Path) -> None:
+    table = hr.ArrayTable({"x": X, "y": Y})
+    sizes = {0: whole(4), "8 samples": whole(8)}
+    options = {"batch_size": sizes, "microbatch": whole(2), "macrobatch": whole(16), "seed": whole(3)}
+    trainer = make(**options)
+    reader = hr.Reader(table, "blocks", whole(1), block=whole(5), mix=whole(2), max_samples=whole(30))
+    trainer.fit(reader, epochs=whole(1), run=tmp_path / "run", logs=False, progress=False)
+    assert trainer.predict(X, batch_size=whole(8)).shape == (40,)
+    trainer.validate(table, batch_size=whole(8), limit=whole(8))
+    assert len(hr.skip(hr.take(table, whole(9)), whole(4))) == 5
+    assert hr.mix([table, table], [1, 1], rows=whole(7)).next_batch(whole(9)).rows == 7
+    assert next(iter(hr.as_dataset(table, batch_size=whole(4))))["x"].shape == (4, 3)
+    for size in (whole(0), np.float64(8), np.True_):
+        with pytest.raises(hr.ConfigError, match="batch_size= is a whole number greater than 0"):
+            make(batch_size=size)
+    with pytest.raises(hr.ConfigError, match="block= is a number of rows, at least 1, got 0"):
+        hr.Reader(table, "blocks", block=0)
+
+
+@pytest.mark.parametrize("text", ["1 KB", "64 mb", "2kb", "100 B"])
+def test_bytes_are_written_in_small_or_large_letters(text: str) -> None:
+    make(macrobatch=text).fit((X, Y), epochs=1, progress=False)
+
+
+def test_bytes_of_no_known_unit_are_told_which_there_are() -> None:
+    with pytest.raises(hr.ConfigError, match="bytes in B, kB, MB or GB, as in '64 MB'; got '1 TB'"):
+        make(macrobatch="1 TB").fit((X, Y), epochs=1, progress=False)
+
+
+class Long(hr.Table):
+    """Long sequences, whose lengths are told."""
+
+    streams = (hr.Stream("words", dtype="int64", sequence=True),)
+
+    def __len__(self) -> int:
+        return 1000
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return hr.Batch({"words": Ragged(torch.zeros(1000 * len(indices)), torch.arange(len(indices) + 1) * 1000)})
+
+    def lengths(self, stream: str) -> Tensor:
+        return torch.full((1000,), 1000)
+
+
+def test_staging_knows_how_long_sequences_are() -> None:
+    assert hr.Reader(Long()).row_bytes == 8000
+    assert hr.Feed(hr.Reader(Long()), batch_size=1).rows < 1000
+
+
+def test_validation_tables_are_read_in_batches_of_as_many_items() -> None:
+    seen = []
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, words: Ragged) -> Tensor:
+            if not self.training:
+                seen.append(words.items)
+            return self.scale * words.lengths.float()
+
+    table = hr.zip(ragged_table("words", [5] * 40), {"y": torch.ones(40)})
+    model = Sum()
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 1e-4), batch_size=50, inputs="words")
+    trainer.fit(hr.Reader(table, count="words"), val=table, epochs=1, progress=False)
+    assert seen == [50] * 4

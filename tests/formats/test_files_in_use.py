@@ -1,0 +1,165 @@
+"""Files that change, are shared or are resumed from while a table reads them."""
+
+import os
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kit.file_tables import KINDS, every_row, numbers, parts
+
+import headrace as hr
+from headrace.formats.table import FileTable, open_table
+from headrace.formats.write import write_table
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
+
+# --- files that change ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ".npz"])
+def test_a_file_that_is_cut_while_it_is_mapped_gives_an_error_and_no_crash(kind: str) -> None:
+    write_table(numbers(10000), "t" + kind)
+    table = open_table("t" + kind)
+    os.truncate("t" + kind, 1000)
+    with pytest.raises(hr.DataError, match=rf"t{kind} has changed while it was being read: it had \d+ bytes, now 1000"):
+        table.take(torch.tensor([9999]))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ".npz"])
+def test_a_file_that_is_replaced_by_another_does_no_harm(kind: str) -> None:
+    write_table(numbers(10), "t" + kind)
+    table = open_table("t" + kind)
+    write_table(numbers(3), "t" + kind)
+    assert every_row(table) == every_row(numbers(10))
+
+
+def test_the_fingerprint_is_that_of_the_rows_and_not_of_the_place_or_the_time(tmp_path: Path) -> None:
+    parts()
+    first = open_table("part-*.arrow")
+    assert isinstance(first, FileTable)
+    Path("moved").mkdir()
+    for name in ("part-0.arrow", "part-1.arrow", "part-2.arrow"):
+        Path("moved", name).write_bytes(Path(name).read_bytes())
+    os.utime("moved/part-0.arrow", (1, 1))
+    moved = open_table("moved")
+    assert moved.fingerprint() == first.fingerprint()
+    assert first.changed_files(moved.fingerprint()) == []
+    raw = bytearray(Path("part-2.arrow").read_bytes())
+    raw[raw.index(np.arange(4, 10).tobytes())] ^= 1
+    Path("part-2.arrow").write_bytes(raw)
+    changed = open_table("part-*.arrow")
+    assert changed.fingerprint() != first.fingerprint()
+    assert isinstance(changed, FileTable)
+    assert changed.changed_files(first.fingerprint()) == ["part-2.arrow"]
+
+
+def test_a_reader_resumes_on_files_and_refuses_others() -> None:
+    write_table(numbers(100), "t.parquet", rows_per_block=10)
+    reader = hr.Reader(open_table("t.parquet"), "blocks")
+    reader.next_batch(30)
+    state = reader.state_dict()
+    expected = reader.next_batch(30)["n"].tolist()
+    again = hr.Reader(open_table("t.parquet"), "blocks")
+    again.load_state_dict(state)
+    assert again.next_batch(30)["n"].tolist() == expected
+    write_table(hr.ArrayTable({n: c.flip(0) for n, c in numbers(100).columns.items()}), "t.parquet", rows_per_block=10)
+    with pytest.raises(hr.SourceError, match="fingerprint"):
+        hr.Reader(open_table("t.parquet"), "blocks").load_state_dict(state)
+
+
+# --- rows from all over a file --------------------------------------------------------------------------
+
+
+def test_rows_from_all_over_a_parquet_file_are_given_and_talked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_table(numbers(3000), "t.parquet", rows_per_block=100)
+    table = open_table("t.parquet")
+    monkeypatch.setattr(table.table.tables[0]._cache, "budget_bytes", 5000)  # type: ignore[attr-defined]
+    draws = torch.Generator().manual_seed(0)
+    with pytest.warns(UserWarning, match=r"rows are taken from all over .*order='blocks'.*headrace convert") as said:
+        for _ in range(10):
+            indices = torch.randint(0, 3000, (64,), generator=draws)
+            assert torch.equal(table.take(indices)["n"], indices)
+    assert len(said) == 1
+
+
+def test_rows_in_an_order_by_blocks_are_not_talked_about() -> None:
+    write_table(numbers(3000), "t.parquet", rows_per_block=100)
+    table = open_table("t.parquet")
+    table.table.tables[0]._cache.budget_bytes = 5000  # type: ignore[attr-defined]
+    reader = hr.Reader(table, "blocks", max_epochs=2)
+    rows = torch.cat([batch["n"] for batch in iter(lambda: reader.next_batch(32), None)])
+    assert sorted(rows.tolist()) == sorted([*range(3000)] * 2)
+
+
+# --- several readers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*KINDS, ".npz"])
+def test_a_table_travels_to_another_process_by_the_names_of_its_files(kind: str) -> None:
+    table = numbers(1000)
+    write_table(table, "t" + kind)
+    found = open_table("t" + kind, columns={"z": "x"}, dtypes={"z": "float64"})
+    sent = pickle.dumps(found)
+    assert len(sent) < 2000, "no rows travel"
+    assert every_row(pickle.loads(sent)) == every_row(found)
+    write_table(numbers(999), "t" + kind)
+    with pytest.raises(hr.DataError, match=rf"t{kind} has changed"):
+        pickle.loads(sent)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_is_read_from_several_threads(kind: str) -> None:
+    write_table(numbers(2000), "t" + kind, rows_per_block=50)
+    table = open_table("t" + kind)
+    if kind == ".parquet":
+        table.table.tables[0]._cache.budget_bytes = 20000  # type: ignore[attr-defined]
+    wrong: list[Any] = []
+
+    def read(seed: int) -> None:
+        draws = torch.Generator().manual_seed(seed)
+        for _ in range(20):
+            start = int(torch.randint(0, 1900, (1,), generator=draws))
+            indices = start + torch.randint(0, 100, (50,), generator=draws)
+            batch = table.take(indices)
+            if not torch.equal(batch["n"], indices) or not torch.equal(batch["x"][:, 0], 2.0 * indices):
+                wrong.append(indices)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_loader_reads_a_table_in_a_worker() -> None:
+    write_table(numbers(20), "t.parquet", rows_per_block=5)
+
+    loader = torch.utils.data.DataLoader(Rows(open_table("t.parquet")), batch_size=None, num_workers=1)
+    assert [n.tolist() for n in loader] == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9],
+        [10, 11, 12, 13, 14],
+        [15, 16, 17, 18, 19],
+    ]
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    """Five rows of a table for every item."""
+
+    def __init__(self, table: hr.Table) -> None:
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table) // 5
+
+    def __getitem__(self, item: int) -> torch.Tensor:
+        if item >= len(self):
+            raise IndexError
+        found: torch.Tensor = self.table.rows(5 * item, 5 * item + 5)["n"]
+        return found

@@ -1,0 +1,182 @@
+"""Tables that are written to files come back the same; what a kind of file cannot hold is refused."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kit.any_rows import columns, contents, items
+from kit.file_tables import KINDS, every_row, mixed, numbers, text
+from kit.late import pandas as pd
+
+import headrace as hr
+from headrace.data.sparse import Sparse
+from headrace.formats.table import open_table
+from headrace.formats.write import write_table
+from headrace.testing import check_table
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
+
+# --- there and back -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows_per_block", [1, 3, 100])
+def test_a_table_that_is_written_is_read_with_all_that_belongs_to_it(kind: str, rows_per_block: int) -> None:
+    table = mixed()
+    write_table(table, "t" + kind, rows_per_block=rows_per_block)
+    found = open_table("t" + kind)
+    assert list(found.streams) == list(table.streams)
+    assert found.categories == table.categories
+    assert found.block == min(rows_per_block, 7)
+    assert found.row_bytes > 0
+    assert every_row(found) == every_row(table)
+    for indices in ([6, 0, 0, 3], [2], []):
+        assert contents(found.take(torch.tensor(indices, dtype=torch.int64))) == contents(
+            table.take(torch.tensor(indices, dtype=torch.int64))
+        )
+    assert contents(found.rows(2, 5)) == contents(table.rows(2, 5))
+    assert torch.equal(found.lengths("tokens"), table.lengths("tokens"))
+    assert os.listdir() == ["t" + kind]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_rows_come_back_from_a_file(data: st.DataObject) -> None:
+    rows, kind = data.draw(st.integers(1, 6)), data.draw(st.sampled_from(KINDS))
+    table = hr.ArrayTable(data.draw(columns(rows)))
+    write_table(table, "t" + kind, rows_per_block=data.draw(st.integers(1, 6)))
+    found = open_table("t" + kind)
+    assert every_row(found) == every_row(table)
+    indices = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1))), dtype=torch.int64)
+    assert contents(found.take(indices)) == contents(table.take(indices))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_dense_rows_come_back_from_an_npz(data: st.DataObject) -> None:
+    names = ("float32", "float64", "float16", "int8", "uint8", "int16", "int64", "uint32", "bool")
+    table = hr.ArrayTable({name: data.draw(items(5, names, sparse=False)) for name in "abc"})
+    write_table(table, "t.npz", rows_per_block=2)
+    assert every_row(open_table("t.npz")) == every_row(table)
+    with np.load("t.npz") as loaded:
+        assert loaded["a"].tolist() == table.columns["a"].tolist()
+
+
+def test_batches_of_a_source_are_written_in_blocks_of_their_own_size() -> None:
+    reader = hr.Reader(numbers(), "none", max_epochs=1)
+    write_table(iter(lambda: reader.next_batch(3), None), "t.arrow", rows_per_block=4)
+    found = open_table("t.arrow")
+    assert every_row(found) == every_row(numbers())
+    assert found.block == 4
+
+
+def test_sparse_rows_that_turn_out_to_have_values_are_written_with_all_of_them() -> None:
+    class Turning(hr.Table):
+        streams = (hr.Stream("w", (5,), layout="sparse"),)
+
+        def __len__(self) -> int:
+            return 4
+
+        def take(self, indices: torch.Tensor) -> hr.Batch:
+            values = None if int(indices[0]) < 2 else torch.full((len(indices),), 3.0)
+            return hr.Batch({"w": Sparse(indices, values, torch.arange(len(indices) + 1), 5)})
+
+    write_table(Turning(), "t.arrow", rows_per_block=2)
+    assert open_table("t.arrow").rows(0, 4)["w"].values.tolist() == [1, 1, 3, 3]
+
+
+def test_text_of_cntk_is_written_and_read_by_its_streams() -> None:
+    write_table(numbers(), "t.ctf")
+    streams = [hr.Stream("n", (), "int64"), hr.Stream("x", (2,))]
+    assert every_row(open_table("t.ctf", streams=streams)) == every_row(numbers())
+    with pytest.raises(hr.ConfigError, match=r"t\.ctf does not say what its streams are\. Declare them: streams="):
+        open_table("t.ctf")
+    with pytest.raises(hr.ConfigError, match=r"is read by streams= alone, without columns="):
+        open_table("t.ctf", streams=streams, columns=["n"])
+    text("bad.ctf", "0 |n 1 |m 1 2", "1 |n q |m 1 2")
+    with pytest.warns(UserWarning, match="1 of 2 sequences were dropped"):
+        assert len(open_table("bad.ctf", streams=streams, fields={"x": "m"}, bad_rows="skip")) == 1
+
+
+def test_a_suffix_in_capitals_means_the_same() -> None:
+    write_table(numbers(), "T.CTF.GZ")
+    assert Path("T.CTF.GZ").read_bytes()[:2] == b"\x1f\x8b"
+    streams = [hr.Stream("n", (), "int64"), hr.Stream("x", (2,))]
+    assert every_row(open_table("T.CTF.GZ", streams=streams)) == every_row(numbers())
+
+
+@pytest.mark.takes_turns
+@pytest.mark.parametrize("kind", [*KINDS, ".npz"])
+def test_tables_of_files_keep_the_contract_of_tables(kind: str) -> None:
+    write_table(numbers(20) if kind == ".npz" else mixed(20), "t" + kind, rows_per_block=6)
+    check_table(lambda: open_table("t" + kind))
+
+
+# --- what is not written --------------------------------------------------------------------------------
+
+
+def test_a_file_that_cannot_be_written_leaves_what_was_there() -> None:
+    write_table(numbers(3), "t.arrow")
+
+    def failing() -> Iterator[hr.Batch]:
+        yield numbers(5).rows(0, 5)
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        write_table(failing(), "t.arrow", rows_per_block=2)
+    assert len(open_table("t.arrow")) == 3
+    assert os.listdir() == ["t.arrow"]
+
+
+def test_what_a_kind_of_file_does_not_hold_is_refused() -> None:
+    with pytest.raises(hr.DataError, match=r"NumPy has no array for stream words: sparse"):
+        write_table(mixed(), "t.npz")
+    with pytest.raises(hr.ConfigError, match=r"cannot write t\.pt\. Name a local file that ends in \.arrow"):
+        write_table(mixed(), "t.pt")
+    assert os.listdir() == []
+
+
+def test_nothing_and_codes_without_a_string_are_not_written() -> None:
+    with pytest.raises(hr.DataError, match="there are no batches to write"):
+        write_table([], "t.arrow")
+    with pytest.raises(hr.DataError, match="codes from 0 to 3 are not all among 2 categories"):
+        write_table(hr.ArrayTable({"s": torch.tensor([0, 3])}, categories={"s": ["a", "b"]}), "t.arrow")
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("name", ["none/t.arrow", "none/t.npz", "none/t.ctf", "t" * 300 + ".arrow", "dir.parquet"])
+def test_a_place_that_cannot_be_written_is_told_by_its_name_alone(name: str) -> None:
+    os.mkdir("dir.parquet")
+    with pytest.raises(hr.ConfigError, match=f"^cannot write {name}: ") as told:
+        write_table(numbers(), name)
+    assert ".tmp" not in str(told.value)
+    assert os.listdir() == ["dir.parquet"]
+
+
+def test_what_is_no_table_and_no_batches_is_not_written() -> None:
+    reader = hr.Reader(numbers())
+    for suffix in (".arrow", ".ctf"):
+        for data in ({"x": torch.ones(2)}, pd.DataFrame({"x": [1]}), reader, 3):
+            with pytest.raises(
+                (hr.ConfigError, hr.DataError), match="expected a Table, or Batches one after the other"
+            ):
+                write_table(data, "t" + suffix)  # type: ignore[arg-type]
+    assert os.listdir() == []
+
+
+def test_batches_of_other_streams_are_not_written_into_one_file() -> None:
+    batches = [numbers().rows(0, 2), hr.Batch({"n": torch.arange(2)})]
+    with pytest.raises(hr.DataError, match="a later one n: int64"):
+        write_table(batches, "t.arrow", rows_per_block=1)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".ctf"])
+def test_categories_that_a_file_does_not_hold_are_talked_about(suffix: str) -> None:
+    with pytest.warns(UserWarning, match="holds the codes of s, and not the strings"):
+        write_table(hr.ArrayTable({"s": torch.arange(2)}, categories={"s": ["a", "b"]}), "t" + suffix)
