@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..arena.arena import Arena
 from ..arena.buffers import Buffers
-from ..arena.gradients import clip
+from ..arena.gradients import backward, clip
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError, HeadraceError, ModelError, OutOfMemoryError, is_out_of_memory
 from ..loss.base import Term
@@ -241,7 +241,7 @@ class Update:
         if inputs == []:
             pass  # all of this optimizer's parameters are frozen
         elif roots:
-            torch.autograd.backward(roots, seeds, inputs=inputs)
+            backward(roots, seeds, inputs)
         elif not any(term.sum.requires_grad for term in found.values()):
             raise ModelError(
                 f"no loss term ({', '.join(found)}) depends on a trainable parameter. "
