@@ -105,7 +105,7 @@ class Step:
         """Moves the model into its arenas."""
         if self.homed:
             return
-        buffers = Buffers(self.model)
+        buffers = Buffers(self.model, packed=self.settings.arena)
         parts: list[Update] = []
         try:
             for name, optimizer in self.optimizers.items():
@@ -114,6 +114,7 @@ class Step:
         except BaseException:
             for part in parts:
                 part.arena.release()
+            buffers.release()
             raise
         self._parts = parts
 
@@ -125,6 +126,7 @@ class Step:
         with ExitStack() as stack:  # each of them, even if one fails
             for part in parts:
                 stack.callback(part.arena.release)
+                stack.callback(part.buffers.release)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on but the model's own state and random numbers."""

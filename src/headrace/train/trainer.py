@@ -65,7 +65,7 @@ class Trainer:
     `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with. `nonfinite`:
     "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how several
     workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by
-    itself. `arena=False` leaves parameters where they are.
+    itself. `arena=False` leaves parameters and buffers where they are.
     """
 
     def __init__(
