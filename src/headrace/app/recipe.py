@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ConfigError, CorruptError
 from ..store import disk
-from ..train import config
+from ..step import config
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.history import History

@@ -1,13 +1,11 @@
-"""What a training is made of, put together and checked before it begins."""
+"""What a user has given, as sources, batches and modes of torch."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..adapters.adapt import as_data, as_table
 from ..data.batch import Batch
@@ -19,91 +17,9 @@ from ..data.reader import Reader
 from ..data.source import Source
 from ..data.views import Moved
 from ..errors import ConfigError, DataError
-from ..length import Length, interval
-from ..loss.objective import Objective, as_objective
-from ..watch.answers import Answers
-from ..watch.callback import Callback, Callbacks
-from ..watch.logfile import LogFile
-from ..watch.progress import Progress
-from ..watch.tensorboard import TensorBoard
 from . import check
 
-OptimizerLike = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
-
 RESIDENT_SHARE = 0.25  # of a GPU's free memory that a data set may take to be kept there
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The data of a training and when to do what."""
-
-    train: Source
-    val: Source | None
-    test: Source | None
-    validate_every: Length
-    log_every: Length
-    callbacks: Callbacks
-    others: Sequence[Length] = ()
-    """When a checkpoint is written, and a schedule moves on."""
-
-    @classmethod
-    def of(
-        cls,
-        train: Source,
-        val: Any,
-        test: Any,
-        device: torch.device,
-        validate_every: str | Length,
-        log_every: str | Length,
-        callbacks: Callbacks,
-        others: Sequence[Length],
-    ) -> "Plan":
-        """The plan of what a user has asked for."""
-        return cls(
-            train,
-            None if val is None else source_on(val, device, "val", like=train),
-            None if test is None else source_on(test, device, "test", like=train),
-            interval(validate_every, "validate_every"),
-            interval(log_every, "log_every"),
-            callbacks,
-            others,
-        )
-
-    @property
-    def scored(self) -> dict[str, Source]:
-        """The data that are scored, by name."""
-        return {name: source for name, source in (("val", self.val), ("test", self.test)) if source is not None}
-
-    @property
-    def within_epochs(self) -> bool:
-        """Whether anything may be due between the ends of two epochs."""
-        return any(every.unit != "epochs" for every in (self.log_every, self.validate_every, *self.others))
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The settings that a run is resumed with."""
-        return {"validate_every": str(self.validate_every), "log_every": str(self.log_every)}
-
-    def check(
-        self, objectives: Mapping[str, Objective], scorers: Mapping[str, Objective], scan: bool, measured: str | None
-    ) -> None:
-        """Raises on whatever can be known not to work; `measured`: the stream that metrics compare with."""
-        data = {"train": self.train, "val": self.val, "test": self.test}
-        given = {name: source for name, source in data.items() if source is not None}
-        for name, source in given.items():
-            check.same_streams(self.train.streams, source.streams, name)
-            if name != "train":
-                check.ends(source, name)
-                check.another(source, self.train, name)
-            check.same_categories(self.train.read_by, source.read_by, name, owner="train")
-            if scan:
-                check.finite(source, name)
-        columns = {name: check.columns_of(source) for name, source in given.items()}
-        for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
-            objective.prepare(self.train.streams, columns)
-        if measured is not None:
-            check.measurable(objectives, self.train.streams, measured)
-            check.measurable(scorers, self.train.streams, measured)
 
 
 def source_on(
@@ -134,38 +50,6 @@ def source_on(
             table = Moved(table, device)
     count = "rows" if like is None else like.sized_by
     return Reader(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
-
-
-def by_key(
-    loss: Any, optimizer: OptimizerLike | Mapping[str, Optimizer], model: nn.Module
-) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
-    """Objectives and optimizers by key; a single one has the key ""."""
-    if isinstance(loss, Mapping) != isinstance(optimizer, Mapping):
-        raise ConfigError("loss= and optimizer= must both be dicts, with equal keys, or neither.")
-    if isinstance(loss, Mapping) and isinstance(optimizer, Mapping):
-        if loss.keys() != optimizer.keys() or not loss:
-            raise ConfigError(f"loss= has the keys {list(loss)}, optimizer= {list(optimizer)}. They must be equal.")
-        return {k: as_objective(v) for k, v in loss.items()}, {k: _optimizer(optimizer[k], model, k) for k in loss}
-    return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
-
-
-def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool = True) -> Callbacks:
-    """The user's callbacks, what keeps `logs` of a run, and the display; on others than the `leader` some are left out.
-
-    A log of a kind that the user has brought takes the place of the usual one.
-    """
-    if isinstance(callbacks, Callback | type) or not isinstance(callbacks, Iterable):
-        raise ConfigError(f"callbacks= takes a list of Callback objects, got {_named(callbacks)}.")
-    wanted = [*callbacks]
-    for kind in (Answers, LogFile, TensorBoard) if logs else ():
-        if not any(isinstance(callback, kind) for callback in wanted):
-            wanted.append(kind())
-    styles: dict[str | bool, str] = {True: "auto", "auto": "auto", "bar": "bar", "plain": "plain"}
-    if progress is False:
-        return Callbacks(wanted, leader)
-    if not isinstance(progress, str | bool) or progress not in styles:
-        raise ConfigError(f"progress= is 'auto', 'bar', 'plain' or False, got {progress!r}.", argument="progress")
-    return Callbacks([*wanted, Progress(styles[progress])], leader)
 
 
 def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categories]:
@@ -242,23 +126,3 @@ def compile_in_place(model: nn.Module) -> None:
         return model._call_impl(*arguments, **keywords)
 
     model._compiled_call_impl = torch.compile(call)
-
-
-def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:
-    if isinstance(optimizer, Optimizer):
-        return optimizer
-    if callable(optimizer) and not key:
-        made = optimizer(model.parameters())
-        if isinstance(made, Optimizer):
-            return made
-        raise ConfigError(
-            f"optimizer= made a {type(made).__name__}. A factory takes parameters and returns an optimizer."
-        )
-    raise ConfigError(
-        f"optimizer{f'[{key!r}]' if key else ''}= takes a torch optimizer"
-        f"{'' if key else ', or a function that makes one of the parameters'}; got a {type(optimizer).__name__}."
-    )
-
-
-def _named(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
