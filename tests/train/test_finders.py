@@ -21,13 +21,12 @@ import headrace as hr
 from headrace.step import memory
 from headrace.store import rng
 from headrace.store.codec import encode
-from headrace.train.rate import LrFinding, find_lr
-from headrace.train.size import find_batch_size
+from headrace.train.rate import LrFinding
 
 CPU = torch.device("cpu")
 Finder = Callable[[hr.Trainer, Any], Any]
-LR: Finder = partial(find_lr, steps=24)
-SIZE: Finder = partial(find_batch_size, seconds=0.001)
+LR: Finder = partial(hr.Trainer.find_lr, steps=24)
+SIZE: Finder = partial(hr.Trainer.find_batch_size, seconds=0.001)
 FINDERS = pytest.mark.parametrize("find", [LR, SIZE], ids=["lr", "size"])
 
 
@@ -195,7 +194,7 @@ def quadratic(*, curvature: float = 1.0, **options: Any) -> tuple[hr.Trainer, tu
 @pytest.mark.parametrize("curvature", [0.1, 1.0, 100.0])
 def test_the_suggestion_is_where_plain_descent_still_comes_down(curvature: float) -> None:
     subject, data = quadratic(curvature=curvature)
-    found = find_lr(subject, data, highest=1e4)
+    found = subject.find_lr(data, highest=1e4)
     assert found.suggestion is not None
     assert 0.05 / curvature < found.suggestion < 2 / curvature
     assert 2 / curvature < found.rates[-1] < 2000 / curvature, "it has stopped when the training came apart"
@@ -212,7 +211,7 @@ def test_groups_keep_their_ratios() -> None:
             return super().train_step(batch)
 
     watching = Watching(subject.model, hr.CrossEntropy(), subject.optimizer, batch_size=4)
-    found = find_lr(watching, Rows(), lowest=1e-6, highest=1e-3, steps=13)
+    found = watching.find_lr(Rows(), lowest=1e-6, highest=1e-3, steps=13)
     assert [first for first, _ in seen] == pytest.approx(found.rates)
     assert found.rates == pytest.approx(np.geomspace(1e-6, 1e-3, 13))
     assert all(second == pytest.approx(5 * first) for first, second in seen)
@@ -233,7 +232,7 @@ def test_a_loss_that_does_not_fall_suggests_nothing() -> None:
     nn.init.zeros_(model.weight)
     subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=16)
     x, y = torch.randn(64, 5), torch.randint(0, 2, (64,))
-    found = find_lr(subject, (x, y), lowest=1e-12, highest=1e-9)
+    found = subject.find_lr((x, y), lowest=1e-12, highest=1e-9)
     assert found.suggestion is None
     assert "does not fall" in found.how
     assert found.plot().axes
@@ -244,14 +243,14 @@ def test_a_loss_that_is_not_finite_from_the_start_is_an_error(options: dict[str,
     subject, (x, y) = quadratic(**options)
     before = subject.model.weight.clone()
     with pytest.raises(hr.NonFiniteError, match=r"not finite after 0 updates, at a rate of 1e-07.*scan=True"):
-        find_lr(subject, (x * torch.nan, y))
+        subject.find_lr((x * torch.nan, y))
     assert torch.equal(subject.model.weight, before)
     assert subject.skipped == 0
 
 
 def test_a_loss_that_becomes_infinite_ends_it() -> None:
     subject, data = quadratic(curvature=1e12)
-    found = find_lr(subject, data, lowest=1e-14, highest=1e30, steps=60)
+    found = subject.find_lr(data, lowest=1e-14, highest=1e30, steps=60)
     assert found.suggestion is not None
     assert all(np.isfinite(found.losses))
 
@@ -270,20 +269,20 @@ def test_a_loss_that_becomes_infinite_ends_it() -> None:
 def test_ranges_that_show_nothing_are_refused(options: dict[str, Any], said: str) -> None:
     subject, data = quadratic()
     with pytest.raises(hr.ConfigError, match=said):
-        find_lr(subject, data, **options)
+        subject.find_lr(data, **options)
 
 
 def test_groups_without_a_first_rate_are_refused() -> None:
     subject, data = quadratic()
     subject.optimizer.param_groups[0]["lr"] = 0.0
     with pytest.raises(hr.ConfigError, match="first group's rate is 0"):
-        find_lr(subject, data)
+        subject.find_lr(data)
 
 
 @pytest.mark.takes_turns
 def test_a_finding_shows_itself() -> None:
     subject, data = quadratic()
-    found = find_lr(subject, data)
+    found = subject.find_lr(data)
     assert isinstance(found, LrFinding)
     assert repr(found).startswith(f"LrFinding(suggestion={found.suggestion:.2g}: there the loss")
     assert "<svg" in found._repr_html_()
@@ -333,7 +332,7 @@ def hungry(clock: Clock, fits: int, **options: Any) -> hr.Trainer:
 @pytest.mark.parametrize("microbatch", [None, "auto"])
 def test_it_ends_where_memory_runs_out(microbatch: Any, clock: Clock) -> None:
     subject = hungry(clock, 50, microbatch=microbatch)
-    found = find_batch_size(subject, Rows(400), seconds=0.001, smallest=4)
+    found = subject.find_batch_size(Rows(400), seconds=0.001, smallest=4)
     assert [trial.batch_size for trial in found.trials] == [4, 8, 16, 32]
     assert found.how == "memory ran out with 64 rows"
     assert found.suggestion == found.largest == 32, "with twice the rows it is twice as fast"
@@ -342,9 +341,9 @@ def test_it_ends_where_memory_runs_out(microbatch: Any, clock: Clock) -> None:
 
 def test_a_smallest_size_that_does_not_fit_is_an_error(clock: Clock) -> None:
     with pytest.raises(hr.OutOfMemoryError, match="does not hold 8 rows"):
-        find_batch_size(hungry(clock, 5), Rows(400))
+        hungry(clock, 5).find_batch_size(Rows(400))
     with pytest.raises(hr.OutOfMemoryError, match=r"8 rows take .* more than 1 MB\. Lower smallest="):
-        find_batch_size(hungry(clock, 500), Rows(400), memory_bytes=1_000_000)
+        hungry(clock, 500).find_batch_size(Rows(400), memory_bytes=1_000_000)
 
 
 def test_an_error_that_is_not_about_memory_is_not_taken_for_it() -> None:
@@ -356,12 +355,12 @@ def test_an_error_that_is_not_about_memory_is_not_taken_for_it() -> None:
 
     subject.model.fail = fail
     with pytest.raises(RuntimeError, match="it broke"):
-        find_batch_size(subject, Rows(400), seconds=0.001)
+        subject.find_batch_size(Rows(400), seconds=0.001)
 
 
 def test_it_ends_with_the_data_and_with_what_is_asked_for(clock: Clock) -> None:
-    whole = find_batch_size(hungry(clock, 10**6), Rows(70), seconds=0.001, smallest=16)
-    asked = find_batch_size(hungry(clock, 10**6), Rows(400), seconds=0.001, smallest=4, largest=15)
+    whole = hungry(clock, 10**6).find_batch_size(Rows(70), seconds=0.001, smallest=16)
+    asked = hungry(clock, 10**6).find_batch_size(Rows(400), seconds=0.001, smallest=4, largest=15)
     assert [trial.batch_size for trial in whole.trials] == [16, 32, 64]
     assert whole.how == "there are 70 rows"
     assert [trial.batch_size for trial in asked.trials] == [4, 8]
@@ -383,7 +382,7 @@ class Slow(nn.Module):
 def test_it_ends_when_more_rows_are_no_faster(clock: Clock) -> None:
     model = Slow(clock)
     subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
-    found = find_batch_size(subject, Rows(4000), seconds=0.02, smallest=16)
+    found = subject.find_batch_size(Rows(4000), seconds=0.02, smallest=16)
     assert found.how == "two sizes in a row were no faster"
     assert [trial.batch_size for trial in found.trials] == [16, 32, 64]
     assert [trial.rows_per_s for trial in found.trials] == pytest.approx([5000, 5000, 5000])
@@ -401,17 +400,17 @@ def test_it_ends_when_more_rows_are_no_faster(clock: Clock) -> None:
 )
 def test_settings_that_cannot_work_are_refused(options: dict[str, Any], said: str, clock: Clock) -> None:
     with pytest.raises(hr.ConfigError, match=said):
-        find_batch_size(hungry(clock, 8), Rows(40), **options)
+        hungry(clock, 8).find_batch_size(Rows(40), **options)
 
 
 def test_a_loader_with_batches_of_its_own_is_refused(clock: Clock) -> None:
     loader = DataLoader(TensorDataset(torch.randn(40, 5), torch.arange(40) % 2), 8)
     with pytest.raises(hr.ConfigError, match="has batches of its own size"):
-        find_batch_size(hungry(clock, 8), loader)
+        hungry(clock, 8).find_batch_size(loader)
 
 
 def test_a_size_finding_shows_itself(clock: Clock) -> None:
-    found = find_batch_size(hungry(clock, 50), Rows(400), seconds=0.001)
+    found = hungry(clock, 50).find_batch_size(Rows(400), seconds=0.001)
     assert repr(found).startswith(f"BatchFinding(suggestion={found.suggestion}; 8: ")
     assert "memory ran out with 64 rows" in repr(found)
     assert found._repr_html_().count("<tr>") == 1 + len(found.trials)
@@ -482,7 +481,7 @@ def test_no_more_memory_is_used_than_the_control_group_allows(
     monkeypatch.setattr(memory, "ROOT", tmp_path)
     group(groups_of(tmp_path, "cgroup2", "/job"), V2, 10_000, 10_000)  # not a byte is left: nine tenths of what is held
     with pytest.raises(hr.OutOfMemoryError, match=r"8 rows take .* more than .* MB\. Lower smallest="):
-        find_batch_size(hungry(clock, 500), Rows(400))
+        hungry(clock, 500).find_batch_size(Rows(400))
 
 
 class Wide(nn.Module):
@@ -502,11 +501,11 @@ def with_little_memory() -> None:
     model = Wide()
     subject = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1))
     data = (torch.randn(2_000, 4), torch.zeros(2_000).long())
-    find_batch_size(subject, data, seconds=0.001, smallest=4, largest=8)
+    subject.find_batch_size(data, seconds=0.001, smallest=4, largest=8)
     lines = Path("/proc/self/status").read_text().splitlines()
     held = next(int(line.split()[1]) for line in lines if line.startswith("VmSize")) * 1024
     resource.setrlimit(resource.RLIMIT_AS, (held + (600 << 20), held + (600 << 20)))
-    found = find_batch_size(subject, data, seconds=0.001, smallest=128)
+    found = subject.find_batch_size(data, seconds=0.001, smallest=128)
     tell(f"{found.how} {found.trials[-1].peak_bytes > found.trials[0].peak_bytes}")
 
 

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from ..errors import ConfigError, NonFiniteError
 from ..step.optimizers import groups_of, put_rate, shares_of
+from ..step.trainable import Trainable
 from ..watch.plot import new_figure
-from .untouched import untouched, updates
+from .untouched import Steps, untouched, updates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from .trainer import Trainer
 
 FEWEST = 10  # steps that can show anything
 AT_ONCE = 10  # losses that are read from the device together
@@ -71,7 +70,7 @@ class LrFinding:
 
 
 def find_lr(
-    trainer: Trainer, train: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100
+    trainer: Trainable, steps_of: Steps, train: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100
 ) -> LrFinding:
     """Trains for up to `steps` updates, the rate of which rises from `lowest` to `highest` by equal factors.
 
@@ -81,7 +80,7 @@ def find_lr(
     _check(lowest, highest, steps)
     rates = [float(rate) for rate in np.geomspace(lowest, highest, steps)]
     with untouched(trainer, train) as source:
-        losses, why = _climb(trainer, source, rates)
+        losses, why = _climb(trainer, steps_of, source, rates)
     return _finding(rates[: len(losses)], losses, why)
 
 
@@ -92,14 +91,14 @@ def _check(lowest: float, highest: float, steps: int) -> None:
         raise ConfigError(f"steps= is a number of updates, at least {FEWEST}, got {steps!r}: fewer show nothing.")
 
 
-def _climb(trainer: Trainer, source: Any, rates: Sequence[float]) -> tuple[list[float], str]:
+def _climb(trainer: Trainable, steps_of: Steps, source: Any, rates: Sequence[float]) -> tuple[list[float], str]:
     """The losses, as far as they are worth looking at, and why there are no more."""
     losses: list[float] = []
     unread: list[Any] = []
     set_rate = rate_setter(trainer)
     set_rate(rates[0])
     try:
-        with updates(trainer, source, len(rates)) as made:
+        with updates(steps_of, source, len(rates)) as made:
             for info in made:
                 assert info.outcome is not None
                 unread.append(info.outcome.losses["total_loss"])
@@ -129,7 +128,7 @@ def _hopeless(rates: Sequence[float], done: int) -> str:
     )
 
 
-def rate_setter(trainer: Trainer) -> Callable[[float], None]:
+def rate_setter(trainer: Trainable) -> Callable[[float], None]:
     """A function that gives the first group of the first optimizer a rate, and all others theirs in proportion."""
     groups = groups_of(trainer.optimizers.values())
     if not (shares := shares_of(groups)):

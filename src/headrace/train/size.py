@@ -17,14 +17,13 @@ from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, OutOfMemoryError, is_out_of_memory
 from ..step import check
 from ..step.memory import groups
+from ..step.trainable import Trainable
 from ..watch.plot import new_figure
 from .rate import rate_setter
-from .untouched import untouched, updates
+from .untouched import Steps, untouched, updates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from .trainer import Trainer
 
 WARM = 2  # updates that are not timed
 TIMED = (3, 50)  # updates that are, at least and at most
@@ -83,7 +82,8 @@ class BatchFinding:
 
 
 def find_batch_size(
-    trainer: Trainer,
+    trainer: Trainable,
+    steps_of: Steps,
     train: Any,
     *,
     smallest: int = 8,
@@ -106,20 +106,28 @@ def find_batch_size(
         if source.own_size:
             raise ConfigError(f"{source.title} has batches of its own size. Try the data that it loads, or another.")
         rate_setter(trainer)(0.0)
-        trials, how = _rise(trainer, source, smallest, largest, memory_bytes or _room(trainer.device), seconds)
+        trials, how = _rise(
+            trainer, steps_of, source, smallest, largest, memory_bytes or _room(trainer.device), seconds
+        )
     fastest = max(trial.rows_per_s for trial in trials)
     return BatchFinding(trials, next(t.batch_size for t in trials if t.rows_per_s >= NEAR * fastest), how)
 
 
 def _rise(
-    trainer: Trainer, source: Source, smallest: int, largest: int | None, limit: int | None, seconds: float
+    trainer: Trainable,
+    steps_of: Steps,
+    source: Source,
+    smallest: int,
+    largest: int | None,
+    limit: int | None,
+    seconds: float,
 ) -> tuple[list[Trial], str]:
     """The trials, and why there are no more."""
     trials: list[Trial] = []
     size, rows = smallest, source.batches(1)
     while True:
         try:
-            trial, whole = _try(trainer, source, size, seconds)
+            trial, whole = _try(trainer, steps_of, source, size, seconds)
         except (HeadraceError, MemoryError, RuntimeError) as error:
             if not trials or not any(is_out_of_memory(e) for e in (error, error.__cause__) if e is not None):
                 raise
@@ -154,12 +162,12 @@ def _why_enough(trials: Sequence[Trial], largest: int | None, rows: int | None, 
     return ""
 
 
-def _try(trainer: Trainer, source: Source, size: int, seconds: float) -> tuple[Trial, bool]:
+def _try(trainer: Trainable, steps_of: Steps, source: Source, size: int, seconds: float) -> tuple[Trial, bool]:
     """A few updates with batches of this size; and whether there was a batch with as many rows."""
     vars(trainer)["batch_size"] = size
     most, start, before, seen, whole = WARM + TIMED[1], 0.0, 0, 0, False
     _begin_peak(trainer.device)
-    with rewound(source), updates(trainer, source, most) as made:
+    with rewound(source), updates(steps_of, source, most) as made:
         for info in made:
             whole, seen = whole or info.samples - seen >= size, info.samples
             if info.step == WARM:

@@ -144,14 +144,14 @@ class Trainer(Trainable):
         """Tries rising learning rates and suggests one; nothing is changed. See `headrace.train.rate.find_lr`."""
         from .rate import find_lr
 
-        return find_lr(self, train, **options)
+        return find_lr(self, self.steps, train, **options)
 
     @one_thread
     def find_batch_size(self, train: Any, **options: Any) -> "BatchFinding":
         """Tries growing batches and suggests a size; nothing is changed. See `headrace.train.size.find_batch_size`."""
         from .size import find_batch_size
 
-        return find_batch_size(self, train, **options)
+        return find_batch_size(self, self.steps, train, **options)
 
     def preempt(self) -> None:
         """Asks the training at hand, from any thread or handler, to save and to end with exit status 143."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..adapters.iterables import generators_of
 from ..data.reader import rewound
@@ -14,16 +14,17 @@ from ..errors import ConfigError
 from ..loss.metrics import Metrics
 from ..step.given import source_on
 from ..step.kept import Kept
+from ..step.trainable import Trainable
 from ..store import rng
+from ..watch.info import Info
 from ..workers.here import here
 
-if TYPE_CHECKING:
-    from ..watch.info import Info
-    from .trainer import Trainer
+Steps = Callable[..., Iterator[Info]]
+"""`Trainer.steps` of the trainer that is tried out."""
 
 
 @contextmanager
-def untouched(trainer: Trainer, data: Any) -> Iterator[Source]:
+def untouched(trainer: Trainable, data: Any) -> Iterator[Source]:
     """The train data as a source, for a while that leaves no trace, however it ends.
 
     Put back are weights and buffers, modes and attributes of modules, optimizers with what they remember, gradients,
@@ -52,14 +53,14 @@ def untouched(trainer: Trainer, data: Any) -> Iterator[Source]:
 
 
 @contextmanager
-def updates(trainer: Trainer, source: Source, steps: int) -> Iterator[Iterator[Info]]:
+def updates(steps_of: Steps, source: Source, steps: int) -> Iterator[Iterator[Info]]:
     """Up to so many updates of a training on this source, which may be left."""
-    found = trainer.steps(source, steps=steps, log_every=f"{steps} steps")
+    found = steps_of(source, steps=steps, log_every=f"{steps} steps")
     with closing(found):  # type: ignore[type-var]
         yield found
 
 
-def _kept(trainer: Trainer) -> Kept:
+def _kept(trainer: Trainable) -> Kept:
     """What a trainer holds, and what it works on."""
     kept = Kept()
     step = trainer._step
