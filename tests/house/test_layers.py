@@ -1,18 +1,19 @@
-"""The architecture, from the syntax tree: who may import whom, how long a file is, who knows of workers."""
+"""The house holds: who imports whom, how long a file is, what has which name. Run as a program, it lists the rooms."""
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-import headrace
+import headrace as hr
 
-ROOT = Path(headrace.__file__).parent
+ROOT = Path(hr.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-ORDER = " ".join(re.findall(r"^ {4}(\S.*)$", headrace.__doc__ or "", re.MULTILINE)).split()
+ORDER = " ".join(re.findall(r"^ {4}(\S.*)$", hr.__doc__ or "", re.MULTILINE)).split()
 
 MAX_LINES = 400
 OF_WORKERS = {"rank", "world_size", "is_initialized"}
@@ -20,40 +21,25 @@ KNOW_WORKERS = ("workers", "engines", "data.reader", "app.cli")
 
 
 def module_of(path: Path) -> str:
-    """Its name within the package: `feed`, `data.reader`, `data.__init__`."""
+    """Its name within the package: `length`, `data.reader`, `data.__init__`."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def live(tree: ast.AST) -> Iterator[ast.AST]:
-    """The tree without what only a type checker reads."""
-    left = [tree]
-    while left:
-        node = left.pop()
-        yield node
-        left += node.orelse if isinstance(node, ast.If) and for_types(node.test) else ast.iter_child_nodes(node)
-
-
-def for_types(test: ast.expr) -> bool:
-    return isinstance(test, ast.Name | ast.Attribute) and ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-
-
 def imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything that a module of headrace imports, wherever in it."""
+    """Line and full name of everything that a module of headrace imports, wherever in it and be it for types alone."""
     package = ["headrace", *module.split(".")[:-1]]
-    for node in live(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) + 1 - node.level] if node.level else []
             origin = ".".join([*base, *filter(None, [node.module])])
-            if origin == "headrace":
-                yield from ((node.lineno, f"headrace.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, origin
+            ours = origin.partition(".")[0] == "headrace"  # what is imported from may be a module of ours
+            yield from ((node.lineno, f"{origin}.{alias.name}" if ours else origin) for alias in node.names)
 
 
 def upward_imports(tree: ast.Module, module: str, order: Sequence[str] = ORDER) -> list[str]:
-    """What a module imports from itself or below, or from no layer at all."""
+    """What a module imports from its own room's ceiling or from below, or from no room at all."""
     own, found = module.split(".")[0], []
     if own not in order:
         return [f"{module}: not in the order"]
@@ -66,6 +52,22 @@ def upward_imports(tree: ast.Module, module: str, order: Sequence[str] = ORDER) 
         if root == "headrace" and not within and top not in order[: order.index(own)]:
             found.append(f"{module}, line {line}: imports {name}")
     return found
+
+
+def circle(edges: Mapping[str, Sequence[str]]) -> list[str]:
+    """Modules that import each other, the first after the last; none if there is no such circle."""
+    done: set[str] = set()
+
+    def follow(module: str, way: list[str]) -> list[str]:
+        if module in way:
+            return way[way.index(module) :]
+        if module in done:
+            return []
+        found = next((c for other in edges.get(module, ()) if (c := follow(other, [*way, module]))), [])
+        done.add(module)
+        return found
+
+    return next((c for module in edges if (c := follow(module, []))), [])
 
 
 NAMES: dict[type[ast.AST], Callable[[Any], str]] = {
@@ -91,49 +93,87 @@ def knows_workers(module: str) -> bool:
 class Facts(NamedTuple):
     """What the rules ask of a module."""
 
-    purpose: str | None
+    purpose: str
     lines: int
+    imports: list[str]
     upward: list[str]
     workers: list[str]
+    classes: list[str]
+
+
+def facts_of(path: Path) -> Facts:
+    module, text = module_of(path), path.read_text()
+    tree = ast.parse(text)
+    return Facts(
+        ast.get_docstring(tree) or "",
+        len(text.splitlines()),
+        [name.removeprefix("headrace.") for _, name in imports(tree, module) if name.startswith("headrace.")],
+        upward_imports(tree, module),
+        words_of_workers(tree),
+        [node.name for node in tree.body if isinstance(node, ast.ClassDef)],
+    )
 
 
 @pytest.fixture(scope="module")
 def modules() -> dict[str, Facts]:
     """Each is parsed once, and no tree is kept: hundreds of them keep the garbage collector busy."""
-
-    def facts(module: str, text: str) -> Facts:
-        tree = ast.parse(text)
-        return Facts(
-            ast.get_docstring(tree), len(text.splitlines()), upward_imports(tree, module), words_of_workers(tree)
-        )
-
-    return {module_of(path): facts(module_of(path), path.read_text()) for path in FILES}
+    return {module_of(path): facts_of(path) for path in FILES}
 
 
 # --- the rules -------------------------------------------------------------------------------------------
 
 
-def test_the_docstring_of_the_package_lists_every_module_once() -> None:
+def test_the_docstring_of_the_package_lists_every_room_once() -> None:
     there = {module_of(path).split(".")[0] for path in FILES} - {"__init__"}
     assert sorted(ORDER) == sorted(there)
 
 
-def test_a_module_imports_only_from_those_above_it(modules: dict[str, Facts]) -> None:
+def test_a_module_imports_only_from_the_rooms_before_its_own(modules: dict[str, Facts]) -> None:
     assert [found for module, facts in modules.items() if module != "__init__" for found in facts.upward] == []
+
+
+def test_no_modules_import_each_other(modules: dict[str, Facts]) -> None:
+    names = {module.removesuffix(".__init__"): facts for module, facts in modules.items()}
+
+    def module(name: str) -> str:
+        return name if name in names else name.rpartition(".")[0]
+
+    edges = {name: [m for i in facts.imports if (m := module(i)) not in ("", name)] for name, facts in names.items()}
+    assert circle(edges) == []
 
 
 def test_the_package_itself_imports_its_public_names_only_when_they_are_used() -> None:
     tree = ast.parse((ROOT / "__init__.py").read_text())
+    tree.body = [node for node in tree.body if not isinstance(node, ast.If)]  # a type checker sees them all
     assert {name for _, name in imports(tree, "__init__")} == {"importlib", "typing"}
 
 
 def test_a_module_opens_with_a_sentence_on_what_it_is_for(modules: dict[str, Facts]) -> None:
-    assert [module for module, facts in modules.items() if not facts.purpose] == []
+    first = {module: facts.purpose.partition("\n\n")[0] for module, facts in modules.items()}
+    assert [module for module, sentence in first.items() if not sentence.endswith(".")] == []
+
+
+def test_a_room_says_in_a_paragraph_what_it_is_and_whom_it_calls(modules: dict[str, Facts]) -> None:
+    rooms = [room for room in ORDER if f"{room}.__init__" in modules and room not in ("sklearn", "testing")]
+    assert [room for room in rooms if "call" not in modules[f"{room}.__init__"].purpose] == []
+
+
+def test_a_public_name_says_in_a_sentence_what_it_is() -> None:
+    said = {name: (getattr(hr, name).__doc__ or "").partition("\n\n")[0] for name in hr.__all__}
+    assert [name for name, sentence in said.items() if not sentence.rstrip().endswith((".", ":"))] == []
 
 
 def test_a_module_is_not_too_long(modules: dict[str, Facts]) -> None:
     too_long = {module: facts.lines for module, facts in modules.items() if facts.lines > MAX_LINES}
     assert too_long == {}, "look for the second idea"
+
+
+def test_no_two_classes_have_one_name(modules: dict[str, Facts]) -> None:
+    homes = defaultdict(list)
+    for module, facts in modules.items():
+        for name in facts.classes:
+            homes[name].append(module)
+    assert {name: found for name, found in homes.items() if len(found) > 1 and name[0] != "_"} == {}
 
 
 def test_only_few_modules_know_of_workers(modules: dict[str, Facts]) -> None:
@@ -151,16 +191,16 @@ LAYERS = ["errors", "batch", "data", "feed", "check", "evaluate", "trainer"]
     [
         ("feed", "from .trainer import Trainer"),
         ("feed", "from . import errors, evaluate"),
-        ("feed", "import headrace.train.trainer"),
+        ("feed", "import headrace.trainer"),
         ("feed", "from headrace import trainer"),
-        ("feed", "from headrace.train.trainer import Trainer"),
+        ("feed", "from headrace.trainer import Trainer"),
         ("feed", "import headrace"),
         ("feed", "from . import Batch"),
         ("feed", "from .feed import Feed"),
         ("feed", "from .nowhere import x"),
         ("feed", "def late():\n    from .trainer import Trainer"),
-        ("feed", "if TYPE_CHECKING:\n    pass\nelse:\n    from .trainer import Trainer"),
-        ("feed", "try:\n    import headrace.train.trainer as t\nexcept ImportError:\n    pass"),
+        ("feed", "if TYPE_CHECKING:\n    from .trainer import Trainer"),
+        ("feed", "try:\n    import headrace.trainer as t\nexcept ImportError:\n    pass"),
         ("data.reader", "from ..feed import Feed"),
         ("data.reader", "from .. import feed"),
         ("data.__init__", "from ..feed import Feed"),
@@ -176,9 +216,7 @@ def test_an_import_from_below_is_seen(module: str, source: str) -> None:
     [
         ("feed", "import torch, os.path\nfrom collections import abc"),
         ("feed", "from .data.reader import Reader\nfrom .data import reader\nfrom . import errors, data"),
-        ("feed", "if TYPE_CHECKING:\n    from .trainer import Trainer"),
-        ("feed", "import typing\nif typing.TYPE_CHECKING:\n    from .trainer import Trainer"),
-        ("trainer", "from . import check, evaluate\nimport headrace.data.feed\nfrom headrace.data import reader"),
+        ("trainer", "from . import check, evaluate\nimport headrace.feed\nfrom headrace.data import reader"),
         ("data.reader", "from ..batch import Batch\nfrom .source import Source\nfrom . import arrays"),
         ("data.__init__", "from .source import Source\nfrom .. import errors"),
     ],
@@ -187,8 +225,29 @@ def test_an_import_from_above_is_allowed(module: str, source: str) -> None:
     assert upward_imports(ast.parse(source), module, LAYERS) == []
 
 
+def test_a_circle_is_seen() -> None:
+    assert circle({"a": ["b"], "b": ["c", "d"], "c": [], "d": ["b"]}) == ["b", "d"]
+    assert circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
 def test_a_word_of_workers_is_seen_and_others_are_not() -> None:
     for bad in ("rank = 0", "x.rank", "f(rank=1)", "def f(world_size): ...", "dist.is_initialized()", "lambda rank: 0"):
         assert len(words_of_workers(ast.parse(bad))) == 1, bad
     assert words_of_workers(ast.parse("from torch.distributed import is_initialized")) == ["is_initialized"]
     assert words_of_workers(ast.parse("ranks = 'rank'  # rank\ndef ranking(world): return world.shard")) == []
+
+
+def print_rooms() -> None:
+    """Lines and files of every room."""
+    lines, files = dict.fromkeys(ORDER, 0), dict.fromkeys(ORDER, 0)
+    for path in FILES:
+        room = module_of(path).split(".")[0]
+        if room in lines:
+            lines[room], files[room] = lines[room] + len(path.read_text().splitlines()), files[room] + 1
+    for room in ORDER:
+        print(f"{room:12} {lines[room]:6,} lines {files[room]:4} files")
+    print(f"{'in all':12} {sum(lines.values()):6,} lines {sum(files.values()):4} files")
+
+
+if __name__ == "__main__":
+    print_rooms()
