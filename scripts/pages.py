@@ -33,8 +33,8 @@ ADVICE = {
         test), which stream, and which row where that can be told. It is a `ValueError`.""",
     "SourceError": """
         A source, a table, a loader or a file gave something else than it declared, or failed. For those of your own,
-        `headrace.testing.sources.check_source` and `check_table` try everything at once. Bad lines of CNTK's format are dropped
-        with `bad_rows="skip"`. It is a `DataError`.""",
+        `headrace.testing.sources.check_source` and `check_table` try everything at once. Bad lines of CNTK's format are
+        dropped with `bad_rows="skip"`. It is a `DataError`.""",
     "ModelError": """
         The model or the optimizer cannot be trained as given. Change it before you make the trainer. It is a
         `ValueError`.""",

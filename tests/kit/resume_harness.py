@@ -1,5 +1,6 @@
 """Stops and resumes trainings, and records what they do so that two of them can be compared bit for bit."""
 
+import dataclasses
 import hashlib
 import json
 import random
@@ -188,21 +189,31 @@ class Events(hr.Callback):
 @contextmanager
 def changed(change: Change | None) -> Iterator[None]:
     """Changes the state that is read from a checkpoint before it is used."""
-    from headrace.train import checkpointer as keeper
+    from headrace.train import checkpointer
 
-    before = keeper.decode
+    before = checkpointer.decode
 
-    def decode(contents: Any) -> dict[str, Any]:
+    def decode(contents: Any) -> Any:
         state = before(contents)
         if change is not None:
-            change(state)
+            held = saved_parts(state)
+            change(held)
+            for part, value in held.items():
+                setattr(state, part, value)
         return state
 
-    keeper.decode = decode
+    checkpointer.decode = decode
     try:
         yield
     finally:
-        keeper.decode = before
+        checkpointer.decode = before
+
+
+def saved_parts(state: Any) -> dict[str, Any]:
+    """The parts of a state that a checkpoint has, by name."""
+    found = {part.name: getattr(state, part.name) for part in dataclasses.fields(state)}
+    unsaved = {"saved", "forced", "overridden", *(part for part, value in found.items() if value is None)} - {"best"}
+    return {part: value for part, value in found.items() if part not in unsaved}
 
 
 # --- what is compared ---------------------------------------------------------------------------------------

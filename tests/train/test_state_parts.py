@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.resume_harness import Record, Stop, differences, in_process, uninterrupted
+from kit.resume_harness import Record, Stop, differences, in_process, saved_parts, uninterrupted
 from kit.sampled import sampled
 from torch import Tensor
 
 from headrace.store.checkpoints import Store
-from headrace.train.checkpointer import decode
+from headrace.train.state import decode
 
 State = dict[str, Any]
 Change = Callable[[State], None]
@@ -293,7 +293,7 @@ def test_there_is_no_part_of_the_state_that_nobody_would_miss(name: str, prepare
     where, _ = prepared(name, MIDDLE, "break")
     contents = Store(where / "run" / "checkpoints", None).newest()
     assert contents is not None
-    paths = parts(decode(contents))
+    paths = parts(saved_parts(decode(contents)))
     assert len(paths) > 30
     idle = [path for path in sampled(paths, of=8) if not noticed(name, at(*path, to=other), prepared)]
     assert idle == []

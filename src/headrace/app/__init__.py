@@ -1,4 +1,4 @@
 """What is built on the library: recipes, the command line, rehearsals, export.
 
-Nothing of the library imports it.
+It calls every room before it, and nothing of the library calls it.
 """

@@ -1,5 +1,5 @@
-"""One update of one model, and passes that change nothing.
+"""A model that can be updated, scored and applied: `Trainable`, one update of it, and passes that change nothing.
 
-Forward, backward, reduce, clip, optimize; the guard that undoes an update that is not finite; precision; scoring. It
-calls `loss`, `arena` and `workers`.
+An update is forward, backward, reduce, clip, optimize; a guard undoes one that is not finite. It calls `loss`, `arena`,
+`workers` and `data`.
 """

@@ -21,9 +21,10 @@ from ..step.trainable import Trainable
 from ..watch.info import Info
 from ..workers.centered import Centered
 from ..workers.leased import Leased
-from .checkpointer import Checkpointer, State
+from .checkpointer import Checkpointer
 from .coordinator import Coordinator, Report, compare
-from .train_state import TrainState
+from .state import State
+from .train_state import Handed, TrainState
 
 JOINT = ("epochs", "samples")
 """What counts what all workers do, and so the center."""
@@ -64,28 +65,24 @@ class AtCenter(Coordinator):
     def checkpointer(self, make: Callable[[], Checkpointer]) -> Checkpointer:
         return make() if self.leads else Checkpointer()
 
-    def handed(self, state: State) -> State:
+    def handed(self, state: State) -> Handed:
         """The weights come from the center; what workers held of an epoch, others may read."""
         self._check_kind(state)
-        mine, source = state["owns"][0], state["source"]
-        passed = source["initial"] | {"pass": state["counters"]["epochs"]}  # what is left of earlier ones is counted
-        return state | {
-            "mine": mine,
-            "rng": mine["rng"],
-            "tallies": [mine["tally"]],
-            "metrics": [mine["metrics"]],
-            "source": source | {"cursor": passed},
-            "place": state["place"] | {"batch": 0, "ends_epoch": True},
-        }
+        mine = state.owns[0]
+        passed = state.source["initial"] | {"pass": state.counters["epochs"]}  # what is left of earlier ones is counted
+        source, place = state.source | {"cursor": passed}, state.place | {"batch": 0, "ends_epoch": True}
+        return Handed(replace(state, source=source, place=place), mine, mine["rng"], [mine["tally"]], [mine["metrics"]])
 
-    def begin(self, at: TrainState, state: State | None) -> None:
+    def begin(self, at: TrainState, handed: Handed | None) -> None:
         replica = at.replica()
         self._told, self._since, self._agrees = False, self.comm.now(), False
         self._read, self._pulled, self._seen = {}, None, {}
-        if state is not None:
-            center = state["strategy"]
+        if handed is not None:
+            assert handed.mine is not None
+            assert handed.state.strategy is not None
+            center = handed.state.strategy
             self._read = {worker: rows for worker, *_, rows in center.get("workers", [])}
-            self._seen = state["mine"].get("heard", {})
+            self._seen = handed.mine.get("heard", {})
             self.strategy.load_state_dict(replica, center, None)
         self.strategy.said = {"facts": self._facts, "pace": at.pace()} if self.leads else {}
         self.strategy.begin(replica)
@@ -160,7 +157,9 @@ class AtCenter(Coordinator):
         weights = center["weights"] if self._pulled is None else at.named(self._pulled)  # what was scored, if it was
         heard = {name: _plus(numbers, self._seen.get(name)) for name, numbers in self.strategy.given.items()}
         own = at.own_state() | {"heard": self._seen | heard}
-        return at.state_dict(weights) | {"strategy": center, "kind": kind, "agrees": False, "owns": [own]}
+        found = at.state(weights, [own])
+        found.strategy, found.kind, found.agrees = center, kind, False
+        return found
 
     @contextmanager
     def agreed(self, at: TrainState) -> Iterator[None]:

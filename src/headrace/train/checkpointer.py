@@ -1,9 +1,8 @@
 """What makes a training survive: its state goes into a run and comes back. A training without a run keeps nothing."""
 
-import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,30 +10,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arena.homes import plain_name
-from ..errors import CheckpointError, ConfigError, CorruptError, RunError, unknown
+from ..errors import CheckpointError, ConfigError, RunError, unknown
 from ..length import Length
 from ..step import config
 from ..step.weights import check_model, load_model
 from ..store import codec
 from ..store.checkpoints import Keep, Store
-from ..store.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, Contents, rank_files
+from ..store.contents import MODEL, TRAINER, Contents
 from ..store.disk import failure
-from ..store.parts import PARTS, check_part
+from ..store.parts import PARTS
 from ..store.run import RUN, Run
 from ..store.saver import Saver
-from ..store.shape import DICT, check
+from ..store.shape import check
 from ..store.snapshot import Copier
 from ..store.texts import Texts
 from ..watch.info import Best, Info
+from .state import LARGE, State, decode, encode, fill, parts_of, tensors_in
 
 RESUME = ("auto", "must", "never")
-State = dict[str, Any]
-_FILES = {"step": (TRAINER, OPTIMIZER), "worker": rank_files(0), "source": rank_files(0)}
-"""The files of the parts of the state, plain values and tensors, that are not the trainer's own. "worker 1" and so on
-are in files of their own."""
-_LARGE = ("model", "step")
-"""The parts that hold a tensor for every parameter; what else they hold nobody changes. Encoded in the thread."""
 
 
 class Checkpointer:
@@ -153,14 +146,14 @@ class RunCheckpointer(Checkpointer):
                 raise RunError(f"resume='must', and {self.path} has no checkpoint. Use resume='auto' to start it.")
             self._run.refuse_without_checkpoints()
             return None
-        state, saved = decode(contents), contents.step
-        if _is_stuck(state):
+        state = decode(contents)
+        if state.is_stuck:
             contents, state = self._before(contents, state)
-        check_model(state["model"], model.state_dict())
-        self._good = [] if _is_stuck(state) else [contents.step]
-        state["forced"], state["saved"] = self._override, saved
-        state["overridden"] = self._check_settings(state["config"], settings, state["limits"], limits)
-        self._rows_until = contents.step - ("row" not in state["done"])
+        check_model(state.model, model.state_dict())
+        self._good = [] if state.is_stuck else [contents.step]
+        state.forced = self._override
+        state.overridden = self._check_settings(state.config, settings, state.limits, limits)
+        self._rows_until = contents.step - ("row" not in state.done)
         for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
             self._best_steps[step] = self._marked_by(step, contents)
         return state
@@ -172,13 +165,14 @@ class RunCheckpointer(Checkpointer):
                 found = decode(contents := self._store.load(step))
             except CheckpointError:
                 continue
-            if not _is_stuck(found):
+            if not found.is_stuck:
                 text = (
                     f"{self.path} stopped within an epoch, at step {stuck.step}, where data without a state_dict "
                     f"cannot go on. It goes on from step {step}, with data that have to begin an epoch there."
                 )
                 self._run.log(text)
                 warnings.warn(text, stacklevel=3)
+                found.saved = stuck.step
                 return contents, found
         return stuck, state
 
@@ -214,19 +208,20 @@ class RunCheckpointer(Checkpointer):
         assert state is not None
         self._saver.wait()
         self._saved_at = time.perf_counter()
-        contents = encode(info.step, {part: value for part, value in state.items() if part not in _LARGE})
+        parts = parts_of(state)
+        large = {part: parts.pop(part) for part in LARGE}  # encoded in the thread
+        contents = encode(info.step, parts)
         tensors: dict[Any, Tensor] = {(f, n): t for f, found in contents.tensors.items() for n, t in found.items()}
-        large = {part: state[part] for part in _LARGE}
-        many = dict(_tensors_in(large))
+        many = dict(tensors_in(large))
         copies, keys = self._copier(tensors | many), {id(tensor): key for key, tensor in many.items()}
-        if not _is_stuck(state):
+        if not state.is_stuck:
             self._good = [info.step]
         self._best_steps[info.step] = [*info.kept, *self._good]
         if len(self._best_steps) > (self._keep.last or 1):
             del self._best_steps[min(self._best_steps)]
         best_steps = [step for steps in self._best_steps.values() for step in steps]
-        fill = partial(_fill, contents, large, copies, keys, self._texts(info.history.rows))
-        self._saver.start(partial(self._write, contents, fill, info.best, best_steps, again))
+        complete = partial(fill, contents, large, copies, keys, self._texts(info.history.rows))
+        self._saver.start(partial(self._write, contents, complete, info.best, best_steps, again))
         if self._wait:
             self._saver.wait()
 
@@ -249,13 +244,18 @@ class RunCheckpointer(Checkpointer):
         self._run.log(f"ended: {why}")
 
     def _write(
-        self, contents: Contents, fill: Callable[[], None], best: Best | None, best_steps: Sequence[int], again: bool
+        self,
+        contents: Contents,
+        complete: Callable[[], None],
+        best: Best | None,
+        best_steps: Sequence[int],
+        again: bool,
     ) -> None:
         """In the saver's thread: reports are on the disk before the checkpoint that has seen them.
 
         What any of the checkpoints that stay calls the best, stays.
         """
-        fill()
+        complete()
         try:
             self._run.sync()
             self._store.save(contents, best_steps, again=again, overtakes=contents.step < self._overtakes)
@@ -298,11 +298,6 @@ class RunCheckpointer(Checkpointer):
         return found
 
 
-def _is_stuck(state: State) -> bool:
-    """Whether a state was saved within an epoch of data that have no state: a training cannot go on from it."""
-    return state["counters"]["steps"] > 0 and not state["place"]["ends_epoch"] and state["source"]["cursor"] is None
-
-
 def make_checkpointer(
     run: str | Path | None, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
 ) -> Checkpointer:
@@ -317,80 +312,6 @@ def make_checkpointer(
     if resume == "must":
         raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")
     return Checkpointer()
-
-
-def encode(step: int, state: Mapping[str, Any]) -> Contents:
-    """Parts of a training's state as documents and tensors, the latter not copied yet; of `owns`, each by itself."""
-    contents = Contents(step, {TRAINER: {}})
-    owns = {f"worker {number}" if number else "worker": own for number, own in enumerate(state.get("owns", ()))}
-    for part, value in {**{part: value for part, value in state.items() if part != "owns"}, **owns}.items():
-        if part == "model":
-            contents.tensors[MODEL] = {plain_name(name): tensor for name, tensor in value.items()}
-            continue
-        document, file = _files(part)
-        tensors: codec.Tensors = {}
-        encoded = codec.encode(value, tensors, part, strict=part == "source")
-        contents.documents.setdefault(document, {})[part] = encoded
-        if tensors:
-            contents.tensors.setdefault(file, {}).update(tensors)
-    return contents
-
-
-def _files(part: str) -> tuple[str, str]:
-    """Where a part of the state is kept: its document, and its tensors."""
-    kind, _, number = part.partition(" ")
-    return (
-        rank_files(int(number))
-        if kind == "worker" and re.fullmatch(r"\d{1,9}", number)
-        else _FILES.get(part, (TRAINER, TRAINER_TENSORS))
-    )
-
-
-def _fill(
-    contents: Contents,
-    large: State,
-    copies: Mapping[Any, Tensor],
-    keys: Mapping[int, Any],
-    history: bytes,
-) -> None:
-    """Completes what is to be written with the copies of all tensors, the large parts, and the history."""
-    for file, tensors in contents.tensors.items():
-        contents.tensors[file] = {name: copies[file, name] for name in tensors}
-    encoded = encode(contents.step, large)
-    for file, tensors in encoded.tensors.items():
-        contents.tensors[file] = {  # what has no key was an array, which nobody else holds
-            name: copies[keys[id(tensor)]] if id(tensor) in keys else tensor for name, tensor in tensors.items()
-        }
-    contents.documents[TRAINER] |= encoded.documents[TRAINER]
-    contents.documents[TRAINER]["history"] = history
-
-
-def decode(contents: Contents) -> State:
-    """What `encode` was given; anything else that a checkpoint may hold is an error."""
-    state: State = {"model": contents.tensors_of(MODEL)}
-    for name, document in contents.documents.items():
-        for part, value in check(document, DICT, contents.where(name)).items():
-            state[part] = codec.decode(value, contents.tensors.get(_files(part)[1], {}))
-    if missing := PARTS.keys() - state.keys():
-        raise CorruptError(f"the checkpoint of step {contents.step} lacks {', '.join(sorted(missing))}.")
-    for part, value in state.items():
-        check_part(part, value, contents.where(_files(part)[0], part))
-    state["owns"] = [state.pop("worker")]
-    while (part := f"worker {len(state['owns'])}") in state:
-        state["owns"].append(state.pop(part))
-    return state
-
-
-def _tensors_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Every tensor within dicts, lists and tuples, and the way to it."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _tensors_in(item, (*path, key))
-    elif isinstance(value, list | tuple):
-        for key, item in enumerate(value):
-            yield from _tensors_in(item, (*path, key))
 
 
 def _add_later(history: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> None:

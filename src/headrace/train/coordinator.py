@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ from ..step.team import Team
 from ..step.trainable import Trainable
 from ..watch.info import Info
 from ..workers.strategy import Single
-from .checkpointer import Checkpointer, State
-from .train_state import TrainState
+from .checkpointer import Checkpointer
+from .state import Own, State
+from .train_state import Handed, TrainState
 
 Report = tuple[dict[str, float], dict[str, Any]]
 """Losses and metrics by name."""
@@ -63,48 +65,56 @@ class Coordinator:
     def compare(self, trainer: Trainable, facts: Mapping[str, Any]) -> None:
         """Before anything else: raises unless these facts about the training are the same for all."""
 
-    def handed(self, state: State) -> State:
-        """A state to go on from, with what is this worker's of it: tallies, metrics, random numbers, and `mine`."""
-        owns, here, joint = state["owns"], self.comm.shard.index, self.strategy.joint
+    def handed(self, state: State) -> Handed:
+        """A state to go on from, with what is this worker's of it."""
         self._check_kind(state)
-        alike = len(owns) == self.comm.count and self._is_same(state)
-        mine: State = owns[here] if here < len(owns) else {}
-        held = [mine] if alike else [] if here else [own for own in owns if own]  # of some, perhaps only its own
-        if "strategy" not in state:  # each had done the same, and worker 0 tells of it
+        owns, here = state.owns, self.comm.shard.index
+        same, began = self._is_same(state), state.strategy is not None
+        alike = len(owns) == self.comm.count and same  # as many workers go on, each where it was
+        joint = self.strategy.joint or not same  # another strategy goes on with the weights that all had agreed on
+        mine: Own = owns[here] if here < len(owns) else {}
+        if not began:  # each had done the same, and worker 0 tells of it
             held = owns[: 0 if here else 1]
-        state = state | {"mine": mine if alike else None, "rng": mine.get("rng")}
-        if not self._is_same(state):
-            state = {part: value for part, value in state.items() if part not in ("strategy", "agrees")}
-            joint = True  # it goes on with the weights that all had agreed on, from where it was
+        elif alike:
+            held = [mine]
+        else:
+            held = [] if here else [own for own in owns if own]
+        if not same:
+            state = replace(state, strategy=None, agrees=None)
         if not alike and not joint:
             state, held = _anew(state), []
-        for part in ("optimizers", "microbatch") if alike and here else ():  # worker 0's are the step's own
-            if part in mine:
-                state["step"] = state["step"] | {part: mine[part]}
-        trained = [own["trained"] for own in owns if own and "trained" in own]
-        state["trained"] = (mine["trained"] if alike else mean_of(trained)) if trained else None
+        if alike and here:  # worker 0's are the step's own
+            state = replace(state, step=state.step | {p: mine[p] for p in ("optimizers", "microbatch") if p in mine})
+        trained = [own["trained"] for own in owns if "trained" in own]
         tallies = [own["tally"] for own in held]
-        if joint and not alike and "strategy" in state:  # every worker knows them all
+        if joint and not alike and state.strategy is not None:  # every worker knows them all
             tallies = [owns[0]["tally"]]
-        return state | {"tallies": tallies, "metrics": [own["metrics"] for own in held]}
+        return Handed(
+            state=state,
+            mine=mine if alike else None,
+            rng=mine.get("rng"),
+            tallies=tallies,
+            metrics=[own["metrics"] for own in held],
+            trained=(mine["trained"] if alike else mean_of(trained)) if trained else None,
+        )
 
-    def begin(self, at: TrainState, state: State | None) -> None:
+    def begin(self, at: TrainState, handed: Handed | None) -> None:
         """The training begins, or goes on from a state; the model has its weights."""
         self.strategy.started = self._is_warm(at)
         replica = at.replica()
-        if state is not None and state["trained"] is not None:
-            self._put_back(replica, state["trained"])
+        if handed is not None and handed.trained is not None:
+            self._put_back(replica, handed.trained)
         if self._idle:
             return
         self.strategy.begin(replica)
-        if state is None or "strategy" not in state:
+        if handed is None or handed.state.strategy is None:
             at.mark_round()
             return
-        mine = state["mine"]
+        mine = handed.mine
         if mine is not None:
             self._put_back(replica, mine)
-        self.strategy.load_state_dict(replica, state["strategy"], None if mine is None else mine["strategy"])
-        self._agrees = mine is None or bool(state["agrees"])
+        self.strategy.load_state_dict(replica, handed.state.strategy, None if mine is None else mine["strategy"])
+        self._agrees = mine is None or bool(handed.state.agrees)
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of an epoch, as many for every worker."""
@@ -155,11 +165,11 @@ class Coordinator:
         owns = self._owns(self._own_state(at))
         if owns is None:
             return None
-        found = at.state_dict(agreed) | {"owns": owns}
-        if self._idle:
-            return found
-        kind = type(self.strategy).__name__
-        return found | {"strategy": self.strategy.state_dict(at.replica()), "kind": kind, "agrees": self._agrees}
+        found = at.state(agreed, owns)
+        if not self._idle:
+            found.strategy = self.strategy.state_dict(at.replica())
+            found.kind, found.agrees = type(self.strategy).__name__, self._agrees
+        return found
 
     @contextmanager
     def agreed(self, at: TrainState) -> Iterator[None]:
@@ -199,14 +209,13 @@ class Coordinator:
 
     def _is_same(self, state: State) -> bool:
         """Whether a state was saved under this kind of strategy, or before any began."""
-        kind = type(self.strategy).__name__
-        return bool(state.get("kind", kind) == kind)
+        return state.kind in (None, type(self.strategy).__name__)
 
     def _check_kind(self, state: State) -> None:
         """Raises where the rows that were used are known to a center, or would have to be."""
-        if self.leased != ("ledger" in state.get("strategy", {})):
+        if self.leased != ("ledger" in (state.strategy or {})):
             raise CheckpointError(
-                f"the run was saved under {state.get('kind', 'no strategy with a center')} and cannot be gone on with "
+                f"the run was saved under {state.kind or 'no strategy with a center'} and cannot be gone on with "
                 f"under {type(self.strategy).__name__}: one has a center that lends the data, the other has none. "
                 "Begin another run from its weights: hr.load_weights."
             )
@@ -218,7 +227,7 @@ class Coordinator:
     def _start(self, at: TrainState) -> None:
         """The time is over: all get the same weights."""
 
-    def _own_state(self, at: TrainState) -> State:
+    def _own_state(self, at: TrainState) -> Own:
         own, replica = at.own_state(), at.replica()
         if not self._idle:
             own["strategy"] = self.strategy.own_state()
@@ -229,7 +238,7 @@ class Coordinator:
         return own
 
     @staticmethod
-    def _put_back(replica: Replica, mine: State) -> None:
+    def _put_back(replica: Replica, mine: Own) -> None:
         """The weights of this worker's own, if it had others than all."""
         if "weights" in mine:
             replica.write(replica.joined(mine["weights"]))
@@ -239,7 +248,7 @@ class Coordinator:
     def leave(self) -> None:
         """This worker's part in the training is over, however it has ended."""
 
-    def _owns(self, own: State) -> list[State] | None:
+    def _owns(self, own: Own) -> list[Own] | None:
         """What every worker has of its own, for the one who saves it."""
         return [own]
 
@@ -258,15 +267,22 @@ def _changed(at: TrainState, tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def _anew(state: State) -> State:
     """A state that another number of workers goes on from: where all had the same weights for the last time."""
-    optimizers = [own["optimizers"] for own in state["owns"] if "optimizers" in own]
+    optimizers = [own["optimizers"] for own in state.owns if "optimizers" in own]
     if optimizers:
-        state["step"] = state["step"] | {"optimizers": mean_of([state["step"]["optimizers"], *optimizers])}
-    if not state.get("agrees", True):
-        began, start = state["round"], state["strategy"]["start"]
-        state["model"] = {name: start.get(name, value) for name, value in state["model"].items()}
-        state["source"] = state["source"] | {"cursor": began["cursor"]}
-        state |= {"counters": began["counters"], "place": began["place"], "done": [], "complete": True}
-        state["rates"] = began.get("rates", state["rates"])  # 0.1.0 kept none for the round
+        state = replace(state, step=state.step | {"optimizers": mean_of([state.step["optimizers"], *optimizers])})
+    if state.agrees is False:
+        assert state.strategy is not None
+        began, start = state.round, state.strategy["start"]
+        state = replace(
+            state,
+            model={name: start.get(name, value) for name, value in state.model.items()},
+            source=state.source | {"cursor": began["cursor"]},
+            counters=began["counters"],
+            place=began["place"],
+            rates=began.get("rates", state.rates),  # 0.1.0 kept none for the round
+            done=[],
+            complete=True,
+        )
     return state
 
 

@@ -17,12 +17,13 @@ from ..step.signals import Signals
 from ..step.team import Team, by_leader, tensors_of
 from ..step.trainable import Trainable
 from ..watch.info import Best, Info
-from .checkpointer import Checkpointer, State
+from .checkpointer import Checkpointer
 from .coordinator import Coordinator, Report, compare
 from .reading import SameBatchCheck, as_long_as_any
 from .shared_checkpointer import SharedCheckpointer
+from .state import Own
 from .stop_vote import StopVote
-from .train_state import TrainState
+from .train_state import Handed, TrainState
 
 
 class InStep(Coordinator):
@@ -69,8 +70,8 @@ class InStep(Coordinator):
                 batch.total = batch.rows  # the update is this worker's own
             yield batch
 
-    def begin(self, at: TrainState, state: State | None) -> None:
-        super().begin(at, state)
+    def begin(self, at: TrainState, handed: Handed | None) -> None:
+        super().begin(at, handed)
         self._measures = self.strategy.shares_updates and bool(at.replica().statistics)
 
     def updated(self, at: TrainState, batch: Batch) -> None:
@@ -131,11 +132,11 @@ class InStep(Coordinator):
     def tell(self, error: BaseException) -> None:
         self.comm.tell(error)
 
-    def _own_state(self, at: TrainState) -> State:
+    def _own_state(self, at: TrainState) -> Own:
         own = super()._own_state(at)
         if not self._idle and not self.strategy.joint and not self.comm.leader:
             own["optimizers"] = at.optimizers()
         return own
 
-    def _owns(self, own: State) -> list[State] | None:
+    def _owns(self, own: Own) -> list[Own] | None:
         return self.comm.gather(own)

@@ -25,13 +25,13 @@ from ..step.weights import categories_of, remember_categories
 from ..store import machine, rng
 from ..watch.info import Info, expected
 from ..workers.leased import Leased
-from .checkpointer import Checkpointer, State
+from .checkpointer import Checkpointer
 from .coordinator import Coordinator
 from .duties import AFTER_THE_REPORT, Duties
 from .leaving import answering, mind_if_unheard
 from .plan import Plan
 from .schedule import make_rates
-from .train_state import TrainState, readable
+from .train_state import Handed, TrainState, readable
 
 
 class Loop:
@@ -145,37 +145,38 @@ class Loop:
     def _begin(self, feed: Feed) -> None:
         """A new training saves step 0; of one that goes on, what was due there and not done is done."""
         with self._unless_refused():
-            state = self._load(feed)
-        if state is None:
+            handed = self._load(feed)
+        if handed is None:
             self._save()
             self._checkpointer.settle()  # whatever is reported from now on has a checkpoint before it
         else:
-            self._go_on(state)
+            self._go_on(handed)
         feed.share(self._workers.team.trains)
 
-    def _load(self, feed: Feed) -> State | None:
+    def _load(self, feed: Feed) -> Handed | None:
         """Everything that may still refuse the training; the state that it goes on from, which is loaded."""
         trainer, info, plan, train = self._trainer, self._info, self._plan, self._plan.train
         settings = trainer._config | plan.config
+        handed: Handed | None = None
         state = self._checkpointer.find(trainer.model, settings, config.of_limits(info.limits))
         if state is not None:
             with readable():
-                state = self._workers.handed(state)
-                self._at.check(state)
+                handed = self._workers.handed(state)
+                self._at.check(handed.state)
         rows = self._workers.epoch_rows or _rows_of(train)
         self._at.rates = make_rates(trainer.schedule, [*trainer.optimizers.values()], info.limits, feed.batches, rows)
         info.expected = expected(trainer, info.measured, plan.callbacks.those_before(AFTER_THE_REPORT))
         self._at.rates.check(info.expected)
         plan.callbacks.check(info)
         plan.callbacks.forget()
-        if state is not None:
+        if handed is not None:
             self._loaded = True
             with readable():
-                self._at.load_state_dict(state)
+                self._at.load(handed)
             self._saved = info.step if self._at.complete else -1
         self._skipped = self._guard.skipped
         with readable():
-            self._workers.begin(self._at, state)
+            self._workers.begin(self._at, handed)
         trainer._step.ends_alone = self._ends_alone()
         if self._checkpointer.keeps:
             self._at.warn_of_gaps(new=state is None)
@@ -185,7 +186,7 @@ class Loop:
         remember_categories(trainer.model, self._at.categories)
         self._duties.call("on_fit_start", info)
         self._checkpointer.started(info, f"the train data ({type(train).__name__}) resume {train.level}")
-        return state
+        return handed
 
     @contextmanager
     def _unless_refused(self) -> Iterator[None]:
@@ -207,18 +208,18 @@ class Loop:
                 put_rate(group, rate)
             raise
 
-    def _go_on(self, state: State) -> None:
+    def _go_on(self, handed: Handed) -> None:
         """What was due where the training goes on is done."""
         info = self._info
         self._at.forget_absent()
         if not info.alone:
             self._duties.save |= self._workers.decide(info, self._signals, False, True)
-        if state["rng"] is not None:
+        if handed.rng is not None:
             with readable():
-                rng.restore(state["rng"], self._trainer.device)
+                rng.restore(handed.rng, self._trainer.device)
         info.look_at_limits()
         if not info.stopping and self._workers.comm.leader:
-            machine.compare(state.get("machine"), self._trainer.device)
+            machine.compare(handed.state.machine, self._trainer.device)
         if info.step:
             self._duties.do()
         if self._duties.save:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -11,7 +12,8 @@ from ..step import config
 from ..step.team import by_leader
 from ..watch.info import Best, Info
 from ..workers.comm import Comm
-from .checkpointer import Checkpointer, State
+from .checkpointer import Checkpointer
+from .state import Own, State
 
 
 class SharedCheckpointer(Checkpointer):
@@ -34,21 +36,27 @@ class SharedCheckpointer(Checkpointer):
         self._own.__exit__(*error)
 
     def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> State | None:
-        owns: list[Any] = []
+        owns: list[Own] = []
 
-        def found() -> State | None:
+        def found() -> dict[str, Any] | None:
             nonlocal owns
             state = self._own.find(model, settings, limits)
-            owns = [] if state is None else state.pop("owns")
-            return None if state is None else state | {"owners": len(owns)}
+            if state is None:
+                return None
+            owns, state.owns = state.owns, []
+            return {part.name: getattr(state, part.name) for part in fields(state)} | {"owners": len(owns)}
 
-        state = by_leader(self._comm, found)
-        if state is None:
+        told = by_leader(self._comm, found)
+        if told is None:
             return None
-        if state["owners"] == self._comm.count:  # everybody gets what is its own, and nothing else
-            mine = self._comm.hand_out(owns)
-            return state | {"owns": [mine if k == self._comm.shard.index else None for k in range(self._comm.count)]}
-        return state | {"owns": self._comm.share(owns)}
+        owners = told.pop("owners")
+        state = State(**told)
+        if owners != self._comm.count:
+            state.owns = self._comm.share(owns)
+            return state
+        mine = self._comm.hand_out(owns)  # everybody gets what is its own, and nothing else
+        state.owns = [mine if k == self._comm.shard.index else {} for k in range(self._comm.count)]
+        return state
 
     def begin(self, info: Info, nbytes: int) -> None:
         def begun() -> list[dict[str, Any]]:

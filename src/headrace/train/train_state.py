@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,8 +28,23 @@ from ..store import machine, rng
 from ..watch.info import Best, Info
 from .plan import Plan
 from .schedule import Rates, make_rates
+from .state import Own, State
 
 _OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerprint")
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A state to go on from, as one worker is given it."""
+
+    state: State
+    mine: Own | None
+    """What was this worker's own; `None` where other workers, or another number of them, go on."""
+    rng: Any
+    tallies: list[Any]
+    metrics: list[Any]
+    trained: dict[str, Any] | None = None
+    """The weights that are trained, where others are kept."""
 
 
 class TrainState:
@@ -58,10 +73,11 @@ class TrainState:
         self.round: dict[str, Any] = {}
         """Where the training stood when all workers had the same weights for the last time."""
 
-    def state_dict(self, agreed: Mapping[str, Tensor]) -> dict[str, Any]:
-        """All that the rest of the training depends on, by the parts that it is made of, but for what is each worker's.
+    def state(self, agreed: Mapping[str, Tensor], owns: list[Own]) -> State:
+        """All that the rest of the training depends on.
 
-        `agreed` are the weights that are the workers' common result, where the model's own are others.
+        `agreed`: the weights that are the workers' common result, where the model's own are others; `owns`: what each
+        worker has of its own.
         """
         trainer, info = self._trainer, self.info
         saved = self.model.state_dict()
@@ -69,29 +85,30 @@ class TrainState:
         transient = {plain_name(name): buffer for name, buffer in beside}
         others = [module.state_dict() for module in trainer._modules[1:]]
         tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
-        return {
-            "model": {name: agreed.get(plain_name(name), value) for name, value in tensors.items()},
-            "extra": {plain_name(name): value for name, value in saved.items() if not isinstance(value, Tensor)},
-            "step": trainer._step.state_dict(),
-            "modules": {"transient": transient, "others": others},
-            "counters": info.counters.totals,
-            "place": info.counters.place,
-            "done": sorted(self.done),
-            "complete": self.complete,
-            "rates": self.rates.state_dict(),
-            "callbacks": self._plan.callbacks.state_dict(),
-            "best": None if info.best is None else asdict(info.best),
-            "marks": {name: asdict(mark) for name, mark in info.marks.items()},
-            "config": trainer._config | self._plan.config,
-            "categories": self.categories,
-            "limits": config.of_limits(info.limits),
-            "source": {"cursor": self.cursor, "initial": self.initial},
-            "round": self.round,
-            "frozen": {owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
-            "noted": info.extra_numbers,
-            "shares": self.shares,
-            "machine": machine.facts(trainer.device),
-        }
+        return State(
+            model={name: agreed.get(plain_name(name), value) for name, value in tensors.items()},
+            extra={plain_name(name): value for name, value in saved.items() if not isinstance(value, Tensor)},
+            step=trainer._step.state_dict(),
+            modules={"transient": transient, "others": others},
+            counters=info.counters.totals,
+            place=info.counters.place,
+            done=sorted(self.done),
+            complete=self.complete,
+            rates=self.rates.state_dict(),
+            callbacks=self._plan.callbacks.state_dict(),
+            best=None if info.best is None else asdict(info.best),
+            marks={name: asdict(mark) for name, mark in info.marks.items()},
+            config=trainer._config | self._plan.config,
+            categories=self.categories,
+            limits=config.of_limits(info.limits),
+            source={"cursor": self.cursor, "initial": self.initial},
+            round=self.round,
+            frozen={owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
+            noted=info.extra_numbers,
+            shares=self.shares,
+            machine=machine.facts(trainer.device),
+            owns=owns,
+        )
 
     def set_rate(self, rate: float) -> None:
         """The learning rate from now on; groups with another keep their ratio to the first one's."""
@@ -199,22 +216,21 @@ class TrainState:
             else:
                 modules[parent]._buffers[name] = value.to(self._trainer.device)
 
-    def check(self, state: dict[str, Any]) -> None:
+    def check(self, state: State) -> None:
         """Raises unless a state, whose weights and settings fit, fits altogether; nothing but the source is changed."""
-        others = self._trainer._modules[1:]
-        if len(others) != len(state["modules"]["others"]):
-            raise CheckpointError(f"{len(state['modules']['others'])} objectives were modules, now {len(others)} are.")
-        for module, saved in zip(others, state["modules"]["others"], strict=True):
+        others, held = self._trainer._modules[1:], state.modules["others"]
+        if len(others) != len(held):
+            raise CheckpointError(f"{len(held)} objectives were modules, now {len(others)} are.")
+        for module, saved in zip(others, held, strict=True):
             check_model(saved, module.state_dict())
-        self._trainer._step.check_state(state["step"])
-        self._check_workers(len(state["owns"]))
-        source = state["source"]
-        if not state["forced"]:
-            same_categories(as_categories(state.get("categories")), self.categories, "train", "those of the run")
+        self._trainer._step.check_state(state.step)
+        self._check_workers(len(state.owns))
+        if not state.forced:
+            same_categories(as_categories(state.categories), self.categories, "train", "those of the run")
         else:
             now = self._plan.train.state_dict()
-            source |= {name: _reordered(cursor, now) for name, cursor in source.items()}
-        self._load_cursor(source["cursor"], state["place"]["ends_epoch"] or not state["counters"]["steps"])
+            state.source |= {name: _reordered(cursor, now) for name, cursor in state.source.items()}
+        self._load_cursor(state.source["cursor"], state.place["ends_epoch"] or not state.counters["steps"])
 
     def _check_workers(self, before: int) -> None:
         """Raises on a source that other workers cannot go on reading."""
@@ -225,34 +241,34 @@ class TrainState:
                 f"be shared by another number of workers: its `elastic` is False. Use {before} workers."
             )
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to a state that has been checked, and handed to this worker: see `Coordinator.handed`."""
-        trainer, info = self._trainer, self.info
-        changed = {difference.partition(":")[0].partition(".")[0] for difference in state["overridden"]}
+    def load(self, handed: Handed) -> None:
+        """Goes back to a state that has been checked."""
+        trainer, info, state = self._trainer, self.info, handed.state
+        changed = {difference.partition(":")[0].partition(".")[0] for difference in state.overridden}
         if "schedule" not in changed:
-            self.rates.load_state_dict(state["rates"])
-        self.initial, self.cursor = state["source"]["initial"], state["source"]["cursor"]
-        self.round = state.get("round") or {}
-        load_model(self.model, {**state["model"], **state["extra"]})
-        self._put_transient(state["modules"]["transient"])
-        self.frozen.restore(state["frozen"])
-        for module, saved in zip(trainer._modules[1:], state["modules"]["others"], strict=True):
+            self.rates.load_state_dict(state.rates)
+        self.initial, self.cursor = state.source["initial"], state.source["cursor"]
+        self.round = state.round
+        load_model(self.model, {**state.model, **state.extra})
+        self._put_transient(state.modules["transient"])
+        self.frozen.restore(state.frozen)
+        for module, saved in zip(trainer._modules[1:], state.modules["others"], strict=True):
             module.load_state_dict(saved)
         anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now, not where others have led
-        live = state["step"].get("settings") or {}  # 0.1.0 kept none
+        live = state.step.get("settings") or {}  # 0.1.0 kept none
         trainer._step.change(**{name: value for name, value in live.items() if name not in changed})
-        trainer._step.load_state_dict(state["step"], overridden=anew)
+        trainer._step.load_state_dict(state.step, overridden=anew)
         if anew:
             self.rates.rebase()
-        info.counters = Counters(**state["counters"], **state["place"])
-        info.resumed = state["saved"]
-        info.history.rows[:] = [row for row in state["history"] if row["step"] <= info.step]
-        info.marks = {name: Best(**mark) for name, mark in state["marks"].items()}
-        info.extra_numbers, self.shares = dict(state["noted"]), list(state["shares"])
-        self.done, self.complete = set(state["done"]), state["complete"]
-        self._plan.callbacks.load_state_dict(state["callbacks"])
-        self.tally = LossSums.joined(state["tallies"])
-        self.metrics.join(state["metrics"], trainer.device)
+        info.counters = Counters(**state.counters, **state.place)
+        info.resumed = state.saved
+        info.history.rows[:] = [row for row in state.history if row["step"] <= info.step]
+        info.marks = {name: Best(**mark) for name, mark in state.marks.items()}
+        info.extra_numbers, self.shares = dict(state.noted), list(state.shares)
+        self.done, self.complete = set(state.done), state.complete
+        self._plan.callbacks.load_state_dict(state.callbacks)
+        self.tally = LossSums.joined(handed.tallies)
+        self.metrics.join(handed.metrics, trainer.device)
 
     def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:
         source = self._plan.train
