@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.train.stop_vote import MOST_STEPS, WORD_S, StopVote
+from headrace.train.in_step import MOST_STEPS, WORD_S, StopVote
 from headrace.workers.comm import Null
 
 

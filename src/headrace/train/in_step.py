@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..data.batch import Batch
+from ..data.fields import has_rows
+from ..data.fields import tensors_of as tensors_of_field
 from ..data.reader import Reader
 from ..data.source import Source
+from ..errors import SourceError
 from ..length import Length
 from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
@@ -17,13 +24,16 @@ from ..step.signals import Signals
 from ..step.team import Team, by_leader, tensors_of
 from ..step.trainable import Trainable
 from ..watch.info import Best, Info
+from ..workers.comm import Comm, Pending
 from .checkpointer import Checkpointer
 from .coordinator import Coordinator, Report, compare
-from .reading import SameBatchCheck, as_long_as_any
 from .shared_checkpointer import SharedCheckpointer
 from .state import Own
-from .stop_vote import StopVote
 from .train_state import Handed, TrainState
+
+LOOKED_AT = 1024  # elements of a field
+WORD_S = 0.2  # between two words, about
+MOST_STEPS = 1024  # between two words
 
 
 class InStep(Coordinator):
@@ -140,3 +150,121 @@ class InStep(Coordinator):
 
     def _owns(self, own: Own) -> list[Own] | None:
         return self.comm.gather(own)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What at least one worker wants."""
+
+    stop: bool
+    leave: bool
+    save: bool
+
+
+class StopVote:
+    """A few numbers of every worker, of which all get the largest.
+
+    A word that begins at one step is heard some steps later, so that nobody waits for it; how many, follows from how
+    long the workers say their steps take, and is the same for all.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm = comm
+        self._steps = self._left = 1
+        self._since = comm.now()
+        self._under_way: tuple[Pending, Tensor] | None = None
+
+    def __call__(self, stop: bool, leave: bool, save: bool, now: bool) -> Said | None:
+        """This worker's part of the next word; what all have said, if a word has come to its end here.
+
+        Whoever wants something says so at every call, until it has been heard.
+        """
+        if now:
+            self._heard()
+            self._begin(stop, leave, save)
+            return self._heard()
+        self._left -= 1
+        if self._left > 0:
+            return None
+        said = self._heard()
+        if said is None or not (said.stop or said.leave):  # else this was the last one
+            answered = said is not None and said.save
+            self._begin(stop, leave, save and not answered)
+        return said
+
+    def _begin(self, stop: bool, leave: bool, save: bool) -> None:
+        now = self._comm.now()
+        vector = torch.tensor([stop, leave, save, now - self._since], dtype=torch.float32)
+        self._since, self._left = now, self._steps
+        self._under_way = self._comm.start(vector, "max"), vector
+
+    def _heard(self) -> Said | None:
+        if self._under_way is None:
+            return None
+        (pending, vector), self._under_way = self._under_way, None
+        pending.wait()
+        stop, leave, save, seconds = vector.tolist()
+        if seconds < WORD_S / 2:
+            self._steps = min(MOST_STEPS, 2 * self._steps)
+        elif seconds > 2 * WORD_S:
+            self._steps = max(1, self._steps // 2)
+        return Said(bool(stop), bool(leave), bool(save))
+
+
+class SameBatchCheck:
+    """Compares what workers read whole, of which each keeps its part: now and then, and where an epoch begins."""
+
+    def __init__(self, comm: Comm, title: str) -> None:
+        self._comm, self._title = comm, title
+        self._seen, self._fresh = 0, True
+
+    def __call__(self, batch: Batch) -> None:
+        self._seen += 1
+        due, self._fresh = self._fresh or not self._seen & (self._seen - 1), batch.ends_epoch
+        if not due:
+            return
+        said = self._comm.all_gather([batch.rows, _digest(batch)])
+        for worker, other in enumerate(said):
+            if other != said[0]:
+                raise SourceError(
+                    f"worker {worker} has read another batch from its {self._title} than worker 0 ({other[0]} and "
+                    f"{said[0][0]} rows). Each reads all and keeps its part, so all have to read the same: seed what "
+                    "shuffles, as in DataLoader(..., generator=torch.Generator().manual_seed(0)), or pass the Dataset."
+                )
+
+
+def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
+    """The batches of sources of one's own that shard: a worker that has none is given an empty one while others have.
+
+    An epoch ends for all where the last of them ends it.
+    """
+    left, cursor, ended = iter(feed), None, False
+    while True:
+        batch = None if ended else next(left, None)
+        ended = batch is None or batch.ends_epoch
+        word = torch.tensor([0 if batch is None else batch.total, int(not ended)])
+        comm.all_reduce(word, "max")
+        total, ends = int(word[0]), not word[1]
+        if not total:
+            return
+        if batch is None:
+            batch = Batch({}, 0, total=total, cursor=cursor)
+        cursor, batch.ends_epoch = batch.cursor, ends
+        yield batch
+        if ends:
+            return
+
+
+def _digest(batch: Batch) -> str:
+    """What tells batches apart, mostly."""
+    found = hashlib.blake2b(digest_size=8)
+    for name, field in sorted(batch.fields.items()):
+        found.update(name.encode())
+        for tensor in tensors_of_field(field) if has_rows(field) else ():
+            found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    few = tensor.detach().reshape(-1)[:LOOKED_AT].cpu().contiguous()
+    return few.view(torch.uint8).numpy().tobytes()
