@@ -13,14 +13,15 @@ SOURCE, DOCS = ROOT / "src" / "headrace", ROOT / "docs"
 sys.path.insert(0, str(ROOT / "src"))  # where it has not been installed
 
 PARTS = {
-    "Data": "batch data feed field leased order sizes",
-    "Losses, metrics and models": "arena loss metric objective outcome precision step update guard memory tally",
-    "Trainer": "check config evaluate length loop passes plan schedule trainer finders",
-    "Callbacks": "callback info history report picture",
-    "Runs and checkpoints": "checkpoint codec disk keeper preempt run snapshot standing weights export",
-    "Many workers": "comm crew engine rehearse strategy together",
-    "Recipes and the command line": "cli recipe __main__",
-    "Other libraries": "sklearn optuna testing",
+    "Data": "data formats adapters",
+    "Losses, metrics and models": "loss arena",
+    "Several workers": "workers engines",
+    "Callbacks and what was reported": "watch",
+    "Trainer": "length step train",
+    "Runs": "store",
+    "Recipes and the command line": "app __main__",
+    "scikit-learn and Optuna": "sklearn optuna",
+    "Kits": "testing",
 }
 """Parts of the library, as a user sees them, and the modules of each. What is in none is the trainer's."""
 
@@ -222,25 +223,13 @@ def names_page() -> str:
     by_part: dict[str, list[str]] = {part: [] for part in PARTS}
     for module, names in headrace._HOMES.items():
         part = "Errors" if module == "errors" else part_of(module.partition(".")[0])
-        by_part.setdefault(part, []).extend(names)
+        by_part.setdefault(part, []).extend(f"headrace.{name}" for name in names)
+    by_part["Kits"] = [f"headrace.testing.{name}" for name in import_module("headrace.testing").__all__]
     lines = [TOP, "# Every name", "", "What `import headrace as hr` offers, by the part of the library.", ""]
     for part, names in by_part.items():
         if names:
-            lines += [f"## {part}", "", "| name | is |", "|---|---|"]
-            lines += [f"| `hr.{name}` | {first_sentence(getattr(headrace, name))} |" for name in sorted(names)]
-            lines.append("")
-    lines += ["## headrace.testing", "", "Kits for what is your own.", "", "| name | is |", "|---|---|"]
-    testing = import_module("headrace.testing")
-    lines += [f"| `{name}` | {first_sentence(getattr(testing, name))} |" for name in sorted(testing.__all__)]
-    return "\n".join([*lines, ""])
-
-
-def first_sentence(thing: object) -> str:
-    """What a docstring begins with, for a cell of a table."""
-    text = inspect.getdoc(thing) or ""
-    paragraph = " ".join(text.split("\n\n")[0].split())
-    sentence = re.split(r"(?<=\.)\s", paragraph)[0].rstrip(".:")
-    return sentence.replace("|", "\\|")
+            lines += [f"## {part}", "", *(f"::: {name}" for name in sorted(names)), ""]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
