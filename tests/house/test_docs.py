@@ -6,6 +6,7 @@ import re
 import shlex
 from itertools import takewhile
 from pathlib import Path
+from pydoc import locate
 from types import ModuleType
 from typing import Any
 
@@ -254,3 +255,17 @@ def test_the_site_that_was_built_has_every_page_and_asks_nobody_else_for_anythin
 
 def changed(path: Path) -> float:
     return path.stat().st_mtime
+
+
+def test_what_the_architecture_names_is_there() -> None:
+    named = re.findall(r"`(headrace\.[\w.]+)`", (DOCS / "architecture.md").read_text())
+    assert len(named) >= 15
+    for name in named:
+        assert locate(name) is not None, name
+
+
+def test_a_walk_through_the_house_enters_no_room_twice() -> None:
+    walks = re.split(r"^## |^And back:", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE)
+    rooms = [re.findall(r"^\d\. (\w+):", walk, flags=re.MULTILINE) for walk in walks]
+    assert [len(walk) for walk in rooms if walk] == [7, 4, 4]
+    assert [walk for walk in rooms if len(set(walk)) < len(walk)] == []
