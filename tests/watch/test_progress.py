@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.watch import progress as display
-from headrace.watch.bar import Bar
+from headrace.watch.progress import Bar
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(dim=1, keepdim=True)

@@ -22,8 +22,8 @@ from ..loss.base import Loss
 from ..loss.translate import RowMean, translate
 from ..store.rng import capture_torch, restore_torch
 from ..train.trainer import Trainer
-from ..watch.best import EarlyStopping
 from ..watch.callback import Callback
+from ..watch.deciding import EarlyStopping
 from .digest import digest
 
 WEIGHT = "weight"  # the stream of sample weights

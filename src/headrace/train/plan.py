@@ -23,7 +23,7 @@ from ..length import Length, interval
 from ..loss.objective import Objective, as_objective
 from ..watch.answers import Answers
 from ..watch.callback import Callback, Callbacks
-from ..watch.logfile import LogFile
+from ..watch.files import LogFile
 from ..watch.progress import Progress
 from ..watch.tensorboard import TensorBoard
 from . import check

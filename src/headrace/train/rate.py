@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, NonFiniteError
-from ..watch.plot import new_figure
+from ..watch.charts import new_figure
 from .schedule import groups_of, put_rate, shares_of
 from .untouched import untouched, updates
 

@@ -1,11 +1,18 @@
-"""Which numbers of a history belong in one panel, and as many points of a curve as a screen can show."""
+"""Charts of a history: which numbers belong in one panel, thinned curves, and panels drawn with matplotlib."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from io import BytesIO
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from ..store.rows import COUNTERS, FAMILIES, Row, keys_of, number
+from ..store.rows import COUNTERS, FAMILIES, Row, by_step, keys_of, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLUMNS = 320  # across which a curve is thinned: about what a panel has in pixels
 HUGE = 1e300  # what is no less has no place on an axis
@@ -108,3 +115,136 @@ def _place(panel: Panel) -> tuple[int, str]:
     if any(family(key) in FAMILIES for key in panel.keys):
         return (1, "")
     return (2, "") if panel.name == "rate" else (3, "")
+
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's, distinct to those who see few colours; the first three are for training, validation and test."""
+WIDTH, HEIGHT = 3.6, 2.5  # of a panel, in inches
+ACROSS = 3  # panels side by side
+LOG_FROM = 100  # the ratio of the largest loss to the least from which on it is drawn by its logarithm
+
+
+def figure(rows: Sequence[Row], keys: Sequence[str] | None, ax: "Axes | None", best: int | None) -> "Figure":
+    """The panels of a history; with `ax` one, there. `best`: the step to mark."""
+    rows = by_step(rows)
+    if ax is not None or keys is not None:
+        title = keys[0] if keys is not None and len(keys) == 1 else ""
+        wanted = [Panel(title, list(keys) if keys is not None else [k for p in panels(rows)[:1] for k in p.keys])]
+    else:
+        wanted = panels(rows)
+    if ax is not None:
+        draw(ax, rows, wanted[0], best)
+        whole = ax.get_figure(root=True)
+        assert whole is not None
+        return whole
+    made = new_figure(max(1, len(wanted)))
+    places = made.axes
+    for place, panel in zip(places, wanted, strict=False):
+        draw(place, rows, panel, best)
+    for place in places[len(wanted) :]:
+        place.set_axis_off()
+    if not wanted:
+        places[0].text(0.5, 0.5, "nothing has been reported", ha="center", va="center", color="#777777")
+    return made
+
+
+def new_figure(count: int = 1, width: float = WIDTH, height: float = HEIGHT) -> "Figure":
+    """A figure with at least so many axes of this size in inches, which any backend may save."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    across = min(count, ACROSS)
+    down = math.ceil(count / across)
+    made = Figure(figsize=(width * across, height * down), layout="constrained")
+    FigureCanvasAgg(made)
+    made.subplots(down, across, squeeze=False)
+    # A notebook shows figures that are not pyplot's only once pyplot has been imported, unless they show themselves.
+    made._repr_png_ = partial(png_of, made)  # type: ignore[attr-defined]
+    return made
+
+
+def png_of(figure: "Figure", **options: Any) -> bytes:
+    """The figure as the bytes of a PNG file."""
+    file = BytesIO()
+    figure.savefig(file, format="png", **options)
+    return file.getvalue()
+
+
+def draw(ax: "Axes", rows: Sequence[Row], panel: Panel, best: int | None) -> None:
+    """One panel: its curves against the epoch, or the step; a fine line where the best step is."""
+    axis = axis_of(rows)
+    curves = panel.curves(rows, axis)
+    for curve, colour in zip(curves, colours_of(curves), strict=True):
+        label = label_of(curve, panel)
+        marker = "o" if len(curve.x) == 1 else None
+        ax.plot(curve.x, curve.y, color=COLOURS[colour], linewidth=1.4, marker=marker, markersize=3.5, label=label)
+    at = next((row[axis] for row in rows if row.get("step") == best), None) if best is not None else None
+    if at is not None:
+        ax.axvline(at, color="#888888", linewidth=0.8, linestyle=(0, (2, 2)), zorder=0)
+    if wants_log(panel, curves):
+        ax.set_yscale("log")
+    ax.set_xlabel(axis, fontsize="small")
+    ax.set_title(panel.title, fontsize="medium", loc="left")
+    _plain(ax)
+    if len(curves) > 1:
+        ax.legend(fontsize="small", frameon=False)
+
+
+def _plain(ax: Any) -> None:
+    """No more ink than it takes."""
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    ax.tick_params(labelsize="small", length=3)
+    ax.grid(axis="y", alpha=0.25, linewidth=0.6)
+
+
+def label_of(curve: Curve, panel: Panel) -> str:
+    """What a curve is called in its panel: whose it is, where that is all that tells it from the others."""
+    return family(curve.name) if curve.name == f"{family(curve.name)}/{panel.name}" else curve.name
+
+
+def wants_log(panel: Panel, curves: Sequence[Curve]) -> bool:
+    """Whether losses fall so far that only a logarithm shows all of it."""
+    values = [y for curve in curves for y in curve.y if math.isfinite(y)]
+    return (
+        panel.name.startswith("loss")
+        and bool(values)
+        and min(values) > 1e-100
+        and max(values) >= LOG_FROM * min(values)
+    )
+
+
+def colours_of(curves: Sequence[Curve]) -> list[int]:
+    """Which of the colours each curve has: that of its family, where this tells it from the others."""
+    families = [family(curve.name) for curve in curves]
+    if set(families) <= set(FAMILIES) and len(set(families)) == len(families):
+        return [FAMILIES.index(one) for one in families]
+    return [k % len(COLOURS) for k in range(len(curves))]
+
+
+def draw_confusion(ax: "Axes", names: Sequence[str], matrix: Sequence[Sequence[int]]) -> None:
+    """A confusion matrix, each row shaded by its shares."""
+    shares = [[count / max(1, sum(line)) for count in line] for line in matrix]
+    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    size = max(3.5, 7 - 0.2 * len(names))
+    for i, line in enumerate(matrix):
+        for j, count in enumerate(line):
+            if count:
+                colour = "white" if shares[i][j] > 0.5 else "black"
+                ax.text(j, i, str(count), ha="center", va="center", fontsize=size, color=colour)
+    ax.set_xticks(range(len(names)), names, fontsize=size, rotation=90 if max(map(len, names)) > 3 else 0)
+    ax.set_yticks(range(len(names)), names, fontsize=size)
+    ax.set_xlabel("answer", fontsize="small")
+    ax.set_ylabel("class", fontsize="small")
+    ax.tick_params(length=0)
+    for side in ax.spines.values():
+        side.set_visible(False)
+
+
+def draw_residuals(ax: "Axes", target: Any, answer: Any) -> None:
+    """How far answers are from targets, over the targets."""
+    ax.axhline(0, color="#888888", linewidth=0.8)
+    ax.plot(target, answer - target, ".", markersize=2.5, alpha=0.5, color=COLOURS[0], rasterized=True)
+    ax.set_xlabel("target", fontsize="small")
+    ax.set_ylabel("answer − target", fontsize="small")
+    _plain(ax)

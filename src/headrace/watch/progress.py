@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import ConfigError, unknown
@@ -18,6 +20,7 @@ STYLES = ("auto", "bar", "plain")
 BAR_S = 0.1  # how often the bar is drawn
 WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
 LINE_S = 10.0  # how often a line is printed within an epoch
+LEAST, MOST = 10, 40  # columns of the bar itself
 RECENT_S = 2.0  # what a rate is taken over, at least, once there is as much
 
 
@@ -168,8 +171,6 @@ class _Bar(_Lines):
     period = BAR_S
 
     def __init__(self, file: TextIO) -> None:
-        from .bar import Bar
-
         self._bar = Bar(file)
 
     def draw(self, info: Info, clock: _Clock) -> None:
@@ -234,3 +235,62 @@ def _span(seconds: float) -> str:
         return f"{seconds:g} s"
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class Bar:
+    """A line at the foot of a terminal that shows how far something is; lines printed meanwhile stay above it."""
+
+    def __init__(self, file: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        console: Any = Console(
+            file=file, soft_wrap=True, highlight=False, markup=False, emoji=False, force_jupyter=False
+        )
+        console.show_cursor = lambda show=True: False  # hidden, it would stay so when the process is killed
+        console.on_broken_pipe = partial(setattr, console, "quiet", True)
+        self._live = Live(
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # what goes to a file or a pipe is none of the terminal's business
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._live.start()
+
+    def show(self, head: str, done: int, total: int | None, pieces: Sequence[str]) -> None:
+        """Draws `done` of `total`, and as many of the pieces as fit; those that matter most come first."""
+        self._live.update(_Line(head, done, total, pieces), refresh=True)
+
+    def print(self, text: str) -> None:
+        """A line above the bar."""
+        self._live.console.print(text)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _Line:
+    """One line, laid out for the width that the terminal has when it is drawn."""
+
+    def __init__(self, head: str, done: int, total: int | None, pieces: Sequence[str]) -> None:
+        self._head, self._done, self._total, self._pieces = head, done, total, pieces
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.cells import cell_len, set_cell_size
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        room = options.max_width - 3  # some terminals go on to the next line at the last column, and Ctrl-C shows as ^C
+        if cell_len(self._head) + 1 + LEAST > room:
+            yield Text(set_cell_size(self._head, min(room, cell_len(self._head))), end="")
+            return
+        room -= cell_len(self._head) + 1 + LEAST
+        shown = ""
+        for piece in self._pieces:
+            if 2 + cell_len(piece) <= room:  # one that is too long leaves its place to shorter ones
+                shown += f"  {piece}"
+                room -= 2 + cell_len(piece)
+        yield Text(f"{self._head} ", end="")
+        yield ProgressBar(self._total, self._done, width=min(MOST, LEAST + room), pulse=self._total is None)
+        yield Text(shown, end="")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..store import disk
 from ..store.rows import Row
 from .callback import Callback
-from .tracker import Place, numbers
+from .files import OutputPath, numbers
 
 if TYPE_CHECKING:
     from .info import Info
@@ -41,7 +41,7 @@ class TensorBoard(Callback):
     everywhere = False
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._place = Place(self, path, FOLDER)
+        self._place = OutputPath(self, path, FOLDER)
         self._events: _Events | None = None
 
     def forget(self) -> None:

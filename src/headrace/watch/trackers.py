@@ -1,84 +1,39 @@
-"""What trackers share: the numbers of a report, a place for their files, and a record that another program keeps."""
+"""Callbacks that pass reports on to another program, perhaps far away: MLflow, Weights & Biases."""
 
 from __future__ import annotations
 
-import errno
 import os
+import re
+import struct
+import time
+import uuid
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..store import disk
-from ..store.rows import COUNTERS, Row, was_interrupted
+from ..store.rows import Row, was_interrupted
 from .callback import Callback
+from .files import numbers
 
 if TYPE_CHECKING:
     from .info import Info
 
-Numbers = dict[str, float]
+AT_ONCE = 1000  # metrics that MLflow takes in one call
+PARAMS_AT_ONCE = 100
+LONGEST = 500  # letters of a parameter's value, which older servers take too
+_STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+_ODD = re.compile(r"[^\w\-. :/]")  # what MLflow allows in no name
 
-
-def numbers(row: Row, within: str = "") -> Numbers:
-    """The single numbers of a report by key, without counters, words and matrices."""
-    found: Numbers = {}
-    for key, value in row.items():
-        if isinstance(value, float | Real) and not isinstance(value, bool):  # float first: it is quick, and usual
-            if within or key not in COUNTERS:
-                found[f"{within}{key}"] = float(value)
-        elif isinstance(value, Mapping):
-            found |= numbers(value, f"{within}{key}/")
-    return found
-
-
-class Place:
-    """Where a tracker writes: the path that it was given, or a name in the directory of the run."""
-
-    def __init__(self, owner: Callback, path: str | Path | None, name: str) -> None:
-        self._kind, self._name, self._path = type(owner).__name__, name, path
-        if path is not None and (not isinstance(path, str | Path) or not str(path)):
-            raise ConfigError(f"{self._kind} takes the path that it is to write to, got {path!r}.")
-
-    def find(self, info: Info) -> Path:
-        """The path, in a directory that is there."""
-        if self._path is None and info.run is None:
-            raise ConfigError(
-                f"{self._kind}() writes into the run, and this training has none. Say where: "
-                f"{self._kind}({self._name!r}), or name a run: fit(run='runs/name')."
-            )
-        path = Path(self._path) if self._path is not None else Path(str(info.run)) / self._name
-        path = path.absolute()
-        if self._path is None:
-            disk.refuse_link(path)
-        with self.usable(path):
-            if not path.parent.is_dir():
-                disk.make_dirs(path.parent)
-        return path
-
-    def folder(self, info: Info) -> Path:
-        """The path as a directory that is there and may be written to."""
-        path = self.find(info)
-        with self.usable(path):
-            disk.make_dirs(path)
-            if not os.access(path, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return path
-
-    @contextmanager
-    def usable(self, path: Path) -> Iterator[None]:
-        """Turns a failure to open what is at a path into an error that says what to do."""
-        try:
-            yield
-        except OSError as error:
-            why = error.strerror or error
-            raise ConfigError(
-                f"{self._kind} cannot write to {path}: {why}. Move what is there away, or name another path."
-            ) from error
+_OURS = ("id", "resume", "config")
+_EXIT = {"finished": 0, "interrupted": 255, "failed": 1}
+"""Exit codes as W&B gives them itself: 255 after Ctrl-C."""
+_BLOCK, _HEAD = 1 << 15, 7  # bytes of a block, and of what a file or a piece of a record begins with
+_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 class Tracker(Callback, ABC):
@@ -184,3 +139,146 @@ def _flat(value: Mapping[str, Any], within: str = "") -> dict[str, Any]:
             item = dict(enumerate(item)) if len(item) > 1 else item[0]
         found |= _flat(item, f"{within}{key}.") if isinstance(item, Mapping) else {f"{within}{key}": item}
     return found
+
+
+class MLflow(Tracker):
+    """Settings as parameters, and every number at its step; a training that goes on, goes on in the same MLflow run.
+
+    `experiment`: its name, else that of MLFLOW_EXPERIMENT_NAME; `uri`: of the server or the database, else that of
+    MLFLOW_TRACKING_URI; `name`: of the run, else that of the run's directory. It does not touch MLflow's active run.
+    """
+
+    def __init__(self, experiment: str | None = None, uri: str | None = None, name: str | None = None) -> None:
+        super().__init__()
+        require("MLflow", "mlflow")
+        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+        self._uri, self._name = uri, name
+        self._client: Any = None
+        self._known: dict[str, int] | None = None  # the last step of every metric that MLflow has; `None`: ask it
+
+    def begin(self, info: Info) -> None:
+        from mlflow import MlflowClient
+
+        self._client, self._known = MlflowClient(tracking_uri=self._uri), None
+        if self.id:
+            self._go_on()
+            return
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        name = self._name or (info.run.name if info.run else None)
+        self.id = self._client.create_run(experiment, run_name=name).info.run_id
+        self._describe(settings(info))
+
+    def send(self, rows: Iterable[Row]) -> None:
+        from mlflow.entities import Metric
+
+        known = self._steps() if self._known is None else self._known
+        self._known = None  # of a call that fails, MLflow may have taken a part
+        now, metrics = time.time_ns() // 1_000_000, []
+        for row in rows:
+            for key, value in numbers(row).items():
+                name = _ODD.sub("_", key)
+                if row["step"] > known.get(name, -1):
+                    metrics.append(Metric(name, value, now, row["step"]))
+        for start in range(0, len(metrics), AT_ONCE):
+            self._client.log_batch(self.id, metrics=metrics[start : start + AT_ONCE])
+        self._known = known | {metric.key: metric.step for metric in metrics}
+
+    def end(self, state: str) -> None:
+        self._client.set_terminated(self.id, _STATUS[state])
+
+    def _go_on(self) -> None:
+        try:
+            self._client.update_run(self.id, status="RUNNING")
+        except Exception as error:
+            raise ConfigError(
+                f"the run was recorded by MLflow as {self.id}, which cannot be read at "
+                f"{self._uri or os.environ.get('MLFLOW_TRACKING_URI') or 'the default uri'}: {error}. Pass uri= as "
+                "before, or go on without MLflow."
+            ) from error
+
+    def _steps(self) -> dict[str, int]:
+        """What the run has: reports that were made after the last checkpoint are made again."""
+        found = self._client.get_run(self.id).data.metrics
+        histories = {key: self._client.get_metric_history(self.id, key) for key in found}
+        return {key: max(metric.step for metric in history) for key, history in histories.items()}
+
+    def _describe(self, given: dict[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(_ODD.sub("_", name), str(value)[:LONGEST]) for name, value in given.items()]
+        for start in range(0, len(params), PARAMS_AT_ONCE):
+            self._client.log_batch(self.id, params=params[start : start + PARAMS_AT_ONCE])
+
+
+class WandB(Tracker):
+    """Settings as the config, and every number at its step; a training that goes on, goes on in the same W&B run.
+
+    `project`, `name` (else that of the run's directory) and what else `wandb.init` takes, as in `mode="offline"`.
+    Test scores are in the summary. Offline, every start has a file of its own, which goes on after the last step
+    of those before; what W&B had not written when a process was killed is passed on again.
+    """
+
+    def __init__(self, project: str | None = None, name: str | None = None, **options: Any) -> None:
+        super().__init__()
+        require("WandB", "wandb")
+        if taken := sorted(set(_OURS) & options.keys()):
+            raise ConfigError(
+                f"WandB sets {' and '.join(taken)} by itself: a training goes on in the run that it began."
+            )
+        self._options = {"project": project, "name": name, **options}
+        self._run: Any = None
+        self._known = -1  # the last step that W&B has
+
+    def begin(self, info: Info) -> None:
+        import wandb
+
+        self.id = self.id or uuid.uuid4().hex[:16]
+        given: dict[str, Any] = {"config": settings(info), "allow_val_change": True}  # limits may have grown
+        given["reinit"] = "create_new"  # a run of the user's own stays what it is
+        given |= {name: value for name, value in self._options.items() if value is not None}
+        if info.run is not None:
+            given.setdefault("name", info.run.name)
+        self._run = wandb.init(id=self.id, resume="allow", **given)
+        self._known = self._run.step - 1
+        if self._run.offline:
+            found = Path(self._run.settings.wandb_dir).glob(f"offline-run-*-{self.id}/*.wandb")
+            self._known = max((step for path in found for step in _steps(path)), default=-1)
+
+    def send(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            found = numbers(row)
+            if row["step"] > self._known:
+                self._run.log({"epoch": row["epoch"], **found}, step=row["step"], commit=True)
+                self._known = row["step"]
+            if tested := {key: value for key, value in found.items() if key.startswith("test/")}:
+                self._run.summary.update(tested)
+
+    def end(self, state: str) -> None:
+        self._run.finish(exit_code=_EXIT[state])
+
+
+def _steps(path: Path) -> Iterator[int]:
+    """The steps that a file of W&B's holds."""
+    record_of = import_module("wandb.proto.wandb_internal_pb2").Record.FromString
+    for data in _records(path.read_bytes()):
+        record = record_of(data)
+        if record.HasField("history"):
+            yield record.history.step.num
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The records of a file as LevelDB writes its log, in pieces that no block divides, up to one that is cut short."""
+    record, at = b"", _HEAD
+    while at + _HEAD <= len(data):
+        if _BLOCK - at % _BLOCK < _HEAD:
+            at += _BLOCK - at % _BLOCK
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + _HEAD])
+        piece = data[at + _HEAD : at + _HEAD + length]
+        if len(piece) < length or kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST):
+            return
+        record = piece if kind in (_WHOLE, _FIRST) else record + piece
+        if kind in (_WHOLE, _LAST):
+            yield record
+        at += _HEAD + length

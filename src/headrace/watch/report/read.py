@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import RunError
 from ...store import disk
 from ...store.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
-from .answers import Answers, read_answers
+from .scores import Predictions, read_answers
 
 SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
 LOG_LINES = 500  # of the end of a long log
@@ -20,7 +20,7 @@ BAD = ("warning", "overridden:", "ended by", "refused", "cannot", "could not", "
 
 
 @dataclass(slots=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint, as its manifest describes it."""
 
     step: int
@@ -45,8 +45,8 @@ class Found:
     """Time and text of each line."""
     best: dict[str, Any] = field(default_factory=dict)
     """Step and number of the best model, as best/best.json says."""
-    checkpoints: list[Saved] = field(default_factory=list)
-    answers: Answers | None = None
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    answers: Predictions | None = None
     running: bool = False
     missing: list[str] = field(default_factory=list)
     """What should be there and is not, or cannot be read, in sentences."""
@@ -182,14 +182,14 @@ def _log(path: Path) -> list[tuple[str, str]]:
     return [(line[:19], line[20:]) if line[:4].isdigit() and line[10:11] == " " else ("", line) for line in lines]
 
 
-def _checkpoints(folder: Path) -> list[Saved]:
+def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """The checkpoints by step, the newest first; one that cannot be read is there, and not whole."""
     steps = [child for child in folder.iterdir() if child.name.startswith("step-") and child.name[5:].isdigit()]
     found = [saved for child in steps if (saved := _saved(child)) is not None]
     return sorted(found, key=lambda saved: -saved.step)
 
 
-def _saved(path: Path) -> Saved | None:
+def _saved(path: Path) -> SavedCheckpoint | None:
     step, manifest = int(path.name[5:]), path / "manifest.json"
     try:
         at = path.stat().st_mtime
@@ -197,9 +197,9 @@ def _saved(path: Path) -> Saved | None:
         return None
     try:
         sizes = [int(file["size"]) for file in _json(manifest)["files"]]
-        return Saved(step, sum(sizes), manifest.stat().st_mtime, (path / "COMMIT").is_file())
+        return SavedCheckpoint(step, sum(sizes), manifest.stat().st_mtime, (path / "COMMIT").is_file())
     except (OSError, ValueError, KeyError, TypeError):
-        return Saved(step, 0, at, whole=False)
+        return SavedCheckpoint(step, 0, at, whole=False)
 
 
 def _is_held(lock: Path) -> bool:
