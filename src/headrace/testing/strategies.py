@@ -16,7 +16,7 @@ from ..errors import CheckpointError
 from ..store.checkpoints import Store
 from ..store.codec import encode
 from ..workers.strategy import Strategy
-from .rehearsal import (
+from .small_training import (
     COUNTER,
     EPOCHS,
     PARAMETER,
@@ -25,13 +25,13 @@ from .rehearsal import (
     Life,
     Make,
     Moment,
-    Rehearsal,
+    SmallTraining,
     Weights,
     bits_of,
     kind_of,
     loss_of,
 )
-from .trial import Report, Trial
+from .trial import PromiseTrial, Report
 
 IN_MEMORY = Path("/dev/shm")  # where there is such a place, nothing waits for a disk
 CLOSE = 1e-6  # how near several workers come to one whose updates they share
@@ -60,7 +60,7 @@ def check_strategy(make: Make, *, workers: Sequence[int] = (1, 2, 3), limit_s: f
     Every call makes a strategy anew, with rounds of a few steps: two epochs of 25 rows are trained, 4 to a batch, by
     each of these numbers of virtual workers. `limit_s`: a training takes no longer than this.
     """
-    trial = Trial(PROMISES, limit_s)
+    trial = PromiseTrial(PROMISES, limit_s)
 
     def work() -> None:
         probe = trial.call("calls", "the factory", make)
@@ -80,7 +80,7 @@ def check_strategy(make: Make, *, workers: Sequence[int] = (1, 2, 3), limit_s: f
 class _Workers:
     """So many workers under trial."""
 
-    trial: Trial
+    trial: PromiseTrial
     make: Make
     probe: Strategy
     count: int
@@ -89,7 +89,7 @@ class _Workers:
 
     def __post_init__(self) -> None:
         self.name = f"{self.count} worker{'s' * (self.count > 1)}"
-        self.training = Rehearsal(self.make, self.count)
+        self.training = SmallTraining(self.make, self.count)
 
     def check(self) -> None:
         lives = self._train(self.training, self.name)
@@ -110,7 +110,7 @@ class _Workers:
         self._asked(lives)
         self._saved(lives)
 
-    def _train(self, training: Rehearsal, where: str, promise: str = "calls") -> list[Life]:
+    def _train(self, training: SmallTraining, where: str, promise: str = "calls") -> list[Life]:
         lives: list[Life] = self.trial.call(promise, f"{where}: training", training)
         return lives
 
@@ -154,9 +154,9 @@ class _Workers:
 
     def _joint(self, lives: list[Life]) -> None:
         if self.count == 1:
-            alone = self._train(Rehearsal(None, 1), "no strategy")
+            alone = self._train(SmallTraining(None, 1), "no strategy")
             self._same("alone", alone, lives, f"{self.name}, beside none with a strategy")
-        one = self._train(Rehearsal(None, 1, statistics=False), "no strategy")[0]
+        one = self._train(SmallTraining(None, 1, statistics=False), "no strategy")[0]
         several = self._train(replace(self.training, statistics=False), self.name)
         for k, moment in enumerate(one.moments):
             for worker, life in enumerate(several):
@@ -206,7 +206,7 @@ class _Workers:
                 again = replace(going, workers=other, run=self._stopped(run, k))
                 self._taken_over(lives, k, again, f"{where}, taken up by {other}")
 
-    def _taken_over(self, lives: list[Life], k: int, training: Rehearsal, where: str) -> None:
+    def _taken_over(self, lives: list[Life], k: int, training: SmallTraining, where: str) -> None:
         """Another number of workers goes on from where all agreed for the last time up to step k."""
         rest = self._train(training, where, "workers")
         if self.probe.centered:

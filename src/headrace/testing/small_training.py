@@ -95,7 +95,7 @@ class Life:
 
 
 @dataclass
-class Rehearsal:
+class SmallTraining:
     """How the training is to be made."""
 
     make: Make | None
