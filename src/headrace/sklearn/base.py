@@ -1,4 +1,4 @@
-"""What both estimators are: settings, a fit by a Trainer, and outputs for rows."""
+"""The base of both estimators: settings, a fit by a Trainer, and outputs for rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Data = dict[str, Any]
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """The settings, which `fit` leaves as they are, and what is made of them."""
+    """Holds the settings, which `fit` does not change, and fits a module with a Trainer."""
 
     def __init__(
         self,

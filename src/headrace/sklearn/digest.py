@@ -1,4 +1,4 @@
-"""What a fit is made of as a short name, so that one fit can be told from another."""
+"""Names a fit by a digest of all that it is made of, so that the same fit finds its run again."""
 
 import hashlib
 import inspect
@@ -121,7 +121,7 @@ def _name(value: type | FunctionType) -> str:
 
 
 def _can_be_imported(value: Any) -> bool:
-    """Whether it is found by its name, so that the name says which it is."""
+    """Whether its name tells which it is."""
     return value.__module__ != "__main__" and "<" not in value.__qualname__
 
 
@@ -136,6 +136,6 @@ def _body(value: Any) -> list[Any]:
 
 
 def _is_own(name: str, member: Any) -> bool:
-    """Whether a class was given this by whoever wrote it: a method, or a setting."""
+    """Whether a member of a class is its author's: a method, or a setting."""
     setting = isinstance(member, (*PLAIN, list, tuple, dict)) and not name.startswith("__")
     return setting or isinstance(member, FunctionType)

@@ -27,7 +27,7 @@ ENDLESS = 40  # batches that are read of a source that never ends
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a batch held when it was given."""
+    """The contents of a batch when it was given."""
 
     rows: tuple[Hashable, ...]
     """Every row as a value; of fields without rows nothing is compared."""
@@ -150,7 +150,7 @@ def _digest(tensor: Tensor) -> str:
 
 @dataclass
 class Pulled:
-    """What one source gave, batch after batch."""
+    """The batches that one source gave."""
 
     size: int
     batches: list[Seen]
@@ -174,7 +174,7 @@ class Pulled:
 
 
 class Pulls:
-    """One source, made by the factory."""
+    """One source, made by the factory, and checked at every pull."""
 
     def __init__(self, trial: PromiseTrial, factory: Callable[[], Source]) -> None:
         self._trial = trial
@@ -185,7 +185,7 @@ class Pulls:
         self.given: list[Batch] = []
         """The batches themselves, as long as they are wanted."""
         self.promise = "calls"
-        """What is broken if a pull fails."""
+        """The promise that is broken if a pull fails."""
 
     def pull(self, size: int, where: str, shard: Shard = WHOLE) -> Seen | None:
         """The next batch as the source itself gives it."""
@@ -285,13 +285,8 @@ def same(
 ) -> None:
     """Raises at the first batch that is not the same."""
     for k, (one, other) in enumerate(zip(expected, got, strict=False)):
-        trial.that(
-            promise,
-            one == other,
-            f"{where}, batch {k}",
-            one,
-            other if other is None or one == other else other.against(one),
-        )
+        got = other if other is None or one == other else other.against(one)
+        trial.that(promise, one == other, f"{where}, batch {k}", one, got)
     trial.equal(promise, len(expected), len(got), f"{where}, number of batches")
 
 

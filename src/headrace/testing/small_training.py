@@ -1,4 +1,4 @@
-"""A small training on virtual workers, and what each of them has used and become, step by step."""
+"""A small training on virtual workers that records each worker's rows and weights, step by step."""
 
 import warnings
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Make = Callable[[], Strategy]
 
 
 class Small(nn.Module):
-    """All that a model can be made of: two rates and so two vectors, a parameter in none, statistics, a counter.
+    """A model with all kinds of tensors: parameters of two learning rates, one without any, statistics, a counter.
 
     Without `statistics` no row meets another.
     """
@@ -57,7 +57,7 @@ def small_table() -> ArrayTable:
 
 @dataclass
 class Moment:
-    """A worker after an update."""
+    """The state of a worker after an update."""
 
     step: int
     ends_epoch: bool
@@ -69,7 +69,7 @@ class Moment:
 
     @property
     def digest(self) -> tuple[Any, ...]:
-        """What makes it this one, to the bit."""
+        """A value that differs if any bit does."""
         return self.step, self.ends_epoch, tuple(self.rows), self.agrees, bits_of(self.weights)
 
 
@@ -96,7 +96,7 @@ class Life:
 
 @dataclass
 class SmallTraining:
-    """How the training is to be made."""
+    """A training that can be repeated, with these settings."""
 
     make: Make | None
     workers: int
@@ -150,7 +150,7 @@ class SmallTraining:
 
 
 class _Noting(Trainer):
-    """Writes down the weights before the first update."""
+    """A trainer that records the weights before the first update."""
 
     life: Life
 
@@ -160,14 +160,14 @@ class _Noting(Trainer):
 
 
 def uneven(workers: int) -> Network | None:
-    """A cluster whose links are slow and whose workers are of different speeds, so that nobody arrives with another."""
+    """A cluster with slow links and workers of different speeds, so that no two arrive at the same time."""
     if workers == 1:
         return None
     return Network(bandwidth="10 Mbit", rows_per_s=1e4, speeds=[3 / (3 + worker) for worker in range(workers)])
 
 
 def _listen(strategy: Strategy, life: Life) -> list[bool]:
-    """Writes down what the center says in the beginning; what `after` is going to say, in a list that grows."""
+    """Records the center's samples at the beginning; returns a list that gets what `after` returns."""
     said: list[bool] = []
     begin, after = strategy.begin, strategy.after
 
@@ -193,7 +193,7 @@ def bits_of(weights: Weights) -> tuple[bytes, ...]:
 
 
 def kind_of(name: str) -> str:
-    """What a tensor of the small model is."""
+    """The kind of a tensor of the small model."""
     kinds = {"norm.running_mean": STATISTIC, "norm.running_var": STATISTIC, "norm.num_batches_tracked": COUNTER}
     return kinds.get(name, PARAMETER)
 

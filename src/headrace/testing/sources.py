@@ -1,4 +1,4 @@
-"""The conformance kit for sources: every sentence of the contract of `headrace.Source`, tried."""
+"""The conformance kit for sources: tries every sentence of the contract of `headrace.Source`."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -82,7 +82,7 @@ def _declared(trial: PromiseTrial, held: Pulls) -> Source:
 
 
 def _one_size(trial: PromiseTrial, fresh: Fresh, size: int, batches: int, workers: Sequence[int]) -> Pulled:
-    """Everything that can be said of one size; returns what the source gives."""
+    """Does all checks of one batch size; returns what the source gives."""
     first = fresh()
     before = rng.standing()
     run = first.run(size, batches)
@@ -182,7 +182,7 @@ def _unchanged(trial: PromiseTrial, held: Pulls, run: Pulled) -> None:
 
 
 def _check_flags(trial: PromiseTrial, source: Source, run: Pulled) -> None:
-    """What one size shows of `marks_ends` and `batches`."""
+    """Checks `marks_ends` and `batches` at one size."""
     where = f"size {run.size}"
     if not source.marks_ends:
         flagged = [f"batch {k}" for k in run.flagged[:1]]
@@ -196,7 +196,7 @@ def _check_flags(trial: PromiseTrial, source: Source, run: Pulled) -> None:
 
 
 def _check_epochs(trial: PromiseTrial, source: Source, runs: Sequence[Pulled], rows: Table | int | None) -> None:
-    """What several sizes, the first of them 1, show together."""
+    """Compares the epochs of several sizes, the first of them 1."""
     known = rows if rows is None or isinstance(rows, int) else len(rows)
     length = _marked(trial, runs, known) if source.marks_ends else _ended(trial, runs[0], known)
     if length is None:
@@ -264,7 +264,7 @@ def _counted(trial: PromiseTrial, expected: Sequence[Hashable], got: Sequence[Ha
 def _check_shards(
     trial: PromiseTrial, fresh: Fresh, run: Pulled, workers: Sequence[int], initial: SavedState | None
 ) -> None:
-    """Everything about shards, for one size."""
+    """Does all checks of several workers, for one size."""
     probe = fresh().source
     if not probe.shards and uncut(run):
         trial.skip("shards", "it does not shard, and has fields that have no rows")
@@ -371,7 +371,7 @@ def _restored_workers(
 
 
 class _Listed(list[Seen | None]):
-    """Parts, written only if it comes to that."""
+    """Parts that are formatted only for a message."""
 
     def __str__(self) -> str:
         return "the parts " + " | ".join(map(str, self))

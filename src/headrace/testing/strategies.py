@@ -1,4 +1,4 @@
-"""The conformance kit for strategies: small trainings on virtual workers, stopped and taken up again anywhere."""
+"""The conformance kit for strategies: small trainings on virtual workers, stopped after any step and resumed."""
 
 import shutil
 import tempfile
@@ -78,7 +78,7 @@ def check_strategy(make: Make, *, workers: Sequence[int] = (1, 2, 3), limit_s: f
 
 @dataclass
 class _Workers:
-    """So many workers under trial."""
+    """The checks of one number of workers."""
 
     trial: PromiseTrial
     make: Make
@@ -249,7 +249,7 @@ class _Workers:
 
 @dataclass
 class _Answer:
-    """What a strategy has said of itself after a step."""
+    """What a strategy returned after a step."""
 
     refused: str
     """Why its state cannot be saved, if it cannot."""

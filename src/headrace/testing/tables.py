@@ -1,4 +1,4 @@
-"""The conformance kit for tables: every sentence of the contract of `headrace.Table`, tried."""
+"""The conformance kit for tables: tries every sentence of the contract of `headrace.Table`."""
 
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -62,7 +62,7 @@ def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Repor
 
 
 class _Tried:
-    """One table, made by the factory."""
+    """One table, made by the factory, and its checks."""
 
     def __init__(self, trial: PromiseTrial, factory: Callable[[], Table]) -> None:
         self._trial = trial

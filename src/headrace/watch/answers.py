@@ -1,4 +1,4 @@
-"""What the model that is kept answers to data it was not trained on, written into the run for its report."""
+"""Writes the best model's predictions for test or validation data into the run, for its report."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ COLUMNS = 1024  # of values or labels: what has more is no table but a picture
 
 
 class Answers(Callback):
-    """Writes what the model answers to the test data, else the validation's, at the end of a training with a run.
+    """Writes the predictions for the test data, else the validation data, at the end of a training with a run.
 
-    At most `rows` rows: target, answer and, of classes, the probability that the model gives it. Only what fits a
-    report is written: one answer to one target, both dense. Whatever goes wrong here is told and hurts nothing.
+    At most `rows` rows: target, answer and, for classes, the probability that the model gives it. Only what fits a
+    report is written: one answer to one target, both dense. A failure here gives a warning and stops nothing.
     """
 
     everywhere = False
@@ -79,7 +79,7 @@ class Answers(Callback):
         disk.write_file(info.run / ANSWERS, data)
 
     def _asked(self, info: Info, source: Source, objective: Objective) -> _Found | None:
-        """Answers to the first rows, a piece after the other; `None` where they are nothing for a report."""
+        """The predictions for the first rows, some at a time; `None` where they do not fit a report."""
         compared = isinstance(objective, Supervised) or bool(info.trainer.metrics)  # what is predicted, with the target
         if (
             not compared or objective.unclear() or source.state_dict() is None
@@ -107,7 +107,7 @@ class Answers(Callback):
 
 @dataclass(slots=True)
 class _Found:
-    """Answers as they are written."""
+    """Predictions as they are written."""
 
     kind: str
     count: int
@@ -116,14 +116,14 @@ class _Found:
 
 
 def _joined(pieces: Sequence[_Found], rows: int) -> _Found:
-    """All pieces as one, of no more rows than are wanted."""
+    """Joins the pieces, and cuts them to so many rows."""
     first = pieces[0]
     tensors = {name: torch.cat([piece.tensors[name] for piece in pieces])[:rows] for name in first.tensors}
     return _Found(first.kind, first.count, tensors)
 
 
 def _judged(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | None) -> _Found | None:
-    """What outputs say, where they and the target have forms that fit."""
+    """The predictions that outputs stand for; `None` where they and the target do not fit each other."""
     outputs = outputs.float()
     if outputs.dim() == 2 and outputs.shape[1] > 1 and not target.is_floating_point():
         if target.dim() == 1:
@@ -147,7 +147,7 @@ def _judged(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | N
 
 
 def _classes(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | None) -> _Found | None:
-    """One of several classes for each row; those whose target does not count are left out."""
+    """One of several classes for each row; rows whose target is ignored are left out."""
     counts = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
     target, outputs = target[counts], outputs[counts]
     if bool((target < 0).any()) or bool((target >= outputs.shape[1]).any()):

@@ -1,4 +1,4 @@
-"""Charts of a history: which numbers belong in one panel, thinned curves, and panels drawn with matplotlib."""
+"""Charts of a history: sorts its numbers into panels, thins the curves, and draws panels with matplotlib."""
 
 import math
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """What stands above it."""
+        """The heading of the panel."""
         return "learning rate" if self.name == "rate" else self.name.removeprefix("loss/")
 
     def curves(self, rows: Sequence[Row], axis: str, columns: int = COLUMNS) -> list[Curve]:
-        """What there is to draw against `axis`, a counter of the rows."""
+        """The curves that have points, against `axis`, a counter of the rows."""
         return [curve for key in self.keys if (curve := curve_of(rows, key, axis, columns)).x]
 
 
@@ -60,14 +60,14 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
 
 
 def panel_of(key: str) -> str:
-    """What a number is called whoever's it is: `val/loss/l2` is of the panel `loss/l2`; rates of groups share one."""
+    """The panel of a key: `val/loss/l2` belongs to `loss/l2`; the rates of all groups share one."""
     if family(key) in FAMILIES:
         return key.partition("/")[2]
     return "rate" if family(key) == "rate" else key
 
 
 def family(key: str) -> str:
-    """Whose number it is: "val" of `val/loss`."""
+    """The data that a number was measured on: "val" of `val/loss`."""
     return key.partition("/")[0]
 
 
@@ -86,7 +86,7 @@ def curve_of(rows: Sequence[Row], key: str, axis: str, columns: int = COLUMNS) -
 
 
 def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
-    """Which of many values to draw: of each column the first, the last, the least, the largest and one that is none."""
+    """Which of many values to draw: in each column the first, the last, the least, the largest and one that is NaN."""
     if len(values) <= 4 * columns:
         return list(range(len(values)))
     kept: set[int] = set()
@@ -109,7 +109,7 @@ def _same(rows: Sequence[Row], term: Panel, whole: Panel | None) -> bool:
 
 
 def _place(panel: Panel) -> tuple[int, str]:
-    """Losses first, then what is measured by name, then the rate, and last what else was reported."""
+    """The order of panels: losses, metrics, the rate, and last what else was reported."""
     if panel.name == "loss" or panel.name.startswith("loss/"):
         return (0, panel.name)
     if any(family(key) in FAMILIES for key in panel.keys):
@@ -125,7 +125,7 @@ LOG_FROM = 100  # the ratio of the largest loss to the least from which on it is
 
 
 def figure(rows: Sequence[Row], keys: Sequence[str] | None, ax: "Axes | None", best: int | None) -> "Figure":
-    """The panels of a history; with `ax` one, there. `best`: the step to mark."""
+    """A figure with the panels of a history; with `ax` one panel, drawn there. `best`: the step to mark."""
     rows = by_step(rows)
     if ax is not None or keys is not None:
         title = keys[0] if keys is not None and len(keys) == 1 else ""
@@ -171,7 +171,7 @@ def png_of(figure: "Figure", **options: Any) -> bytes:
 
 
 def draw(ax: "Axes", rows: Sequence[Row], panel: Panel, best: int | None) -> None:
-    """One panel: its curves against the epoch, or the step; a fine line where the best step is."""
+    """Draws a panel: its curves against the epoch, or the step, and a fine line where the best step is."""
     axis = axis_of(rows)
     curves = panel.curves(rows, axis)
     for curve, colour in zip(curves, colours_of(curves), strict=True):
@@ -191,7 +191,7 @@ def draw(ax: "Axes", rows: Sequence[Row], panel: Panel, best: int | None) -> Non
 
 
 def _plain(ax: Any) -> None:
-    """No more ink than it takes."""
+    """Leaves out what a chart can do without: frame, large labels, vertical grid."""
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
     ax.tick_params(labelsize="small", length=3)
@@ -199,12 +199,12 @@ def _plain(ax: Any) -> None:
 
 
 def label_of(curve: Curve, panel: Panel) -> str:
-    """What a curve is called in its panel: whose it is, where that is all that tells it from the others."""
+    """The label of a curve: its family, as "val", where the panel's name says the rest; else its key."""
     return family(curve.name) if curve.name == f"{family(curve.name)}/{panel.name}" else curve.name
 
 
 def wants_log(panel: Panel, curves: Sequence[Curve]) -> bool:
-    """Whether losses fall so far that only a logarithm shows all of it."""
+    """Whether losses fall so far that they need a logarithmic axis."""
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
     return (
         panel.name.startswith("loss")
@@ -223,7 +223,7 @@ def colours_of(curves: Sequence[Curve]) -> list[int]:
 
 
 def draw_confusion(ax: "Axes", names: Sequence[str], matrix: Sequence[Sequence[int]]) -> None:
-    """A confusion matrix, each row shaded by its shares."""
+    """Draws a confusion matrix, each row shaded by its shares."""
     shares = [[count / max(1, sum(line)) for count in line] for line in matrix]
     ax.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     size = max(3.5, 7 - 0.2 * len(names))
@@ -242,7 +242,7 @@ def draw_confusion(ax: "Axes", names: Sequence[str], matrix: Sequence[Sequence[i
 
 
 def draw_residuals(ax: "Axes", target: Any, answer: Any) -> None:
-    """How far answers are from targets, over the targets."""
+    """Draws the differences between answers and targets over the targets."""
     ax.axhline(0, color="#888888", linewidth=0.8)
     ax.plot(target, answer - target, ".", markersize=2.5, alpha=0.5, color=COLOURS[0], rasterized=True)
     ax.set_xlabel("target", fontsize="small")

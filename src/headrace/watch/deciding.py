@@ -43,7 +43,7 @@ class BestModel(Callback):
 
     @property
     def _sign(self) -> float:
-        """What a number is multiplied by so that less is better."""
+        """The factor that makes less better."""
         return -1.0 if self.mode == "max" else 1.0
 
     @property
@@ -71,7 +71,7 @@ class BestModel(Callback):
         warn_if_it_never_came(type(self).__name__, self.monitor, info)
 
     def is_about(self, state: dict[str, Any]) -> bool:
-        """Whether a state is that of somebody who looked at the same number."""
+        """Whether a state was saved by a callback that watched the same number."""
         return bool(state["monitor"] == self.monitor and self._asked in ("auto", state["mode"]))
 
     def judged(self, info: Info, value: float) -> None:
@@ -85,7 +85,7 @@ class BestModel(Callback):
         return {"monitor": self.monitor, "mode": self.mode, "ranking": ranking, "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not self.is_about(state):  # another number is another matter
+        if not self.is_about(state):
             return
         self.mode = str(state["mode"])
         self.ranking = [(float(value), int(step)) for value, step in state["ranking"]]
@@ -168,11 +168,11 @@ class EarlyStopping(BestModel):
 
 
 class Freeze(Callback):
-    """Leaves the parameters whose names match as they are, `until` some length of the training, or to its end.
+    """Freezes the parameters whose names match, `until` some length of the training, or to its end.
 
     `Freeze("features.*", until="3 epochs")`; with `after` they are frozen from there on. A layer all of whose
-    parameters are frozen, as a batch normalisation, measures nothing meanwhile. At the end of the training they are
-    what they were before it: parameters that can be trained.
+    parameters are frozen, as a batch normalisation, does not update its statistics. After the training they can be
+    trained, as before it.
     """
 
     def __init__(self, *patterns: str, after: str | Length | None = None, until: str | Length | None = None) -> None:

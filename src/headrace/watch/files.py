@@ -1,4 +1,4 @@
-"""Callbacks that write what a training reports into files: CSV for its numbers, a log for everything."""
+"""Callbacks that write reports into files: a CSV table of the numbers, and a log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def numbers(row: Row, within: str = "") -> dict[str, float]:
 
 
 class OutputPath:
-    """Where a callback writes: the path that it was given, or a name in the directory of the run."""
+    """The path that a callback writes to: the one that it was given, or a name in the directory of the run."""
 
     def __init__(self, owner: Callback, path: str | Path | None, name: str) -> None:
         self._kind, self._name, self._path = type(owner).__name__, name, path
@@ -46,7 +46,7 @@ class OutputPath:
             raise ConfigError(f"{self._kind} takes the path that it is to write to, got {path!r}.")
 
     def find(self, info: Info) -> Path:
-        """The path, in a directory that is there."""
+        """The path; its directory is made if need be."""
         if self._path is None and info.run is None:
             raise ConfigError(
                 f"{self._kind}() writes into the run, and this training has none. Say where: "
@@ -62,7 +62,7 @@ class OutputPath:
         return path
 
     def folder(self, info: Info) -> Path:
-        """The path as a directory that is there and may be written to."""
+        """The path as a directory, made if need be, that may be written to."""
         path = self.find(info)
         with self.usable(path):
             disk.make_dirs(path)
@@ -83,9 +83,9 @@ class OutputPath:
 
 
 class CSV(Callback):
-    """A line for every step that was reported, a column for every number; without a `path`, in the run.
+    """Writes a line for every reported step, with a column for every number; without a `path`, into the run.
 
-    The file always says what the history does: it is written anew when a column turns up, or when a training goes on.
+    The file always equals the history: it is rewritten when a column is new, or when a training goes on.
     """
 
     everywhere = False
@@ -125,7 +125,7 @@ class CSV(Callback):
         self._close()
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The table as a whole, in place of what was there."""
+        """Writes the whole table in place of what was there."""
         table = [_cells(row) for row in rows]
         self._columns = list(dict.fromkeys([*COUNTERS[:3], *(key for cells in table for key in cells)]))
         self._step = rows[-1]["step"]
@@ -150,9 +150,9 @@ def _text(lines: Sequence[Sequence[Any]]) -> bytes:
 
 
 class LogFile(Callback):
-    """A line for every report and every warning, with the time, added to what is in the file.
+    """Appends a line with the time for every report and every warning.
 
-    Without a `path` the file is the log of the run, which tells of the beginning and the end by itself.
+    Without a `path` the file is the log of the run, into which the run itself writes when it begins and ends.
     """
 
     everywhere = False
@@ -190,7 +190,7 @@ class LogFile(Callback):
         self._close()
 
     def _write(self, text: str) -> None:
-        """A line, with what is no letter spelled out. One that cannot be written is no reason to stop."""
+        """Writes a line, control characters escaped. One that cannot be written does not stop the training."""
         plain = text.isprintable()
         line = text if plain else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
         with suppress(OSError):

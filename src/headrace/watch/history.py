@@ -1,4 +1,4 @@
-"""What a training has reported, row by row."""
+"""The history of a training: its reports row by row, and as a table for notebooks."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -30,7 +30,7 @@ class History:
         self.stopped = ""
         """Why the training ended."""
         self.marked: int | None = None
-        """The step that is the best so far, if anybody looks for it."""
+        """The best step so far, if a callback marks one."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
@@ -112,7 +112,7 @@ class History:
 
 
 def shown(count: int, best: int | None, first: int = ENDS, last: int = ENDS) -> list[int | None]:
-    """Which of so many rows to show: those at the ends and the best; `None` stands for those left out."""
+    """Which of so many rows a short table shows: those at the ends and the best; `None` stands for a gap."""
     kept = sorted({*range(min(first, count)), *range(max(0, count - last), count), *([] if best is None else [best])})
     places: list[int | None] = []
     for place in kept:
@@ -123,7 +123,7 @@ def shown(count: int, best: int | None, first: int = ENDS, last: int = ENDS) -> 
 
 
 def heads(rows: Sequence[Row]) -> list[str]:
-    """The columns: how far it had come, then what was measured, as far as it has a panel; terms of a loss last."""
+    """The columns of a table: counters, then what is measured and has a panel; terms of a loss last."""
     keys, drawn = keys_of(rows), {key for panel in charts.panels(rows) for key in panel.keys}
     counters = [key for key in COUNTERS if key in keys and key != "minutes"]
     measured = [key for key in keys if key in drawn]
@@ -131,7 +131,7 @@ def heads(rows: Sequence[Row]) -> list[str]:
 
 
 def place_of(rows: Sequence[Row], row: Row | None) -> int | None:
-    """Where a row stands among others."""
+    """The index of a row among others."""
     return next((k for k, other in enumerate(rows) if other is row), None) if row is not None else None
 
 

@@ -68,7 +68,7 @@ class Timer(Callback):
             info.log({"time/epoch_s": self._spent_s, "time/rows_per_s": self._rows / max(self._spent_s, 1e-9)})
 
     def _lap(self) -> float:
-        """Seconds since the last look."""
+        """Seconds since the last call."""
         last, self._last = self._last, time.perf_counter()
         return self._last - last
 

@@ -1,4 +1,4 @@
-"""Callbacks that pass reports on to another program, perhaps far away: MLflow, Weights & Biases."""
+"""Callbacks that pass reports on to another program: MLflow, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 class Tracker(Callback, ABC):
-    """A record that another program keeps, perhaps far away: its id is saved with the training, which goes on in it.
+    """Passes reports on to another program; the id of the record is saved, and a resumed training goes on in it.
 
     A report that cannot be passed on is kept and passed on with the next one; the training goes on.
     """
@@ -46,7 +46,7 @@ class Tracker(Callback, ABC):
 
     def __init__(self) -> None:
         self.id = ""
-        """The other program's name for this training, once it has begun."""
+        """The other program's id for this training, once it has begun."""
         self._waiting: list[Row] = []
         self._failing = self._begun = False
 
@@ -142,7 +142,7 @@ def _flat(value: Mapping[str, Any], within: str = "") -> dict[str, Any]:
 
 
 class MLflow(Tracker):
-    """Settings as parameters, and every number at its step; a training that goes on, goes on in the same MLflow run.
+    """Logs settings as parameters, and every number at its step; a resumed training goes on in the same MLflow run.
 
     `experiment`: its name, else that of MLFLOW_EXPERIMENT_NAME; `uri`: of the server or the database, else that of
     MLFLOW_TRACKING_URI; `name`: of the run, else that of the run's directory. It does not touch MLflow's active run.
@@ -212,7 +212,7 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """Settings as the config, and every number at its step; a training that goes on, goes on in the same W&B run.
+    """Logs settings as the config, and every number at its step; a resumed training goes on in the same W&B run.
 
     `project`, `name` (else that of the run's directory) and what else `wandb.init` takes, as in `mode="offline"`.
     Test scores are in the summary. Offline, every start has a file of its own, which goes on after the last step

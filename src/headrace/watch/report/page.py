@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
-
 from ... import __version__
 from ...store.disk import size
 from ...store.rows import Row, column, number, written
 from ..charts import axis_of, panels
 from ..history import GAP, heads, place_of, shown
+from ..progress import span
 from .read import Found
 from .scores import PerClass, Scores, residuals, scores
 from .svg import Chart, chart, histogram, scatter
@@ -29,6 +28,8 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]], Mapping[int, str]]
 
 def page(found: Found) -> str:
     """The whole page as HTML."""
+    from jinja2 import Environment, FileSystemLoader
+
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"written": written, "thousands": "{:,}".format, "flat": flat, "shaded": shaded, "zip": zip}
@@ -59,7 +60,7 @@ def _facts(found: Found) -> Iterable[tuple[str, str, str, str]]:
     for name in ("epoch", "step", "samples"):
         if name in last:
             yield "count", {"epoch": "epochs", "step": "steps"}.get(name, name), written(last[name]), ""
-    if (minutes := number(last.get("minutes"))) is not None:
+    if (minutes := number(last.get("minutes"))) is not None and math.isfinite(minutes):
         yield "count", "time", span(60 * minutes), ""
     pace = sorted(y for y in throughput(found.rows).values() if math.isfinite(y))
     if pace:
@@ -203,13 +204,3 @@ def _flat(value: Any, path: str = "") -> Iterable[tuple[str, str]]:
             yield from _flat(item, f"{path}[{k}]" if len(value) > 1 else path)
     else:
         yield path, " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def span(seconds: float) -> str:
-    """A time to be read."""
-    if not math.isfinite(seconds):
-        return written(seconds)
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -1,4 +1,4 @@
-"""What is in a run's directory, as far as it can be read; what cannot is said, not raised."""
+"""Reads a run's directory for the report; what cannot be read is listed, not raised."""
 
 import json
 import os
@@ -16,7 +16,7 @@ SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
 LOG_LINES = 500  # of the end of a long log
 BEGINS = ("started", "going on from step")
 BAD = ("warning", "overridden:", "ended by", "refused", "cannot", "could not", "failed", "not finite", "left out")
-"""What a line of the log says when somebody should look at it."""
+"""Words in lines of the log that somebody should look at."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class SavedCheckpoint:
 
 @dataclass(slots=True)
 class Found:
-    """A run, read."""
+    """The contents of a run's directory."""
 
     path: Path
     facts: dict[str, Any] = field(default_factory=dict)

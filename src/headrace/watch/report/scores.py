@@ -1,4 +1,4 @@
-"""How good a model's answers are: a confusion matrix, numbers for each class, residuals."""
+"""Scores a model's predictions: a confusion matrix, numbers for each class, residuals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISTAKES = 10  # that are listed
 
 @dataclass(slots=True)
 class Predictions:
-    """What a model has answered to data that it was scored by, row by row."""
+    """A model's predictions for test or validation data, row by row."""
 
     kind: str
     """ "classes", "labels" (any number of them at once), or "values"."""
@@ -37,7 +37,7 @@ class Predictions:
 
 @dataclass(slots=True)
 class PerClass:
-    """Of one class: how many rows are of it, and how many of those were found."""
+    """The scores of one class."""
 
     name: str
     support: int
@@ -48,7 +48,7 @@ class PerClass:
 
 @dataclass(slots=True)
 class Scores:
-    """What there is to say of classes."""
+    """The scores of a classifier."""
 
     of: str
     classes: list[PerClass]
@@ -104,7 +104,7 @@ def read_answers(path: Path) -> Predictions:
 
 
 def scores(answers: Predictions | None, rows: Sequence[Row]) -> Scores | None:
-    """What the answers say of classes; without any, what the last confusion matrix of the rows says."""
+    """The scores from predictions of classes; without any, from the last confusion matrix of the rows."""
     import numpy as np
 
     if answers is not None and answers.kind == "classes":

@@ -49,7 +49,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to places between 0 and 1."""
+    """An axis: maps values to places between 0 and 1."""
 
     low: float
     high: float
