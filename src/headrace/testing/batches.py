@@ -285,8 +285,8 @@ def same(
 ) -> None:
     """Raises at the first batch that is not the same."""
     for k, (one, other) in enumerate(zip(expected, got, strict=False)):
-        got = other if other is None or one == other else other.against(one)
-        trial.that(promise, one == other, f"{where}, batch {k}", one, got)
+        came = other if other is None or one == other else other.against(one)
+        trial.that(promise, one == other, f"{where}, batch {k}", one, came)
     trial.equal(promise, len(expected), len(got), f"{where}, number of batches")
 
 

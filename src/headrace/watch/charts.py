@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 COLUMNS = 320  # across which a curve is thinned: about what a panel has in pixels
 HUGE = 1e300  # what is no less has no place on an axis
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's, distinct to those who see few colours; the first three are for training, validation and test."""
+WIDTH, HEIGHT = 3.6, 2.5  # of a panel, in inches
+ACROSS = 3  # panels side by side
+LOG_FROM = 100  # the ratio of the largest loss to the least from which on it is drawn by its logarithm
 
 
 @dataclass(slots=True)
@@ -115,13 +120,6 @@ def _place(panel: Panel) -> tuple[int, str]:
     if any(family(key) in FAMILIES for key in panel.keys):
         return (1, "")
     return (2, "") if panel.name == "rate" else (3, "")
-
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's, distinct to those who see few colours; the first three are for training, validation and test."""
-WIDTH, HEIGHT = 3.6, 2.5  # of a panel, in inches
-ACROSS = 3  # panels side by side
-LOG_FROM = 100  # the ratio of the largest loss to the least from which on it is drawn by its logarithm
 
 
 def figure(rows: Sequence[Row], keys: Sequence[str] | None, ax: "Axes | None", best: int | None) -> "Figure":

@@ -33,7 +33,7 @@ class Chart:
     title: str
     axis: str = ""
     """What stands below."""
-    said: str = ""
+    description: str = ""
     """The chart in words, for who cannot see it."""
     ys: list[tuple[str, str]] = field(default_factory=list)
     """The numbers at the left: how far down, in percent, and what is there."""
@@ -123,13 +123,13 @@ def histogram(values: "np.ndarray", title: str) -> Chart:
     return _axes(title, "answer − target", f"residuals of {len(values):,} rows", across, up, paths)
 
 
-def _axes(title: str, axis: str, said: str, across: Scale, up: Scale, paths: list[tuple[str, str]]) -> Chart:
+def _axes(title: str, axis: str, description: str, across: Scale, up: Scale, paths: list[tuple[str, str]]) -> Chart:
     """A chart with lines at the numbers of its left axis, and these paths above them."""
     ys, xs = up.ticks(), across.ticks()
     grid = "".join(f"M0 {_y(up.at(tick))}H{SIDE}" for tick in ys)
     left = [(f"{100 - 100 * up.at(tick):.2f}", _tick(tick, ys, up.log)) for tick in ys]
     below = [(f"{100 * across.at(tick):.2f}", _tick(tick, xs)) for tick in xs]
-    return Chart(title, axis, said, left, below, [("grid", grid), *paths])
+    return Chart(title, axis, description, left, below, [("grid", grid), *paths])
 
 
 def _line(curve: Curve, across: Scale, up: Scale, name: str) -> list[tuple[str, str]]:
