@@ -111,9 +111,9 @@ class History:
         return f"History({len(self.rows)} rows, stopped: {self.stopped or 'not yet'})"
 
 
-def shown(count: int, best: int | None, first: int = ENDS, last: int = ENDS) -> list[int | None]:
+def shown(count: int, best: int | None) -> list[int | None]:
     """Which of so many rows a short table shows: those at the ends and the best; `None` stands for a gap."""
-    kept = sorted({*range(min(first, count)), *range(max(0, count - last), count), *([] if best is None else [best])})
+    kept = sorted({*range(min(ENDS, count)), *range(max(0, count - ENDS), count), *([] if best is None else [best])})
     places: list[int | None] = []
     for place in kept:
         before = places[-1] if places else -1
@@ -130,6 +130,14 @@ def heads(rows: Sequence[Row]) -> list[str]:
     return [*counters, *sorted(measured, key=lambda key: key.count("/") > 1)]
 
 
+def cells(rows: Sequence[Row], places: Sequence[int | None]) -> tuple[list[str], list[list[str]]]:
+    """The columns of a table, and the lines for these rows; `None` stands for a gap."""
+    keys = heads(rows)
+    columns = [column([None if k is None else rows[k].get(key) for k in places]) for key in keys]
+    lines = [[GAP if k is None else texts[line] for texts in columns] for line, k in enumerate(places)]
+    return keys, lines
+
+
 def place_of(rows: Sequence[Row], row: Row | None) -> int | None:
     """The index of a row among others."""
     return next((k for k, other in enumerate(rows) if other is row), None) if row is not None else None
@@ -139,16 +147,12 @@ def notebook(rows: Sequence[Row], best: Row | None, stopped: str) -> str:
     """A compact table that inherits its colours, and so suits light and dark notebooks."""
     at = place_of(rows, best)
     places = shown(len(rows), at)
-    keys = heads(rows)
-    columns = [column(["" if k is None else rows[k].get(key) for k in places]) for key in keys]
+    keys, found = cells(rows, places)
     lines = ["".join(f'<th style="{_CELL};{_LINE}">{escape(key)}</th>' for key in ["", *keys])]
-    for line, place in enumerate(places):
-        if place is None:
-            lines.append(f'<td style="{_CELL}">{GAP}</td>' * (len(keys) + 1))
-            continue
-        style = f"{_CELL};{_BEST}" if place == at else _CELL
-        cells = ["best" if place == at else "", *(texts[line] for texts in columns)]
-        lines.append("".join(f'<td style="{style}">{escape(cell)}</td>' for cell in cells))
+    for place, texts in zip(places, found, strict=True):
+        mark = GAP if place is None else "best" if place == at else ""
+        style = f"{_CELL};{_BEST}" if mark == "best" else _CELL
+        lines.append("".join(f'<td style="{style}">{escape(cell)}</td>' for cell in [mark, *texts]))
     body = "".join(f'<tr style="background:none">{line}</tr>' for line in lines)
     said = f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}" + (f", stopped: {stopped}" if stopped else "")
     return (

@@ -129,15 +129,16 @@ def require(kind: str, module: str) -> None:
 def settings(info: Info) -> dict[str, Any]:
     """The settings of a training, each by a name with dots."""
     limits = {limit.unit: limit.count for limit in info.limits}
-    return _flat({**info.trainer._config, "limits": limits})
+    return flattened({**info.trainer._config, "limits": limits})
 
 
-def _flat(value: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+def flattened(value: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Settings within others by names with dots, as in "optimizer.groups.lr"; lists of settings by their numbers."""
     found: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, list) and item and all(isinstance(one, Mapping) for one in item):
             item = dict(enumerate(item)) if len(item) > 1 else item[0]
-        found |= _flat(item, f"{within}{key}.") if isinstance(item, Mapping) else {f"{within}{key}": item}
+        found |= flattened(item, f"{within}{key}.") if isinstance(item, Mapping) else {f"{within}{key}": item}
     return found
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from ... import __version__
 from ...store.disk import size
-from ...store.rows import Row, column, number, written
+from ...store.rows import Row, number, written
 from ..charts import axis_of, panels
-from ..history import GAP, heads, place_of, shown
+from ..history import cells, place_of, shown
 from ..progress import span
+from ..trackers import flattened
 from .read import Found
 from .scores import PerClass, Scores, residuals, scores
 from .svg import Chart, chart, histogram, scatter
@@ -32,7 +33,13 @@ def page(found: Found) -> str:
 
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"written": written, "thousands": "{:,}".format, "flat": flat, "shaded": shaded, "zip": zip}
+    environment.filters |= {
+        "written": written,
+        "thousands": "{:,}".format,
+        "settings": settings,
+        "shaded": shaded,
+        "zip": zip,
+    }
     judged = scores(found.answers, found.rows)
     shared = {"found": found, "answers": found.answers, "whole": WHOLE, "log_lines": LINES, "version": __version__}
     return environment.get_template("page.html").render(
@@ -159,12 +166,7 @@ def _history(found: Found) -> dict[str, Any]:
 
 def _table(rows: Sequence[Row], places: Sequence[int | None], best: int | None) -> Table:
     """Some rows as a table; a place that is `None` stands for those left out."""
-    keys = heads(rows)
-    columns = [column([None if k is None else rows[k].get(key) for k in places]) for key in keys]
-    lines = [
-        [GAP] * len(keys) if place is None else [texts[line] for texts in columns] for line, place in enumerate(places)
-    ]
-    return keys, lines, {} if best is None else {list(places).index(best): "best"}
+    return *cells(rows, places), {} if best is None else {list(places).index(best): "best"}
 
 
 def _checkpoints(found: Found) -> dict[str, Any]:
@@ -190,17 +192,10 @@ def _warnings(found: Found) -> list[tuple[str, list[str]]]:
     return list(times.items())[-LINES:]
 
 
-def flat(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
+def settings(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Names and values of settings, those within others by a path; what was not set is left out."""
-    return [(name, value) for name, value in _flat(tree) if name and value not in ("", "None")]
-
-
-def _flat(value: Any, path: str = "") -> Iterable[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        for k, item in enumerate(value):
-            yield from _flat(item, f"{path}[{k}]" if len(value) > 1 else path)
-    else:
-        yield path, " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    texts = {
+        name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in flattened(tree).items()
+    }
+    return [(name, text) for name, text in texts.items() if name and text not in ("", "None")]

@@ -90,14 +90,13 @@ def read(path: Path) -> Found:
     found = Found(path)
     found.facts = _part(found, "run.json", _json, "when and where the training began")
     found.config = _part(found, "config.yaml", _yaml, "with which settings")
-    found.recipe = _part(found, "recipe.yaml", _yaml, "") if (path / "recipe.yaml").exists() else {}
+    found.recipe = _part(found, "recipe.yaml", _yaml)
     times = _times(path)
     found.rows = [row | times.get(_when(row), {}) for row in by_step(_rows(found))]
     found.log = _part(found, "log.txt", _log, "how it went") or []
-    found.best = _part(found, "best/best.json", _json, "") if (path / "best" / "best.json").exists() else {}
-    found.checkpoints = (_part(found, "checkpoints", _checkpoints, "") or []) if (path / "checkpoints").exists() else []
-    if (path / "answers.safetensors").exists():
-        found.answers = _part(found, "answers.safetensors", read_answers, "") or None
+    found.best = _part(found, "best/best.json", _json)
+    found.checkpoints = _part(found, "checkpoints", _checkpoints) or []
+    found.answers = _part(found, "answers.safetensors", read_answers) or None
     found.running = _is_held(path / "lock")
     return found
 
@@ -111,12 +110,13 @@ def _check(path: Path) -> None:
         raise RunError(f"{path} is not a run: it has no run.json. {hint}")
 
 
-def _part(found: Found, name: str, reader: Callable[[Path], Any], what: str) -> Any:
-    """A file of the run, or nothing with a sentence about why."""
+def _part(found: Found, name: str, reader: Callable[[Path], Any], what: str = "") -> Any:
+    """A file of the run, or nothing with a sentence about why; a file that says nothing of `what` may be missing."""
     try:
         return reader(found.path / name)
     except FileNotFoundError:
-        found.missing.append(f"There is no {name}" + (f", which says {what}." if what else "."))
+        if what:
+            found.missing.append(f"There is no {name}, which says {what}.")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found.missing.append(
             f"{name} cannot be read: {str(error).splitlines()[0] if str(error) else 'it is cut short'}."
