@@ -139,8 +139,8 @@ def _judged(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | N
         return _Found("values", wanted.shape[1], {"target": wanted.float(), "answer": came})
     if not bool(((wanted == 0) | (wanted == 1)).all()):
         return None
-    said, probability = yes_or_no(came, reads)
-    tensors = {"target": wanted.int(), "answer": said.int(), "probability": probability}
+    answer, probability = yes_or_no(came, reads)
+    tensors = {"target": wanted.int(), "answer": answer.int(), "probability": probability}
     if wanted.shape[1] > 1:
         return _Found("labels", wanted.shape[1], tensors)
     return _Found("classes", 2, {key: part[:, 0] for key, part in tensors.items()})
@@ -152,6 +152,6 @@ def _classes(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | 
     target, outputs = target[counts], outputs[counts]
     if bool((target < 0).any()) or bool((target >= outputs.shape[1]).any()):
         return None
-    said, probability = likeliest(outputs, reads)
-    tensors = {"target": target.int(), "answer": said.int(), "probability": probability}
+    answer, probability = likeliest(outputs, reads)
+    tensors = {"target": target.int(), "answer": answer.int(), "probability": probability}
     return _Found("classes", outputs.shape[1], tensors)

@@ -154,8 +154,8 @@ def notebook(rows: Sequence[Row], best: Row | None, stopped: str) -> str:
         style = f"{_CELL};{_BEST}" if mark == "best" else _CELL
         lines.append("".join(f'<td style="{style}">{escape(cell)}</td>' for cell in [mark, *texts]))
     body = "".join(f'<tr style="background:none">{line}</tr>' for line in lines)
-    said = f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}" + (f", stopped: {stopped}" if stopped else "")
+    head = f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}" + (f", stopped: {stopped}" if stopped else "")
     return (
-        f'<div style="overflow-x:auto"><div style="margin-bottom:0.4em">History: {escape(said)}</div>'
+        f'<div style="overflow-x:auto"><div style="margin-bottom:0.4em">History: {escape(head)}</div>'
         f'<table style="{_TABLE}">{body}</table></div>'
     )
