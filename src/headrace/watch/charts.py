@@ -44,9 +44,10 @@ class Panel:
         """The heading of the panel."""
         return "learning rate" if self.name == "rate" else self.name.removeprefix("loss/")
 
-    def curves(self, rows: Sequence[Row], axis: str, columns: int = COLUMNS) -> list[Curve]:
+    def curves(self, rows: Sequence[Row], axis: str) -> list[Curve]:
         """The curves that have points, against `axis`, a counter of the rows."""
-        return [curve for key in self.keys if (curve := curve_of(rows, key, axis, columns)).x]
+        places = [number(row.get(axis)) for row in rows]
+        return [curve for key in self.keys if (curve := curve_of(rows, key, places)).x]
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
@@ -82,11 +83,11 @@ def axis_of(rows: Sequence[Row]) -> str:
     return "epoch" if all(a < b for a, b in pairwise(epochs)) else "step"
 
 
-def curve_of(rows: Sequence[Row], key: str, axis: str, columns: int = COLUMNS) -> Curve:
-    """The values of a key, thinned; one that never has a number has no points."""
-    pairs = ((number(row.get(axis)), number(row.get(key))) for row in rows)
+def curve_of(rows: Sequence[Row], key: str, places: Sequence[float | None]) -> Curve:
+    """The values of a key at these places, thinned; a key that never has a number has no points."""
+    pairs = ((x, number(row.get(key))) for x, row in zip(places, rows, strict=True))
     found = [(x, y if abs(y) < HUGE else math.nan) for x, y in pairs if x is not None and y is not None]
-    kept = thin([y for _, y in found], columns)
+    kept = thin([y for _, y in found])
     return Curve(key, [found[k][0] for k in kept], [found[k][1] for k in kept])
 
 

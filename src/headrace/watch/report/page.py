@@ -40,12 +40,12 @@ def page(found: Found) -> str:
         "shaded": shaded,
         "zip": zip,
     }
-    judged = scores(found.answers, found.rows)
+    judged, pace = scores(found.answers, found.rows), throughput(found.rows)
     shared = {"found": found, "answers": found.answers, "whole": WHOLE, "log_lines": LINES, "version": __version__}
     return environment.get_template("page.html").render(
         **shared,
-        facts=list(_facts(found)),
-        **_curves(found),
+        facts=list(_facts(found, pace)),
+        **_curves(found, pace),
         **_classes(judged),
         **_values(found),
         **_history(found),
@@ -55,7 +55,7 @@ def page(found: Found) -> str:
     )
 
 
-def _facts(found: Found) -> Iterable[tuple[str, str, str, str]]:
+def _facts(found: Found, pace: Mapping[int, float]) -> Iterable[tuple[str, str, str, str]]:
     """The numbers to take home: kind, name, value and note of each."""
     last, row = found.rows[-1] if found.rows else {}, found.best_row
     key, value = _best_number(found, row)
@@ -69,9 +69,8 @@ def _facts(found: Found) -> Iterable[tuple[str, str, str, str]]:
             yield "count", {"epoch": "epochs", "step": "steps"}.get(name, name), written(last[name]), ""
     if (minutes := number(last.get("minutes"))) is not None and math.isfinite(minutes):
         yield "count", "time", span(60 * minutes), ""
-    pace = sorted(y for y in throughput(found.rows).values() if math.isfinite(y))
-    if pace:
-        yield "count", "samples per second", written(round(pace[len(pace) // 2])), "median"
+    if rates := sorted(rate for rate in pace.values() if math.isfinite(rate)):
+        yield "count", "samples per second", written(round(rates[len(rates) // 2])), "median"
 
 
 def _best_number(found: Found, row: Row | None) -> tuple[str, float | None]:
@@ -83,11 +82,11 @@ def _best_number(found: Found, row: Row | None) -> tuple[str, float | None]:
     return key, number((row or {}).get(key))
 
 
-def _curves(found: Found) -> dict[str, Any]:
+def _curves(found: Found, pace: Mapping[int, float]) -> dict[str, Any]:
     """Panels for the losses, the metrics, the rate and how fast it went."""
     rows = [dict(row) for row in found.rows]
-    for k, pace in throughput(rows).items():
-        rows[k]["samples per second"] = pace
+    for k, rate in pace.items():
+        rows[k]["samples per second"] = rate
     axis, best = axis_of(rows), found.best_row
     at = None if best is None else number(best.get(axis))
     drawn = [chart(panel, curves, axis, at) for panel in panels(rows) if (curves := panel.curves(rows, axis))]
