@@ -44,8 +44,8 @@ class Answers(Callback):
 
     def on_fit_end(self, info: Info) -> None:
         name = next((name for name in ("test", "val") if name in info.scored), None)
-        hurries = info.stopping == "left" or info.trainer._preemption.why
-        if info.run is None or name is None or not info.alone or not info.step or hurries:
+        ends_soon = info.stopping == "left" or info.trainer._preemption.why
+        if info.run is None or name is None or not info.alone or not info.step or ends_soon:
             return
         try:
             before = rng.capture(info.trainer.device)
@@ -62,7 +62,7 @@ class Answers(Callback):
 
         trainer, source = info.trainer, info.scored[name]
         objective, *others = trainer.eval_objectives.values()
-        found = None if others else self._asked(info, source, objective)
+        found = None if others else self._predict(info, source, objective)
         if found is None or info.run is None or not len(found.tensors["target"]):
             return
         names = (source.read_by or {}).get(trainer.target)
@@ -78,14 +78,13 @@ class Answers(Callback):
         data = save(tensors, {key: json.dumps(value) for key, value in facts.items()})
         disk.write_file(info.run / ANSWERS, data)
 
-    def _asked(self, info: Info, source: Source, objective: Objective) -> _Found | None:
+    def _predict(self, info: Info, source: Source, objective: Objective) -> _Found | None:
         """The predictions for the first rows, some at a time; `None` where they do not fit a report."""
-        compared = isinstance(objective, Supervised) or bool(info.trainer.metrics)  # what is predicted, with the target
-        if (
-            not compared or objective.unclear() or source.state_dict() is None
-        ):  # or it could not be put back to where it stood
-            return None
         trainer, rows = info.trainer, 0
+        compares = isinstance(objective, Supervised) or bool(trainer.metrics)  # what is predicted, with the target
+        returns = source.state_dict() is not None  # to where it stands
+        if not compares or not returns or objective.unclear():
+            return None
         pieces: list[_Found] = []
         with rewound(source):
             while rows < self.rows and (batch := source.next_batch(min(PIECE, self.rows - rows))) is not None:
@@ -95,10 +94,10 @@ class Answers(Callback):
                 answer = objective.scored(trainer.predict(batch.fields))
                 if type(answer) is not Tensor or not len(answer) == len(target) == batch.rows:
                     return None
-                judged = _judged(target.cpu(), answer.cpu(), objective.reads, objective.ignores)
-                if judged is None or (pieces and (judged.kind, judged.count) != (pieces[0].kind, pieces[0].count)):
+                read = _read(target.cpu(), answer.cpu(), objective.reads, objective.ignores)
+                if read is None or (pieces and (read.kind, read.count) != (pieces[0].kind, pieces[0].count)):
                     return None
-                pieces.append(judged)
+                pieces.append(read)
                 rows += batch.rows
                 if batch.ends_epoch:
                     break
@@ -122,7 +121,7 @@ def _joined(pieces: Sequence[_Found], rows: int) -> _Found:
     return _Found(first.kind, first.count, tensors)
 
 
-def _judged(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | None) -> _Found | None:
+def _read(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | None) -> _Found | None:
     """The predictions that outputs stand for; `None` where they and the target do not fit each other."""
     outputs = outputs.float()
     if outputs.dim() == 2 and outputs.shape[1] > 1 and not target.is_floating_point():
