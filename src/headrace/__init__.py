@@ -57,21 +57,15 @@ _HOMES = {
     "train.schedule": ["OneCycle", "Schedule", "WarmupCosine", "WarmupLinear"],
     "train.trainer": ["Trainer"],
     "watch.average": ["EMA", "SWA"],
-    "watch.best": ["BestModel", "EarlyStopping"],
     "watch.callback": ["Callback"],
-    "watch.csv": ["CSV"],
-    "watch.freeze": ["Freeze"],
+    "watch.deciding": ["BestModel", "EarlyStopping", "Freeze"],
+    "watch.files": ["CSV", "LogFile"],
     "watch.history": ["History"],
-    "watch.hooks": ["Lambda"],
     "watch.info": ["Info"],
-    "watch.logfile": ["LogFile"],
-    "watch.mlflow": ["MLflow"],
-    "watch.profile": ["Profile"],
+    "watch.measuring": ["Lambda", "LearningRateMonitor", "Profile", "Timer"],
     "watch.progress": ["Progress"],
-    "watch.rates": ["LearningRateMonitor"],
     "watch.tensorboard": ["TensorBoard"],
-    "watch.timer": ["Timer"],
-    "watch.wandb": ["WandB"],
+    "watch.trackers": ["MLflow", "WandB"],
     "workers.asynchronous": ["Asynchronous"],
     "workers.block_momentum": ["BlockMomentum"],
     "workers.diloco": ["DiLoCo"],
@@ -149,22 +143,22 @@ if TYPE_CHECKING:
     from .train.trainer import Trainer as Trainer
     from .watch.average import EMA as EMA
     from .watch.average import SWA as SWA
-    from .watch.best import BestModel as BestModel
-    from .watch.best import EarlyStopping as EarlyStopping
     from .watch.callback import Callback as Callback
-    from .watch.csv import CSV as CSV
-    from .watch.freeze import Freeze as Freeze
+    from .watch.deciding import BestModel as BestModel
+    from .watch.deciding import EarlyStopping as EarlyStopping
+    from .watch.deciding import Freeze as Freeze
+    from .watch.files import CSV as CSV
+    from .watch.files import LogFile as LogFile
     from .watch.history import History as History
-    from .watch.hooks import Lambda as Lambda
     from .watch.info import Info as Info
-    from .watch.logfile import LogFile as LogFile
-    from .watch.mlflow import MLflow as MLflow
-    from .watch.profile import Profile as Profile
+    from .watch.measuring import Lambda as Lambda
+    from .watch.measuring import LearningRateMonitor as LearningRateMonitor
+    from .watch.measuring import Profile as Profile
+    from .watch.measuring import Timer as Timer
     from .watch.progress import Progress as Progress
-    from .watch.rates import LearningRateMonitor as LearningRateMonitor
     from .watch.tensorboard import TensorBoard as TensorBoard
-    from .watch.timer import Timer as Timer
-    from .watch.wandb import WandB as WandB
+    from .watch.trackers import MLflow as MLflow
+    from .watch.trackers import WandB as WandB
     from .workers.asynchronous import Asynchronous as Asynchronous
     from .workers.block_momentum import BlockMomentum as BlockMomentum
     from .workers.diloco import DiLoCo as DiLoCo

@@ -1,4 +1,4 @@
-"""Optuna: a trial whose training promises little is pruned, and its run stays whole."""
+"""Optuna pruning: ends a training whose trial Optuna gives up, and leaves its run whole."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from PIL import Image
 
 import headrace as hr
 from headrace.store.rows import by_step, column, read_row, written
-from headrace.watch.curves import axis_of, panels, thin
+from headrace.watch.charts import axis_of, panels, thin
+from headrace.watch.history import heads
 from headrace.watch.monitor import mode_of
-from headrace.watch.table import heads
 
 NAN = math.nan
 

@@ -11,7 +11,7 @@ from kit.tracked import DATA, At, fail, train
 from torch import nn
 
 import headrace as hr
-from headrace.watch.logfile import LogFile
+from headrace.watch.files import LogFile
 
 
 def lines(path: Path) -> list[str]:

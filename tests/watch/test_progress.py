@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.watch import progress as display
-from headrace.watch.bar import Bar
+from headrace.watch.progress import Bar
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(1))
 Y = X.sum(dim=1, keepdim=True)
@@ -202,7 +202,7 @@ def user(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(display, "BAR_S", 0.0)
-    monkeypatch.setattr(display._Bar, "period", 0.0)
+    monkeypatch.setattr(display.Bar, "period", 0.0)
     return monkeypatch
 
 
@@ -335,7 +335,7 @@ def test_it_is_drawn_by_time_and_not_by_step(
     clock = Clock(tick)
     monkeypatch.setattr(display, "time", clock)
     draws: list[int] = []
-    kind: Any = display._Bar if style == "bar" else display._Lines
+    kind: Any = display.Bar if style == "bar" else display._Lines
     draw = kind.draw
     monkeypatch.setattr(kind, "draw", lambda self, info, clock: (draws.append(info.step), draw(self, info, clock)))
     shown = display.Progress(style, io.StringIO())

@@ -1,6 +1,5 @@
 """A report says what is in a run, whole or cut short, and is one page that needs nothing else."""
 
-import html
 import json
 import math
 import os
@@ -11,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import markupsafe
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -20,12 +20,12 @@ from PIL import Image
 
 import headrace as hr
 from headrace.store import disk
-from headrace.watch.curves import panels
-from headrace.watch.report.answers import read_answers, residuals, scores
-from headrace.watch.report.plots import chart
+from headrace.watch.charts import panels
+from headrace.watch.report import write
+from headrace.watch.report.page import throughput
 from headrace.watch.report.read import read
-from headrace.watch.report.sections import throughput
-from headrace.watch.report.write import write
+from headrace.watch.report.scores import read_answers, residuals, scores
+from headrace.watch.report.svg import chart
 
 VOID = {"meta", "link", "input", "br"}
 
@@ -357,7 +357,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
     assert found.text.count("alert('1')") > 10, "it is all there"
     text = (run / "report.html").read_text()
     assert text.count("<script>") == 1, "the page's own"
-    assert html.escape(bad) in text
+    assert str(markupsafe.escape(bad)) in text
     assert len([tag for tag, *_ in found.attributes if tag == "script"]) == 0
 
 
@@ -427,7 +427,7 @@ def test_any_numbers_can_be_drawn(values: list[float], name: str) -> None:
     reports = [{"epoch": k, "step": k, f"val/{name}": value} for k, value in enumerate(values)]
     (panel,) = panels(reports)
     drawn = chart(panel, panel.curves(reports, "epoch"), "epoch", 1.0)
-    places = [float(place) for path in re.findall(r' d="([^"]*)"', drawn) for place in re.findall(r"[^MLHVhz ]+", path)]
+    places = [float(place) for _, path in drawn.paths for place in re.findall(r"[^MLHVhz ]+", path)]
     assert all(0 <= place <= 1000 for place in places)
 
 

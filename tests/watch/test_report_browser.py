@@ -13,7 +13,7 @@ from kit import report_runs as runs
 from kit.browser import DARK, browse, chromium, dom, shoot
 from PIL import Image
 
-from headrace.watch.report.write import write
+from headrace.watch.report import write
 
 TRAIN, VAL = (0x00, 0x72, 0xB2), (0xC9, 0x4F, 0x00)
 TRAIN_DARK, VAL_DARK = (0x56, 0xB4, 0xE9), (0xF0, 0x91, 0x3A)

@@ -13,12 +13,9 @@ from kit.tracked import DATA, At, fail, train
 from torch import nn
 
 import headrace as hr
-from headrace.watch.csv import CSV
-from headrace.watch.logfile import LogFile
-from headrace.watch.mlflow import MLflow
+from headrace.watch.files import CSV, LogFile, numbers
 from headrace.watch.tensorboard import TensorBoard
-from headrace.watch.tracker import Tracker, numbers
-from headrace.watch.wandb import WandB
+from headrace.watch.trackers import MLflow, Tracker, WandB
 
 pd = late("pandas")
 FILES = {LogFile: "log.txt", CSV: "metrics.csv", TensorBoard: "tb"}
@@ -98,7 +95,7 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(
 
 
 def test_a_directory_that_has_the_name_of_a_package_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.watch.tracker import require
+    from headrace.watch.trackers import require
 
     (tmp_path / "wandb_like").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))

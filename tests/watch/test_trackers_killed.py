@@ -19,11 +19,9 @@ from kit.sampled import EVERY
 
 import headrace as hr
 from headrace.store import disk
-from headrace.watch.csv import CSV
-from headrace.watch.logfile import LogFile
-from headrace.watch.mlflow import MLflow
+from headrace.watch.files import CSV, LogFile
 from headrace.watch.tensorboard import TensorBoard
-from headrace.watch.wandb import WandB, _records
+from headrace.watch.trackers import MLflow, WandB, _records
 
 FILES = ("log.txt", "metrics.csv", ".metrics.csv.new", "tb")
 NEVER = -1

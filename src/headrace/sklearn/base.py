@@ -1,4 +1,4 @@
-"""What both estimators are: settings, a fit by a Trainer, and outputs for rows."""
+"""The base of both estimators: settings, a fit by a Trainer, and outputs for rows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from ..loss.base import Loss
 from ..loss.translate import RowMean, translate
 from ..store.rng import capture_torch, restore_torch
 from ..train.trainer import Trainer
-from ..watch.best import EarlyStopping
 from ..watch.callback import Callback
+from ..watch.deciding import EarlyStopping
 from .digest import digest
 
 WEIGHT = "weight"  # the stream of sample weights
@@ -33,7 +33,7 @@ Data = dict[str, Any]
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
-    """The settings, which `fit` leaves as they are, and what is made of them."""
+    """Holds the settings, which `fit` does not change, and fits a module with a Trainer."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a fit is made of as a short name, so that one fit can be told from another."""
+"""Names a fit by a digest of all that it is made of, so that the same fit finds its run again."""
 
 import hashlib
 import inspect
@@ -14,6 +14,30 @@ from ..watch.callback import Callback
 
 PLAIN = (NoneType, bool, int, float, complex, str, bytes)
 NBYTES = 6
+HOMES_IN_0_1_0 = {
+    "headrace.callback.average": "EMA SWA",
+    "headrace.callback.base": "Callback",
+    "headrace.callback.best": "BestModel EarlyStopping",
+    "headrace.callback.csv": "CSV",
+    "headrace.callback.freeze": "Freeze",
+    "headrace.callback.hooks": "Lambda",
+    "headrace.callback.logfile": "LogFile",
+    "headrace.callback.mlflow": "MLflow",
+    "headrace.callback.profile": "Profile",
+    "headrace.callback.progress": "Progress",
+    "headrace.callback.rates": "LearningRateMonitor",
+    "headrace.callback.tensorboard": "TensorBoard",
+    "headrace.callback.timer": "Timer",
+    "headrace.callback.wandb": "WandB",
+    "headrace.loss.base": "Loss Term",
+    "headrace.loss.classes": "CrossEntropy Focal",
+    "headrace.loss.elements": "BinaryCrossEntropy Huber L1 MSE",
+    "headrace.loss.prior": "L2Prior",
+    "headrace.loss.translate": "RowMean",
+    "headrace.schedule": "OneCycle Schedule WarmupCosine WarmupLinear",
+}
+"""Where public classes were in version 0.1.0: a fit that it began is found wherever they are now."""
+_HOME_OF = {name: home for home, names in HOMES_IN_0_1_0.items() for name in names.split()}
 
 
 def digest(*values: Any) -> str:
@@ -35,7 +59,7 @@ def _pieces(value: Any, within: tuple[int, ...]) -> Iterator[bytes | memoryview]
         yield f"holder {within.index(id(value))}\n".encode()
         return
     held = _held(value)
-    yield f"{kind.__module__}.{kind.__qualname__} {len(held)}\n".encode()
+    yield f"{_name(kind)} {len(held)}\n".encode()
     if isinstance(held, bytes | memoryview):
         yield held
         return
@@ -73,7 +97,7 @@ def _taken_apart(value: Any) -> list[Any]:
     if isinstance(value, np.random.RandomState):
         return [value.get_state()]
     if isinstance(value, type | FunctionType):
-        name = f"{value.__module__}.{value.__qualname__}"
+        name = _name(value)
         return [name] if _can_be_imported(value) else [name, *_body(value)]
     if isinstance(value, Callback) and (settings := _settings(value)) is not None:
         return [type(value), settings]
@@ -88,8 +112,16 @@ def _settings(callback: Callback) -> dict[str, Any] | None:
     return {name: held[at] for name, at in kept.items()} if held.keys() >= {*kept.values()} else None
 
 
+def _name(value: type | FunctionType) -> str:
+    """The module and the name of a class or a function; of those of the library, the module in version 0.1.0."""
+    module, name = value.__module__, value.__qualname__
+    if module.startswith("headrace."):
+        module = _HOME_OF.get(name, module)
+    return f"{module}.{name}"
+
+
 def _can_be_imported(value: Any) -> bool:
-    """Whether it is found by its name, so that the name says which it is."""
+    """Whether its name tells which it is."""
     return value.__module__ != "__main__" and "<" not in value.__qualname__
 
 
@@ -104,6 +136,6 @@ def _body(value: Any) -> list[Any]:
 
 
 def _is_own(name: str, member: Any) -> bool:
-    """Whether a class was given this by whoever wrote it: a method, or a setting."""
+    """Whether a member of a class is its author's: a method, or a setting."""
     setting = isinstance(member, (*PLAIN, list, tuple, dict)) and not name.startswith("__")
     return setting or isinstance(member, FunctionType)

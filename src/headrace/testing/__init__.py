@@ -6,9 +6,6 @@ from headrace.testing import check_source
 def test_my_source():
     check_source(lambda: MySource("small.txt"))
 ```
-
-Order is import order: `watch seen trial makers tables pulls epochs workers sources
-rehearsal strategies`.
 """
 
 from .makers import dense_table, ragged_table, sparse_sequences, sparse_table

@@ -1,4 +1,4 @@
-"""The conformance kit for strategies: small trainings on virtual workers, stopped and taken up again anywhere."""
+"""The conformance kit for strategies: small trainings on virtual workers, stopped after any step and resumed."""
 
 import shutil
 import tempfile
@@ -16,22 +16,22 @@ from ..errors import CheckpointError
 from ..store.checkpoints import Store
 from ..store.codec import encode
 from ..workers.strategy import Strategy
-from .rehearsal import (
+from .small_training import (
     COUNTER,
     EPOCHS,
     PARAMETER,
     ROWS,
     STATISTIC,
-    Life,
     Make,
     Moment,
-    Rehearsal,
+    SmallTraining,
+    Trace,
     Weights,
     bits_of,
     kind_of,
     loss_of,
 )
-from .trial import Report, Trial
+from .trial import PromiseTrial, Report
 
 IN_MEMORY = Path("/dev/shm")  # where there is such a place, nothing waits for a disk
 CLOSE = 1e-6  # how near several workers come to one whose updates they share
@@ -60,7 +60,7 @@ def check_strategy(make: Make, *, workers: Sequence[int] = (1, 2, 3), limit_s: f
     Every call makes a strategy anew, with rounds of a few steps: two epochs of 25 rows are trained, 4 to a batch, by
     each of these numbers of virtual workers. `limit_s`: a training takes no longer than this.
     """
-    trial = Trial(PROMISES, limit_s)
+    trial = PromiseTrial(PROMISES, limit_s)
 
     def work() -> None:
         probe = trial.call("calls", "the factory", make)
@@ -78,9 +78,9 @@ def check_strategy(make: Make, *, workers: Sequence[int] = (1, 2, 3), limit_s: f
 
 @dataclass
 class _Workers:
-    """So many workers under trial."""
+    """The checks of one number of workers."""
 
-    trial: Trial
+    trial: PromiseTrial
     make: Make
     probe: Strategy
     count: int
@@ -89,14 +89,14 @@ class _Workers:
 
     def __post_init__(self) -> None:
         self.name = f"{self.count} worker{'s' * (self.count > 1)}"
-        self.training = Rehearsal(self.make, self.count)
+        self.training = SmallTraining(self.make, self.count)
 
     def check(self) -> None:
-        lives = self._train(self.training, self.name)
-        self._same("same", lives, self._train(self.training, self.name), f"{self.name}, a second time")
-        self._rows(lives)
+        traces = self._train(self.training, self.name)
+        self._same("same", traces, self._train(self.training, self.name), f"{self.name}, a second time")
+        self._rows(traces)
         if self.probe.joint:
-            self._joint(lives)
+            self._joint(traces)
         else:
             self.trial.skip("joint", "every worker makes updates of its own")
             self.trial.skip("alone", "every worker makes updates of its own")
@@ -104,26 +104,26 @@ class _Workers:
             for promise in ("agree", "agreed", "buffers"):
                 self.trial.skip(promise, "workers meet the center at different times, and worker 0 has its weights")
         else:
-            self._agree(lives)
-        before, after = loss_of(lives[0].start), loss_of(lives[0].end)
+            self._agree(traces)
+        before, after = loss_of(traces[0].start), loss_of(traces[0].end)
         self.trial.that("learns", after < before, self.name, f"a loss below {before:g}", f"{after:g}")
-        self._asked(lives)
-        self._saved(lives)
+        self._asked(traces)
+        self._saved(traces)
 
-    def _train(self, training: Rehearsal, where: str, promise: str = "calls") -> list[Life]:
-        lives: list[Life] = self.trial.call(promise, f"{where}: training", training)
-        return lives
+    def _train(self, training: SmallTraining, where: str, promise: str = "calls") -> list[Trace]:
+        traces: list[Trace] = self.trial.call(promise, f"{where}: training", training)
+        return traces
 
-    def _rows(self, lives: list[Life]) -> None:
+    def _rows(self, traces: list[Trace]) -> None:
         """Every row, in every epoch that all workers end together."""
         if self.probe.centered:
-            self._used_up("rows", [life.moments for life in lives], self.name)
+            self._used_up("rows", [trace.moments for trace in traces], self.name)
             return
-        ends = [k for k, moment in enumerate(lives[0].moments) if moment.ends_epoch]
+        ends = [k for k, moment in enumerate(traces[0].moments) if moment.ends_epoch]
         self.trial.equal("rows", EPOCHS, len(ends), f"{self.name}: epochs")
         start = 0
         for epoch, end in enumerate(ends):
-            parts = [life.moments[start : end + 1] for life in lives]
+            parts = [trace.moments[start : end + 1] for trace in traces]
             self._used_up("rows", parts, f"{self.name}, epoch {epoch}", times=1)
             start = end + 1
 
@@ -132,18 +132,18 @@ class _Workers:
         wrong = {row: used[row] for row in range(ROWS) if used[row] != times}
         self.trial.that(promise, not wrong, where, f"{ROWS} rows, each used {times} times", f"row: times {wrong}")
 
-    def _agree(self, lives: list[Life]) -> None:
-        for moments in zip(*(life.moments for life in lives), strict=False):
+    def _agree(self, traces: list[Trace]) -> None:
+        for moments in zip(*(trace.moments for trace in traces), strict=False):
             where = f"{self.name}, after step {moments[0].step}"
             told = {moment.agrees for moment in moments}
             self.trial.that("agree", len(told) == 1, where, "all workers to say the same", told)
             if moments[0].agrees:
                 kinds = (PARAMETER,) if self.probe.joint else (PARAMETER, STATISTIC, COUNTER)
                 self._alike([moment.weights for moment in moments], kinds, where)
-        self._ends_alike(lives, self.name)
+        self._ends_alike(traces, self.name)
 
-    def _ends_alike(self, lives: list[Life], where: str) -> None:
-        self._alike([life.end for life in lives], (PARAMETER, STATISTIC), f"{where}, at the end")
+    def _ends_alike(self, traces: list[Trace], where: str) -> None:
+        self._alike([trace.end for trace in traces], (PARAMETER, STATISTIC), f"{where}, at the end")
 
     def _alike(self, weights: Sequence[Weights], kinds: Sequence[str], where: str) -> None:
         for name in [name for name in weights[0] if kind_of(name) in kinds]:
@@ -152,19 +152,19 @@ class _Workers:
                 same, at = torch.equal(one, other[name]), f"{where}, {name!r} of workers 0 and {number}"
                 self.trial.that(promise, same, at, one.flatten()[:3], other[name].flatten()[:3])
 
-    def _joint(self, lives: list[Life]) -> None:
+    def _joint(self, traces: list[Trace]) -> None:
         if self.count == 1:
-            alone = self._train(Rehearsal(None, 1), "no strategy")
-            self._same("alone", alone, lives, f"{self.name}, beside none with a strategy")
-        one = self._train(Rehearsal(None, 1, statistics=False), "no strategy")[0]
+            alone = self._train(SmallTraining(None, 1), "no strategy")
+            self._same("alone", alone, traces, f"{self.name}, beside none with a strategy")
+        one = self._train(SmallTraining(None, 1, statistics=False), "no strategy")[0]
         several = self._train(replace(self.training, statistics=False), self.name)
         for k, moment in enumerate(one.moments):
-            for worker, life in enumerate(several):
+            for worker, trace in enumerate(several):
                 where = f"{self.name}, worker {worker} after step {moment.step}"
-                far = _apart(moment.weights, life.moments[k].weights)
+                far = _apart(moment.weights, trace.moments[k].weights)
                 self.trial.that("joint", far <= CLOSE, where, f"weights within {CLOSE:g} of those of one", f"{far:g}")
 
-    def _asked(self, lives: list[Life]) -> None:
+    def _asked(self, traces: list[Trace]) -> None:
         answers: list[list[_Answer]] = [[] for _ in range(self.count)]
 
         def ask(worker: int, strategy: Strategy, replica: Replica) -> None:
@@ -182,48 +182,48 @@ class _Workers:
                 if not self.probe.centered:
                     shapes = [tensor.shape for tensor in answer.agreed]
                     self.trial.equal("agreed", answer.shapes, shapes, f"{where}, shapes of agreed()")
-        self._same("asking", lives, asked, f"{self.name}, asked for state_dict, own_state and agreed after every step")
+        self._same("asking", traces, asked, f"{self.name}, asked for state_dict, own_state and agreed after every step")
         for step, each in enumerate(zip(*answers, strict=True), 1) if not self.probe.centered else ():
             for worker, answer in enumerate(each):
                 same = all(map(torch.equal, each[0].agreed, answer.agreed))
                 where = f"{self.name}, after step {step}"
                 self.trial.that("agreed", same, where, "the same on all workers", f"another on worker {worker}")
 
-    def _saved(self, lives: list[Life]) -> None:
+    def _saved(self, traces: list[Trace]) -> None:
         run = self.room / f"of-{self.count}"
         saved = self._train(replace(self.training, run=run), f"{self.name}, saved after every step", "saving")
-        self._same("saving", lives, saved, f"{self.name}, saved after every step")
-        for k in range(len(lives[0].moments) + 1):
+        self._same("saving", traces, saved, f"{self.name}, saved after every step")
+        for k in range(len(traces[0].moments) + 1):
             where = f"{self.name}, stopped after step {k}"
             going = replace(self.training, run=self._stopped(run, k), saves="1000 steps")
             rest = self._train(going, f"{where} and gone on", "restore")
             if self.probe.centered:
                 self._all_learnt("restore", rest, where)
             else:
-                self._same("restore", [life.since(k) for life in lives], rest, where)
+                self._same("restore", [trace.since(k) for trace in traces], rest, where)
             if self.others:
                 other = self.others[k % len(self.others)]
                 again = replace(going, workers=other, run=self._stopped(run, k))
-                self._taken_over(lives, k, again, f"{where}, taken up by {other}")
+                self._taken_over(traces, k, again, f"{where}, taken up by {other}")
 
-    def _taken_over(self, lives: list[Life], k: int, training: Rehearsal, where: str) -> None:
+    def _taken_over(self, traces: list[Trace], k: int, training: SmallTraining, where: str) -> None:
         """Another number of workers goes on from where all agreed for the last time up to step k."""
         rest = self._train(training, where, "workers")
         if self.probe.centered:
             self._all_learnt("workers", rest, where)
             return
         self._ends_alike(rest, where)
-        start = max(step for step in range(k + 1) if not step or lives[0].moments[step - 1].agrees)
-        known, now = lives[0].after(start), rest[0].start
+        start = max(step for step in range(k + 1) if not step or traces[0].moments[step - 1].agrees)
+        known, now = traces[0].after(start), rest[0].start
         for name in [name for name in known if now and kind_of(name) == PARAMETER]:
             same = torch.equal(known[name], now[name])
             self.trial.that("workers", same, where, f"{name!r} as after step {start}", "another")
-        parts = [life.moments[:start] for life in lives] + [life.moments for life in rest]
+        parts = [trace.moments[:start] for trace in traces] + [trace.moments for trace in rest]
         self._used_up("workers", parts, where)
 
-    def _all_learnt(self, promise: str, rest: list[Life], where: str) -> None:
+    def _all_learnt(self, promise: str, rest: list[Trace], where: str) -> None:
         """The rows that the center had learnt from, and those since."""
-        used = Counter(row for life in rest for moment in life.moments for row in moment.rows)
+        used = Counter(row for trace in rest for moment in trace.moments for row in moment.rows)
         rows = f"{EPOCHS * ROWS} rows, {rest[0].samples} of them before, none more than {EPOCHS} times since"
         complete = used.total() + rest[0].samples == EPOCHS * ROWS and max(used.values(), default=0) <= EPOCHS
         self.trial.that(promise, complete, where, rows, f"row: times {dict(used)}")
@@ -235,7 +235,7 @@ class _Workers:
         shutil.copytree(run, place, ignore=lambda at, names: late)
         return place
 
-    def _same(self, promise: str, expected: Sequence[Life], got: Sequence[Life], where: str) -> None:
+    def _same(self, promise: str, expected: Sequence[Trace], got: Sequence[Trace], where: str) -> None:
         """Raises at the first update that is not the same on a worker."""
         for worker, (one, other) in enumerate(zip(expected, got, strict=True)):
             for before, now in zip(one.moments, other.moments, strict=False):
@@ -249,7 +249,7 @@ class _Workers:
 
 @dataclass
 class _Answer:
-    """What a strategy has said of itself after a step."""
+    """What a strategy returned after a step."""
 
     refused: str
     """Why its state cannot be saved, if it cannot."""

@@ -1,4 +1,4 @@
-"""The conformance kit for tables: every sentence of the contract of `headrace.Table`, tried."""
+"""The conformance kit for tables: tries every sentence of the contract of `headrace.Table`."""
 
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -13,9 +13,8 @@ from ..data.fields import cat
 from ..data.ragged import Ragged
 from ..data.source import Table, check_batch
 from ..errors import SourceError
-from .seen import rows_of, shown, streams_of
-from .trial import Report, Trial
-from .watch import together
+from .batches import rows_of, shown, streams_of
+from .trial import PromiseTrial, Report, in_threads
 
 PROMISES = {
     "calls": "every call does what it is for and comes back",
@@ -41,7 +40,7 @@ def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Repor
     Every call makes a table anew; let it be a small one, of up to some thousands of rows. `limit_s`: a call takes no
     longer than this.
     """
-    trial = Trial(PROMISES, limit_s)
+    trial = PromiseTrial(PROMISES, limit_s)
 
     def work() -> None:
         tried = _Tried(trial, factory)
@@ -63,9 +62,9 @@ def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Repor
 
 
 class _Tried:
-    """One table, made by the factory."""
+    """One table, made by the factory, and its checks."""
 
-    def __init__(self, trial: Trial, factory: Callable[[], Table]) -> None:
+    def __init__(self, trial: PromiseTrial, factory: Callable[[], Table]) -> None:
         self._trial = trial
         self.table: Table = trial.call("calls", "the factory", factory)
         trial.that("calls", isinstance(self.table, Table), "the factory", "a Table", type(self.table).__name__)
@@ -182,7 +181,7 @@ class _Tried:
             return [self.seen(self.table.take(indices.clone())) for _ in range(ROUNDS)]
 
         found = self._trial.call(
-            "threads", "take in two threads at once", together, [lambda i=i: taken(i) for i in orders]
+            "threads", "take in two threads at once", in_threads, [lambda i=i: taken(i) for i in orders]
         )
         for indices, each in zip(orders, found, strict=True):
             expected = tuple(self.whole[k] for k in indices.tolist())

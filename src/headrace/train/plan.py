@@ -14,7 +14,7 @@ from ..step import check
 from ..step.given import source_on
 from ..watch.answers import Answers
 from ..watch.callback import Callback, Callbacks
-from ..watch.logfile import LogFile
+from ..watch.files import LogFile
 from ..watch.progress import Progress
 from ..watch.tensorboard import TensorBoard
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..errors import ConfigError, NonFiniteError
 from ..step.optimizers import groups_of, put_rate, shares_of
 from ..step.trainable import Trainable
-from ..watch.plot import new_figure
+from ..watch.charts import new_figure
 from .untouched import Steps, untouched, updates
 
 if TYPE_CHECKING:

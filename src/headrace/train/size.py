@@ -18,7 +18,7 @@ from ..errors import ConfigError, HeadraceError, OutOfMemoryError, is_out_of_mem
 from ..step import check
 from ..step.memory import groups
 from ..step.trainable import Trainable
-from ..watch.plot import new_figure
+from ..watch.charts import new_figure
 from .rate import rate_setter
 from .untouched import Steps, untouched, updates
 

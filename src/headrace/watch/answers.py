@@ -1,4 +1,4 @@
-"""What the model that is kept answers to data it was not trained on, written into the run for its report."""
+"""Writes the best model's predictions for test or validation data into the run, for its report."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ COLUMNS = 1024  # of values or labels: what has more is no table but a picture
 
 
 class Answers(Callback):
-    """Writes what the model answers to the test data, else the validation's, at the end of a training with a run.
+    """Writes the predictions for the test data, else the validation data, at the end of a training with a run.
 
-    At most `rows` rows: target, answer and, of classes, the probability that the model gives it. Only what fits a
-    report is written: one answer to one target, both dense. Whatever goes wrong here is told and hurts nothing.
+    At most `rows` rows: target, answer and, for classes, the probability that the model gives it. Only what fits a
+    report is written: one answer to one target, both dense. A failure here gives a warning and stops nothing.
     """
 
     everywhere = False
@@ -44,8 +44,8 @@ class Answers(Callback):
 
     def on_fit_end(self, info: Info) -> None:
         name = next((name for name in ("test", "val") if name in info.scored), None)
-        hurries = info.stopping == "left" or info.trainer._signals.why
-        if info.run is None or name is None or not info.alone or not info.step or hurries:
+        ends_soon = info.stopping == "left" or info.trainer._signals.why
+        if info.run is None or name is None or not info.alone or not info.step or ends_soon:
             return
         try:
             before = rng.capture(info.trainer.device)
@@ -62,7 +62,7 @@ class Answers(Callback):
 
         trainer, source = info.trainer, info.scored[name]
         objective, *others = trainer.eval_objectives.values()
-        found = None if others else self._asked(info, source, objective)
+        found = None if others else self._predict(info, source, objective)
         if found is None or info.run is None or not len(found.tensors["target"]):
             return
         names = (source.read_by or {}).get(trainer.target)
@@ -78,14 +78,13 @@ class Answers(Callback):
         data = save(tensors, {key: json.dumps(value) for key, value in facts.items()})
         disk.write_file(info.run / ANSWERS, data)
 
-    def _asked(self, info: Info, source: Source, objective: Objective) -> _Found | None:
-        """Answers to the first rows, a piece after the other; `None` where they are nothing for a report."""
-        compared = isinstance(objective, Supervised) or bool(info.trainer.metrics)  # what is predicted, with the target
-        if (
-            not compared or objective.unclear() or source.state_dict() is None
-        ):  # or it could not be put back to where it stood
-            return None
+    def _predict(self, info: Info, source: Source, objective: Objective) -> _Found | None:
+        """The predictions for the first rows, some at a time; `None` where they do not fit a report."""
         trainer, rows = info.trainer, 0
+        compares = isinstance(objective, Supervised) or bool(trainer.metrics)  # what is predicted, with the target
+        returns = source.state_dict() is not None  # to where it stands
+        if not compares or not returns or objective.unclear():
+            return None
         pieces: list[_Found] = []
         with rewound(source):
             while rows < self.rows and (batch := source.next_batch(min(PIECE, self.rows - rows))) is not None:
@@ -95,10 +94,10 @@ class Answers(Callback):
                 answer = objective.scored(trainer.predict(batch.fields))
                 if type(answer) is not Tensor or not len(answer) == len(target) == batch.rows:
                     return None
-                judged = _judged(target.cpu(), answer.cpu(), objective.reads, objective.ignores)
-                if judged is None or (pieces and (judged.kind, judged.count) != (pieces[0].kind, pieces[0].count)):
+                read = _read(target.cpu(), answer.cpu(), objective.reads, objective.ignores)
+                if read is None or (pieces and (read.kind, read.count) != (pieces[0].kind, pieces[0].count)):
                     return None
-                pieces.append(judged)
+                pieces.append(read)
                 rows += batch.rows
                 if batch.ends_epoch:
                     break
@@ -107,7 +106,7 @@ class Answers(Callback):
 
 @dataclass(slots=True)
 class _Found:
-    """Answers as they are written."""
+    """Predictions as they are written."""
 
     kind: str
     count: int
@@ -116,14 +115,14 @@ class _Found:
 
 
 def _joined(pieces: Sequence[_Found], rows: int) -> _Found:
-    """All pieces as one, of no more rows than are wanted."""
+    """Joins the pieces, and cuts them to so many rows."""
     first = pieces[0]
     tensors = {name: torch.cat([piece.tensors[name] for piece in pieces])[:rows] for name in first.tensors}
     return _Found(first.kind, first.count, tensors)
 
 
-def _judged(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | None) -> _Found | None:
-    """What outputs say, where they and the target have forms that fit."""
+def _read(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | None) -> _Found | None:
+    """The predictions that outputs stand for; `None` where they and the target do not fit each other."""
     outputs = outputs.float()
     if outputs.dim() == 2 and outputs.shape[1] > 1 and not target.is_floating_point():
         if target.dim() == 1:
@@ -139,19 +138,19 @@ def _judged(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | N
         return _Found("values", wanted.shape[1], {"target": wanted.float(), "answer": came})
     if not bool(((wanted == 0) | (wanted == 1)).all()):
         return None
-    said, probability = yes_or_no(came, reads)
-    tensors = {"target": wanted.int(), "answer": said.int(), "probability": probability}
+    answer, probability = yes_or_no(came, reads)
+    tensors = {"target": wanted.int(), "answer": answer.int(), "probability": probability}
     if wanted.shape[1] > 1:
         return _Found("labels", wanted.shape[1], tensors)
     return _Found("classes", 2, {key: part[:, 0] for key, part in tensors.items()})
 
 
 def _classes(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | None) -> _Found | None:
-    """One of several classes for each row; those whose target does not count are left out."""
+    """One of several classes for each row; rows whose target is ignored are left out."""
     counts = torch.ones_like(target, dtype=torch.bool) if ignored is None else target != ignored
     target, outputs = target[counts], outputs[counts]
     if bool((target < 0).any()) or bool((target >= outputs.shape[1]).any()):
         return None
-    said, probability = likeliest(outputs, reads)
-    tensors = {"target": target.int(), "answer": said.int(), "probability": probability}
+    answer, probability = likeliest(outputs, reads)
+    tensors = {"target": target.int(), "answer": answer.int(), "probability": probability}
     return _Found("classes", outputs.shape[1], tensors)

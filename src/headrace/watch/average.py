@@ -1,4 +1,4 @@
-"""Averages of the weights along a training, which are judged and kept instead of the weights themselves."""
+"""Averages the weights along a training; the averages are validated and kept instead of the weights themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Average(Callback):
-    """What an average has in common: a second set of weights, moved towards the model's every so often."""
+    """What averages have in common: a second set of weights, moved towards the model's at an interval."""
 
     only = "average of the weights"
     _average: list[Tensor]
@@ -144,5 +144,5 @@ class SWA(Average):
 
 
 def _averaged(info: Info) -> list[Tensor]:
-    """What an average is of."""
+    """The tensors that are averaged."""
     return info.replica.tensors if info.alone else info.replica.values

@@ -1,16 +1,25 @@
-"""What a training has reported, row by row."""
+"""The history of a training: its reports row by row, and as a table for notebooks."""
 
 from collections.abc import Iterator, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, unknown
-from ..store.rows import best_of, best_row, keys_of
-from . import plot, table
+from ..store.rows import COUNTERS, Row, best_of, best_row, column, keys_of
+from . import charts
 from .monitor import mode_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+ENDS = 5  # rows that are shown at the start and at the end of a long history
+GAP = "…"
+
+_TABLE = "color:inherit;border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:0.9em"
+_CELL = "padding:0.15em 0.7em;text-align:right;border:0;background:none"
+_LINE = "border-bottom:1px solid rgba(128,128,128,0.4)"
+_BEST = "font-weight:600;background:rgba(0,114,178,0.16)"
 
 
 class History:
@@ -21,7 +30,7 @@ class History:
         self.stopped = ""
         """Why the training ended."""
         self.marked: int | None = None
-        """The step that is the best so far, if anybody looks for it."""
+        """The best step so far, if a callback marks one."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)
@@ -83,7 +92,7 @@ class History:
         notebook the figure shows itself; keep it with `history.plot().savefig("curves.png")`.
         """
         best = self.best
-        return plot.figure(self.rows, self._wanted(keys), ax, None if best is None else best["step"])
+        return charts.figure(self.rows, self._wanted(keys), ax, None if best is None else best["step"])
 
     def _wanted(self, keys: str | Sequence[str] | None) -> list[str] | None:
         if keys is None:
@@ -96,7 +105,57 @@ class History:
 
     def _repr_html_(self) -> str:
         """For notebooks: a table of the first and the last rows and of the best."""
-        return table.notebook(self.rows, self.best, self.stopped)
+        return notebook(self.rows, self.best, self.stopped)
 
     def __repr__(self) -> str:
         return f"History({len(self.rows)} rows, stopped: {self.stopped or 'not yet'})"
+
+
+def shown(count: int, best: int | None) -> list[int | None]:
+    """Which of so many rows a short table shows: those at the ends and the best; `None` stands for a gap."""
+    kept = sorted({*range(min(ENDS, count)), *range(max(0, count - ENDS), count), *([] if best is None else [best])})
+    places: list[int | None] = []
+    for place in kept:
+        before = places[-1] if places else -1
+        assert before is not None
+        places += [place] if place == before + 1 else [None, place]
+    return places
+
+
+def heads(rows: Sequence[Row]) -> list[str]:
+    """The columns of a table: counters, then what is measured and has a panel; terms of a loss last."""
+    keys, drawn = keys_of(rows), {key for panel in charts.panels(rows) for key in panel.keys}
+    counters = [key for key in COUNTERS if key in keys and key != "minutes"]
+    measured = [key for key in keys if key in drawn]
+    return [*counters, *sorted(measured, key=lambda key: key.count("/") > 1)]
+
+
+def cells(rows: Sequence[Row], places: Sequence[int | None]) -> tuple[list[str], list[list[str]]]:
+    """The columns of a table, and the lines for these rows; `None` stands for a gap."""
+    keys = heads(rows)
+    columns = [column([None if k is None else rows[k].get(key) for k in places]) for key in keys]
+    lines = [[GAP if k is None else texts[line] for texts in columns] for line, k in enumerate(places)]
+    return keys, lines
+
+
+def place_of(rows: Sequence[Row], row: Row | None) -> int | None:
+    """The index of a row among others."""
+    return next((k for k, other in enumerate(rows) if other is row), None) if row is not None else None
+
+
+def notebook(rows: Sequence[Row], best: Row | None, stopped: str) -> str:
+    """A compact table that inherits its colours, and so suits light and dark notebooks."""
+    at = place_of(rows, best)
+    places = shown(len(rows), at)
+    keys, found = cells(rows, places)
+    lines = ["".join(f'<th style="{_CELL};{_LINE}">{escape(key)}</th>' for key in ["", *keys])]
+    for place, texts in zip(places, found, strict=True):
+        mark = GAP if place is None else "best" if place == at else ""
+        style = f"{_CELL};{_BEST}" if mark == "best" else _CELL
+        lines.append("".join(f'<td style="{style}">{escape(cell)}</td>' for cell in [mark, *texts]))
+    body = "".join(f'<tr style="background:none">{line}</tr>' for line in lines)
+    head = f"{len(rows):,} {'row' if len(rows) == 1 else 'rows'}" + (f", stopped: {stopped}" if stopped else "")
+    return (
+        f'<div style="overflow-x:auto"><div style="margin-bottom:0.4em">History: {escape(head)}</div>'
+        f'<table style="{_TABLE}">{body}</table></div>'
+    )

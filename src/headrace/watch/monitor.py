@@ -1,4 +1,4 @@
-"""A number that somebody watches: whether it will be measured, what a row says of it, and which side is better."""
+"""Numbers that callbacks watch: whether one will be measured, what a row says of it, and whether less is better."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OF_A_FAMILY = re.compile(r"(train|val|test)[/_.:-](.+)")
 
 @dataclass(frozen=True)
 class Expected:
-    """The numbers that a training will measure, as far as that is known before it."""
+    """The keys that a training will measure, as far as they are known before it."""
 
     families: tuple[str, ...] = ()
-    """Whose: "train", and "val" where there are such data."""
+    """The data: "train", and "val" where there are such."""
     keys: tuple[str, ...] = ()
     open: tuple[str, ...] = ()
-    """How others begin whose names are known only later."""
+    """Prefixes of keys whose names are known only later."""
     logged: bool = False
     """Whether somebody's own callbacks may log others."""
 
@@ -52,7 +52,7 @@ def side_of(key: str) -> str:
 
 
 def mode_of(key: str, mode: str = "auto", side: str = "", there: Collection[str] = ()) -> str:
-    """What the user says, "min" or "max"; with "auto" the `side` that the metric has told, or what the name tells."""
+    """The given mode, "min" or "max"; with "auto" the `side` that the metric declares, or what the name tells."""
     check_mode(mode)
     if found := mode if mode != "auto" else side or side_of(key):
         return found
@@ -67,7 +67,7 @@ def check_mode(mode: str) -> None:
 
 
 def watched(who: str, key: str, mode: str, info: Info) -> str:
-    """At the start of a training: raises on a number that will not come; "min" or "max", whichever is better."""
+    """Raises at the start of a training if the number will not be measured; "min" or "max", whichever is better."""
     check_watched(who, key, info.expected)
     metrics, name = info.trainer.metrics, key.partition("/")[2] or key
     return mode_of(key, mode, metrics.mode(name) or side_of(metrics.kind(name)), info.expected.keys)
@@ -96,7 +96,7 @@ def check_watched(who: str, key: str, expected: Expected, own: bool = True) -> N
 
 
 def number_of(who: str, key: str, row: Row) -> float | None:
-    """What a report says of a number, if it does; raises if others of its family were measured, and it was not."""
+    """The number in a report, if it is there; raises if others of its family were measured and it was not."""
     if key in row:
         try:
             return float(row[key])
@@ -110,7 +110,7 @@ def number_of(who: str, key: str, row: Row) -> float | None:
 
 
 def warn_if_it_never_came(who: str, key: str, info: Info) -> None:
-    """At the end of a training: says of a number of one's own that nobody has logged it."""
+    """Warns at the end of a training if a number that only a callback could log was never logged."""
     if key.partition("/")[0] not in info.measured and not info.history[key]:
         there = ", ".join(dict.fromkeys(each for row in info.history for each in row if each not in info.row()))
         warnings.warn(
@@ -119,7 +119,7 @@ def warn_if_it_never_came(who: str, key: str, info: Info) -> None:
 
 
 def _parts(key: str) -> tuple[str, str]:
-    """Whose number it is, also where it is written as elsewhere ("val_loss"), and of what; nobody's is one's own."""
+    """The family and the name in a key, also if written as "val_loss"; no family where a callback logs it."""
     found = _OF_A_FAMILY.fullmatch(key)
     return (found[1], found[2]) if found else ("", key)
 
@@ -130,7 +130,7 @@ def _not_measured(who: str, key: str, there: Collection[str]) -> ConfigError:
 
 
 def _others(key: str, there: Collection[str]) -> str:
-    """What there is, and first what a key that is not among it may mean."""
+    """A hint at what a key may mean that is not there, and the keys that are."""
     if not there:
         return ""
     family, name = _parts(key)

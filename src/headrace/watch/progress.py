@@ -1,11 +1,13 @@
-"""The progress of a training: a bar on a terminal, lines elsewhere; drawn by time, not by step."""
+"""Shows the progress of a training: a bar on a terminal, lines elsewhere; drawn by time, not by step."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import ConfigError, unknown
@@ -18,6 +20,7 @@ STYLES = ("auto", "bar", "plain")
 BAR_S = 0.1  # how often the bar is drawn
 WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
 LINE_S = 10.0  # how often a line is printed within an epoch
+LEAST, MOST = 10, 40  # columns of the bar itself
 RECENT_S = 2.0  # what a rate is taken over, at least, once there is as much
 
 
@@ -31,16 +34,16 @@ class Progress(Callback):
             raise ConfigError(f"Progress: {unknown('style', style, STYLES)}")
         self._file = file
         self._style = style
-        self._display: _Bar | _Lines | None = None
+        self._display: _Lines | None = None
         self._next = 0.0
 
     def on_fit_start(self, info: Info) -> None:
         file = self._file or sys.stderr
         bar = self._style == "bar" or (self._style == "auto" and _has_bars(file))
-        self._display = _Bar(file) if bar else _Lines(file)
+        self._display = Bar(file) if bar else _Lines(file)
         self._clock, self._next = _Clock(info), 0.0
         if info.resumed:
-            self._display.say(f"going on from step {info.resumed:,} of epoch {info.epoch + (not info.ends_epoch)}")
+            self._display.print_line(f"going on from step {info.resumed:,} of epoch {_epoch(info)}")
 
     def on_step_end(self, info: Info) -> None:
         clock = self._clock
@@ -61,17 +64,19 @@ class Progress(Callback):
         self._clock.pause()
         tested = any(key.startswith("test/") for key in scores)  # else the line of the epoch says it
         if self._display is not None and (tested or not info.ends_epoch):
-            self._display.say(f"step {info.step:,}  {_numbers(_shown(scores))}")
+            self._display.print_line(f"step {info.step:,}  {'  '.join(_shown(scores))}")
 
     def on_error(self, info: Info, error: BaseException) -> None:
         self._close()
 
     def on_fit_end(self, info: Info) -> None:
         if self._display is not None:
-            span = _span(self._clock.elapsed)
+            took = span(self._clock.elapsed)
             if info.resumed == info.step > 0:
-                self._display.say(f"nothing left to train: {info.stopping}")
-            self._display.say(f"ended after {info.step:,} steps, {info.samples:,} samples, {span}: {info.stopping}")
+                self._display.print_line(f"nothing left to train: {info.stopping}")
+            self._display.print_line(
+                f"ended after {info.step:,} steps, {info.samples:,} samples, {took}: {info.stopping}"
+            )
         self._close()
 
     def _close(self) -> None:
@@ -81,7 +86,7 @@ class Progress(Callback):
 
 
 class _Clock:
-    """How fast a training goes and how long it will go on."""
+    """Measures how fast a training goes and estimates how long it will take."""
 
     def __init__(self, info: Info) -> None:
         self._start = self.now = time.perf_counter()
@@ -89,7 +94,7 @@ class _Clock:
         self._paused = 0.0
         self._old = self._new = (self.now, info.samples)
         self.begun = False
-        """Whether the first update has been made, which takes as long as no other."""
+        """Whether the first update has been made, which takes longer than others."""
 
     @property
     def elapsed(self) -> float:
@@ -103,7 +108,7 @@ class _Clock:
         self.begun = True
 
     def pause(self) -> None:
-        """What has been done since the last update was no training."""
+        """Leaves the time since the last update out of the rate."""
         last, self.now = self.now, time.perf_counter()
         self._paused += self.now - last
 
@@ -112,7 +117,7 @@ class _Clock:
         return self.now - self._paused
 
     def rate(self, info: Info) -> float:
-        """Samples per second, lately."""
+        """Samples per second over the last seconds."""
         seconds, samples = self._worked - self._old[0], info.samples - self._old[1]
         if not samples:  # there has been one update
             return info.samples / max(self._worked - self._start, 1e-9)
@@ -140,7 +145,7 @@ class _Clock:
 
 
 class _Lines:
-    """One line an epoch, and one every ten seconds of a long one."""
+    """Prints a line for each epoch, and one every ten seconds within a long one."""
 
     period = LINE_S
 
@@ -149,43 +154,85 @@ class _Lines:
 
     def draw(self, info: Info, clock: _Clock) -> None:
         pieces = [_place(info), *_each(info.losses), _rates(info, clock), *_left(info, clock)]
-        self.say(f"epoch {_epoch(info)}  {'  '.join(pieces)}")
+        self.print_line(f"epoch {_epoch(info)}  {'  '.join(pieces)}")
 
     def epoch(self, info: Info, row: dict[str, Any], clock: _Clock) -> None:
-        self.say(f"epoch {info.epoch}  {_numbers(_shown(row))}  {_rates(info, clock)}")
+        self.print_line(f"epoch {info.epoch}  {'  '.join(_shown(row))}  {_rates(info, clock)}")
 
-    def say(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # a pipe that nobody reads any more is no reason to stop
+    def print_line(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # a closed pipe does not stop the training
             print(text, file=self._file, flush=True)
 
     def close(self) -> None:
         pass
 
 
-class _Bar(_Lines):
-    """A bar for the epoch at hand; finished epochs stay above it as lines."""
+class Bar(_Lines):
+    """Draws a bar for the current epoch at the foot of a terminal; lines printed meanwhile stay above it."""
 
     period = BAR_S
 
     def __init__(self, file: TextIO) -> None:
-        from .bar import Bar
+        from rich.console import Console
+        from rich.live import Live
 
-        self._bar = Bar(file)
+        console: Any = Console(
+            file=file, soft_wrap=True, highlight=False, markup=False, emoji=False, force_jupyter=False
+        )
+        console.show_cursor = lambda show=True: False  # hidden, it would stay so when the process is killed
+        console.on_broken_pipe = partial(setattr, console, "quiet", True)
+        self._live = Live(
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # what goes to a file or a pipe is none of the terminal's business
+            redirect_stderr=sys.stderr.isatty(),
+        )
+        self._live.start()
 
     def draw(self, info: Info, clock: _Clock) -> None:
         total, *terms = _each(info.losses) or [""]
         pieces = [_place(info), total, *_left(info, clock), _rates(info, clock), *terms]
-        self._bar.show(f"epoch {_epoch(info)}", info.batch, info.batches, pieces)
+        self._live.update(_Line(f"epoch {_epoch(info)}", info.batch, info.batches, pieces), refresh=True)
 
-    def say(self, text: str) -> None:
-        self._bar.print(text)
+    def print_line(self, text: str) -> None:
+        self._live.console.print(text)
 
     def close(self) -> None:
-        self._bar.close()
+        self._live.stop()
+
+
+class _Line:
+    """The line of the bar, laid out for the width that the terminal has when it is drawn.
+
+    Of the pieces it shows as many as fit; those that matter most come first.
+    """
+
+    def __init__(self, head: str, done: int, total: int | None, pieces: Sequence[str]) -> None:
+        self._head, self._done, self._total, self._pieces = head, done, total, pieces
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.cells import cell_len, set_cell_size
+        from rich.progress_bar import ProgressBar
+        from rich.text import Text
+
+        room = options.max_width - 3  # some terminals go on to the next line at the last column, and Ctrl-C shows as ^C
+        if cell_len(self._head) + 1 + LEAST > room:
+            yield Text(set_cell_size(self._head, min(room, cell_len(self._head))), end="")
+            return
+        room -= cell_len(self._head) + 1 + LEAST
+        shown = ""
+        for piece in self._pieces:
+            if 2 + cell_len(piece) <= room:  # one that is too long leaves its place to shorter ones
+                shown += f"  {piece}"
+                room -= 2 + cell_len(piece)
+        yield Text(f"{self._head} ", end="")
+        yield ProgressBar(self._total, self._done, width=min(MOST, LEAST + room), pulse=self._total is None)
+        yield Text(shown, end="")
 
 
 def _has_bars(file: TextIO) -> bool:
-    """Whether lines of a file can be drawn again: not in a pipe, not where a machine looks on, not without a cursor."""
+    """Whether a bar can be drawn on a file: not in a pipe, not in CI, not on a terminal without a cursor."""
     watched = os.environ.get("CI", "").lower() not in ("", "0", "false")
     return file.isatty() and not watched and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
@@ -209,28 +256,25 @@ def _rates(info: Info, clock: _Clock) -> str:
     return f"{whole} ({len(info.rates)} workers, {min(info.rates):,.0f} to {max(info.rates):,.0f} each)"
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _shown(row: dict[str, Any]) -> list[str]:
     """The numbers of a report that fit a line: no counters, no single terms, no matrices."""
-    return {key: value for key, value in row.items() if isinstance(value, float) and "/" in key and key.count("/") == 1}
+    return _each({key: value for key, value in row.items() if key.count("/") == 1})
 
 
 def _left(info: Info, clock: _Clock) -> list[str]:
     """How long it will go on, if that can be told."""
     left = clock.left(info)
-    return [] if left is None else [f"{_span(left)} left"]
+    return [] if left is None else [f"{span(left)} left"]
 
 
 def _each(values: dict[str, Any]) -> list[str]:
     return [f"{key} {value:.4g}" for key, value in values.items() if isinstance(value, float)]
 
 
-def _numbers(values: dict[str, Any]) -> str:
-    return "  ".join(_each(values))
-
-
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A time as text, such as "3 min 20 s"."""
     seconds = round(seconds, 1) if seconds < 10 else round(seconds)
     if seconds < 60:
         return f"{seconds:g} s"
     minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"

@@ -1,4 +1,4 @@
-"""The reports of a training as curves in TensorBoard, each number once, however often the training was interrupted."""
+"""Writes reports as curves for TensorBoard, each number once, however often the training was interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..store import disk
 from ..store.rows import Row
 from .callback import Callback
-from .tracker import Place, numbers
+from .files import OutputPath, numbers
 
 if TYPE_CHECKING:
     from .info import Info
@@ -32,16 +32,16 @@ Point = tuple[int, str, float]
 
 
 class TensorBoard(Callback):
-    """Every number of a report at its step, by its key; without a `path`, in the directory `tb` of the run.
+    """Writes every number of a report at its step, by its key; without a `path`, into the directory `tb` of the run.
 
-    One training writes to a directory. When it goes on, what its file holds beyond the history is cut off; a
-    TensorBoard that is looking on goes on too. When another one begins, its file takes the place of the old one.
+    One training writes to a directory. When it goes on, what its file holds beyond the history is cut off, and a
+    running TensorBoard follows. When another training begins, its file replaces the old one.
     """
 
     everywhere = False
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._place = Place(self, path, FOLDER)
+        self._place = OutputPath(self, path, FOLDER)
         self._events: _Events | None = None
 
     def forget(self) -> None:
@@ -76,7 +76,7 @@ class TensorBoard(Callback):
 
 
 class _Events:
-    """A file of events that holds a history. A report is one record, and there as a whole or not at all."""
+    """A file of events that equals a history. A report is one record, which is there as a whole or not at all."""
 
     def __init__(self, folder: Path, rows: Iterable[Row], anew: bool = False) -> None:
         before = sorted(folder.glob(f"events.out.tfevents.*{OURS}"))
@@ -92,7 +92,7 @@ class _Events:
         self._file.write((b"" if end else _first()) + _records(points[known:]))
 
     def add(self, row: Row) -> bool:
-        """Writes what is new of a report; false, and nothing is written, where it corrects what there is."""
+        """Writes what is new in a report; returns False, and writes nothing, where it corrects what is there."""
         new = [(step, tag, v) for step, tag, v in _points(row) if self._last.get(tag) != (step, repr(v))]
         if any(tag in self._last and self._last[tag][0] >= step for step, tag, _ in new):
             return False
@@ -109,13 +109,13 @@ def _name() -> str:
 
 
 def _points(row: Row) -> list[Point]:
-    """Tags are UTF-8, which half of a character beyond the first 65,536 has no place in."""
+    """The numbers of a report; tags are UTF-8, which cannot hold half of a surrogate pair."""
     tags = ((tag.encode(errors="backslashreplace").decode(), value) for tag, value in numbers(row).items())
     return [(row["step"], tag, value) for tag, value in tags]
 
 
 def _common(path: Path, points: Sequence[Point]) -> tuple[int, int]:
-    """How many bytes of a file tell of nothing but these points, and of how many of them, from the first on."""
+    """How many bytes of a file agree with these points, and how many points they hold."""
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboard.compat.proto.event_pb2 import Event
 
@@ -133,7 +133,7 @@ def _common(path: Path, points: Sequence[Point]) -> tuple[int, int]:
 
 
 def _first() -> bytes:
-    """What a file of events begins with."""
+    """The first record of a file of events."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     return _record(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
@@ -146,7 +146,7 @@ def _records(points: Iterable[Point]) -> bytes:
 
 
 def _event(wall_time: float, points: Sequence[Point]) -> bytes:
-    """What was measured at the step of the first of these points."""
+    """The event of one step."""
     from tensorboard.compat.proto.event_pb2 import Event
 
     event = Event(wall_time=wall_time, step=points[0][0] if points else 0)
@@ -169,7 +169,7 @@ def _read(path: Path) -> Iterator[bytes]:
 
 
 def _record(data: bytes) -> bytes:
-    """Bytes as they stand in a file of events.
+    """Bytes framed as a record of a file of events.
 
     Tensorboard has a writer that makes the same of them; with all that it imports, that takes a tenth of a second.
     """
@@ -178,7 +178,7 @@ def _record(data: bytes) -> bytes:
 
 
 def _masked(data: bytes) -> bytes:
-    """The checksum of a record: CRC-32C, turned and moved so that one of bytes that hold one is still telling."""
+    """The checksum of a record: CRC-32C, rotated and shifted, for it may be taken of bytes that hold one themselves."""
     table, crc = _table(), 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -188,7 +188,7 @@ def _masked(data: bytes) -> bytes:
 
 @cache
 def _table() -> tuple[int, ...]:
-    """What a byte does to a CRC-32C."""
+    """The table of CRC-32C for a byte."""
     found = []
     for crc in range(256):
         for _ in range(8):

@@ -63,7 +63,7 @@ def _ended_early(run: str | None, note: Path, status: int) -> int:
 
 
 def _report(trained: "Trained") -> str | None:
-    from ...watch.report.write import write
+    from ...watch.report import write
 
     return None if trained.run is None else str(write(trained.run))
 

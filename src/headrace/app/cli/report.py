@@ -15,7 +15,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ...watch.report.write import write
+    from ...watch.report import write
 
     page = write(options.run, options.out, options.pictures)
     pictures = str(options.run / "report") if options.pictures else None

@@ -1,4 +1,4 @@
-"""What is in a run's directory, as far as it can be read; what cannot is said, not raised."""
+"""Reads a run's directory for the report; what cannot be read is listed, not raised."""
 
 import json
 import os
@@ -10,17 +10,17 @@ from typing import Any
 from ...errors import RunError
 from ...store import disk
 from ...store.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
-from .answers import Answers, read_answers
+from .scores import Predictions, read_answers
 
 SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
 LOG_LINES = 500  # of the end of a long log
 BEGINS = ("started", "going on from step")
 BAD = ("warning", "overridden:", "ended by", "refused", "cannot", "could not", "failed", "not finite", "left out")
-"""What a line of the log says when somebody should look at it."""
+"""Words in lines of the log that somebody should look at."""
 
 
 @dataclass(slots=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint, as its manifest describes it."""
 
     step: int
@@ -33,7 +33,7 @@ class Saved:
 
 @dataclass(slots=True)
 class Found:
-    """A run, read."""
+    """The contents of a run's directory."""
 
     path: Path
     facts: dict[str, Any] = field(default_factory=dict)
@@ -45,8 +45,8 @@ class Found:
     """Time and text of each line."""
     best: dict[str, Any] = field(default_factory=dict)
     """Step and number of the best model, as best/best.json says."""
-    checkpoints: list[Saved] = field(default_factory=list)
-    answers: Answers | None = None
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    answers: Predictions | None = None
     running: bool = False
     missing: list[str] = field(default_factory=list)
     """What should be there and is not, or cannot be read, in sentences."""
@@ -90,14 +90,13 @@ def read(path: Path) -> Found:
     found = Found(path)
     found.facts = _part(found, "run.json", _json, "when and where the training began")
     found.config = _part(found, "config.yaml", _yaml, "with which settings")
-    found.recipe = _part(found, "recipe.yaml", _yaml, "") if (path / "recipe.yaml").exists() else {}
+    found.recipe = _part(found, "recipe.yaml", _yaml)
     times = _times(path)
     found.rows = [row | times.get(_when(row), {}) for row in by_step(_rows(found))]
     found.log = _part(found, "log.txt", _log, "how it went") or []
-    found.best = _part(found, "best/best.json", _json, "") if (path / "best" / "best.json").exists() else {}
-    found.checkpoints = (_part(found, "checkpoints", _checkpoints, "") or []) if (path / "checkpoints").exists() else []
-    if (path / "answers.safetensors").exists():
-        found.answers = _part(found, "answers.safetensors", read_answers, "") or None
+    found.best = _part(found, "best/best.json", _json)
+    found.checkpoints = _part(found, "checkpoints", _checkpoints) or []
+    found.answers = _part(found, "answers.safetensors", read_answers) or None
     found.running = _is_held(path / "lock")
     return found
 
@@ -111,12 +110,13 @@ def _check(path: Path) -> None:
         raise RunError(f"{path} is not a run: it has no run.json. {hint}")
 
 
-def _part(found: Found, name: str, reader: Callable[[Path], Any], what: str) -> Any:
-    """A file of the run, or nothing with a sentence about why."""
+def _part(found: Found, name: str, reader: Callable[[Path], Any], what: str = "") -> Any:
+    """A file of the run, or nothing with a sentence about why; a file that says nothing of `what` may be missing."""
     try:
         return reader(found.path / name)
     except FileNotFoundError:
-        found.missing.append(f"There is no {name}" + (f", which says {what}." if what else "."))
+        if what:
+            found.missing.append(f"There is no {name}, which says {what}.")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         found.missing.append(
             f"{name} cannot be read: {str(error).splitlines()[0] if str(error) else 'it is cut short'}."
@@ -182,14 +182,14 @@ def _log(path: Path) -> list[tuple[str, str]]:
     return [(line[:19], line[20:]) if line[:4].isdigit() and line[10:11] == " " else ("", line) for line in lines]
 
 
-def _checkpoints(folder: Path) -> list[Saved]:
+def _checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """The checkpoints by step, the newest first; one that cannot be read is there, and not whole."""
     steps = [child for child in folder.iterdir() if child.name.startswith("step-") and child.name[5:].isdigit()]
     found = [saved for child in steps if (saved := _saved(child)) is not None]
     return sorted(found, key=lambda saved: -saved.step)
 
 
-def _saved(path: Path) -> Saved | None:
+def _saved(path: Path) -> SavedCheckpoint | None:
     step, manifest = int(path.name[5:]), path / "manifest.json"
     try:
         at = path.stat().st_mtime
@@ -197,9 +197,9 @@ def _saved(path: Path) -> Saved | None:
         return None
     try:
         sizes = [int(file["size"]) for file in _json(manifest)["files"]]
-        return Saved(step, sum(sizes), manifest.stat().st_mtime, (path / "COMMIT").is_file())
+        return SavedCheckpoint(step, sum(sizes), manifest.stat().st_mtime, (path / "COMMIT").is_file())
     except (OSError, ValueError, KeyError, TypeError):
-        return Saved(step, 0, at, whole=False)
+        return SavedCheckpoint(step, 0, at, whole=False)
 
 
 def _is_held(lock: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Panels as SVG within HTML: lines stretch with the page, text does not.
+"""Charts of the report page as SVG within HTML: lines stretch with the page, text does not.
 
 The drawing is a plane of 1000 × 1000 that fills its box; strokes keep their width, and the numbers at the axes are text
 placed by percentages. So a panel reads as well on a telephone as on a wide screen, without a script.
@@ -7,14 +7,12 @@ placed by percentages. So a panel reads as well on a telephone as on a wide scre
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ...store.rows import FAMILIES, written
-from ..curves import Curve, Panel, family
-from ..plot import label_of, wants_log
+from ..charts import Curve, Panel, colours_of, label_of, wants_log
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,9 +26,30 @@ EQUAL, TINY = 1e-9, 1e-200  # a difference, relative and absolute, that no axis 
 MARGIN = 0.06  # of the height, above and below the curves
 
 
+@dataclass(slots=True)
+class Chart:
+    """A chart, ready for the page; without paths there was nothing to draw."""
+
+    title: str
+    axis: str = ""
+    """What stands below."""
+    description: str = ""
+    """The chart in words, for who cannot see it."""
+    ys: list[tuple[str, str]] = field(default_factory=list)
+    """The numbers at the left: how far down, in percent, and what is there."""
+    xs: list[tuple[str, str]] = field(default_factory=list)
+    """Those below: how far to the right."""
+    paths: list[tuple[str, str]] = field(default_factory=list)
+    """Their CSS classes, and what they draw."""
+    legend: list[tuple[str, str]] = field(default_factory=list)
+    """The CSS class and the label of each curve."""
+    view: str = ""
+    """The numbers as JSON, for the script that shows those under the pointer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From values to places between 0 and 1."""
+    """An axis: maps values to places between 0 and 1."""
 
     low: float
     high: float
@@ -58,42 +77,38 @@ class Scale:
         return [tick for tick in found if self.low <= tick <= self.high]
 
 
-def chart(panel: Panel, curves: Sequence[Curve], axis: str, best: float | None) -> str:
+def chart(panel: Panel, curves: Sequence[Curve], axis: str, best: float | None) -> Chart:
     """A panel of a history; `best` is where on the axis the best step is."""
     values = [y for curve in curves for y in curve.y if math.isfinite(y)]
     if not values:
-        return _figure(panel.title, "", '<p class="none">no finite number was reported</p>')
+        return Chart(panel.title)
     across = _scale([x for curve in curves for x in curve.x], whole=True)
     up = _scale(values, log=wants_log(panel, curves))
-    lines = [_line(curve, across, up, _class(curves, k)) for k, curve in enumerate(curves)]
-    marks = [_rule(across.at(best))] if best is not None and across.low <= best <= across.high else []
-    legend = " ".join(
-        f'<span class="key {_class(curves, k)}">{escape(label_of(curve, panel))}</span>'
-        for k, curve in enumerate(curves)
-        if len(curves) > 1 or label_of(curve, panel) in FAMILIES
-    )
-    points = [
-        {"n": label_of(c, panel), "c": _class(curves, k), "x": c.x, "y": [_short(y) for y in c.y]}
-        for k, c in enumerate(curves)
-    ]
+    paths = [_rule(across.at(best))] if best is not None and across.low <= best <= across.high else []
+    drawn = _axes(panel.title, axis, _in_words(panel, curves, axis), across, up, paths)
+    points = []
+    for curve, colour in zip(curves, colours_of(curves), strict=True):
+        name, label = f"s{colour}", label_of(curve, panel)
+        drawn.paths += _line(curve, across, up, name)
+        points.append({"n": label, "c": name, "x": curve.x, "y": [_short(y) for y in curve.y]})
+        if len(curves) > 1 or label in FAMILIES:
+            drawn.legend.append((name, label))
     view = {"axis": axis, "x": [across.low, across.high], "y": [up.low, up.high], "log": up.log, "curves": points}
-    drawn = _plane(across, up, "".join([*marks, *lines]), _said(panel, curves, axis))
-    data = escape(json.dumps(view, separators=(",", ":"), allow_nan=False))
-    return _figure(panel.title, legend, drawn, f' data-view="{data}"', axis)
+    drawn.view = json.dumps(view, separators=(",", ":"), allow_nan=False)
+    return drawn
 
 
-def scatter(target: "np.ndarray", answer: "np.ndarray", title: str) -> str:
+def scatter(target: "np.ndarray", answer: "np.ndarray", title: str) -> Chart:
     """Answers over targets, with the line on which both are equal."""
     step = max(1, len(target) // DOTS)
     wanted, came = target[::step].tolist(), answer[::step].tolist()
     scale = _scale([*wanted, *came])
     dots = "".join(f"M{_x(scale.at(a))} {_y(scale.at(b))}h0" for a, b in zip(wanted, came, strict=True))
-    body = f'<path class="rule" d="M0 {SIDE}L{SIDE} 0"/><path class="dots train" d="{dots}"/>'
-    said = f"answers over targets of {len(target):,} rows"
-    return _figure(title, "", _plane(scale, scale, body, said), "", "target")
+    paths = [("rule", f"M0 {SIDE}L{SIDE} 0"), ("dots s0", dots)]
+    return _axes(title, "target", f"answers over targets of {len(target):,} rows", scale, scale, paths)
 
 
-def histogram(values: "np.ndarray", title: str) -> str:
+def histogram(values: "np.ndarray", title: str) -> Chart:
     """How often which residual comes."""
     import numpy as np
 
@@ -104,32 +119,20 @@ def histogram(values: "np.ndarray", title: str) -> str:
         for a, b, n in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True)
         if n
     )
-    zero = _rule(across.at(0.0)) if across.low < 0 < across.high else ""
-    drawn = _plane(across, up, f'<path class="bars train" d="{bars}"/>{zero}', f"residuals of {len(values):,} rows")
-    return _figure(title, "", drawn, "", "answer − target")
+    paths = [("bars s0", bars), *([_rule(across.at(0.0))] if across.low < 0 < across.high else [])]
+    return _axes(title, "answer − target", f"residuals of {len(values):,} rows", across, up, paths)
 
 
-def _figure(title: str, legend: str, drawn: str, data: str = "", axis: str = "") -> str:
-    below = f'<p class="axis">{escape(axis)}</p>' if axis else ""
-    return (
-        f'<figure class="chart"{data}><figcaption><b>{escape(title)}</b> {legend}</figcaption>{drawn}{below}</figure>'
-    )
-
-
-def _plane(across: Scale, up: Scale, body: str, said: str) -> str:
-    """A box with its drawing, and numbers at its left and below."""
+def _axes(title: str, axis: str, description: str, across: Scale, up: Scale, paths: list[tuple[str, str]]) -> Chart:
+    """A chart with lines at the numbers of its left axis, and these paths above them."""
     ys, xs = up.ticks(), across.ticks()
     grid = "".join(f"M0 {_y(up.at(tick))}H{SIDE}" for tick in ys)
-    left = "".join(f'<span style="top:{100 - 100 * up.at(tick):.2f}%">{_tick(tick, ys, up.log)}</span>' for tick in ys)
-    below = "".join(f'<span style="left:{100 * across.at(tick):.2f}%">{_tick(tick, xs)}</span>' for tick in xs)
-    return (
-        f'<div class="plane"><div class="ys" aria-hidden="true">{left}</div><div class="box">'
-        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{escape(said)}">'
-        f'<path class="grid" d="{grid}"/>{body}</svg></div><div class="xs" aria-hidden="true">{below}</div></div>'
-    )
+    left = [(f"{100 - 100 * up.at(tick):.2f}", _tick(tick, ys, up.log)) for tick in ys]
+    below = [(f"{100 * across.at(tick):.2f}", _tick(tick, xs)) for tick in xs]
+    return Chart(title, axis, description, left, below, [("grid", grid), *paths])
 
 
-def _line(curve: Curve, across: Scale, up: Scale, name: str) -> str:
+def _line(curve: Curve, across: Scale, up: Scale, name: str) -> list[tuple[str, str]]:
     """A path that is broken where a value is none; a dot where there is nothing to draw a line to."""
     path, lone, before = [], [], False
     for k, (x, y) in enumerate(zip(curve.x, curve.y, strict=True)):
@@ -141,18 +144,11 @@ def _line(curve: Curve, across: Scale, up: Scale, name: str) -> str:
             if not before and not after:
                 lone.append(f"M{place}h0")
         before = known
-    dots = f'<path class="dot {name}" d="{"".join(lone)}"/>' if lone else ""
-    return f'<path class="line {name}" d="{"".join(path)}"/>{dots}'
+    return [(f"line {name}", "".join(path)), *([(f"dot {name}", "".join(lone))] if lone else [])]
 
 
-def _rule(at: float) -> str:
-    return f'<path class="rule" d="M{_x(at)} 0V{SIDE}"/>'
-
-
-def _class(curves: Sequence[Curve], k: int) -> str:
-    """The colour of a curve: that of its family, where this tells it from the others."""
-    families = [family(curve.name) for curve in curves]
-    return families[k] if set(families) <= set(FAMILIES) and len(set(families)) == len(families) else f"s{k % 6}"
+def _rule(at: float) -> tuple[str, str]:
+    return "rule", f"M{_x(at)} 0V{SIDE}"
 
 
 def _scale(values: Sequence[float], log: bool = False, whole: bool = False) -> Scale:
@@ -187,11 +183,10 @@ def _tick(value: float, ticks: Sequence[float], log: bool = False) -> str:
         return f"{value / (1e3 if unit == 'k' else by):.4g}{unit if value else ''}".replace("-", "−")
     apart = min((abs(a - b) for a, b in pairwise(ticks)), default=abs(value) or 1.0)
     decimals = max(0, -math.floor(math.log10(apart) + 1e-9))
-    text = f"{value:,.{min(decimals, 6)}f}"
-    return text.replace("-", "−")
+    return f"{value:,.{min(decimals, 6)}f}".replace("-", "−")
 
 
-def _said(panel: Panel, curves: Sequence[Curve], axis: str) -> str:
+def _in_words(panel: Panel, curves: Sequence[Curve], axis: str) -> str:
     """The panel in words, for who cannot see it."""
     parts = []
     for curve in curves:

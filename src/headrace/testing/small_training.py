@@ -1,4 +1,4 @@
-"""A small training on virtual workers, and what each of them has used and become, step by step."""
+"""A small training on virtual workers that records each worker's rows and weights, step by step."""
 
 import warnings
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Make = Callable[[], Strategy]
 
 
 class Small(nn.Module):
-    """All that a model can be made of: two rates and so two vectors, a parameter in none, statistics, a counter.
+    """A model with all kinds of tensors: parameters of two learning rates, one without any, statistics, a counter.
 
     Without `statistics` no row meets another.
     """
@@ -57,7 +57,7 @@ def small_table() -> ArrayTable:
 
 @dataclass
 class Moment:
-    """A worker after an update."""
+    """The state of a worker after an update."""
 
     step: int
     ends_epoch: bool
@@ -69,13 +69,13 @@ class Moment:
 
     @property
     def digest(self) -> tuple[Any, ...]:
-        """What makes it this one, to the bit."""
+        """A value that differs if any bit does."""
         return self.step, self.ends_epoch, tuple(self.rows), self.agrees, bits_of(self.weights)
 
 
 @dataclass
-class Life:
-    """One worker's training, from its beginning or from where it goes on."""
+class Trace:
+    """The record of one worker's training, from its beginning or from where it goes on."""
 
     start: Weights = field(default_factory=dict)
     """The weights before the first update; nothing if there is none."""
@@ -89,14 +89,14 @@ class Life:
         """Its weights after so many updates."""
         return self.moments[step - 1].weights if step else self.start
 
-    def since(self, step: int) -> "Life":
+    def since(self, step: int) -> "Trace":
         """What is left of it for a training that goes on after this step."""
         return replace(self, moments=self.moments[step:])
 
 
 @dataclass
-class Rehearsal:
-    """How the training is to be made."""
+class SmallTraining:
+    """A training that can be repeated, with these settings."""
 
     make: Make | None
     workers: int
@@ -108,22 +108,22 @@ class Rehearsal:
     ask: Callable[[int, Strategy, Replica], None] | None = None
     """Asks every worker after every update what the strategy says of itself."""
 
-    def __call__(self) -> list[Life]:
-        lives = [Life() for _ in range(self.workers)]
+    def __call__(self) -> list[Trace]:
+        traces = [Trace() for _ in range(self.workers)]
 
         def main() -> None:
             worker = here().shard.index
-            self._live(worker, lives[worker])
+            self._train_worker(worker, traces[worker])
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             launch(main, workers=self.workers, network=uneven(self.workers))
-        return lives
+        return traces
 
-    def _live(self, worker: int, life: Life) -> None:
+    def _train_worker(self, worker: int, trace: Trace) -> None:
         torch.manual_seed(worker)
         model, strategy = Small(self.statistics), Single() if self.make is None else self.make()
-        agrees = _listen(strategy, life)
+        agrees = _listen(strategy, trace)
         biases = [param for name, param in model.named_parameters() if "bias" in name]
         others = [param for name, param in model.named_parameters() if "bias" not in name]
         groups: list[dict[str, Any]] = [{"params": others}, {"params": biases, "lr": 0.02}]
@@ -135,7 +135,7 @@ class Rehearsal:
             inputs=("row", "x"),
             strategy=None if self.make is None else strategy,
         )
-        trainer.life = life
+        trainer.trace = trace
         options: dict[str, Any] = {"epochs": EPOCHS}
         if self.run is not None:
             options |= {"run": self.run, "checkpoint_every": self.saves, "keep": "all"}
@@ -143,45 +143,45 @@ class Rehearsal:
             rows = [] if worker and not strategy.started else model.used[:]
             model.used.clear()
             now = not agrees or agrees[-1]
-            life.moments.append(Moment(info.step, info.ends_epoch, rows, now, weights_of(model)))
+            trace.moments.append(Moment(info.step, info.ends_epoch, rows, now, weights_of(model)))
             if self.ask is not None and strategy.started:
-                self.ask(worker, strategy, trainer._step.replica())
-        life.end = weights_of(model)
+                self.ask(worker, strategy, info.replica)
+        trace.end = weights_of(model)
 
 
 class _Noting(Trainer):
-    """Writes down the weights before the first update."""
+    """A trainer that records the weights before the first update."""
 
-    life: Life
+    trace: Trace
 
     def train_step(self, batch: Batch) -> Outcome:
-        self.life.start = self.life.start or weights_of(self.model)
+        self.trace.start = self.trace.start or weights_of(self.model)
         return super().train_step(batch)
 
 
 def uneven(workers: int) -> Network | None:
-    """A cluster whose links are slow and whose workers are of different speeds, so that nobody arrives with another."""
+    """A cluster with slow links and workers of different speeds, so that no two arrive at the same time."""
     if workers == 1:
         return None
     return Network(bandwidth="10 Mbit", rows_per_s=1e4, speeds=[3 / (3 + worker) for worker in range(workers)])
 
 
-def _listen(strategy: Strategy, life: Life) -> list[bool]:
-    """Writes down what the center says in the beginning; what `after` is going to say, in a list that grows."""
-    said: list[bool] = []
+def _listen(strategy: Strategy, trace: Trace) -> list[bool]:
+    """Records the center's samples at the beginning; returns a list that gets what `after` returns."""
+    agreed: list[bool] = []
     begin, after = strategy.begin, strategy.after
 
     def on_begin(replica: Replica) -> None:
         begin(replica)
         if isinstance(strategy, Centered) and strategy.news is not None:
-            life.samples = strategy.news.samples
+            trace.samples = strategy.news.samples
 
     def on_after(*args: Any, **options: Any) -> bool:
-        said.append(after(*args, **options))
-        return said[-1]
+        agreed.append(after(*args, **options))
+        return agreed[-1]
 
     strategy.begin, strategy.after = on_begin, on_after  # type: ignore[method-assign]
-    return said
+    return agreed
 
 
 def weights_of(model: nn.Module) -> Weights:
@@ -193,7 +193,7 @@ def bits_of(weights: Weights) -> tuple[bytes, ...]:
 
 
 def kind_of(name: str) -> str:
-    """What a tensor of the small model is."""
+    """The kind of a tensor of the small model."""
     kinds = {"norm.running_mean": STATISTIC, "norm.running_var": STATISTIC, "norm.num_batches_tracked": COUNTER}
     return kinds.get(name, PARAMETER)
 

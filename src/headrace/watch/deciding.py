@@ -1,4 +1,4 @@
-"""What watches one number: the best model so far, and the end of a training that gets no better."""
+"""Callbacks that decide how a training goes on: the best model, early stopping, frozen parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from ..length import Length, interval
+from ..step.frozen import matching
 from .callback import Callback
 from .monitor import check_mode, number_of, side_of, warn_if_it_never_came, watched
 
@@ -41,7 +43,7 @@ class BestModel(Callback):
 
     @property
     def _sign(self) -> float:
-        """What a number is multiplied by so that less is better."""
+        """The factor that makes less better."""
         return -1.0 if self.mode == "max" else 1.0
 
     @property
@@ -69,7 +71,7 @@ class BestModel(Callback):
         warn_if_it_never_came(type(self).__name__, self.monitor, info)
 
     def is_about(self, state: dict[str, Any]) -> bool:
-        """Whether a state is that of somebody who looked at the same number."""
+        """Whether a state was saved by a callback that watched the same number."""
         return bool(state["monitor"] == self.monitor and self._asked in ("auto", state["mode"]))
 
     def judged(self, info: Info, value: float) -> None:
@@ -83,7 +85,7 @@ class BestModel(Callback):
         return {"monitor": self.monitor, "mode": self.mode, "ranking": ranking, "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not self.is_about(state):  # another number is another matter
+        if not self.is_about(state):
             return
         self.mode = str(state["mode"])
         self.ranking = [(float(value), int(step)) for value, step in state["ranking"]]
@@ -163,3 +165,40 @@ class EarlyStopping(BestModel):
         if self.waited >= self.patience:
             best = "NaN" if self._reference is None else f"{self._reference:.6g}"
             info.stop(f"{self.monitor} no better than {best} for {self.waited} validations")
+
+
+class Freeze(Callback):
+    """Freezes the parameters whose names match, `until` some length of the training, or to its end.
+
+    `Freeze("features.*", until="3 epochs")`; with `after` they are frozen from there on. A layer all of whose
+    parameters are frozen, as a batch normalisation, does not update its statistics. After the training they can be
+    trained, as before it.
+    """
+
+    def __init__(self, *patterns: str, after: str | Length | None = None, until: str | Length | None = None) -> None:
+        if not patterns or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+            raise ConfigError('Freeze takes names of parameters or patterns, as in Freeze("features.*").')
+        self.patterns = patterns
+        self.after = None if after is None else interval(after, "after")
+        self.until = None if until is None else interval(until, "until")
+        if self.after and self.until and self.after.unit == self.until.unit and self.after.count >= self.until.count:
+            raise ConfigError(f"Freeze: after={str(self.after)!r} is not before until={str(self.until)!r}.")
+        self._frozen = False
+
+    def _check(self, info: Info) -> None:
+        matching(info.trainer.model, self.patterns)
+
+    def on_fit_start(self, info: Info) -> None:
+        self._ask(info)
+
+    def on_step_end(self, info: Info) -> None:
+        if self._frozen != self._wants(info):
+            self._ask(info)
+
+    def _wants(self, info: Info) -> bool:
+        begun = self.after is None or self.after.reached(info.counters)
+        return begun and not (self.until is not None and self.until.reached(info.counters))
+
+    def _ask(self, info: Info) -> None:
+        self._frozen = self._wants(info)
+        (info.freeze if self._frozen else info.thaw)(*self.patterns, owner=f"Freeze {' '.join(self.patterns)}")

@@ -1,4 +1,4 @@
-"""How good a model's answers are: a confusion matrix, numbers for each class, residuals."""
+"""Scores a model's predictions: a confusion matrix, numbers for each class, residuals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MISTAKES = 10  # that are listed
 
 
 @dataclass(slots=True)
-class Answers:
-    """What a model has answered to data that it was scored by, row by row."""
+class Predictions:
+    """A model's predictions for test or validation data, row by row."""
 
     kind: str
     """ "classes", "labels" (any number of them at once), or "values"."""
@@ -37,7 +37,7 @@ class Answers:
 
 @dataclass(slots=True)
 class PerClass:
-    """Of one class: how many rows are of it, and how many of those were found."""
+    """The scores of one class."""
 
     name: str
     support: int
@@ -48,7 +48,7 @@ class PerClass:
 
 @dataclass(slots=True)
 class Scores:
-    """What there is to say of classes."""
+    """The scores of a classifier."""
 
     of: str
     classes: list[PerClass]
@@ -79,7 +79,7 @@ class Residuals:
     rmse: float
 
 
-def read_answers(path: Path) -> Answers:
+def read_answers(path: Path) -> Predictions:
     """Reads answers.safetensors; raises ValueError on what makes no sense."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -91,7 +91,7 @@ def read_answers(path: Path) -> Answers:
         facts = {key: json.loads(value) for key, value in header.items()}
         target, answer = tensors["target"], tensors["answer"]
         kind, names = str(facts["kind"]), [str(name) for name in facts["classes"]]
-        count = int(facts["count"])
+        count, step = int(facts["count"]), facts.get("step")
     except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"it does not hold what it should ({type(error).__name__}: {error})") from None
     if kind not in ("classes", "labels", "values") or target.shape != answer.shape or not len(target):
@@ -100,15 +100,11 @@ def read_answers(path: Path) -> Answers:
     both = (target, answer)
     if kind == "classes" and (min(part.min() for part in both) < 0 or max(part.max() for part in both) >= count):
         raise ValueError(f"it holds classes that are not among its {count}")
-    return Answers(kind, str(facts["of"]), target, answer, names, _step(facts.get("step")))
+    return Predictions(kind, str(facts["of"]), target, answer, names, step if isinstance(step, int) else None)
 
 
-def _step(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def scores(answers: Answers | None, rows: Sequence[Row]) -> Scores | None:
-    """What the answers say of classes; without any, what the last confusion matrix of the rows says."""
+def scores(answers: Predictions | None, rows: Sequence[Row]) -> Scores | None:
+    """The scores from predictions of classes; without any, from the last confusion matrix of the rows."""
     import numpy as np
 
     if answers is not None and answers.kind == "classes":
@@ -127,7 +123,7 @@ def scores(answers: Answers | None, rows: Sequence[Row]) -> Scores | None:
     return None
 
 
-def residuals(answers: Answers | None, most: int) -> list[Residuals]:
+def residuals(answers: Predictions | None, most: int) -> list[Residuals]:
     """The first columns of values that a model has answered."""
     import numpy as np
 
@@ -165,7 +161,7 @@ def _of_pairs(pairs: np.ndarray, counts: np.ndarray, of: str, names: Sequence[st
     return Scores(of, classes, rows, float(hits.sum()) / max(1, rows), matrix.tolist(), mistakes)
 
 
-def _of_labels(answers: Answers) -> Scores:
+def _of_labels(answers: Predictions) -> Scores:
     target, answer = answers.target.astype(bool), answers.answer.astype(bool)
     hits, wanted, came = (target & answer).sum(axis=0), target.sum(axis=0), answer.sum(axis=0)
     classes = [_class(name, hits[k], wanted[k], came[k]) for k, name in enumerate(answers.names)]

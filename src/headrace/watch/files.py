@@ -1,0 +1,230 @@
+"""Callbacks that write reports into files: a CSV table of the numbers, and a log."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..store import disk
+from ..store.rows import COUNTERS, Row
+from .callback import Callback
+
+if TYPE_CHECKING:
+    from .info import Info
+
+METRICS, LOG = "metrics.csv", "log.txt"
+
+
+def numbers(row: Row, within: str = "") -> dict[str, float]:
+    """The single numbers of a report by key, without counters, words and matrices."""
+    found: dict[str, float] = {}
+    for key, value in row.items():
+        if isinstance(value, float | Real) and not isinstance(value, bool):  # float first: it is quick, and usual
+            if within or key not in COUNTERS:
+                found[f"{within}{key}"] = float(value)
+        elif isinstance(value, Mapping):
+            found |= numbers(value, f"{within}{key}/")
+    return found
+
+
+class OutputPath:
+    """The path that a callback writes to: the one that it was given, or a name in the directory of the run."""
+
+    def __init__(self, owner: Callback, path: str | Path | None, name: str) -> None:
+        self._kind, self._name, self._path = type(owner).__name__, name, path
+        if path is not None and (not isinstance(path, str | Path) or not str(path)):
+            raise ConfigError(f"{self._kind} takes the path that it is to write to, got {path!r}.")
+
+    def find(self, info: Info) -> Path:
+        """The path; its directory is made if need be."""
+        if self._path is None and info.run is None:
+            raise ConfigError(
+                f"{self._kind}() writes into the run, and this training has none. Say where: "
+                f"{self._kind}({self._name!r}), or name a run: fit(run='runs/name')."
+            )
+        path = Path(self._path) if self._path is not None else Path(str(info.run)) / self._name
+        path = path.absolute()
+        if self._path is None:
+            disk.refuse_link(path)
+        with self.usable(path):
+            if not path.parent.is_dir():
+                disk.make_dirs(path.parent)
+        return path
+
+    def folder(self, info: Info) -> Path:
+        """The path as a directory, made if need be, that may be written to."""
+        path = self.find(info)
+        with self.usable(path):
+            disk.make_dirs(path)
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return path
+
+    @contextmanager
+    def usable(self, path: Path) -> Iterator[None]:
+        """Turns a failure to open what is at a path into an error that says what to do."""
+        try:
+            yield
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(
+                f"{self._kind} cannot write to {path}: {why}. Move what is there away, or name another path."
+            ) from error
+
+
+class CSV(Callback):
+    """Writes a line for every reported step, with a column for every number; without a `path`, into the run.
+
+    The file always equals the history: it is rewritten when a column is new, or when a training goes on.
+    """
+
+    everywhere = False
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._place = OutputPath(self, path, METRICS)
+        self._columns: list[str] = []
+        self._step = -1
+        self._file: disk.File | None = None
+
+    def forget(self) -> None:
+        self._close()
+        self._columns, self._step = [], -1
+
+    def on_fit_start(self, info: Info) -> None:
+        self._path = self._place.find(info)
+        with self._place.usable(self._path):
+            disk.File(self._path, new=False).close()
+            if info.history.rows:
+                self._rewrite(info.history.rows)
+
+    def on_report(self, info: Info, row: dict[str, Any]) -> None:
+        cells = _cells(row)
+        try:
+            if self._file is not None and row["step"] > self._step and cells.keys() <= set(self._columns):
+                self._file.write(_text([[cells.get(key, "") for key in self._columns]]))
+                self._step = row["step"]
+            else:
+                self._rewrite(info.history.rows)
+        except OSError as error:
+            raise disk.failure(error, f"writing step {row['step']} to {self._path}", self._path, 0) from error
+
+    def on_error(self, info: Info, error: BaseException) -> None:
+        self._close()
+
+    def on_fit_end(self, info: Info) -> None:
+        self._close()
+
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the whole table in place of what was there."""
+        table = [_cells(row) for row in rows]
+        self._columns = list(dict.fromkeys([*COUNTERS[:3], *(key for cells in table for key in cells)]))
+        self._step = rows[-1]["step"]
+        self._close()
+        disk.write_file(self._path, _text([self._columns, *([c.get(k, "") for k in self._columns] for c in table)]))
+        self._file = disk.File(self._path, new=False)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, float]:
+    return {**{key: row[key] for key in COUNTERS if key in row}, **numbers(row)}
+
+
+def _text(lines: Sequence[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+class LogFile(Callback):
+    """Appends a line with the time for every report and every warning.
+
+    Without a `path` the file is the log of the run, into which the run itself writes when it begins and ends.
+    """
+
+    everywhere = False
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        self._place = OutputPath(self, path, LOG)
+        self._apart = path is not None
+        self._file: disk.File | None = None
+        self._listener: _WarningListener | None = None
+
+    def forget(self) -> None:
+        self._close()
+
+    def on_fit_start(self, info: Info) -> None:
+        path = self._place.find(info)
+        with self._place.usable(path):
+            self._file = disk.File(path, new=False)
+        self._listener = _WarningListener(lambda message: self._write(f"warning: {message}"))
+        if self._apart:
+            self._write(f"going on from step {info.step}" if info.resumed else "started")
+
+    def on_report(self, info: Info, row: dict[str, Any]) -> None:
+        counted = [f"{key} {row[key]}" for key in COUNTERS if key in row]
+        measured = [f"{key} {value:.6g}" for key, value in numbers(row).items()]
+        self._write("  ".join(counted + measured))
+
+    def on_error(self, info: Info, error: BaseException) -> None:
+        if self._apart:
+            self._write(f"ended by {type(error).__name__}: {error}")
+        self._close()
+
+    def on_fit_end(self, info: Info) -> None:
+        if self._apart:
+            self._write(f"ended: {info.stopping}")
+        self._close()
+
+    def _write(self, text: str) -> None:
+        """Writes a line, control characters escaped. One that cannot be written does not stop the training."""
+        plain = text.isprintable()
+        line = text if plain else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n".encode())
+
+    def _close(self) -> None:
+        if self._listener is not None:
+            self._listener.remove()
+        if self._file is not None:
+            self._file.close()
+        self._listener = self._file = None
+
+
+class _WarningListener:
+    """Takes the place of `warnings.showwarning`: calls `heard` with each warning, then the function that was there."""
+
+    def __init__(self, heard: Callable[[Warning | str], None]) -> None:
+        self._heard: Callable[[Warning | str], None] | None = heard
+        self._next = warnings.showwarning
+        warnings.showwarning = self
+
+    def __call__(self, message: Warning | str, *arguments: Any, **options: Any) -> None:
+        if self._heard is not None:
+            self._heard(message)
+        self._next(message, *arguments, **options)
+
+    def remove(self) -> None:
+        """Puts back what was there before; listeners that were installed later stay."""
+        self._heard = None
+        if warnings.showwarning is self:
+            warnings.showwarning = self._next
+        first = warnings.showwarning
+        while isinstance(first, _WarningListener):
+            if first._next is self:
+                first._next = self._next
+            first = first._next

@@ -1,0 +1,200 @@
+"""The report page: what `page.html` shows, computed from what was found in a run."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...store.disk import size
+from ...store.rows import Row, number, written
+from ..charts import axis_of, panels
+from ..history import cells, place_of, shown
+from ..progress import span
+from ..trackers import flattened
+from .read import Found
+from .scores import PerClass, Scores, residuals, scores
+from .svg import Chart, chart, histogram, scatter
+
+WHOLE = 30  # rows up to which the tables of epochs and of classes show all
+ROWS = 1000  # of the long table
+LINES = 200  # of the log
+SHORT = 4  # letters of a class that fit above its column
+COLUMNS = 4  # of values that are drawn
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]], Mapping[int, str]]
+"""Names of columns, lines of cells, and the classes of lines that have one."""
+
+
+def page(found: Found) -> str:
+    """The whole page as HTML."""
+    from jinja2 import Environment, FileSystemLoader
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "written": written,
+        "thousands": "{:,}".format,
+        "settings": settings,
+        "shaded": shaded,
+        "zip": zip,
+    }
+    judged, pace = scores(found.answers, found.rows), throughput(found.rows)
+    shared = {"found": found, "answers": found.answers, "whole": WHOLE, "log_lines": LINES, "version": __version__}
+    return environment.get_template("page.html").render(
+        **shared,
+        facts=list(_facts(found, pace)),
+        **_curves(found, pace),
+        **_classes(judged),
+        **_values(found),
+        **_history(found),
+        **_checkpoints(found),
+        warnings=_warnings(found),
+        now=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+
+
+def _facts(found: Found, pace: Mapping[int, float]) -> Iterable[tuple[str, str, str, str]]:
+    """The numbers to take home: kind, name, value and note of each."""
+    last, row = found.rows[-1] if found.rows else {}, found.best_row
+    key, value = _best_number(found, row)
+    if value is not None and row is not None:
+        yield "best", f"best {key}", written(value), f"epoch {written(row.get('epoch'))}, step {written(row['step'])}"
+    for name, tested in last.items():
+        if name.startswith("test/") and name.count("/") == 1 and number(tested) is not None:
+            yield "test", name, written(tested), ""
+    for name in ("epoch", "step", "samples"):
+        if name in last:
+            yield "count", {"epoch": "epochs", "step": "steps"}.get(name, name), written(last[name]), ""
+    if (minutes := number(last.get("minutes"))) is not None and math.isfinite(minutes):
+        yield "count", "time", span(60 * minutes), ""
+    if rates := sorted(rate for rate in pace.values() if math.isfinite(rate)):
+        yield "count", "samples per second", written(round(rates[len(rates) // 2])), "median"
+
+
+def _best_number(found: Found, row: Row | None) -> tuple[str, float | None]:
+    """The number by which the best step is the best."""
+    marks = [(key, number(value)) for key, value in found.best.items() if key != "step"]
+    if marks and marks[0][1] is not None:
+        return marks[0]
+    key = next((key for key in ("val/loss", "train/loss") if number((row or {}).get(key)) is not None), "")
+    return key, number((row or {}).get(key))
+
+
+def _curves(found: Found, pace: Mapping[int, float]) -> dict[str, Any]:
+    """Panels for the losses, the metrics, the rate and how fast it went."""
+    rows = [dict(row) for row in found.rows]
+    for k, rate in pace.items():
+        rows[k]["samples per second"] = rate
+    axis, best = axis_of(rows), found.best_row
+    at = None if best is None else number(best.get(axis))
+    drawn = [chart(panel, curves, axis, at) for panel in panels(rows) if (curves := panel.curves(rows, axis))]
+    return {"charts": drawn, "axis": axis, "best_at": at}
+
+
+def throughput(rows: Sequence[Row]) -> dict[int, float]:
+    """Samples a second between a report and the one before, by the number of the row."""
+    found: dict[int, float] = {}
+    samples, minutes = 0.0, 0.0
+    for k, row in enumerate(rows):
+        now, at = number(row.get("samples")), number(row.get("minutes"))
+        if now is None or at is None or not math.isfinite(now + at):
+            continue
+        if now > samples and at > minutes:
+            found[k] = (now - samples) / (60 * (at - minutes))
+        samples, minutes = now, at
+    return found
+
+
+def _classes(judged: Scores | None) -> dict[str, Any]:
+    """How good the answers are for each class, and on average."""
+    if judged is None:
+        return {"scores": None}
+    averages = [
+        PerClass(name, judged.rows, *(judged.mean(what, name == "weighted") for what in ("precision", "recall", "f1")))
+        for name in ("macro", "weighted")
+    ]
+    by_class, summed = (
+        [[one.name, *(f"{x:.3f}" for x in (one.precision, one.recall, one.f1)), f"{one.support:,}"] for one in group]
+        for group in (judged.classes, averages)
+    )
+    tall = max((len(one.name) for one in judged.classes), default=0) > SHORT
+    mistakes = [[was, said, f"{count:,}"] for count, was, said in judged.mistakes if len(judged.classes) > 2]
+    return {
+        "scores": judged,
+        "by_class": by_class,
+        "averages": summed,
+        "mistakes": mistakes,
+        "tall_matrix": tall,
+    }
+
+
+def shaded(line: Sequence[int]) -> list[tuple[int, float]]:
+    """Counts with their shade: the darker, the larger the share of the class; small shares are to be seen as well."""
+    total = max(1, sum(line))
+    return [(count, (count / total) ** 0.6) for count in line]
+
+
+def _values(found: Found) -> dict[str, Any]:
+    """Scores, answers over targets and residuals, for each column of values."""
+    columns = residuals(found.answers, COLUMNS)
+    lines = [[one.name, *map(written, (one.r2, one.mae, one.rmse)), f"{len(one.target):,}"] for one in columns]
+    drawn: list[Chart] = []
+    for one in columns:
+        about = f" {one.name}" if len(columns) > 1 else ""
+        drawn.append(scatter(one.target, one.answer, f"answer{about}"))
+        drawn.append(histogram(one.answer - one.target, f"residuals{about}"))
+    return {"values": lines, "value_charts": drawn}
+
+
+def _history(found: Found) -> dict[str, Any]:
+    """The rows: all of few; of many the ends and the best, and behind a click a thousand."""
+    rows, at = found.rows, place_of(found.rows, found.best_row)
+    if len(rows) <= WHOLE:
+        return {"history": _table(rows, range(len(rows)), at)}
+    step = math.ceil(len(rows) / ROWS)
+    kept = sorted({*range(0, len(rows), step), len(rows) - 1, *([] if at is None else [at])})
+    what = f"all {len(rows):,} rows" if step == 1 else f"every {step}th of {len(rows):,} rows; all: metrics.jsonl"
+    return {
+        "history": _table(rows, shown(len(rows), at), at),
+        "long_history": _table(rows, kept, at),
+        "long_history_title": what,
+    }
+
+
+def _table(rows: Sequence[Row], places: Sequence[int | None], best: int | None) -> Table:
+    """Some rows as a table; a place that is `None` stands for those left out."""
+    return *cells(rows, places), {} if best is None else {list(places).index(best): "best"}
+
+
+def _checkpoints(found: Found) -> dict[str, Any]:
+    best = found.best.get("step")
+    lines = [
+        [
+            f"{saved.step:,}",
+            " ".join([*(["best"] if saved.step == best else []), *([] if saved.whole else ["not whole"])]),
+            size(saved.nbytes) if saved.nbytes else "",
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved.written_at)),
+        ]
+        for saved in found.checkpoints
+    ]
+    marks = {k: "best" for k, saved in enumerate(found.checkpoints) if saved.step == best}
+    return {"checkpoints": lines, "checkpoint_marks": marks}
+
+
+def _warnings(found: Found) -> list[tuple[str, list[str]]]:
+    """The lines of the log that somebody should look at, each once with all its times."""
+    times: dict[str, list[str]] = {}
+    for at, text in found.warnings:
+        times.setdefault(text, []).append(at)
+    return list(times.items())[-LINES:]
+
+
+def settings(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values of settings, those within others by a path; what was not set is left out."""
+    texts = {
+        name: " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in flattened(tree).items()
+    }
+    return [(name, text) for name, text in texts.items() if name and text not in ("", "None")]

@@ -1,0 +1,285 @@
+"""Callbacks that pass reports on to another program: MLflow, Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import time
+import uuid
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..store.rows import Row, was_interrupted
+from .callback import Callback
+from .files import numbers
+
+if TYPE_CHECKING:
+    from .info import Info
+
+AT_ONCE = 1000  # metrics that MLflow takes in one call
+PARAMS_AT_ONCE = 100
+LONGEST = 500  # letters of a parameter's value, which older servers take too
+_STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+_ODD = re.compile(r"[^\w\-. :/]")  # what MLflow allows in no name
+
+_OURS = ("id", "resume", "config")
+_EXIT = {"finished": 0, "interrupted": 255, "failed": 1}
+"""Exit codes as W&B gives them itself: 255 after Ctrl-C."""
+_BLOCK, _HEAD = 1 << 15, 7  # bytes of a block, and of what a file or a piece of a record begins with
+_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+
+class Tracker(Callback, ABC):
+    """Passes reports on to another program; the id of the record is saved, and a resumed training goes on in it.
+
+    A report that cannot be passed on is kept and passed on with the next one; the training goes on.
+    """
+
+    everywhere = False
+
+    def __init__(self) -> None:
+        self.id = ""
+        """The other program's id for this training, once it has begun."""
+        self._waiting: list[Row] = []
+        self._failing = self._begun = False
+
+    def forget(self) -> None:
+        self.id, self._waiting = "", []
+        self._failing = self._begun = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"id": self.id}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.id = str(state["id"])
+
+    def on_fit_start(self, info: Info) -> None:
+        try:
+            self.begin(info)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{type(self).__name__} could not begin: {type(error).__name__}: {error}. Train without it, or see to "
+                "what it says."
+            ) from error
+        self._waiting, self._begun = [dict(row) for row in info.history.rows], True
+
+    def on_report(self, info: Info, row: dict[str, Any]) -> None:
+        before = self._waiting.pop() if self._waiting and self._waiting[-1]["step"] == row["step"] else {}
+        self._waiting.append({**before, **row})  # a training that goes on may have begun with a part of this report
+        self._pass_on()
+
+    def on_error(self, info: Info, error: BaseException) -> None:
+        self._leave("failed" if isinstance(error, Exception) else "interrupted")
+
+    def on_fit_end(self, info: Info) -> None:
+        self._leave("interrupted" if was_interrupted(info.stopping) else "finished")
+
+    @abstractmethod
+    def begin(self, info: Info) -> None:
+        """Begins the record and sets `id`, or goes on in the one that `id` names."""
+
+    @abstractmethod
+    def send(self, rows: Iterable[Row]) -> None:
+        """Passes on what the record does not have of these reports."""
+
+    @abstractmethod
+    def end(self, state: str) -> None:
+        """Closes the record of a training that is "finished", "interrupted" or "failed", as its report has it."""
+
+    def _pass_on(self) -> None:
+        try:
+            self.send(self._waiting)
+            self._waiting, self._failing = [], False
+        except Exception as error:
+            if not self._failing:
+                self._failing = True
+                self._warn(f"has not taken step {self._waiting[-1]['step']}, which is tried again", error)
+
+    def _leave(self, state: str) -> None:
+        if not self._begun:
+            return
+        self._begun = False
+        if self._waiting:
+            self._pass_on()
+        try:
+            self.end(state)
+        except Exception as error:
+            self._warn("could not be closed", error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        warnings.warn(f"{type(self).__name__} {what}: {type(error).__name__}: {error}", stacklevel=4)
+
+
+def require(kind: str, module: str) -> None:
+    """Raises unless a package is installed; nothing is imported yet."""
+    found = find_spec(module)
+    if found is None or found.origin is None:  # a directory that happens to have the name has no origin
+        raise ConfigError(f'{kind} needs {module}, which is not installed: pip install "headrace[{module}]".')
+
+
+def settings(info: Info) -> dict[str, Any]:
+    """The settings of a training, each by a name with dots."""
+    limits = {limit.unit: limit.count for limit in info.limits}
+    return flattened({**info.trainer._config, "limits": limits})
+
+
+def flattened(value: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    """Settings within others by names with dots, as in "optimizer.groups.lr"; lists of settings by their numbers."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, list) and item and all(isinstance(one, Mapping) for one in item):
+            item = dict(enumerate(item)) if len(item) > 1 else item[0]
+        found |= flattened(item, f"{within}{key}.") if isinstance(item, Mapping) else {f"{within}{key}": item}
+    return found
+
+
+class MLflow(Tracker):
+    """Logs settings as parameters, and every number at its step; a resumed training goes on in the same MLflow run.
+
+    `experiment`: its name, else that of MLFLOW_EXPERIMENT_NAME; `uri`: of the server or the database, else that of
+    MLFLOW_TRACKING_URI; `name`: of the run, else that of the run's directory. It does not touch MLflow's active run.
+    """
+
+    def __init__(self, experiment: str | None = None, uri: str | None = None, name: str | None = None) -> None:
+        super().__init__()
+        require("MLflow", "mlflow")
+        self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+        self._uri, self._name = uri, name
+        self._client: Any = None
+        self._known: dict[str, int] | None = None  # the last step of every metric that MLflow has; `None`: ask it
+
+    def begin(self, info: Info) -> None:
+        from mlflow import MlflowClient
+
+        self._client, self._known = MlflowClient(tracking_uri=self._uri), None
+        if self.id:
+            self._go_on()
+            return
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        name = self._name or (info.run.name if info.run else None)
+        self.id = self._client.create_run(experiment, run_name=name).info.run_id
+        self._describe(settings(info))
+
+    def send(self, rows: Iterable[Row]) -> None:
+        from mlflow.entities import Metric
+
+        known = self._steps() if self._known is None else self._known
+        self._known = None  # of a call that fails, MLflow may have taken a part
+        now, metrics = time.time_ns() // 1_000_000, []
+        for row in rows:
+            for key, value in numbers(row).items():
+                name = _ODD.sub("_", key)
+                if row["step"] > known.get(name, -1):
+                    metrics.append(Metric(name, value, now, row["step"]))
+        for start in range(0, len(metrics), AT_ONCE):
+            self._client.log_batch(self.id, metrics=metrics[start : start + AT_ONCE])
+        self._known = known | {metric.key: metric.step for metric in metrics}
+
+    def end(self, state: str) -> None:
+        self._client.set_terminated(self.id, _STATUS[state])
+
+    def _go_on(self) -> None:
+        try:
+            self._client.update_run(self.id, status="RUNNING")
+        except Exception as error:
+            raise ConfigError(
+                f"the run was recorded by MLflow as {self.id}, which cannot be read at "
+                f"{self._uri or os.environ.get('MLFLOW_TRACKING_URI') or 'the default uri'}: {error}. Pass uri= as "
+                "before, or go on without MLflow."
+            ) from error
+
+    def _steps(self) -> dict[str, int]:
+        """What the run has: reports that were made after the last checkpoint are made again."""
+        found = self._client.get_run(self.id).data.metrics
+        histories = {key: self._client.get_metric_history(self.id, key) for key in found}
+        return {key: max(metric.step for metric in history) for key, history in histories.items()}
+
+    def _describe(self, given: dict[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(_ODD.sub("_", name), str(value)[:LONGEST]) for name, value in given.items()]
+        for start in range(0, len(params), PARAMS_AT_ONCE):
+            self._client.log_batch(self.id, params=params[start : start + PARAMS_AT_ONCE])
+
+
+class WandB(Tracker):
+    """Logs settings as the config, and every number at its step; a resumed training goes on in the same W&B run.
+
+    `project`, `name` (else that of the run's directory) and what else `wandb.init` takes, as in `mode="offline"`.
+    Test scores are in the summary. Offline, every start has a file of its own, which goes on after the last step
+    of those before; what W&B had not written when a process was killed is passed on again.
+    """
+
+    def __init__(self, project: str | None = None, name: str | None = None, **options: Any) -> None:
+        super().__init__()
+        require("WandB", "wandb")
+        if taken := sorted(set(_OURS) & options.keys()):
+            raise ConfigError(
+                f"WandB sets {' and '.join(taken)} by itself: a training goes on in the run that it began."
+            )
+        self._options = {"project": project, "name": name, **options}
+        self._run: Any = None
+        self._known = -1  # the last step that W&B has
+
+    def begin(self, info: Info) -> None:
+        import wandb
+
+        self.id = self.id or uuid.uuid4().hex[:16]
+        given: dict[str, Any] = {"config": settings(info), "allow_val_change": True}  # limits may have grown
+        given["reinit"] = "create_new"  # a run of the user's own stays what it is
+        given |= {name: value for name, value in self._options.items() if value is not None}
+        if info.run is not None:
+            given.setdefault("name", info.run.name)
+        self._run = wandb.init(id=self.id, resume="allow", **given)
+        self._known = self._run.step - 1
+        if self._run.offline:
+            found = Path(self._run.settings.wandb_dir).glob(f"offline-run-*-{self.id}/*.wandb")
+            self._known = max((step for path in found for step in _steps(path)), default=-1)
+
+    def send(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            found = numbers(row)
+            if row["step"] > self._known:
+                self._run.log({"epoch": row["epoch"], **found}, step=row["step"], commit=True)
+                self._known = row["step"]
+            if tested := {key: value for key, value in found.items() if key.startswith("test/")}:
+                self._run.summary.update(tested)
+
+    def end(self, state: str) -> None:
+        self._run.finish(exit_code=_EXIT[state])
+
+
+def _steps(path: Path) -> Iterator[int]:
+    """The steps that a file of W&B's holds."""
+    record_of = import_module("wandb.proto.wandb_internal_pb2").Record.FromString
+    for data in _records(path.read_bytes()):
+        record = record_of(data)
+        if record.HasField("history"):
+            yield record.history.step.num
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The records of a file as LevelDB writes its log, in pieces that no block divides, up to one that is cut short."""
+    record, at = b"", _HEAD
+    while at + _HEAD <= len(data):
+        if _BLOCK - at % _BLOCK < _HEAD:
+            at += _BLOCK - at % _BLOCK
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + _HEAD])
+        piece = data[at + _HEAD : at + _HEAD + length]
+        if len(piece) < length or kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST):
+            return
+        record = piece if kind in (_WHOLE, _FIRST) else record + piece
+        if kind in (_WHOLE, _LAST):
+            yield record
+        at += _HEAD + length
