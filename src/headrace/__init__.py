@@ -39,10 +39,8 @@ _HOMES = {
         "SourceError",
         "WorkerError",
     ],
-    "formats.ctf.table": ["open_ctf"],
-    "formats.ctf.write": ["write_ctf"],
-    "formats.table": ["open_table"],
-    "formats.write": ["write_table"],
+    "formats.table": ["open_ctf", "open_table"],
+    "formats.write": ["write_ctf", "write_table"],
     "engines.launch": ["launch"],
     "engines.network": ["Network"],
     "length": ["Length"],
@@ -123,9 +121,9 @@ if TYPE_CHECKING:
     from .errors import RunError as RunError
     from .errors import SourceError as SourceError
     from .errors import WorkerError as WorkerError
-    from .formats.ctf.table import open_ctf as open_ctf
-    from .formats.ctf.write import write_ctf as write_ctf
+    from .formats.table import open_ctf as open_ctf
     from .formats.table import open_table as open_table
+    from .formats.write import write_ctf as write_ctf
     from .formats.write import write_table as write_table
     from .length import Length as Length
     from .loss.base import Loss as Loss

@@ -5,18 +5,17 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data.batch import Batch, Stream, torch_dtype
+from ..data.batch import Batch, Stream
 from ..data.categories import Categories
 from ..data.fields import Field, map_tensors, nbytes_of, take, tensors_of
 from ..data.pages import populate
 from ..data.source import Table
-from .paths import File, reading
+from .paths import DataFile, reading
 from .select import Picks
 
 BUDGET_BYTES = 2**28
@@ -24,7 +23,7 @@ SCATTERED = 16  # blocks decoded again before a word is said
 Fields = Mapping[str, Field]
 
 
-class Store(ABC):
+class OpenFile(ABC):
     """A file that is open: which streams it has, and its rows by blocks."""
 
     held = False
@@ -33,7 +32,7 @@ class Store(ABC):
     light = False
     """Whether a block that is held is ready at a look: nothing in it is decoded, joined or checked."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: DataFile) -> None:
         self.file = file
         self.streams: Sequence[Stream] = ()
         self.counts: Sequence[int] = ()
@@ -41,7 +40,7 @@ class Store(ABC):
 
     @abstractmethod
     def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
-        """The rows of a block, of all columns or of these at least; a dense field may be its bytes, row by row.
+        """The rows of a block, of all columns or of these at least.
 
         `first` is the number of its first row in the file, for messages.
         """
@@ -73,12 +72,7 @@ class Store(ABC):
         return max(self.counts, default=1)
 
 
-def firsts(store: Store) -> list[int]:
-    """The first row of each block."""
-    return list(accumulate(store.counts, initial=0))[:-1]
-
-
-class Cache:
+class BlockCache:
     """Blocks that were decoded, the last used ones up to so many bytes; from any thread."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
@@ -124,7 +118,7 @@ class Block(Table):
     aliases = False
 
     def __init__(
-        self, store: Store, number: int, first: int, picks: Picks, categories: Categories, cache: Cache
+        self, store: OpenFile, number: int, first: int, picks: Picks, categories: Categories, cache: BlockCache
     ) -> None:
         self._store, self._number, self._first = store, number, first
         self._picks, self._raw_categories, self._cache = picks, categories, cache
@@ -202,20 +196,5 @@ class Block(Table):
             return self._store.read(self._number, self._first, self._raw_categories, only)
 
     def _picked(self, fields: Fields, indices: Tensor) -> Batch:
-        settled = {s.name: _settled(fields[s.name], s) for s in self._store.streams if s.name in fields}
         where = str(self._store.file)
-        return Batch(
-            self._picks(settled, lambda item: f"{where}, row {self._first + int(indices[item])}"), len(indices)
-        )
-
-
-def _settled(field: Any, stream: Stream) -> Any:
-    """Numbers that were taken as bytes, since they lie in a file at any address."""
-    if not isinstance(field, Tensor) or field.dtype != torch.uint8:
-        return field
-    rows = len(field)
-    if not field.numel():
-        field = field.new_empty(0, dtype=torch_dtype(stream.dtype))
-    elif stream.dtype != "uint8":
-        field = field.ne(0) if stream.dtype == "bool" else field.view(torch_dtype(stream.dtype))
-    return field.view(rows, *stream.shape)
+        return Batch(self._picks(fields, lambda item: f"{where}, row {self._first + int(indices[item])}"), len(indices))

@@ -6,15 +6,15 @@ from typing import Any
 
 from ..data.batch import Stream
 from ..errors import DataError
-from .ipc import HeldStore, Wanted
-from .paths import File, reading
+from .arrow import HeldArrowFile, Wanted
+from .paths import DataFile, reading
 
 _BLOCK_BYTES = 2**24  # types are told by the first block of the text
 
 READ_AS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
 
-def open_csv(file: File, wanted: Wanted, declared: Sequence[Stream], types: Mapping[str, str]) -> HeldStore:
+def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: Mapping[str, str]) -> HeldArrowFile:
     """The columns of a CSV file with a header; `types` are the Arrow types of those that are known already."""
     import pyarrow as pa
     import pyarrow.csv
@@ -44,10 +44,10 @@ def open_csv(file: File, wanted: Wanted, declared: Sequence[Stream], types: Mapp
                 raise
             raise DataError(f"{file}: {_advised(str(error), reader.schema.names, types)}") from None
         _refuse_empty(file, table)
-        return HeldStore(file, table.schema, table.to_batches(), declared)
+        return HeldArrowFile(file, table.schema, table.to_batches(), declared)
 
 
-def _refuse_empty(file: File, table: Any) -> None:
+def _refuse_empty(file: DataFile, table: Any) -> None:
     """Raises on a column of which nothing tells what it holds."""
     import pyarrow.types as pt
 

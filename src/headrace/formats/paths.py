@@ -28,7 +28,7 @@ _HEAD, _SAMPLE, _SAMPLES = 65536, 4096, 6
 
 
 @dataclass(frozen=True)
-class File:
+class DataFile:
     """One data file, on a local disk or behind fsspec, as it was when it was found."""
 
     path: str
@@ -40,13 +40,13 @@ class File:
     stamp: tuple[int, ...] = field(default=(), compare=False)
 
     @classmethod
-    def local(cls, path: str) -> "File":
+    def local(cls, path: str) -> "DataFile":
         where = os.path.abspath(path)
         stamp = _stamp(where, path)
         return cls(where, path, size=stamp[0], stamp=stamp)
 
     @classmethod
-    def behind(cls, remote: Any, path: str, url: str) -> "File":
+    def behind(cls, remote: Any, path: str, url: str) -> "DataFile":
         return cls(path, url, remote, size=int(remote.size(path) or 0))
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class File:
 
 
 @contextmanager
-def reading(file: File | str) -> Iterator[None]:
+def reading(file: DataFile | str) -> Iterator[None]:
     """Whatever a library raises about a file becomes one sentence that names it."""
     try:
         yield
@@ -130,7 +130,7 @@ def reading(file: File | str) -> Iterator[None]:
         ) from error
 
 
-def find(path: Paths) -> list[File]:
+def find(path: Paths) -> list[DataFile]:
     """The files that a path, a list of them, a pattern, a directory or an fsspec URL means, sorted by name."""
     if not isinstance(path, str | Path):
         if not isinstance(path, Sequence | Set | Iterator):
@@ -151,17 +151,17 @@ def find(path: Paths) -> list[File]:
         return _remote(text)
     if os.path.isdir(text):
         inside = (os.path.join(text, name) for name in sorted(os.listdir(text)))
-        return _of_directory([File.local(name) for name in inside if _is_data(name) and os.path.isfile(name)], text)
+        return _of_directory([DataFile.local(name) for name in inside if _is_data(name) and os.path.isfile(name)], text)
     if os.path.exists(text) or not glob.has_magic(text):
-        return [File.local(text)]
+        return [DataFile.local(text)]
     found = sorted(name for name in glob.glob(text, recursive=True) if os.path.isfile(name))
     if not found:
         raise DataError(f"no file matches {text!r}. {_nearby(text)}")
     _refuse_partitions(found, text)
-    return _of_one_kind([File.local(name) for name in found], repr(text))
+    return _of_one_kind([DataFile.local(name) for name in found], repr(text))
 
 
-def _remote(url: str) -> list[File]:
+def _remote(url: str) -> list[DataFile]:
     try:
         import fsspec  # type: ignore[import-untyped]
         from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
@@ -176,14 +176,14 @@ def _remote(url: str) -> list[File]:
     with reading(url):
         if fs.isdir(path):
             names = [each for each in sorted(fs.ls(path, detail=False)) if _is_data(each)]
-            return _of_directory([File.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
+            return _of_directory([DataFile.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
         if fs.exists(path):
-            return [File.behind(fs, path, url)]
+            return [DataFile.behind(fs, path, url)]
         names = sorted(fs.glob(path)) if glob.has_magic(path) else []
         if not names:
             raise DataError(f"there is no file {url}.")
         _refuse_partitions(names, path)
-        return _of_one_kind([File.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
+        return _of_one_kind([DataFile.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
 
 
 def _is_data(path: str) -> bool:
@@ -216,7 +216,7 @@ def _refuse_partitions(found: Sequence[str], pattern: str) -> None:
             raise ConfigError(_PARTED.format(path, ", ".join(parted)))
 
 
-def _of_directory(files: list[File], directory: str) -> list[File]:
+def _of_directory(files: list[DataFile], directory: str) -> list[DataFile]:
     if not files:
         raise DataError(f"the directory {directory} has no data files. {_below(directory)}")
     return _of_one_kind(files, f"the directory {directory}")
@@ -232,7 +232,7 @@ def _below(directory: str) -> str:
     return f"Known are: {', '.join(SUFFIXES)}."
 
 
-def _of_one_kind(files: list[File], whole: str) -> list[File]:
+def _of_one_kind(files: list[DataFile], whole: str) -> list[DataFile]:
     kinds = {file.kind: file for file in reversed(files)}
     if len(kinds) > 1:
         listed = " and ".join(file.name for file in list(kinds.values())[:2])

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import ConfigError, RunError
 from ...store import disk
-from .pieces import read_at
+from .text import read_at
 
 VERSION = 1
 """Of the parser: with another one, what was kept is of no use."""
@@ -26,7 +26,7 @@ ABANDONED_S = 60
 
 
 @dataclass(frozen=True)
-class Cache:
+class CtfCache:
     """The cache of one file as it is now, read in one way.
 
     Its name says of which bytes it was made, how they were read, and what its own bytes are:
@@ -39,7 +39,7 @@ class Cache:
     reading: str
 
     @classmethod
-    def of(cls, path: Path, descriptor: int, mark: str, reading: Any, directory: Path | None) -> "Cache":
+    def of(cls, path: Path, descriptor: int, mark: str, reading: Any, directory: Path | None) -> "CtfCache":
         """`mark` is the `sample` of the file that is open."""
         stem = f".{path.name if len(os.fsencode(path.name)) < 150 else _digest(path.name)}"
         if directory is not None:  # files of one name may share it

@@ -88,15 +88,6 @@ class Layout:
             for c in self.columns
         ]
 
-    @classmethod
-    def from_described(cls, described: Sequence[Any]) -> "Layout":
-        return cls(
-            tuple(
-                Column(Stream(name, tuple(shape), dtype, layout, sequence), field.encode())
-                for name, field, shape, dtype, layout, sequence in described
-            )
-        )
-
 
 def field_name(stream: str, field: str) -> bytes:
     """The name of a field as it stands in a file."""

@@ -1,4 +1,4 @@
-"""Arrow's own files: record batches in place in a mapped file, or decoded one by one: compressed or remote ones."""
+"""Files of Arrow and Parquet: record batches in place in a mapped file, or decoded one by one."""
 
 import threading
 from abc import abstractmethod
@@ -14,18 +14,18 @@ from ..data.categories import Categories, Place, is_text, leaf_of, leaves, refus
 from ..data.fields import cat
 from ..data.schema import index_in
 from ..errors import ConfigError, DataError, unknown
-from .blocks import Fields, Store
-from .paths import File, reading
+from .blocks import Fields, OpenFile
+from .paths import DataFile, reading
 from .select import inner
 
 JOINED_ROWS = 8192  # rows of fewer batches are gathered faster
 Wanted = Callable[..., list[str]]
 
 
-class ArrowStore(Store):
+class ArrowFile(OpenFile):
     """A file that comes as Arrow record batches, one for each block."""
 
-    def __init__(self, file: File, schema: Any, declared: Sequence[Stream]) -> None:
+    def __init__(self, file: DataFile, schema: Any, declared: Sequence[Stream]) -> None:
         import pyarrow as pa
 
         super().__init__(file)
@@ -61,12 +61,12 @@ class ArrowStore(Store):
                 yield leaf_of(batch.column(0), Place(column, str(self.file)))
 
 
-class HeldStore(ArrowStore):
+class HeldArrowFile(ArrowFile):
     """Record batches that are in memory, or mapped into it."""
 
     held = True
 
-    def __init__(self, file: File, schema: Any, batches: Sequence[Any], declared: Sequence[Stream]) -> None:
+    def __init__(self, file: DataFile, schema: Any, batches: Sequence[Any], declared: Sequence[Stream]) -> None:
         super().__init__(file, schema, declared)
         self._batches = [batch for batch in batches if batch.num_rows]
         self._joined = False
@@ -116,10 +116,10 @@ def _is_in_place(kind: Any) -> bool:
     return bool(pt.is_integer(kind) or pt.is_floating(kind))
 
 
-class DecodedStore(ArrowStore):
+class DecodedArrowFile(ArrowFile):
     """Record batches that are compressed, or on another machine: each is read when it is wanted."""
 
-    def __init__(self, file: File, schema: Any, columns: Sequence[int], declared: Sequence[Stream]) -> None:
+    def __init__(self, file: DataFile, schema: Any, columns: Sequence[int], declared: Sequence[Stream]) -> None:
         import pyarrow as pa
 
         super().__init__(file, pa.schema([schema.field(index) for index in columns]), declared)
@@ -144,7 +144,7 @@ class DecodedStore(ArrowStore):
         return pa.ipc.open_file(self.file.open(), options=options)
 
 
-def open_ipc(file: File, wanted: Wanted, declared: Sequence[Stream]) -> ArrowStore:
+def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> ArrowFile:
     """An Arrow file, or one of Arrow's streams, as some libraries write them under the same name."""
     import pyarrow as pa
 
@@ -162,17 +162,17 @@ def open_ipc(file: File, wanted: Wanted, declared: Sequence[Stream]) -> ArrowSto
             batches = _all(data, columns)  # whole, and then the wanted columns: asked for some, Arrow copies them
             if _inside(batches, data):
                 kept = pa.schema([schema.field(index) for index in columns])
-                return HeldStore(file, kept, batches, declared)
-        return DecodedStore(file, schema, columns, declared)
+                return HeldArrowFile(file, kept, batches, declared)
+        return DecodedArrowFile(file, schema, columns, declared)
 
 
-def _open_stream(file: File, data: Any, wanted: Wanted, declared: Sequence[Stream]) -> HeldStore:
+def _open_stream(file: DataFile, data: Any, wanted: Wanted, declared: Sequence[Stream]) -> HeldArrowFile:
     import pyarrow as pa
 
     with pa.ipc.open_stream(data) as reader:
         names = wanted(reader.schema.names, index_in(reader.schema))
         schema = pa.schema([reader.schema.field(name) for name in names])
-        return HeldStore(file, schema, [batch.select(names) for batch in reader], declared)
+        return HeldArrowFile(file, schema, [batch.select(names) for batch in reader], declared)
 
 
 def _all(data: Any, columns: Sequence[int]) -> list[Any]:
@@ -214,10 +214,54 @@ def _decoded_bytes(batch: Any) -> int:
     return sum(column.get_total_buffer_size() * growth(leaves(column.type)) for column in batch.columns)
 
 
-def _first_bytes(file: File, size: int) -> bytes:
+def _first_bytes(file: DataFile, size: int) -> bytes:
     with file.open() as opened:
         return bytes(opened.read(size))
 
 
 def _inner(batch: Any) -> Any:
     return batch.rename_columns([inner(name) for name in batch.schema.names])
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------
+
+
+class ParquetFile(ArrowFile):
+    """A Parquet file, one block for each of its row groups."""
+
+    def __init__(self, file: DataFile, opened: Any, names: Sequence[str], declared: Sequence[Stream]) -> None:
+        import pyarrow as pa
+
+        schema = opened.schema_arrow
+        super().__init__(file, pa.schema([schema.field(name) for name in names]), declared)
+        self._opened, self._lock = opened, threading.Lock()
+        self._names = {inner(name): name for name in names}
+        groups = [opened.metadata.row_group(k) for k in range(opened.metadata.num_row_groups)]
+        self._groups = [k for k, group in enumerate(groups) if group.num_rows]
+        self.counts = [groups[k].num_rows for k in self._groups]
+        # no further into the metadata: Arrow ends the process where those of a column are damaged
+        part = len(names) / max(1, len(schema.names))
+        self._sizes: list[float] = [groups[k].total_byte_size * part for k in self._groups]
+
+    def batches(self, block: int, columns: Sequence[str] | None = None) -> list[Any]:
+        names = [self._names[name] for name in columns or self._names]
+        with self._lock:  # one position in one file
+            table = self._opened.read_row_group(self._groups[block], columns=names)
+        if table.num_rows != self.counts[block]:
+            raise DataError(f"{self.file} is damaged: a row group has {table.num_rows} rows of {self.counts[block]}.")
+        table = table.select(names).rename_columns([inner(name) for name in names])
+        found: list[Any] = table.combine_chunks().to_batches()
+        return found
+
+    def nbytes(self, block: int) -> float:
+        return self._sizes[block]
+
+
+def open_parquet(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> ParquetFile:
+    """A Parquet file on a local disk or behind fsspec."""
+    import pyarrow.parquet as pq
+
+    with reading(file):
+        opened = pq.ParquetFile(file.open(), pre_buffer=file.remote is not None)
+        schema = opened.schema_arrow
+        return ParquetFile(file, opened, wanted(schema.names, index_in(schema)), declared)
