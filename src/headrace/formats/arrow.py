@@ -1,5 +1,6 @@
-"""Files of Arrow and Parquet: record batches in place in a mapped file, or decoded one by one."""
+"""Files of Arrow, Parquet and CSV: record batches in a mapped file, in memory, or decoded one by one."""
 
+import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,6 +19,9 @@ from .blocks import Fields, OpenFile
 from .paths import DataFile, reading
 from .select import inner
 
+READ_AS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+"""What a column of a CSV file may be read as."""
+CSV_BLOCK_BYTES = 2**24  # types are told by the first block of the text
 JOINED_ROWS = 8192  # rows of fewer batches are gathered faster
 Wanted = Callable[..., list[str]]
 
@@ -265,3 +269,78 @@ def open_parquet(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> 
         opened = pq.ParquetFile(file.open(), pre_buffer=file.remote is not None)
         schema = opened.schema_arrow
         return ParquetFile(file, opened, wanted(schema.names, index_in(schema)), declared)
+
+
+# --- CSV ---------------------------------------------------------------------------------------------------
+
+
+def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: Mapping[str, str]) -> HeldArrowFile:
+    """The columns of a CSV file with a header; `types` are the Arrow types of those that are known already."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    packed = file.name.lower().endswith(".gz")
+    separator = "\t" if ".tsv" in file.name.lower() else ","
+    with reading(file):
+        data = file.load()
+        if packed:
+            with pa.CompressedInputStream(pa.BufferReader(data), "gzip") as text:
+                data = text.read_buffer()
+        parse = pa.csv.ParseOptions(delimiter=separator)
+        read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
+        with pa.csv.open_csv(pa.BufferReader(data), read, parse) as reader:
+            names = wanted(reader.schema.names)
+            types = {name: kind for name, kind in types.items() if name in names}
+            first = next(reader, None) if types else None
+        types = {name: kind for name, kind in types.items() if kind == "string" or not _strings(first, name)}
+        convert = pa.csv.ConvertOptions(
+            include_columns=names,
+            column_types={name: pa.type_for_alias(kind) for name, kind in types.items()},
+        )
+        try:
+            table = pa.csv.read_csv(pa.BufferReader(data), read, parse, convert).combine_chunks()
+        except pa.ArrowInvalid as error:
+            if "conversion error" not in str(error):
+                raise
+            raise DataError(f"{file}: {_advised(str(error), reader.schema.names, types)}") from None
+        _refuse_empty(file, table)
+        return HeldArrowFile(file, table.schema, table.to_batches(), declared)
+
+
+def _refuse_empty(file: DataFile, table: Any) -> None:
+    """Raises on a column of which nothing tells what it holds."""
+    import pyarrow.types as pt
+
+    if not table.num_rows and any(pt.is_null(field.type) for field in table.schema):
+        raise DataError(f"{file} has no rows.")
+    if empty := [name for name in table.column_names if 0 < table.num_rows == table[name].null_count]:
+        raise DataError(
+            f"column {empty[0]!r} of {file} is empty in every row. "
+            "Fill it, or leave it out of the columns that are read."
+        )
+
+
+def _strings(first: Any, name: str) -> bool:
+    """Whether a column is one of strings by its first rows, none of which begins as a number does."""
+    import pyarrow.compute as pc
+    import pyarrow.types as pt
+
+    if first is None:
+        return False
+    column = first.column(name)
+    return bool(pt.is_string(column.type)) and not pc.any(pc.match_substring_regex(column, r"^\s*[+-]?[0-9.]")).as_py()
+
+
+def _advised(said: str, names: Sequence[str], types: Mapping[str, str]) -> str:
+    """What Arrow says of a value that is not of the type of its column, and what can be done."""
+    found = re.search(r"column #([0-9]+)", said)
+    name = names[int(found[1])] if found and int(found[1]) < len(names) else "name"
+    said = said.rstrip(".")
+    if "invalid UTF8" in said:
+        return f"{said}. Write the file in UTF-8: iconv -f LATIN1 -t UTF-8."
+    if name in types:
+        return f"{said}, in column {name!r}. Correct it, or give it another type than {types[name]}."
+    return (
+        f"{said}, in column {name!r}, which begins otherwise. Say what it holds: dtypes={{{name!r}: 'float64'}}, or, "
+        f"if it holds strings, categories={{{name!r}: [...]}}."
+    )

@@ -10,9 +10,8 @@ from ..data.categories import Categories, shown, strings_of
 from ..data.source import Table, fingerprint_of
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
-from .arrow import open_ipc, open_parquet
+from .arrow import READ_AS, open_csv, open_ipc, open_parquet
 from .blocks import BUDGET_BYTES, Block, BlockCache, OpenFile
-from .csv import READ_AS, open_csv
 from .npy import open_npy, open_npz
 from .paths import DataFile, find, reading
 from .select import Selection, are_numbers, inner
