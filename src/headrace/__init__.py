@@ -15,7 +15,7 @@ _HOMES = {
     "adapters.compose": ["concat", "filter", "map", "mix", "skip", "split", "take", "zip"],
     "adapters.lend": ["as_dataset"],
     "adapters.loaders": ["LoaderSource"],
-    "adapters.wrap": ["from_dataset"],
+    "adapters.samples": ["from_dataset"],
     "app.recipe": ["Recipe"],
     "data.arrays": ["ArrayTable"],
     "data.batch": ["Batch", "Stream"],
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from .adapters.compose import zip as zip
     from .adapters.lend import as_dataset as as_dataset
     from .adapters.loaders import LoaderSource as LoaderSource
-    from .adapters.wrap import from_dataset as from_dataset
+    from .adapters.samples import from_dataset as from_dataset
     from .app.recipe import Recipe as Recipe
     from .data.arrays import ArrayTable as ArrayTable
     from .data.batch import Batch as Batch

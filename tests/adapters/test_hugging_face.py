@@ -7,9 +7,8 @@ import torch
 from kit.foreign import first
 
 import headrace as hr
-from headrace.adapters.adapt import as_data
+from headrace.adapters.adapt import as_data, wrap
 from headrace.adapters.loaders import SampleSource
-from headrace.adapters.wrap import wrap
 from headrace.data.views import Concat
 
 

@@ -17,9 +17,10 @@ from torch.utils.data import (
 )
 
 import headrace as hr
+from headrace.adapters.adapt import wrap
 from headrace.adapters.lend import as_dataset
 from headrace.adapters.loaders import LoaderSource, SampleSource
-from headrace.adapters.wrap import from_dataset, wrap
+from headrace.adapters.samples import from_dataset
 from headrace.data.ragged import Ragged
 from headrace.data.views import Chosen, Concat
 

@@ -1,6 +1,6 @@
 """Whatever a user calls data, as a Table or a Source."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.arrays import ArrayTable
 from ..data.categories import Categories
@@ -15,6 +16,9 @@ from ..data.fields import Rows
 from ..data.reader import Reader
 from ..data.source import Source, Table
 from ..errors import DataError
+from .loaders import LoaderSource, SampleSource
+from .passes import hugging_kind
+from .samples import from_dataset
 
 
 def as_table(data: Any, categories: Categories | None = None) -> Table:
@@ -60,8 +64,6 @@ def _refused(data: Any) -> DataError:
 def _of_arrays(data: Any, categories: Categories) -> Table | None:
     """One column, (x, y), or columns by name."""
     if isinstance(data, Mapping):
-        from .iterables import hugging_kind
-
         return None if hugging_kind(data) else _table(data, categories)
     if isinstance(data, tuple | list):
         return _of_parts(data, categories)
@@ -166,6 +168,21 @@ def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
         from .frames import from_arrow
 
         return from_arrow(data, categories)
-    from .wrap import wrap
-
     return wrap(data)
+
+
+def wrap(data: Any) -> Table | Source | None:
+    """What torch or Hugging Face calls data, or an iterable of batches, as a Table or a Source; `None` for others."""
+    if hugging_kind(data):
+        from .huggingface import from_hugging_face
+
+        return from_hugging_face(data)
+    if isinstance(data, DataLoader):
+        return LoaderSource(data)
+    if isinstance(data, IterableDataset):
+        return SampleSource(data)
+    if isinstance(data, Dataset):
+        return from_dataset(data)
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        return LoaderSource(data)
+    return None

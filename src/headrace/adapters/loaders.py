@@ -1,6 +1,6 @@
 """Batches and samples that others load: a DataLoader, an IterableDataset, anything that can be iterated again."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from ..data.fields import Field, has_rows, split_fields
 from ..data.macrobatch import Macrobatch
 from ..data.source import WHOLE, Shard, Source, check_names
 from ..errors import SourceError
-from .iterables import collates, stacks
-from .loader_passes import Passes
-from .named import Names, collated, fields_of
+from .passes import Passes, collates, stacks
+from .samples import Names, collated, fields_of
 
 TIMEOUT_S = 300.0
 
@@ -52,17 +51,9 @@ class Iterated(Source):
     @property
     def streams(self) -> Sequence[Stream]:
         if self._streams is None:
+            self._passes.waiting = self.waiting
             self._learn(self._common([Stream.of(*item) for item in self._fields([self._passes.peek()]).items()]))
         return self._streams or ()
-
-    @property
-    def waiting(self) -> Callable[[], None]:
-        """Called now and then while worker processes are awaited."""
-        return self._passes.waiting
-
-    @waiting.setter
-    def waiting(self, call: Callable[[], None]) -> None:
-        self._passes.waiting = call
 
     @property
     def level(self) -> str:
@@ -78,6 +69,7 @@ class Iterated(Source):
         self._passes.load_state_dict(state)
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        self._passes.waiting = self.waiting
         items, ended = self._passes.pull(self._count(size))
         return Batch(self._fields(items), cursor=self.state_dict(), ends_epoch=ended)
 
