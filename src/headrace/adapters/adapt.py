@@ -1,4 +1,4 @@
-"""Whatever a user calls data, as a Table or a Source."""
+"""Turns whatever a user passes as data into a Table or a Source."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
@@ -22,7 +22,7 @@ from .samples import from_dataset
 
 
 def as_table(data: Any, categories: Categories | None = None) -> Table:
-    """Data that has rows by number, as a Table: one array is stream "x", two are "x" and "y", a dict names its own."""
+    """Turns data into a Table: one array is stream "x", two are "x" and "y", a dict names its own."""
     found = as_data(data, categories)
     if isinstance(found, Table):
         return found
@@ -30,13 +30,13 @@ def as_table(data: Any, categories: Categories | None = None) -> Table:
 
 
 def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
-    """What a user calls data, as a Source: a Table is read in the given order."""
+    """Turns data into a Source; a Table is read in the given order."""
     found = as_data(data)
     return found if isinstance(found, Source) else Reader(found, order, seed)
 
 
 def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
-    """What a user calls data: arrays, a frame, a table, a path, a loader or an iterable of batches.
+    """Turns arrays, a frame, a table, a path, a loader or an iterable of batches into a Table or a Source.
 
     Columns of strings that have `categories` are read by them, where it is here that they are read.
     """
@@ -168,11 +168,6 @@ def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
         from .frames import from_arrow
 
         return from_arrow(data, categories)
-    return wrap(data)
-
-
-def wrap(data: Any) -> Table | Source | None:
-    """What torch or Hugging Face calls data, or an iterable of batches, as a Table or a Source; `None` for others."""
     if hugging_kind(data):
         from .huggingface import from_hugging_face
 

@@ -1,4 +1,4 @@
-"""Passes over an iterable of others, epoch after epoch, that can be gone back to at any item.
+"""Iterates over data of others, epoch after epoch, and goes back to any item.
 
 Two ways back. Where the iterable keeps a state of its own, that state is loaded. Otherwise its epoch begins again with
 the random numbers that it began with, and the items that were used already are dropped.
@@ -39,9 +39,9 @@ class Passes:
         self.waiting: Callable[[], None] = lambda: None
         """Called now and then while worker processes are awaited; what it raises leaves everything where it is."""
         self.exact = knows_where_it_stands(data)
-        """Whether the iterable's own state is what it goes back by."""
+        """Whether a resume uses the iterable's own state."""
         self.forgotten = forgotten_of(data, self.exact)
-        """What no state and no replay brings back, in a clause."""
+        """What a resume does not bring back, in a clause."""
         self.length = length_of(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         by_number = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
@@ -247,7 +247,7 @@ class Passes:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What can say where it stands, and go back there: a StatefulDataLoader, a streamed data set."""
+    """An iterable with a state of its own: a StatefulDataLoader, a streamed data set."""
 
     def state_dict(self) -> Any: ...
 

@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 
 
 def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] = ()) -> Table:
-    """A torch Dataset as a Table, to be shuffled, shared out and resumed as any other.
+    """Reads a torch Dataset as a Table, which can be shuffled, shared out and resumed like any other.
 
     A TensorDataset is used in place, a Subset or a ConcatDataset through its numbers, all at the speed of arrays. Of
     others the rows are asked for one by one (or by `__getitems__`, where they have that), and collated as torch's
@@ -52,7 +52,7 @@ def _plain(dataset: Any, kind: type) -> bool:
 
 
 class Samples(Table):
-    """The samples of a map-style dataset. What its streams are is learned from the first."""
+    """The samples of a map-style dataset as a Table. The first sample tells its streams."""
 
     def __init__(self, dataset: Any, names: Names = None, sequences: Sequence[str] = ()) -> None:
         self.dataset, self._names, self._sequences = dataset, names, tuple(sequences)
@@ -110,7 +110,7 @@ class Samples(Table):
 
 
 def _level() -> int:
-    """Of which frame, as the caller counts, the line is that is not the library's."""
+    """How many frames above the caller the first line outside of the library is."""
     library, frame, level = __name__.partition(".")[0], sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == library:
         frame, level = frame.f_back, level + 1
@@ -193,7 +193,7 @@ def _field(name: str, part: Any, who: str) -> Field:
 
 
 def described(part: Any) -> str:
-    """What it is, in a few words."""
+    """Says in a few words what something is."""
     if isinstance(part, str | bytes):
         return "text"
     if isinstance(part, list | tuple) and part:
@@ -202,7 +202,7 @@ def described(part: Any) -> str:
 
 
 def advice(part: Any) -> str:
-    """What to do about something that is no stream."""
+    """Says what to do about something that is no stream."""
     if isinstance(part, Mapping) or (isinstance(part, list | tuple) and part and not isinstance(part[0], str | bytes)):
         return "Streams are not nested: give each part a name of its own in one flat dict."
     return (

@@ -154,7 +154,8 @@ def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> Arro
 
     with reading(file):
         data = file.load() if file.remote is None else None
-        head = data[:6].to_pybytes() if data is not None else _first_bytes(file, 6)
+        with file.open() as opened:
+            head = bytes(opened.read(6))
         if head.startswith(b"FEA1"):
             raise DataError(f"{file} is a Feather file of version 1. Write it again with version 2.")
         if head != b"ARROW1":
@@ -216,11 +217,6 @@ def _decoded_bytes(batch: Any) -> int:
         return 8 if pt.is_boolean(kind) or pt.is_dictionary(kind) else 1
 
     return sum(column.get_total_buffer_size() * growth(leaves(column.type)) for column in batch.columns)
-
-
-def _first_bytes(file: DataFile, size: int) -> bytes:
-    with file.open() as opened:
-        return bytes(opened.read(size))
 
 
 def _inner(batch: Any) -> Any:

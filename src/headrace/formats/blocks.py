@@ -1,4 +1,4 @@
-"""Files as blocks of rows: each is mapped and held, or decoded when it is wanted and kept for a while."""
+"""Open files, and their rows in blocks: mapped into memory, or decoded when needed and cached."""
 
 import threading
 import warnings
@@ -24,13 +24,13 @@ Fields = Mapping[str, Field]
 
 
 class OpenFile(ABC):
-    """A file that is open: which streams it has, and its rows by blocks."""
+    """An open data file: its streams, and its rows in blocks."""
 
     held = False
-    """Whether rows are given in place, in memory that is mapped, so that they cost nothing to give again."""
+    """Whether rows lie in memory or in a mapped file, so that reading them again costs nothing."""
 
     light = False
-    """Whether a block that is held is ready at a look: nothing in it is decoded, joined or checked."""
+    """Whether all columns of a held block lie in place: nothing has to be decoded or joined."""
 
     def __init__(self, file: DataFile) -> None:
         self.file = file
@@ -40,22 +40,22 @@ class OpenFile(ABC):
 
     @abstractmethod
     def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
-        """The rows of a block, of all columns or of these at least.
+        """Reads a block: all columns, or at least these.
 
         `first` is the number of its first row in the file, for messages.
         """
 
     def gather(self, budget_bytes: int) -> int:
-        """Makes one block of many small ones, if a copy of them takes no more than this; the bytes that it takes."""
+        """Joins many small blocks into one, if that takes at most so many bytes; returns the bytes it takes."""
         return 0
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor that was read lies in memory that the store has anyway; for one that is `held`."""
+        """Whether a tensor of a `held` file lies in the memory of the file itself, and is no copy."""
         return True
 
     @property
     def texts(self) -> Mapping[str, Any]:
-        """The columns that hold strings, each with its categories where the file says them."""
+        """The columns of strings, each with its categories where the file stores them."""
         return {}
 
     def strings(self, column: str) -> Iterator[Any]:
@@ -73,7 +73,7 @@ class OpenFile(ABC):
 
 
 class BlockCache:
-    """Blocks that were decoded, the last used ones up to so many bytes; from any thread."""
+    """Caches decoded blocks: those used last, up to so many bytes. Any thread may call it."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self.budget_bytes = budget_bytes
@@ -100,7 +100,7 @@ class BlockCache:
         return fields
 
     def _count(self, key: Any, fields: Fields) -> None:
-        """Says once when most of what is decoded is thrown away."""
+        """Warns once when most decoded rows are thrown away unused."""
         self._again += key in self._seen
         self._seen.add(key)
         self._decoded += max((len(field) for field in fields.values()), default=0)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ class BlockCache:
 
 
 class Block(Table):
-    """A run of rows of one file that lie together in it."""
+    """One block of a file, as a Table."""
 
     aliases = False
 
@@ -123,7 +123,7 @@ class Block(Table):
         self._store, self._number, self._first = store, number, first
         self._picks, self._raw_categories, self._cache = picks, categories, cache
         self._lying: Fields | None = None
-        """The columns that lie in place, once they have been looked at. The others are kept by the cache alone."""
+        """The columns that lie in place, once they are known. Only the cache keeps the others."""
         self._others: list[str] = []
 
     @property
@@ -134,7 +134,7 @@ class Block(Table):
         return self._store.counts[self._number]
 
     def look(self) -> None:
-        """Gets ready what costs no more than a look.
+        """Prepares the block now if that costs nothing.
 
         Done block by block while rows are read, the little that is kept of each would lie between the batches in the
         heap, and keep their memory from being used again.

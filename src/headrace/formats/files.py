@@ -22,20 +22,20 @@ JOINED_BYTES = BUDGET_BYTES // 2  # of a table, and not of each file; what is de
 
 @dataclass(frozen=True)
 class FileRequest:
-    """What is wanted of files, as `open_table` was told."""
+    """The arguments of `open_table`, checked."""
 
     selection: Selection
     categories: Categories
     streams: tuple[Stream, ...]
     known: Categories = field(default_factory=dict)
-    """The categories of columns that may be there, and may hold strings."""
+    """Categories of columns that may be missing, or may hold no strings."""
 
     def inner(self, stream: str) -> list[str]:
-        """The columns of a stream, by the names under which they are read."""
+        """The columns of a stream, by the names that they have inside of the library."""
         return [inner(column) for column in self.selection.columns_of(stream)]
 
     def text_types(self) -> dict[str, str]:
-        """What columns of text are to be read as, where that has been said."""
+        """The types that columns of a CSV file are read as, where the request says so."""
         kinds = {name: kind for name, kind in self.selection.dtypes.items() if kind in READ_AS}
         kinds |= dict.fromkeys(self.categories, "string")
         kinds |= {name: "string" for name, strings in self.known.items() if any(are_numbers([s]) for s in strings)}
@@ -43,7 +43,7 @@ class FileRequest:
 
 
 class FileTable(Wrapper):
-    """Files of one kind, one after the other. It travels to another process by name, and is opened again there."""
+    """Files of one kind as one table. It is pickled by the names of its files, and opens them again."""
 
     def __init__(
         self, rows: Table, files: Sequence[DataFile], request: FileRequest, block: int, categories: Categories
@@ -58,7 +58,7 @@ class FileTable(Wrapper):
 
     @property
     def columns(self) -> Mapping[str, Any] | None:
-        """Which columns become which streams, as `open_table` was told."""
+        """Which columns become which streams, as given to `open_table`."""
         return self._request.selection.columns
 
     def fingerprint(self) -> str:
@@ -78,7 +78,7 @@ class FileTable(Wrapper):
         return self._fingerprint
 
     def changed_files(self, fingerprint: str) -> list[str]:
-        """Which files are not those that had this fingerprint, as far as it tells."""
+        """Names the files that differ from those that had this fingerprint, as far as it tells."""
         each, now = (text.partition(":")[2] for text in (fingerprint, self.fingerprint()))
         if len(each) != len(now):
             return []
@@ -91,7 +91,7 @@ class FileTable(Wrapper):
 
 
 def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
-    """Opens files, and makes one table of their blocks."""
+    """Opens files and makes one table of their blocks."""
     stores = [open_file(file, request) for file in files]
     spare = JOINED_BYTES
     for store in stores:
@@ -149,19 +149,15 @@ def _texts(stores: Sequence[OpenFile], request: FileRequest) -> dict[str, Sequen
     for column in columns - set(found):
         said = [store.texts.get(column) for store in stores]
         agreed = said[0] is not None and said.count(said[0]) == len(said)
-        found[column] = (said[0] or []) if agreed else _all(stores, column)
+        found[column] = (said[0] or []) if agreed else strings_of(_strings(stores, column))
     return found
 
 
-def _all(stores: Sequence[OpenFile], column: str) -> list[str]:
-    """All strings of a column, read once through the files."""
-
-    def parts() -> Iterator[Any]:
-        for store in stores:
-            with reading(store.file):
-                yield from store.strings(column)
-
-    return strings_of(parts())
+def _strings(stores: Sequence[OpenFile], column: str) -> Iterator[Any]:
+    """All strings of a column, as Arrow arrays."""
+    for store in stores:
+        with reading(store.file):
+            yield from store.strings(column)
 
 
 def _reopen(names: list[str], sizes: list[int], request: FileRequest) -> Table:

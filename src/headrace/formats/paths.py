@@ -1,4 +1,4 @@
-"""Which files a path means, and one file: its bytes mapped or read, and whether they are still the same."""
+"""Finds the files that a path means, maps or reads them, and notices when they change."""
 
 import glob
 import hashlib
@@ -29,11 +29,11 @@ _HEAD, _SAMPLE, _SAMPLES = 65536, 4096, 6
 
 @dataclass(frozen=True)
 class DataFile:
-    """One data file, on a local disk or behind fsspec, as it was when it was found."""
+    """One data file on a local disk or behind fsspec, with its size and time when it was found."""
 
     path: str
     shown: str
-    """As the user named it, for messages and to find it again."""
+    """The name the user gave, for messages."""
     remote: Any = None
     """The fsspec file system that it is on; none for a local one."""
     size: int = 0
@@ -58,7 +58,7 @@ class DataFile:
 
     @property
     def again(self) -> str:
-        """What finds it again from another process."""
+        """The name that finds it from another process."""
         return self.shown if self.remote is not None else self.path
 
     @property
@@ -66,7 +66,7 @@ class DataFile:
         return _kind(self.name)
 
     def check(self) -> None:
-        """Raises if the bytes that are mapped have been written to; a file in its place, or none, does no harm."""
+        """Raises if the mapped file has been written to; replacing or deleting it does no harm."""
         if self.remote is not None:
             return
         try:
@@ -80,29 +80,25 @@ class DataFile:
                 "Open the table again; write new data under another name."
             )
 
-    def map(self) -> Any:
-        """The whole file as an Arrow buffer in mapped memory. No descriptor stays open."""
-        import pyarrow as pa
-
-        if not self.size:
-            raise DataError(f"{self} is empty.")
-        with pa.memory_map(self.path) as mapped:
-            return mapped.read_buffer()
-
     def open(self) -> Any:
         """The file as Arrow reads it, by seeking: mapped where it is local."""
         import pyarrow as pa
         import pyarrow.fs
 
         if self.remote is None:
-            return pa.BufferReader(self.map())
+            return pa.BufferReader(self.load())
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.remote)).open_input_file(self.path)
 
     def load(self) -> Any:
-        """The whole file as an Arrow buffer: mapped where it is local, read where it is not."""
+        """The whole file as an Arrow buffer: mapped where it is local, read where it is not. It is closed again."""
         import pyarrow as pa
 
-        return self.map() if self.remote is None else pa.py_buffer(self.remote.cat_file(self.path))
+        if self.remote is not None:
+            return pa.py_buffer(self.remote.cat_file(self.path))
+        if not self.size:
+            raise DataError(f"{self} is empty.")
+        with pa.memory_map(self.path) as mapped:
+            return mapped.read_buffer()
 
     def digest(self) -> str:
         """A hash of its name, its size and a sample of its bytes: the same wherever the file is moved."""
@@ -118,7 +114,7 @@ class DataFile:
 
 @contextmanager
 def reading(file: DataFile | str) -> Iterator[None]:
-    """Whatever a library raises about a file becomes one sentence that names it."""
+    """Turns whatever a library raises about a file into a DataError that names the file."""
     try:
         yield
     except HeadraceError:
@@ -131,7 +127,7 @@ def reading(file: DataFile | str) -> Iterator[None]:
 
 
 def find(path: Paths) -> list[DataFile]:
-    """The files that a path, a list of them, a pattern, a directory or an fsspec URL means, sorted by name."""
+    """Finds the files that a path, a list, a pattern, a directory or an fsspec URL means, sorted by name."""
     if not isinstance(path, str | Path):
         if not isinstance(path, Sequence | Set | Iterator):
             raise DataError(
@@ -193,7 +189,7 @@ def _is_data(path: str) -> bool:
 
 
 def _kind(name: str) -> str:
-    """By the suffix; text may be packed."""
+    """The kind of a file by its suffix; text may be packed."""
     kind = SUFFIXES.get(Path(name.lower().removesuffix(".gz")).suffix, "")
     return kind if kind in ("csv", "ctf") or not name.lower().endswith(".gz") else ""
 

@@ -30,7 +30,7 @@ def open_table(
     bad_rows: Literal["stop", "skip"] = "stop",
     cache: str | Path | None = None,
 ) -> Table:
-    """The rows of files, read where they lie as far as their kind allows.
+    """Opens files as a table, whose rows are read in place as far as the kind of file allows.
 
     `path`: a file, a list of them, a pattern like "train-*.parquet", a directory, or an fsspec URL like
     "s3://bucket/train.parquet". Kinds, by the suffix: `.npy` (stream "x"), `.npz`, `.arrow`, `.feather` or `.ipc`,
@@ -60,7 +60,7 @@ def open_table(
 
 
 def open_by(path: Paths, categories: Categories) -> Table:
-    """As `open_table`, with these categories for those columns of strings that have any."""
+    """Opens files as `open_table` does; `categories` holds for those columns that turn out to hold strings."""
     files = find(path)
     if files[0].kind in ("", "ctf"):
         return open_table(path)
@@ -68,7 +68,7 @@ def open_by(path: Paths, categories: Categories) -> Table:
 
 
 def column_names(path: Paths) -> list[str]:
-    """What the columns of a file are called, whatever they hold; of several files, those of the first."""
+    """Returns the names of the columns of a file, whatever they hold; of several files, those of the first."""
     try:
         open_file(find(path)[0], FileRequest(_Names(), {}, ()))
     except _ListedError as listed:
@@ -77,7 +77,7 @@ def column_names(path: Paths) -> list[str]:
 
 
 class _ListedError(DataError):
-    """No error: what the columns of a file are called, before anything else of it is read."""
+    """Ends the opening of a file once the names of its columns are known."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _ListedError(DataError):
 
 
 class _Names(Selection):
-    """Wants no more of a file than what its columns are called."""
+    """A selection that reads the names of columns and nothing else."""
 
     def wanted(self, held: Sequence[str], where: object, aside: Collection[str] = ()) -> list[str]:
         raise _ListedError([name for name in held if name not in aside])
@@ -99,7 +99,7 @@ def _open_text(
     cache: str | Path | None,
     others: Mapping[str, object],
 ) -> Table:
-    """Files in CNTK's text format."""
+    """Opens files in CNTK's text format."""
     if streams is None:
         raise ConfigError(
             f"{files[0]} does not say what its streams are. Declare them: streams=[Stream('x', (4,)), ...]."
@@ -124,7 +124,7 @@ def open_ctf(
     cache: str | Path | None = None,
     workers: int = 1,
 ) -> Table:
-    """The sequences of a text file, one a row, as they are declared.
+    """Opens a file in CNTK's text format as a table, with a row for each sequence.
 
     `streams`: a stream with `sequence=True` has an item for each line of the sequence that has its field, any other
     one item for each sequence, on whichever of its lines. `fields`: what a stream is called in the file, where that
@@ -141,7 +141,7 @@ def open_ctf(
 
 @dataclass(frozen=True)
 class CtfRequest:
-    """What `open_ctf` was asked for: enough to ask again, from another process for example."""
+    """The arguments of `open_ctf`, checked; another process opens the same table with them."""
 
     path: Path
     streams: tuple[Stream, ...]
@@ -158,17 +158,15 @@ class CtfRequest:
             raise ConfigError(unknown("bad_rows", bad_rows, ("stop", "skip")))
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ConfigError(f"workers= is a number of threads, at least 1, got {workers!r}.")
-        if streams is None:
-            raise ConfigError(f"{path}: a text file does not say what its streams are. Declare them: streams=[...].")
-        streams_in(streams)
+        streams = streams_in(streams)
         if cache is not None and not Path(cache).is_dir():
             raise ConfigError(f"cache= is to be a directory that exists, got {str(cache)!r}.")
         told = tuple(dict(fields or {}).items())
         where = None if cache is None else Path(cache)
-        return cls(Path(path).expanduser(), tuple(streams), told, bad_rows == "skip", where, workers)
+        return cls(Path(path).expanduser(), streams, told, bad_rows == "skip", where, workers)
 
     def open(self, again: bool = True) -> "TextTable":
-        """The table; `again` builds the cache anew if it turns out to be damaged."""
+        """Opens the table; `again` builds the cache anew if it turns out to be damaged."""
         layout = Layout.of(self.streams, dict(self.fields))
         with open_text(self.path) as text:
             mark = sample(text.descriptor)
@@ -195,7 +193,7 @@ class CtfRequest:
 
 
 class TextTable(Wrapper):
-    """The rows of a text file, in place in the Arrow file that was made of them."""
+    """The rows of a text file, read from the Arrow file that was made of it."""
 
     def __init__(self, table: Table, request: CtfRequest, mark: str) -> None:
         super().__init__(table)
@@ -204,7 +202,7 @@ class TextTable(Wrapper):
         self._again = replace(request, path=request.path.absolute(), cache=cache)  # from wherever it is opened
 
     def fingerprint(self) -> str:
-        """Of the text, and of how it is read: neither where it is nor when it was written."""
+        """A hash of the text and of how it is read; it does not depend on where the file is or when it was written."""
         return fingerprint_of(self.mark, len(self), *self.streams, self.request.fields, self.request.skip)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Tables into files, block by block: there is a whole file under its name, or what was there before."""
+"""Writes tables and batches into files, block by block."""
 
 import errno
 import gzip
@@ -53,7 +53,7 @@ def write_ctf(
     fields: Mapping[str, str] | None = None,
     ids: bool = True,
 ) -> None:
-    """Writes rows as sequences numbered from 0, packed if the name ends in `.gz`.
+    """Writes rows in CNTK's text format, as sequences numbered from 0; packed if the name ends in `.gz`.
 
     `fields`: what a stream is called in the file, where that is not to be its name. `ids=False` leaves the numbers
     out, for rows that have a single line each. Numbers are written with as many digits as it takes to read the same
@@ -77,7 +77,7 @@ def write_ctf(
 
 
 def check_target(path: str | Path) -> Path:
-    """The file that is to be written; raises on a place or an ending that cannot be."""
+    """Returns the path to write to; raises if its directory or its ending does not allow it."""
     if "://" in str(path) or not str(path).lower().endswith(ENDINGS):
         raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet, .npz or .ctf.")
     check_place(Path(path))
@@ -86,7 +86,7 @@ def check_target(path: str | Path) -> Path:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """The name of a new file, which stands under `path` at the end, on the disk; after an error nothing has changed."""
+    """Gives the name of a temporary file that replaces `path` at the end; after an error nothing has changed."""
     check_place(path)
     beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")  # 255 bytes are the most for a name
     try:
@@ -105,7 +105,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def check_place(path: Path) -> None:
-    """Raises at once what would be found out at the end."""
+    """Raises at once if a file cannot be written here."""
     try:
         if not path.parent.is_dir():
             raise ConfigError(f"cannot write {path}: there is no directory {path.parent}. Make it first.")
@@ -123,7 +123,7 @@ def _refused(path: Path, error: OSError) -> ConfigError:
 
 
 def _check_rows(data: Any) -> None:
-    """Raises unless this is a table, or may be batches one after the other."""
+    """Raises unless this is a table or an iterable."""
     if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
         raise ConfigError(_not_rows(data))
 
@@ -158,7 +158,7 @@ def _parquet(data: Any, path: Path, rows: int) -> None:
 
 
 def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:
-    """As Arrow record batches; the values of sparse streams are left out where a table has none."""
+    """Writes Arrow record batches; the values of sparse streams are left out where a table has none."""
     blocks = _blocks(data, rows)
     first = next(blocks, None)
     if first is None:
@@ -179,7 +179,7 @@ def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:
 
 
 def _npz(data: Any, path: Path, rows: int) -> None:
-    """Array after array, each from its own pass over the table."""
+    """Writes one array after the other, each in its own pass over the table."""
     if not isinstance(data, Table):
         raise ConfigError("batches have no length that is known beforehand, which .npz needs. Write them as .arrow.")
     for stream in data.streams:
@@ -201,7 +201,7 @@ def _rows_of(data: Any, size: int) -> int:
 
 
 def _blocks(data: Any, rows: int) -> Iterator[Batch]:
-    """At most so many rows at a time; something, if it has none."""
+    """Blocks of at most so many rows; one block without rows for an empty table."""
     if isinstance(data, Table):
         for start in range(0, max(1, len(data)), rows):
             yield data.rows(start, min(len(data), start + rows))
@@ -217,7 +217,7 @@ def _blocks(data: Any, rows: int) -> Iterator[Batch]:
 
 
 def _same_streams(batches: Iterable[Any]) -> Iterator[Batch]:
-    """Batches as they come, all of the streams that the first one has."""
+    """Passes batches on; raises if one has other streams than the first."""
     first: list[Stream] | None = None
     for batch in batches:
         if not isinstance(batch, Batch):

@@ -1,4 +1,4 @@
-"""Where the rows of a text file are kept once they have been parsed, and how to know that they are still its rows."""
+"""Finds, writes and removes the Arrow files that hold the parsed rows of text files."""
 
 import fcntl
 import hashlib
@@ -27,7 +27,7 @@ ABANDONED_S = 60
 
 @dataclass(frozen=True)
 class CtfCache:
-    """The cache of one file as it is now, read in one way.
+    """The Arrow file that caches the rows of one text file, read in one way.
 
     Its name says of which bytes it was made, how they were read, and what its own bytes are:
     `.train.ctf.<content>-<reading>-<check>.arrow`. The dot keeps it out of what a directory of data holds.

@@ -19,7 +19,7 @@ Stamp = tuple[int, int]
 
 
 class Text(ABC):
-    """Bytes that are read once from front to back; those before a block that was given are forgotten."""
+    """A text that is read once from front to back."""
 
     @abstractmethod
     def peek(self, start: int, length: int) -> bytes:
@@ -175,11 +175,12 @@ def cut(text: Text, at: int, ids: bool) -> int:
     With ids that is a line whose id differs from that of the lines before it. A line that cannot be read hides to
     which sequence it belongs, so that there is no cut until the id has changed after it.
     """
-    first = next_line(text, at)
-    if not ids:
-        return first
+    lines = lines_from(text, at - 1)
+    next(lines, None)  # what is left of the line before
     before = None
-    for place, line in lines_from(text, first):
+    for place, line in lines:
+        if not ids:
+            return place
         found = id_of(line)
         if found is None:
             before = None
@@ -187,16 +188,6 @@ def cut(text: Text, at: int, ids: bool) -> int:
             if before is not None and found != before:
                 return place
             before = found
-    return text.end
-
-
-def next_line(text: Text, at: int) -> int:
-    """Where the first line begins that begins at or after `at`, or the end."""
-    place = at - 1
-    while data := text.peek(place, WINDOW):
-        if (found := data.find(b"\n")) >= 0:
-            return place + found + 1
-        place += len(data)
     return text.end
 
 
