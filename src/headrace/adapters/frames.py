@@ -1,4 +1,4 @@
-"""Tables from what other libraries hold in memory: pandas, Arrow, scipy."""
+"""Makes tables of what pandas and Arrow hold in memory."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,11 @@ from ..data.arrow import fields_of, streams_of
 from ..data.categories import Categories, Place, is_text, leaf_of, leaves, strings_of
 from ..data.fields import Field, cat
 from ..data.schema import index_in
-from ..data.sparse import Sparse
 from ..errors import DataError
 
 
 def from_arrow(table: Any, known: Categories | None = None, *, where: str = "this table") -> ArrayTable:
-    """The columns of an Arrow table or record batch: in place where they lie in one piece, else copied into one.
+    """Reads an Arrow table or record batch: in place where a column lies in one piece, else copied into one.
 
     Columns of strings have the categories that are `known`, or those that they hold.
     """
@@ -47,7 +46,7 @@ def from_arrow(table: Any, known: Categories | None = None, *, where: str = "thi
 
 
 def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
-    """The columns of a pandas DataFrame: numbers in place, strings and categoricals as codes.
+    """Reads a pandas DataFrame: numbers in place, strings and categoricals as codes.
 
     Those have the categories that are `known`, or their own.
     """
@@ -78,11 +77,6 @@ def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
         columns |= strings.columns
         categories |= strings.categories
     return ArrayTable(columns, categories=categories)
-
-
-def from_scipy(matrix: Any, name: str = "x") -> ArrayTable:
-    """A scipy.sparse matrix as one stream of sparse rows."""
-    return ArrayTable({name: Sparse.of(matrix)})
 
 
 def _check_names(names: Sequence[Any], where: str) -> None:

@@ -16,7 +16,7 @@ from ..data.batch import State
 from ..errors import ConfigError, SourceError
 from ..store import rng
 from ..store.codec import decode, encode
-from .workers import Workers, begin
+from .loader_workers import LoaderWorkers, begin
 
 _CPU = torch.device("cpu")
 _END = object()
@@ -106,7 +106,7 @@ class Passes:
     def _fetch(self) -> Any:
         current = self._pass
         assert current is not None
-        if isinstance(current, Workers):
+        if isinstance(current, LoaderWorkers):
             current.waiting = self.waiting
         try:
             return next(current)
@@ -118,7 +118,7 @@ class Passes:
                 ) from None
             return _END
         except Exception as error:
-            why = current.why(error) if isinstance(current, Workers) else f"{type(error).__name__}: {error}"
+            why = current.why(error) if isinstance(current, LoaderWorkers) else f"{type(error).__name__}: {error}"
             self._leave(failed=True)
             raise SourceError(
                 f"{self.who} failed after {self.given} {self.unit} of epoch {self.epoch}: {why}."
@@ -188,7 +188,7 @@ class Passes:
     def _leave(self, failed: bool = False) -> None:
         """Ends worker processes, and forgets what they have given ahead."""
         current, self._pass, self._held = self._pass, None, []
-        if isinstance(current, Workers):
+        if isinstance(current, LoaderWorkers):
             current.end() if failed else current.leave()
 
     def _now(self) -> list[Tensor]:

@@ -41,7 +41,7 @@ class ArrowFile(OpenFile):
                 )
         self.streams = streams_of(schema, declared, str(file))
         said = categories_in(schema)
-        self._texts = {field.name: said.get(field.name) for field in schema if is_text(leaves(field.type))}
+        self.texts = {field.name: said.get(field.name) for field in schema if is_text(leaves(field.type))}
 
     @abstractmethod
     def batches(self, block: int, columns: Sequence[str] | None = None) -> list[Any]:
@@ -54,10 +54,6 @@ class ArrowFile(OpenFile):
             parts.append(fields_of(batch, streams, categories, where=str(self.file), first=first))
             first += batch.num_rows
         return {stream.name: cat([part[stream.name] for part in parts]) for stream in streams}
-
-    @property
-    def texts(self) -> Mapping[str, Any]:
-        return self._texts
 
     def strings(self, column: str) -> Iterator[Any]:
         for block in range(len(self.counts)):
@@ -288,7 +284,7 @@ def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: 
             names = wanted(reader.schema.names)
             types = {name: kind for name, kind in types.items() if name in names}
             first = next(reader, None) if types else None
-        types = {name: kind for name, kind in types.items() if kind == "string" or not _strings(first, name)}
+        types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
         convert = pa.csv.ConvertOptions(
             include_columns=names,
             column_types={name: pa.type_for_alias(kind) for name, kind in types.items()},
@@ -316,7 +312,7 @@ def _refuse_empty(file: DataFile, table: Any) -> None:
         )
 
 
-def _strings(first: Any, name: str) -> bool:
+def _is_text(first: Any, name: str) -> bool:
     """Whether a column is one of strings by its first rows, none of which begins as a number does."""
     import pyarrow.compute as pc
     import pyarrow.types as pt

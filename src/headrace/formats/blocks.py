@@ -37,6 +37,8 @@ class OpenFile(ABC):
         self.streams: Sequence[Stream] = ()
         self.counts: Sequence[int] = ()
         """Rows of each block."""
+        self.texts: Mapping[str, Any] = {}
+        """The columns of strings, each with its categories where the file stores them."""
 
     @abstractmethod
     def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
@@ -52,11 +54,6 @@ class OpenFile(ABC):
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor of a `held` file lies in the memory of the file itself, and is no copy."""
         return True
-
-    @property
-    def texts(self) -> Mapping[str, Any]:
-        """The columns of strings, each with its categories where the file stores them."""
-        return {}
 
     def strings(self, column: str) -> Iterator[Any]:
         """The strings of a column, as Arrow arrays."""

@@ -34,7 +34,7 @@ class Problem:
         return replace(self, line=self.line + lines, offset=self.offset + offset)
 
     def said(self, path: str) -> str:
-        """The first sentence of the error. Lines count from 1, bytes from 0."""
+        """The first sentence of the error. SequenceLines count from 1, bytes from 0."""
         of = f"stream {self.stream!r} of " if self.stream is not None else ""
         return f"{of}{path}, line {self.line + 1} (byte {self.offset}): {self.text}."
 
@@ -57,7 +57,7 @@ def fields_met(text: bytes, most: int = 20) -> list[str]:
 
 
 @dataclass
-class Lines:
+class SequenceLines:
     """The lines of one sequence."""
 
     id: int
@@ -92,12 +92,12 @@ def read_exactly(block: bytes, layout: Layout, has_ids: bool, last: int = -1) ->
     return parsed, min(problems, key=lambda problem: (problem.line, problem.offset), default=None)
 
 
-def _sequences(block: bytes, layout: Layout, has_ids: bool) -> tuple[list[Lines], list[Problem]]:
+def _sequences(block: bytes, layout: Layout, has_ids: bool) -> tuple[list[SequenceLines], list[Problem]]:
     """The sequences of a block, and what is wrong with single lines. Of these, the sequences that hold them are bad.
 
     A line whose id cannot be read may belong to the sequence before it or to that after it, so that both are.
     """
-    sequences, problems = list[Lines](), list[Problem]()
+    sequences, problems = list[SequenceLines](), list[Problem]()
     offset, hidden = 0, False
     for number, line in enumerate(block.split(b"\n")):
         start, offset = offset, offset + len(line) + 1
@@ -116,7 +116,7 @@ def _sequences(block: bytes, layout: Layout, has_ids: bool) -> tuple[list[Lines]
                 sequences[-1].bad = True
             continue
         if not has_ids or (id != -1 and (not sequences or sequences[-1].id != id)):
-            sequences.append(Lines(-1 if id is None else id, number, start))
+            sequences.append(SequenceLines(-1 if id is None else id, number, start))
         if not sequences:
             continue
         now = sequences[-1]
@@ -127,7 +127,7 @@ def _sequences(block: bytes, layout: Layout, has_ids: bool) -> tuple[list[Lines]
     return sequences, problems
 
 
-def _joined(sequences: list[Lines], has_ids: bool) -> bytes:
+def _joined(sequences: list[SequenceLines], has_ids: bool) -> bytes:
     """The lines of sequences, with new ids: two that had the same one may have come to lie together."""
     numbered = ((b"%d" % k if has_ids else b"", line) for k, one in enumerate(sequences) for line in one.lines)
     return b"".join(b"%s|%s\n" % (id, line.partition(b"|")[2]) for id, line in numbered)
@@ -152,7 +152,7 @@ _NOTHING_BEFORE = Problem(
 )
 
 
-def _order_problem(one: Lines, before: int) -> Problem:
+def _order_problem(one: SequenceLines, before: int) -> Problem:
     """A sequence whose id is not larger than the one before."""
     return Problem(
         one.offset + WORD.search(one.lines[0]).start(),  # type: ignore[union-attr]
@@ -164,7 +164,7 @@ def _order_problem(one: Lines, before: int) -> Problem:
     )
 
 
-def _row_problems(one: Lines, layout: Layout, has_ids: bool) -> Iterator[Problem]:
+def _row_problems(one: SequenceLines, layout: Layout, has_ids: bool) -> Iterator[Problem]:
     """Streams with one item for each sequence, which this sequence has not, or more than once."""
     which = f"sequence {one.id}" if has_ids else "this line"
     for column in layout.columns:

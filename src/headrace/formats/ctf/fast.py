@@ -47,7 +47,7 @@ class Parsed:
 def read_block(block: bytes, layout: Layout, has_ids: bool, one_by_one: bool = False) -> Parsed | None:
     """The rows of a block of whole sequences, or None; `one_by_one` reads numbers that Arrow refuses, too."""
     try:
-        return _Block(block, layout, one_by_one).parsed(has_ids)
+        return _TextBlock(block, layout, one_by_one).parsed(has_ids)
     except UnreadableError:
         return None
 
@@ -57,7 +57,7 @@ def _require(fine: bool | np.bool_) -> None:
         raise UnreadableError
 
 
-class _Block:
+class _TextBlock:
     """A block with one blank before it, a newline at its end, and blanks after that, as bytes and as positions."""
 
     def __init__(self, block: bytes, layout: Layout, one_by_one: bool) -> None:
@@ -82,7 +82,9 @@ class _Block:
         """The rows."""
         self._check_names()
         sequence_of, ids, count = self._numbered() if has_ids else self._one_a_line()
-        words = _Words(self.text, self._zones(), FIRST + sum(not column.sparse for column in self._layout.columns))
+        words = _ColumnWords(
+            self.text, self._zones(), FIRST + sum(not column.sparse for column in self._layout.columns)
+        )
         fields: dict[str, Field] = {}
         seen = []
         for k, column in enumerate(self._layout.columns, FIRST):
@@ -187,14 +189,14 @@ class _Block:
 
     # --- the items of a column -----------------------------------------------------------------------------
 
-    def _dense(self, column: Column, fields: Places, words: "_Words", k: int) -> Tensor:
+    def _dense(self, column: Column, fields: Places, words: "_ColumnWords", k: int) -> Tensor:
         """One item for each of these fields."""
         spans = words.of(k)
         size, begins, stops = column.size, self.pipes[fields], self.stops[fields]
         _require(len(spans) == size * len(fields) and _evenly(spans[:, 0], begins, stops, size))
         return self._numbers(column, spans).view(len(fields), *column.stream.shape)
 
-    def _sparse(self, column: Column, fields: Places, words: "_Words", k: int) -> Sparse:
+    def _sparse(self, column: Column, fields: Places, words: "_ColumnWords", k: int) -> Sparse:
         """One item for each of these fields."""
         pairs = words.pairs_of(k)
         kind = "int32" if column.size < 2**31 else "int64"
@@ -216,7 +218,7 @@ class _Block:
         return torch.from_numpy(values).to(torch_dtype(column.stream.dtype))
 
 
-class _Words:
+class _ColumnWords:
     """The words of a block, sorted by what they are part of; those of a sparse column are cut at their colons."""
 
     def __init__(self, text: Bytes, zone: Bytes, sparse_from: int) -> None:
