@@ -15,7 +15,7 @@ _HOMES = {
     "adapters.compose": ["concat", "filter", "map", "mix", "skip", "split", "take", "zip"],
     "adapters.lend": ["as_dataset"],
     "adapters.loaders": ["LoaderSource"],
-    "adapters.wrap": ["from_dataset"],
+    "adapters.samples": ["from_dataset"],
     "app.recipe": ["Recipe"],
     "data.arrays": ["ArrayTable"],
     "data.batch": ["Batch", "Stream"],
@@ -39,10 +39,8 @@ _HOMES = {
         "SourceError",
         "WorkerError",
     ],
-    "formats.ctf.table": ["open_ctf"],
-    "formats.ctf.write": ["write_ctf"],
-    "formats.table": ["open_table"],
-    "formats.write": ["write_table"],
+    "formats.table": ["open_ctf", "open_table"],
+    "formats.write": ["write_ctf", "write_table"],
     "engines.launch": ["launch"],
     "engines.network": ["Network"],
     "length": ["Length"],
@@ -89,7 +87,7 @@ if TYPE_CHECKING:
     from .adapters.compose import zip as zip
     from .adapters.lend import as_dataset as as_dataset
     from .adapters.loaders import LoaderSource as LoaderSource
-    from .adapters.wrap import from_dataset as from_dataset
+    from .adapters.samples import from_dataset as from_dataset
     from .app.recipe import Recipe as Recipe
     from .data.arrays import ArrayTable as ArrayTable
     from .data.batch import Batch as Batch
@@ -117,9 +115,9 @@ if TYPE_CHECKING:
     from .errors import RunError as RunError
     from .errors import SourceError as SourceError
     from .errors import WorkerError as WorkerError
-    from .formats.ctf.table import open_ctf as open_ctf
-    from .formats.ctf.write import write_ctf as write_ctf
+    from .formats.table import open_ctf as open_ctf
     from .formats.table import open_table as open_table
+    from .formats.write import write_ctf as write_ctf
     from .formats.write import write_table as write_table
     from .length import Length as Length
     from .loss.base import Loss as Loss

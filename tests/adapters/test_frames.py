@@ -12,7 +12,8 @@ from kit.late import pandas as pd
 from kit.late import sparse
 
 import headrace as hr
-from headrace.adapters.frames import from_arrow, from_pandas, from_scipy
+from headrace.adapters.adapt import as_table
+from headrace.adapters.frames import from_arrow, from_pandas
 from headrace.data.ragged import Ragged
 
 
@@ -112,7 +113,7 @@ def test_nulls_of_an_arrow_table_are_named_by_the_row_in_the_table() -> None:
 @pytest.mark.parametrize("form", ["csr_matrix", "coo_matrix", "csc_array"])
 def test_a_scipy_matrix_is_a_stream_of_sparse_rows(form: str) -> None:
     dense = np.array([[0, 1.5, 0], [0, 0, 0], [2, 0, 3]])
-    table = from_scipy(getattr(sparse, form)(dense))
+    table = as_table(getattr(sparse, form)(dense))
     assert str(table.streams[0]) == "x: sparse float64[3]"
     assert table.rows(0, 3)["x"].to_dense().tolist() == dense.tolist()
 

@@ -9,7 +9,6 @@ from kit.foreign import first
 import headrace as hr
 from headrace.adapters.adapt import as_data
 from headrace.adapters.loaders import SampleSource
-from headrace.adapters.wrap import wrap
 from headrace.data.views import Concat
 
 
@@ -42,7 +41,7 @@ def rows_of(hugging: Any) -> Any:
 @pytest.mark.takes_turns
 def test_a_hugging_face_dataset_is_read_from_its_arrow_table(hugging: Any) -> None:
     data = rows_of(hugging)
-    table = wrap(data)
+    table = as_data(data)
     assert isinstance(table, hr.ArrayTable)
     buffer = data.data.table.column("a").chunk(0).buffers()[1]
     assert table.columns["a"].data_ptr() == buffer.address
@@ -62,22 +61,22 @@ def test_a_hugging_face_dataset_is_read_from_its_arrow_table(hugging: Any) -> No
 
 def test_the_order_and_the_columns_of_a_hugging_face_dataset_hold(hugging: Any) -> None:
     data = rows_of(hugging).shuffle(seed=1).select(range(5))
-    table = wrap(data.select_columns(["a", "label"]))
+    table = as_data(data.select_columns(["a", "label"]))
     assert table.rows(0, 5)["a"].tolist() == data["a"][:5]  # type: ignore[union-attr]
-    shown = wrap(data.with_format("torch", columns=["f", "label"]))
+    shown = as_data(data.with_format("torch", columns=["f", "label"]))
     assert [str(s) for s in shown.streams] == ["label: int64[]", "f: float32[2]"]  # type: ignore[union-attr]
     assert shown.rows(0, 5)["f"].tolist() == data["f"][:5]  # type: ignore[union-attr]
 
 
 def test_a_hugging_face_dataset_with_a_transform_is_asked_for_its_rows(hugging: Any) -> None:
     data = rows_of(hugging).with_transform(lambda rows: {"x": [torch.tensor(a) * 2 for a in rows["a"]]})
-    assert first(wrap(data), 3, 1)["x"].tolist() == [3.0, 1.0]  # type: ignore[arg-type]
+    assert first(as_data(data), 3, 1)["x"].tolist() == [3.0, 1.0]  # type: ignore[arg-type]
 
 
 def test_large_chunks_stay_where_they_are(hugging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.adapters.huggingface.IN_ONE_PIECE", 1)
     data = hugging.concatenate_datasets([rows_of(hugging), rows_of(hugging)])
-    table = wrap(data)
+    table = as_data(data)
     assert isinstance(table, Concat)
     assert first(table, 13, 2)["a"].tolist() == [0.5, 1.0]
     assert dict(table.categories) == {"label": ["no", "yes"]}
@@ -86,13 +85,13 @@ def test_large_chunks_stay_where_they_are(hugging: Any, monkeypatch: pytest.Monk
 def test_what_of_hugging_face_cannot_be_read_is_explained(hugging: Any) -> None:
     data = rows_of(hugging)
     with pytest.raises(hr.DataError, match=r"a dict of data sets: train, test.*data\['train'\]"):
-        wrap(hugging.DatasetDict({"train": data, "test": data}))
+        as_data(hugging.DatasetDict({"train": data, "test": data}))
     with pytest.raises(hr.DataError, match=r"data\['train'\]"):
         as_data(hugging.DatasetDict({"train": data, "test": data}))
     with pytest.raises(hr.DataError, match=r"'t' of this Dataset holds text.*remove_columns"):
-        wrap(data.add_column("t", ["x"] * 12))
+        as_data(data.add_column("t", ["x"] * 12))
     with pytest.raises(hr.DataError, match="has no rows"):
-        wrap(data.select([]))
+        as_data(data.select([]))
 
 
 @pytest.mark.takes_turns
@@ -103,7 +102,7 @@ def test_a_hugging_face_stream_resumes_after_any_batch(hugging: Any, shards: int
 
     def make() -> hr.Source:
         data = rows_of(hugging).to_iterable_dataset(num_shards=shards)
-        source = wrap(data.shuffle(seed=3, buffer_size=5) if shuffled else data)
+        source = as_data(data.shuffle(seed=3, buffer_size=5) if shuffled else data)
         assert isinstance(source, SampleSource)
         return source
 

@@ -17,9 +17,10 @@ from torch.utils.data import (
 )
 
 import headrace as hr
+from headrace.adapters.adapt import as_data
 from headrace.adapters.lend import as_dataset
 from headrace.adapters.loaders import LoaderSource, SampleSource
-from headrace.adapters.wrap import from_dataset, wrap
+from headrace.adapters.samples import from_dataset
 from headrace.data.ragged import Ragged
 from headrace.data.views import Chosen, Concat
 
@@ -175,13 +176,15 @@ def test_a_table_of_samples_is_trained_on_like_any_other() -> None:
 
 
 def test_wrap_recognises_what_others_call_data() -> None:
-    assert isinstance(wrap(TensorDataset(torch.arange(3))), hr.ArrayTable)
-    assert isinstance(wrap(Samples()), hr.Table)
-    assert isinstance(wrap(LOADERS["shuffled"]()), LoaderSource)
-    assert isinstance(wrap(stateful(Samples())), LoaderSource)
-    assert isinstance(wrap(Stream()), SampleSource)
-    assert isinstance(wrap(Own()), LoaderSource)
-    assert isinstance(wrap(iter([])), LoaderSource)
-    assert isinstance(wrap(type("Dataset", (Samples,), {"__module__": "datasets"})()), hr.Table)
-    assert isinstance(wrap(type("Loader", (Own,), {"__module__": "datasets.loader"})()), LoaderSource)
-    assert [wrap(other) for other in (3, "text", b"bytes", object())] == [None] * 4
+    assert isinstance(as_data(TensorDataset(torch.arange(3))), hr.ArrayTable)
+    assert isinstance(as_data(Samples()), hr.Table)
+    assert isinstance(as_data(LOADERS["shuffled"]()), LoaderSource)
+    assert isinstance(as_data(stateful(Samples())), LoaderSource)
+    assert isinstance(as_data(Stream()), SampleSource)
+    assert isinstance(as_data(Own()), LoaderSource)
+    assert isinstance(as_data(iter([])), LoaderSource)
+    assert isinstance(as_data(type("Dataset", (Samples,), {"__module__": "datasets"})()), hr.Table)
+    assert isinstance(as_data(type("Loader", (Own,), {"__module__": "datasets.loader"})()), LoaderSource)
+    for other in (3, "text", b"bytes", object()):
+        with pytest.raises(hr.DataError, match=r"cannot read data from|there is no file"):
+            as_data(other)

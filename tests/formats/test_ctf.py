@@ -2,6 +2,8 @@
 
 import gzip
 import re
+import tempfile
+import warnings
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,11 +22,13 @@ from headrace.data.ragged import Ragged
 from headrace.data.source import Table
 from headrace.data.sparse import Sparse
 from headrace.errors import ConfigError, DataError, SourceError
-from headrace.formats.ctf import build, pieces
-from headrace.formats.ctf.block import parse_block as parse_ctf
+from headrace.formats.ctf import build
+from headrace.formats.ctf import text as texts
+from headrace.formats.ctf.exact import read_exactly
+from headrace.formats.ctf.fast import Parsed, read_block
 from headrace.formats.ctf.layout import Layout
-from headrace.formats.ctf.numbers import cast, value_of
-from headrace.formats.ctf.table import open_ctf
+from headrace.formats.ctf.numbers import UnreadableError, cast, value_of
+from headrace.formats.table import open_ctf
 
 SAMPLE = """\
 0 |x 560:1 |y 1 0 0 0 0
@@ -114,10 +118,20 @@ def test_a_packed_file_has_the_same_rows(tmp_path: Path) -> None:
     assert rows_of(table) == rows_of(expected)
 
 
+def read(block: bytes, layout: Layout, ids: bool) -> Parsed:
+    """A block in which nothing is wrong, at once, and line by line with the same result."""
+    parsed = read_block(block, layout, ids)
+    assert parsed is not None
+    slowly, problem = read_exactly(block, layout, ids)
+    assert problem is None
+    assert same(plain(slowly.fields, slowly.rows), plain(parsed.fields, parsed.rows))
+    assert (slowly.lines, slowly.sequences, slowly.ids) == (parsed.lines, parsed.sequences, parsed.ids)
+    return parsed
+
+
 def rows(text: str, *streams: Stream, ids: bool = True) -> list[dict[str, Any]]:
     """The rows of one block."""
-    parsed = parse_ctf(text.encode(), Layout.of(streams), ids, skip=False)
-    assert parsed.problem is None
+    parsed = read(text.encode(), Layout.of(streams), ids)
     return plain(parsed.fields, parsed.rows)
 
 
@@ -171,7 +185,7 @@ def test_a_sparse_item_may_be_empty_and_its_indices_in_any_order() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "float16", "bfloat16", "float64", "bool"])
 def test_every_dtype_is_read(dtype: str) -> None:
-    parsed = parse_ctf(b"|a 1 0 1\n|a 0 1 1", Layout.of([Stream("a", (3,), dtype)]), False, skip=False)
+    parsed = read(b"|a 1 0 1\n|a 0 1 1", Layout.of([Stream("a", (3,), dtype)]), False)
     assert parsed.fields["a"].tolist() == [[1, 0, 1], [0, 1, 1]]
     assert Stream.of("a", parsed.fields["a"]) == Stream("a", (3,), dtype)
 
@@ -187,27 +201,34 @@ NUMBERS = st.one_of(
 
 @given(
     st.lists(NUMBERS.filter(bool), min_size=1, max_size=150),
-    st.sampled_from(["float32", "float64", "float16", "int8", "int64", "uint64", "uint32", "bool", "id"]),
+    st.sampled_from(["float32", "float64", "float16", "int8", "int64", "uint64", "uint32", "bool"]),
 )
 def test_numbers_are_those_that_python_reads(words: list[str], kind: str) -> None:
     words = [word for word in words if not {"x", "X", "("} & set(word)]  # they are refused before they get here
     words = words or ["1"]
+    expected = [value_of(word.encode(), kind) for word in words]
+    good = [word for word, value in zip(words, expected, strict=True) if value is not None]
+    held = [value for value in expected if value is not None]
+    assert repr([float(value) for value in numbers(good, kind).tolist()]) == repr([float(value) for value in held])
+    for word in set(words) - set(good):
+        with pytest.raises(UnreadableError):
+            numbers([*good, word], kind)
+
+
+def numbers(words: list[str], kind: str) -> Any:
+    """Words that lie in a text, as numbers."""
     text = np.frombuffer((" " + " ".join(words) + " ").encode(), np.uint8).copy()
     stops = np.cumsum([len(word) + 1 for word in words], dtype=np.int64)
     spans = np.stack([stops - [len(word) for word in words], stops], 1).reshape(-1, 2)
-    values, bad = cast(text, spans, kind)
-    expected = [value_of(word.encode(), kind) for word in words]
-    assert set(bad.tolist()) == {k for k, value in enumerate(expected) if value is None}
-    held = [(value, other) for value, other in zip(values.tolist(), expected, strict=True) if other is not None]
-    assert repr([float(value) for value, _ in held]) == repr([float(other) for _, other in held])
+    return cast(text, spans, kind, one_by_one=True)
 
 
 # --- the same rows however a file is cut -----------------------------------------------------------------
 
 
 def opened(data: bytes, path: Path, monkeypatch: Any, size: int, window: int, **options: Any) -> Table:
-    monkeypatch.setattr(build, "PIECE_BYTES", size)
-    monkeypatch.setattr(pieces, "WINDOW", window)
+    monkeypatch.setattr(build, "BLOCK_BYTES", size)
+    monkeypatch.setattr(texts, "WINDOW", window)
     return open_ctf(written(path, data), STREAMS, fields=NAMES, **options)
 
 
@@ -225,24 +246,25 @@ def test_a_file_cut_anywhere_has_the_rows_of_the_plain_parser(seed: int, tmp_pat
         assert same(rows_of(table), expected.rows)
 
 
-def test_pieces_of_a_packed_file_are_those_of_the_plain_one(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pieces, "WINDOW", 16)
-    monkeypatch.setattr(pieces, "_CHUNK", 20)
+def test_blocks_of_a_packed_file_are_those_of_the_plain_one(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(texts, "WINDOW", 16)
+    monkeypatch.setattr(texts, "_CHUNK", 20)
     data = valid(Random(5), 30)
     plain_file, packed = written(tmp_path / "a.ctf", data), written(tmp_path / "a.ctf.gz", gzip.compress(data))
     found = []
     for path in (plain_file, packed):
-        with pieces.open_text(path) as text:
-            start = pieces.begin(text)
-            ids = pieces.has_ids(text, start)
-            found.append([(a, b, text.end) for a, b in pieces.pieces(text, start, ids, 40)][:-1])
+        with texts.open_text(path) as text:
+            start = texts.begin(text)
+            ids = texts.has_ids(text, start)
+            found.append(list(texts.blocks(text, start, ids, 40)))
     assert len(found[0]) > 5
-    assert [(a, b) for a, b, _ in found[0]] == [(a, b) for a, b, _ in found[1]]
+    assert found[0] == found[1]
+    assert b"".join(block for _, block in found[0]) == data
 
 
 @pytest.mark.slow
 def test_any_number_of_workers_leaves_the_same_file(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(build, "PIECE_BYTES", 300)
+    monkeypatch.setattr(build, "BLOCK_BYTES", 300)
     data = valid(Random(8), 200)
     kept = []
     for workers in (1, 2):
@@ -319,8 +341,8 @@ def test_what_is_wrong_is_said_with_its_line_and_byte(
     text: str, where: str, what: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     for size in (10**6, 5):
-        monkeypatch.setattr(build, "PIECE_BYTES", size)
-        monkeypatch.setattr(pieces, "WINDOW", size)
+        monkeypatch.setattr(build, "BLOCK_BYTES", size)
+        monkeypatch.setattr(texts, "WINDOW", size)
         message = told(text.encode("latin-1"), tmp_path, A, B)
         assert f"train.ctf, {where}: " in message
         assert what in message
@@ -330,7 +352,7 @@ def test_what_is_wrong_is_said_with_its_line_and_byte(
 
 
 def test_lines_and_bytes_count_from_the_start_of_the_file_in_every_piece(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(build, "PIECE_BYTES", 64)
+    monkeypatch.setattr(build, "BLOCK_BYTES", 64)
     good = "".join(f"{k} |a {k} 1\n" for k in range(500))
     message = told("\ufeff" + good + "500 |a 1 x\n", tmp_path, A)
     byte = len(("\ufeff" + good).encode()) + len("500 |a 1 ")
@@ -442,7 +464,7 @@ def test_a_file_with_nothing_but_bad_rows_is_an_error_all_the_same(tmp_path: Pat
 def test_a_sequence_that_comes_too_late_is_dropped_wherever_the_file_is_cut(
     size: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(build, "PIECE_BYTES", size)
+    monkeypatch.setattr(build, "BLOCK_BYTES", size)
     path = written(tmp_path / "train.ctf", "1 |a 1 0\n5 |a 5 0\n3 |a 3 0\n3 |a 3 1\n5 |a 5 2\n6 |a 6 0\n")
     with pytest.warns(UserWarning, match="1 of 5 sequences were dropped"):
         table = open_ctf(path, [AS], bad_rows="skip")
@@ -465,10 +487,23 @@ LINES = (
 
 @given(st.lists(st.sampled_from(LINES), max_size=12), st.booleans())
 def test_the_first_fault_is_the_same_whether_or_not_others_are_looked_for(lines: list[str], has_ids: bool) -> None:
-    layout = Layout.of([Stream("x"), Stream("y", (1,))])
-    block = "".join(f"{line}\n" for line in ["0 |x 1 |y 1" if has_ids else "|x 1 |y 1", *lines]).encode()
-    told, passed = (parse_ctf(block, layout, has_ids, skip=skip).problem for skip in (False, True))
-    assert told == passed
+    streams, text = [Stream("x"), Stream("y", (1,))], "\n".join(["0 |x 1 |y 1" if has_ids else "|x 1 |y 1", *lines])
+    with tempfile.TemporaryDirectory() as directory:
+        path = written(Path(directory) / "t.ctf", text)
+        stopped, skipped = (fault(path, streams, bad_rows) for bad_rows in ("stop", "skip"))
+    assert bool(stopped) == bool(skipped)
+    assert stopped in skipped
+
+
+def fault(path: Path, streams: list[Stream], bad_rows: Any) -> str:
+    """What is said of a file in which something may be wrong."""
+    with warnings.catch_warnings(record=True) as dropped:
+        warnings.simplefilter("always")
+        try:
+            open_ctf(path, streams, bad_rows=bad_rows)
+        except SourceError as error:
+            return str(error)
+        return "".join(str(warning.message) for warning in dropped)
 
 
 def test_numbers_among_many_that_are_none_are_read(tmp_path: Path) -> None:

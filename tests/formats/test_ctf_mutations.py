@@ -15,9 +15,10 @@ from kit.ctf_reference import Outcome, reference
 from kit.sampled import sampled
 
 from headrace.errors import HeadraceError
-from headrace.formats.ctf import build, pieces
-from headrace.formats.ctf.explain import Problem
-from headrace.formats.ctf.table import open_ctf
+from headrace.formats.ctf import build
+from headrace.formats.ctf import text as texts
+from headrace.formats.ctf.exact import Problem
+from headrace.formats.table import open_ctf
 
 LIMIT_S = 1.0
 WHERE = re.compile(r"line (\d+) \(byte (\d+)\): ")
@@ -67,8 +68,9 @@ def survey(seeds: Iterable[int], tmp_path: Path, monkeypatch: Any) -> Counter[st
         path = tmp_path / f"{seed}.ctf"
         path.write_bytes(data)
         truth = reference(data, STREAMS, NAMES)
-        monkeypatch.setattr(pieces, "WINDOW", random.choice([5, 64, 1 << 16]))
-        monkeypatch.setattr(build, "PIECE_BYTES", random.choice([7, 40, 200, 1 << 20, 1 << 20]))
+        monkeypatch.setattr(texts, "WINDOW", random.choice([5, 64, 1 << 16]))
+        monkeypatch.setattr(build, "EXACT_BYTES", random.choice([20, 1 << 16]))
+        monkeypatch.setattr(build, "BLOCK_BYTES", random.choice([7, 40, 200, 1 << 20, 1 << 20]))
         for bad_rows in ("stop", "skip"):
             start_s = time.process_time()
             found = verdict(path, bad_rows)

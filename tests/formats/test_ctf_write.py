@@ -18,9 +18,9 @@ from headrace.data.ragged import Ragged
 from headrace.data.source import Table
 from headrace.data.sparse import Sparse
 from headrace.errors import ConfigError, DataError
-from headrace.formats.ctf import write
-from headrace.formats.ctf.table import open_ctf
-from headrace.formats.ctf.write import write_ctf
+from headrace.formats import write
+from headrace.formats.table import open_ctf
+from headrace.formats.write import write_ctf
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "uint16", "uint64", "bool"]
 
@@ -89,8 +89,7 @@ def tables(draw: Any) -> ArrayTable:
 def test_what_is_written_is_read_back_bit_for_bit(table: ArrayTable, packed: bool, rows: int) -> None:
     expected = all_rows(table)
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "FIRST_ROWS", rows)
-        patch.setattr(write, "BLOCK_BYTES", 1)
+        patch.setattr(write, "MOST_ROWS", rows)
         path = Path(directory) / f"table.ctf{'.gz' * packed}"
         write_ctf(path, table)
         never = [s for s in table.streams if s.sequence and not expected[s.name].items]

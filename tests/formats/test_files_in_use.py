@@ -12,7 +12,8 @@ import torch
 from kit.file_tables import KINDS, every_row, numbers, parts
 
 import headrace as hr
-from headrace.formats.table import FileTable, open_table
+from headrace.formats.files import FileTable
+from headrace.formats.table import open_table
 from headrace.formats.write import write_table
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")

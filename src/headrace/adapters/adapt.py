@@ -1,6 +1,6 @@
-"""Whatever a user calls data, as a Table or a Source."""
+"""Turns whatever a user passes as data into a Table or a Source."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.arrays import ArrayTable
 from ..data.categories import Categories
@@ -15,10 +16,13 @@ from ..data.fields import Rows
 from ..data.reader import Reader
 from ..data.source import Source, Table
 from ..errors import DataError
+from .loaders import LoaderSource, SampleSource
+from .passes import hugging_kind
+from .samples import from_dataset
 
 
 def as_table(data: Any, categories: Categories | None = None) -> Table:
-    """Data that has rows by number, as a Table: one array is stream "x", two are "x" and "y", a dict names its own."""
+    """Turns data into a Table: one array is stream "x", two are "x" and "y", a dict names its own."""
     found = as_data(data, categories)
     if isinstance(found, Table):
         return found
@@ -26,13 +30,13 @@ def as_table(data: Any, categories: Categories | None = None) -> Table:
 
 
 def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
-    """What a user calls data, as a Source: a Table is read in the given order."""
+    """Turns data into a Source; a Table is read in the given order."""
     found = as_data(data)
     return found if isinstance(found, Source) else Reader(found, order, seed)
 
 
 def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
-    """What a user calls data: arrays, a frame, a table, a path, a loader or an iterable of batches.
+    """Turns arrays, a frame, a table, a path, a loader or an iterable of batches into a Table or a Source.
 
     Columns of strings that have `categories` are read by them, where it is here that they are read.
     """
@@ -60,8 +64,6 @@ def _refused(data: Any) -> DataError:
 def _of_arrays(data: Any, categories: Categories) -> Table | None:
     """One column, (x, y), or columns by name."""
     if isinstance(data, Mapping):
-        from .iterables import hugging_kind
-
         return None if hugging_kind(data) else _table(data, categories)
     if isinstance(data, tuple | list):
         return _of_parts(data, categories)
@@ -166,6 +168,16 @@ def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
         from .frames import from_arrow
 
         return from_arrow(data, categories)
-    from .wrap import wrap
+    if hugging_kind(data):
+        from .huggingface import from_hugging_face
 
-    return wrap(data)
+        return from_hugging_face(data)
+    if isinstance(data, DataLoader):
+        return LoaderSource(data)
+    if isinstance(data, IterableDataset):
+        return SampleSource(data)
+    if isinstance(data, Dataset):
+        return from_dataset(data)
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        return LoaderSource(data)
+    return None

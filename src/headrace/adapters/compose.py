@@ -1,4 +1,4 @@
-"""What tables are put together with: `zip concat mix take skip filter map split`."""
+"""Makes tables and sources of others: `zip concat mix take skip filter map split`."""
 
 import builtins
 import inspect
@@ -25,7 +25,7 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 def zip(*tables: Any, key: str | None = None) -> Table:
-    """Tables side by side: row i beside row i, or, with `key`, rows beside those with the same number in that stream.
+    """Joins tables side by side: row i beside row i, or, with `key`, rows with the same number in that stream.
 
     By key, the rows are those of the first table, in its order; every other must have each of its keys exactly once.
     """
@@ -45,14 +45,14 @@ def zip(*tables: Any, key: str | None = None) -> Table:
 
 
 def concat(*tables: Any) -> Table:
-    """Tables with the same streams, one after the other."""
+    """Joins tables with the same streams, one after the other."""
     return Concat([as_table(table) for table in tables])
 
 
 def mix(
     tables: Sequence[Any], weights: Sequence[float], *, rows: int | None = None, seed: int = 0, **options: Any
 ) -> Source:
-    """A Source that takes rows of several tables in given proportions, each in a shuffled order of its own.
+    """Mixes rows of several tables in given proportions; each table is shuffled by itself.
 
     A table that is through begins its next epoch; `rows` says how many make an epoch of the mix (the rows of all).
     `options` are those of a Reader: `count`, `cross_epochs`, `max_epochs`, `max_samples`.
@@ -63,7 +63,7 @@ def mix(
 
 
 def take(data: Any, rows: int) -> Any:
-    """The first `rows` rows of a table; of a Source, epochs of `rows` rows, one going on where the last one ended."""
+    """Takes the first `rows` rows of a table; a Source gets epochs of `rows` rows, which follow one another."""
     rows = _rows("take", rows, 1)
     found = as_data(data)
     if isinstance(found, Source):
@@ -72,14 +72,14 @@ def take(data: Any, rows: int) -> Any:
 
 
 def skip(table: Any, rows: int) -> Table:
-    """A table without its first `rows` rows."""
+    """Leaves out the first `rows` rows of a table."""
     rows = _rows("skip", rows, 0)
     found = as_table(table)
     return Run(found, min(rows, len(found)), len(found))
 
 
 def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
-    """The rows for which `keep`, a function of the fields of many rows, gives true. The table is read once, now."""
+    """Keeps the rows for which `keep`, a function of the fields of many rows, gives true. Reads the table once, now."""
     found, kept, start = as_table(table), [], 0
     for batch in blocks_of(found):
         answer = torch.as_tensor(keep(dict(batch.fields)))
@@ -94,7 +94,7 @@ def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
 
 
 def map(table: Any, change: Change, *, where: Literal["host", "device"] = "host") -> Any:
-    """A table, or a mix of some, whose rows are changed many at a time, by a function of the fields by name.
+    """Changes the rows of a table or a mix, many at a time, by a function of the fields by name.
 
     It returns all the fields, for the same rows. With a second parameter it gets `Draws`: random numbers that are a
     function of seed, epoch and position, for augmentation that is the same after any resume. `where="device"`: once
@@ -113,7 +113,7 @@ def map(table: Any, change: Change, *, where: Literal["host", "device"] = "host"
 
 
 def split(table: Any, *fractions: float, seed: int = 0, stratify: str | None = None) -> list[Table]:
-    """Parts of a table, shuffled: `train, val, test = split(data, 0.8, 0.1, 0.1)`.
+    """Splits a table into shuffled parts: `train, val, test = split(data, 0.8, 0.1, 0.1)`.
 
     `stratify`: a stream of whole numbers, each of which is shared out in these proportions.
     """

@@ -1,23 +1,21 @@
-"""Tables from what other libraries hold in memory: pandas, Arrow, scipy."""
+"""Makes tables of what pandas and Arrow hold in memory."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..data.arrays import ArrayTable
 from ..data.arrow import fields_of, streams_of
 from ..data.categories import Categories, Place, is_text, leaf_of, leaves, strings_of
 from ..data.fields import Field, cat
 from ..data.schema import index_in
-from ..data.sparse import Sparse
-from ..errors import DataError, unknown
+from ..errors import DataError
 
 
 def from_arrow(table: Any, known: Categories | None = None, *, where: str = "this table") -> ArrayTable:
-    """The columns of an Arrow table or record batch: in place where they lie in one piece, else copied into one.
+    """Reads an Arrow table or record batch: in place where a column lies in one piece, else copied into one.
 
     Columns of strings have the categories that are `known`, or those that they hold.
     """
@@ -48,14 +46,15 @@ def from_arrow(table: Any, known: Categories | None = None, *, where: str = "thi
 
 
 def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
-    """The columns of a pandas DataFrame: numbers in place, strings and categoricals as codes.
+    """Reads a pandas DataFrame: numbers in place, strings and categoricals as codes.
 
     Those have the categories that are `known`, or their own.
     """
     import pandas as pd
+    import pyarrow as pa
 
     columns: dict[str, Any] = {}
-    categories: dict[str, list[str]] = {}
+    categories: dict[str, Sequence[str]] = {}
     _check_names(list(frame.columns), "this frame")
     for name, column in frame.items():
         if column.hasnans:
@@ -65,16 +64,19 @@ def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
                 f"{int(missing.argmax())}. A stream has a value in every row: fill them, drop those rows, or leave "
                 f"out a column that the model does not use: frame.drop(columns={name!r})."
             )
-        columns[name], strings = _column(name, column, pd)
-        if strings is not None:
-            categories[name] = list((known or {}).get(name, strings))
-            columns[name] = _renumbered(columns[name], strings, categories[name], name)
+        kind = pa.large_string()
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            kind = None
+            if not all(isinstance(each, str) for each in column.cat.categories):
+                column = column.astype(column.cat.categories.dtype)
+        if pd.api.types.is_bool_dtype(column.dtype) or pd.api.types.is_numeric_dtype(column.dtype):
+            columns[name] = column.to_numpy()
+            continue
+        _check_strings(name, column)
+        strings = from_arrow(pa.table({name: pa.Array.from_pandas(column, type=kind)}), known, where="this frame")
+        columns |= strings.columns
+        categories |= strings.categories
     return ArrayTable(columns, categories=categories)
-
-
-def from_scipy(matrix: Any, name: str = "x") -> ArrayTable:
-    """A scipy.sparse matrix as one stream of sparse rows."""
-    return ArrayTable({name: Sparse.of(matrix)})
 
 
 def _check_names(names: Sequence[Any], where: str) -> None:
@@ -89,43 +91,20 @@ def _check_names(names: Sequence[Any], where: str) -> None:
             raise DataError(f"{where}: column {name!r} has a dot in its name, which a stream cannot have. Rename it.")
 
 
-def _column(name: str, column: Any, pd: Any) -> tuple[Any, list[str] | None]:
-    dtype = column.dtype
-    if isinstance(dtype, pd.CategoricalDtype):
-        strings = list(dtype.categories)
-        if not all(isinstance(each, str) for each in strings):
-            return _column(name, column.astype(dtype.categories.dtype), pd)
-        return column.cat.codes.to_numpy(np.int64), strings
-    if pd.api.types.is_bool_dtype(dtype) or pd.api.types.is_numeric_dtype(dtype):
-        return column.to_numpy(), None
-    if pd.api.types.is_string_dtype(dtype) or isinstance(dtype, np.dtypes.ObjectDType):
-        return _strings(name, column)
-    raise DataError(
-        f"column {name!r} of this frame holds {dtype}, which is not a number. "
-        "Cast it to int64 or float64, or leave it out: frame[['a', 'b']]."
-    )
-
-
-def _renumbered(codes: NDArray[np.int64], strings: list[str], known: list[str], name: str) -> NDArray[np.int64]:
-    """Codes of strings as places among those that are known."""
-    if strings == known:
-        return codes
-    place = {string: k for k, string in enumerate(known)}
-    found = np.array([place.get(string, -1) for string in strings], np.int64)[codes]
-    if len(missing := np.flatnonzero(found < 0)):
-        row = int(missing[0])
-        raise DataError(f"column {name!r} of this frame, row {row}: {unknown('string', strings[codes[row]], known)}")
-    return found
-
-
-def _strings(name: str, column: Any) -> tuple[Any, list[str]]:
+def _check_strings(name: str, column: Any) -> None:
+    """Raises unless a column that holds no numbers holds strings."""
     import pandas as pd
 
-    if pd.api.types.infer_dtype(column, skipna=False) not in ("string", "empty"):
-        row = next(row for row, value in enumerate(column) if not isinstance(value, str))
+    kind = pd.api.types.infer_dtype(column, skipna=False)
+    if isinstance(column.dtype, pd.CategoricalDtype) or kind in ("string", "empty"):
+        return
+    if not isinstance(column.dtype, np.dtypes.ObjectDType) and not pd.api.types.is_string_dtype(column.dtype):
         raise DataError(
-            f"column {name!r} of this frame holds objects, a {type(column.iloc[row]).__name__} in row {row} for "
-            "example. Make numbers or strings of them, or leave the column out."
+            f"column {name!r} of this frame holds {column.dtype}, which is not a number. "
+            "Cast it to int64 or float64, or leave it out: frame[['a', 'b']]."
         )
-    numbers, strings = pd.factorize(column, sort=True)
-    return numbers.astype(np.int64), list(strings)
+    row = next(row for row, value in enumerate(column) if not isinstance(value, str))
+    raise DataError(
+        f"column {name!r} of this frame holds objects, a {type(column.iloc[row]).__name__} in row {row} for "
+        "example. Make numbers or strings of them, or leave the column out."
+    )

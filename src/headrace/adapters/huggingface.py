@@ -17,8 +17,8 @@ from ..data.ragged import Ragged
 from ..data.source import Source, Table
 from ..data.views import Chosen, Concat
 from ..errors import DataError, SourceError
-from .iterables import hugging_kind
 from .loaders import SampleSource
+from .passes import hugging_kind
 from .samples import Samples
 
 IN_ONE_PIECE = 256 << 20  # bytes up to which chunks are copied together, so that rows are gathered at full speed

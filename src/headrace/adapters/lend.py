@@ -1,4 +1,4 @@
-"""The other way: headrace's tables and sources as a torch Dataset of ready batches, for trainers of others."""
+"""headrace's tables and sources as a torch Dataset of ready batches, for other trainers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +21,7 @@ MOST_WORKERS = 1024
 def as_dataset(
     data: Any, batch_size: int, *, order: str = "full", seed: int = 0, shard: Shard = WHOLE
 ) -> "TorchBatches":
-    """Batches of a table (read in this order) or of a source, as a torch IterableDataset.
+    """Makes a torch IterableDataset of ready batches, from a table (read in this order) or a source.
 
     ```python
     batches = as_dataset(table, 128)
@@ -49,7 +49,7 @@ def as_dataset(
 
 
 class TorchBatches(IterableDataset[dict[str, Field]]):
-    """Batches of headrace's for a DataLoader with `batch_size=None`. See `as_dataset`."""
+    """Ready batches for a DataLoader with `batch_size=None`. See `as_dataset`."""
 
     def __init__(self, reads: "_Reads") -> None:
         self._reads = reads
@@ -99,7 +99,7 @@ class TorchBatches(IterableDataset[dict[str, Field]]):
 
 
 class _ByNumber:
-    """Batches of a table: any of them can be read without those before it."""
+    """Reads any batch of a table without those before it."""
 
     def __init__(self, table: Table, size: int, order: str, seed: int, shard: Shard) -> None:
         self._reader, self._size, self._shard = Reader(table, order, seed), size, shard
@@ -118,7 +118,7 @@ class _ByNumber:
 
 
 class _InTurn:
-    """Batches of a source: it is read in sequence, whoever wants which of them."""
+    """Reads the batches of a source in sequence, and gives some of them."""
 
     def __init__(self, source: Source, size: int, shard: Shard) -> None:
         self._source, self._size, self._shard = source, size, shard

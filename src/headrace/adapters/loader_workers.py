@@ -38,10 +38,10 @@ def begin(loader: DataLoader[Any], timeout_s: float, waiting: Callable[[], None]
         found = iter(loader)
     finally:
         loader.timeout = before
-    return Workers(loader, found, limit_s, waiting) if isinstance(found, _BaseDataLoaderIter) else found
+    return LoaderWorkers(loader, found, limit_s, waiting) if isinstance(found, _BaseDataLoaderIter) else found
 
 
-class Workers(Iterator[Any]):
+class LoaderWorkers(Iterator[Any]):
     """One pass over a loader that has worker processes."""
 
     def __init__(self, loader: DataLoader[Any], found: Any, limit_s: float, waiting: Callable[[], None]) -> None:

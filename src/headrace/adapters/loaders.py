@@ -1,6 +1,6 @@
-"""Batches and samples that others load: a DataLoader, an IterableDataset, anything that can be iterated again."""
+"""Sources that read a DataLoader, an IterableDataset, or anything else that can be iterated again."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,14 @@ from ..data.fields import Field, has_rows, split_fields
 from ..data.macrobatch import Macrobatch
 from ..data.source import WHOLE, Shard, Source, check_names
 from ..errors import SourceError
-from .iterables import collates, stacks
-from .loader_passes import Passes
-from .named import Names, collated, fields_of
+from .passes import Passes, collates, stacks
+from .samples import Names, collated, fields_of
 
 TIMEOUT_S = 300.0
 
 
 class Iterated(Source):
-    """What is read by iterating over something of others, an epoch after another, and gone back to.
+    """Reads an iterable, epoch after epoch, and can go back to any batch.
 
     Data with `state_dict` and `load_state_dict` (a StatefulDataLoader) go back to their own state, saved after every
     batch. For all others the epoch begins again: with torch's, NumPy's and Python's random numbers, the generators and
@@ -52,17 +51,9 @@ class Iterated(Source):
     @property
     def streams(self) -> Sequence[Stream]:
         if self._streams is None:
+            self._passes.waiting = self.waiting
             self._learn(self._common([Stream.of(*item) for item in self._fields([self._passes.peek()]).items()]))
         return self._streams or ()
-
-    @property
-    def waiting(self) -> Callable[[], None]:
-        """Called now and then while worker processes are awaited."""
-        return self._passes.waiting
-
-    @waiting.setter
-    def waiting(self, call: Callable[[], None]) -> None:
-        self._passes.waiting = call
 
     @property
     def level(self) -> str:
@@ -78,6 +69,7 @@ class Iterated(Source):
         self._passes.load_state_dict(state)
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        self._passes.waiting = self.waiting
         items, ended = self._passes.pull(self._count(size))
         return Batch(self._fields(items), cursor=self.state_dict(), ends_epoch=ended)
 
@@ -98,7 +90,7 @@ class Iterated(Source):
 
 
 class LoaderSource(Iterated):
-    """The batches of a loader, in its own sizes: tuples, dicts, or `Batch`es. See `Iterated`.
+    """Reads the batches of a loader, in its own sizes: tuples, dicts, or `Batch`es. See `Iterated`.
 
     `names` are those of the parts of a tuple, where they are not "x" or ("x", "y"). What can be iterated once only, a
     generator, has one epoch. Of one batch to the next the sizes of dimensions may differ, as those of padding do.
@@ -163,7 +155,7 @@ class LoaderSource(Iterated):
 
 
 class SampleSource(Iterated):
-    """Samples, one by one, of an IterableDataset of torch or of Hugging Face, collated in the size that is asked.
+    """Reads the samples of an IterableDataset of torch or Hugging Face, and collates them into batches.
 
     They are read in this process; for worker processes, wrap them in a DataLoader. `names` and `sequences` are those of
     `from_dataset`. See `Iterated`.
@@ -190,7 +182,7 @@ class SampleSource(Iterated):
 
 
 def named(data: Any) -> str:
-    """What something is called in messages."""
+    """The name of a loader or an iterable in messages."""
     if isinstance(data, DataLoader):
         return f"{type(data).__name__} of {type(data.dataset).__name__}"
     return type(data).__name__

@@ -1,26 +1,58 @@
-"""The samples of a map-style dataset, asked for one by one, as a Table."""
+"""A torch Dataset as a Table; and samples and batches of others, tuples or dicts, as fields by stream name."""
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
+from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
-from ..data.fields import Field, cat
+from ..data.fields import Field, Opaque, Rows, cat, unmasked
+from ..data.ragged import Ragged
 from ..data.source import Table
+from ..data.views import Chosen, Concat
 from ..errors import DataError, HeadraceError, SourceError
 from ..store import rng
-from .named import Names, collated
 
 AT_ONCE = 512  # samples collated together: so few are still in the processor's cache when they are
+Names = Sequence[str] | None
 _CPU = torch.device("cpu")
 
 
+def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] = ()) -> Table:
+    """Reads a torch Dataset as a Table, which can be shuffled, shared out and resumed like any other.
+
+    A TensorDataset is used in place, a Subset or a ConcatDataset through its numbers, all at the speed of arrays. Of
+    others the rows are asked for one by one (or by `__getitems__`, where they have that), and collated as torch's
+    `default_collate` does. A sample is a tensor ("x"), a pair ("x" and "y"), a tuple whose parts `names` names, or a
+    flat dict. `sequences` are those streams whose tensors differ in their first dimension from row to row.
+
+    A row is to be the same whenever it is asked for: what is random belongs into `map`, whose draws are resumed.
+    """
+    if isinstance(dataset, TensorDataset) and _plain(dataset, TensorDataset):
+        return ArrayTable(by_name(dataset.tensors, names, type(dataset).__name__))
+    if isinstance(dataset, Subset) and _plain(dataset, Subset):
+        indices = torch.as_tensor(np.asarray(dataset.indices), dtype=torch.int64)
+        return Chosen(from_dataset(dataset.dataset, names=names, sequences=sequences), indices)
+    if isinstance(dataset, ConcatDataset) and _plain(dataset, ConcatDataset):
+        return Concat([from_dataset(part, names=names, sequences=sequences) for part in dataset.datasets])
+    return Samples(dataset, names, sequences)
+
+
+def _plain(dataset: Any, kind: type) -> bool:
+    """Whether it reads its rows as its kind does, rather than in a way of its own."""
+    return all(
+        getattr(type(dataset), name, None) is getattr(kind, name, None) for name in ("__getitem__", "__getitems__")
+    )
+
+
 class Samples(Table):
-    """The samples of a map-style dataset. What its streams are is learned from the first."""
+    """The samples of a map-style dataset as a Table. The first sample tells its streams."""
 
     def __init__(self, dataset: Any, names: Names = None, sequences: Sequence[str] = ()) -> None:
         self.dataset, self._names, self._sequences = dataset, names, tuple(sequences)
@@ -78,7 +110,7 @@ class Samples(Table):
 
 
 def _level() -> int:
-    """Of which frame, as the caller counts, the line is that is not the library's."""
+    """How many frames above the caller the first line outside of the library is."""
     library, frame, level = __name__.partition(".")[0], sys._getframe(1), 1
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == library:
         frame, level = frame.f_back, level + 1
@@ -101,3 +133,142 @@ def _listed(rows: list[int]) -> str:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+# --- by name -----------------------------------------------------------------------------------------------
+
+
+def by_name(item: Any, names: Names, who: str) -> dict[str, Any]:
+    """The parts of a sample or a batch: one is "x", two are "x" and "y", a dict and a named tuple name their own.
+
+    `names` are those of the parts; of a dict, the ones that are wanted.
+    """
+    if isinstance(item, Batch):
+        item = item.fields
+    elif hasattr(item, "_asdict"):
+        item = item._asdict()
+    if isinstance(item, dict) or (not isinstance(item, tuple | list | Tensor) and isinstance(item, Mapping)):
+        return _chosen(item, names, who)
+    parts = list(item) if isinstance(item, tuple | list) else [item]
+    given = names or ("x", "y")[: len(parts)]
+    if len(given) != len(parts):
+        said = f"{len(names)} names" if names else "no names"
+        wanted = f"names=({', '.join(repr(name) for name in (*'abcdefgh'[: len(parts) - 1], 'y'))})"
+        raise SourceError(
+            f"{who} gives {len(parts)} parts and there are {said} for them. "
+            f"Name them: hr.from_dataset(data, {wanted}), or of a loader hr.LoaderSource(loader, {wanted})."
+        )
+    return dict(zip(given, parts, strict=True))
+
+
+def fields_of(item: Any, names: Names, who: str) -> dict[str, Field]:
+    """The fields of a batch that a loader has made."""
+    return {name: _field(name, part, who) for name, part in by_name(item, names, who).items()}
+
+
+def _chosen(item: Mapping[Any, Any], names: Names, who: str) -> dict[str, Any]:
+    if strange := [key for key in item if not isinstance(key, str)]:
+        raise SourceError(f"{who} gives a dict with the key {strange[0]!r}. Streams are named by text.")
+    if missing := [name for name in names or () if name not in item]:
+        raise SourceError(f"{who} gives no {missing[0]!r}. It has: {', '.join(item)}.")
+    return {name: item[name] for name in names or item}
+
+
+def _field(name: str, part: Any, who: str) -> Field:
+    if isinstance(part, Tensor) and part.dim():
+        return part
+    if isinstance(part, np.ndarray) and part.dtype.kind in "biufc":
+        part = unmasked(part, f"{who}: {name!r}")
+        part = torch.from_numpy(np.ascontiguousarray(part))
+    elif isinstance(part, list | tuple) and part and all(type(number) in (int, float, bool) for number in part):
+        part = torch.tensor(part)
+    if isinstance(part, Tensor) and part.dim() == 0:
+        raise SourceError(
+            f"{who}: {name!r} is a single number, not rows: this gives samples where batches are expected. "
+            "Give the loader a batch_size."
+        )
+    if isinstance(part, Rows | Opaque):
+        return part
+    raise SourceError(f"{who}: {name!r} is {described(part)}. {advice(part)}")
+
+
+def described(part: Any) -> str:
+    """Says in a few words what something is."""
+    if isinstance(part, str | bytes):
+        return "text"
+    if isinstance(part, list | tuple) and part:
+        return f"a {type(part).__name__} of {type(part[0]).__name__}"
+    return f"a {type(part).__name__}"
+
+
+def advice(part: Any) -> str:
+    """Says what to do about something that is no stream."""
+    if isinstance(part, Mapping) or (isinstance(part, list | tuple) and part and not isinstance(part[0], str | bytes)):
+        return "Streams are not nested: give each part a name of its own in one flat dict."
+    return (
+        "Make numbers of it, or leave it out: hr.from_dataset(data, names=('x', 'y')), or of a loader "
+        "hr.LoaderSource(loader, names=('x', 'y')), says which streams of a dict are wanted."
+    )
+
+
+def collated(samples: Sequence[Any], names: Names, sequences: Sequence[str], who: str) -> dict[str, Field]:
+    """The rows that samples make: stacked as torch's `default_collate` does, those of `sequences` end to end."""
+    columns = _columns(samples, names, who)
+    if unheard := [name for name in sequences if name not in columns]:
+        raise SourceError(f"{who} gives no {unheard[0]!r} that sequences= could name. It has: {', '.join(columns)}.")
+    return {name: _stacked(name, parts, name in sequences, who) for name, parts in columns.items()}
+
+
+def _columns(samples: Sequence[Any], names: Names, who: str) -> dict[str, Sequence[Any]]:
+    """The parts of samples by name, those of all samples together; samples are of one kind."""
+    known = by_name(samples[0], names, who)
+    if type(samples[0]) in (tuple, list) and {(type(sample), len(sample)) for sample in samples} == {
+        (type(samples[0]), len(known))
+    }:
+        return dict(zip(known, zip(*samples, strict=True), strict=True))
+    rows = [known, *(by_name(sample, names, who) for sample in samples[1:])]
+    for k, row in enumerate(rows):
+        if row.keys() != known.keys():
+            raise SourceError(f"{who}: one sample has the parts {list(known)}, the {k}th after it {list(row)}.")
+    return {name: [row[name] for row in rows] for name in known}
+
+
+def _stacked(name: str, parts: Sequence[Any], sequence: bool, who: str) -> Field:
+    if isinstance(parts[0], list | tuple):
+        parts = [_numbers(name, part, who) for part in parts]
+    arrays = isinstance(parts[0], Tensor | np.ndarray)
+    if sequence:
+        if not arrays:
+            raise SourceError(f"{who}: {name!r} is {described(parts[0])}, not a sequence of items.")
+        return Ragged.of(parts)
+    if not arrays and not isinstance(parts[0], int | float | complex | np.generic):
+        raise SourceError(f"{who}: {name!r} is {described(parts[0])}. {advice(parts[0])}")
+    if isinstance(parts[0], np.ma.MaskedArray):
+        parts = [unmasked(part, f"{who}: a sample of {name!r}") for part in parts]
+    try:
+        stacked: Field = default_collate(list(parts))
+        return stacked
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise SourceError(f"{who}: {name!r} cannot be stacked: {_odd(name, parts) or error}") from error
+
+
+def _odd(name: str, parts: Sequence[Any]) -> str:
+    """What is wrong with rows of several shapes."""
+    shapes = [tuple(getattr(part, "shape", ())) for part in parts]
+    for shape in shapes:
+        if shape != shapes[0]:
+            return (
+                f"it has the shape {list(shapes[0])} in one row and {list(shape)} in another. "
+                f"If these are sequences, say so: hr.from_dataset(data, sequences=({name!r},))."
+            )
+    return ""
+
+
+def _numbers(name: str, part: Any, who: str) -> Tensor:
+    """A sample's list of numbers, or of lists of them, as a tensor."""
+    try:
+        if any(isinstance(item, Tensor | np.ndarray) for item in part):
+            raise TypeError
+        return torch.tensor(part)
+    except (TypeError, ValueError, RuntimeError):
+        raise SourceError(f"{who}: {name!r} is {described(part)}. {advice(part)}") from None

@@ -11,8 +11,9 @@ from ..data.reader import Reader
 from ..data.source import Table
 from ..data.views import Wrapper
 from ..errors import DataError, SourceError
+from ..formats.files import FileTable
 from ..formats.select import are_numbers, begins_with_numbers, no_names
-from ..formats.table import FileTable, column_names, open_table
+from ..formats.table import column_names, open_table
 from ..step.check import same_streams
 from .recipe import Recipe
 

@@ -1,22 +1,21 @@
-"""Files as blocks of rows: each is mapped and held, or decoded when it is wanted and kept for a while."""
+"""Open files, and their rows in blocks: mapped into memory, or decoded when needed and cached."""
 
 import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..data.batch import Batch, Stream, torch_dtype
+from ..data.batch import Batch, Stream
 from ..data.categories import Categories
 from ..data.fields import Field, map_tensors, nbytes_of, take, tensors_of
 from ..data.pages import populate
 from ..data.source import Table
-from .paths import File, reading
+from .paths import DataFile, reading
 from .select import Picks
 
 BUDGET_BYTES = 2**28
@@ -24,40 +23,37 @@ SCATTERED = 16  # blocks decoded again before a word is said
 Fields = Mapping[str, Field]
 
 
-class Store(ABC):
-    """A file that is open: which streams it has, and its rows by blocks."""
+class OpenFile(ABC):
+    """An open data file: its streams, and its rows in blocks."""
 
     held = False
-    """Whether rows are given in place, in memory that is mapped, so that they cost nothing to give again."""
+    """Whether rows lie in memory or in a mapped file, so that reading them again costs nothing."""
 
     light = False
-    """Whether a block that is held is ready at a look: nothing in it is decoded, joined or checked."""
+    """Whether all columns of a held block lie in place: nothing has to be decoded or joined."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: DataFile) -> None:
         self.file = file
         self.streams: Sequence[Stream] = ()
         self.counts: Sequence[int] = ()
         """Rows of each block."""
+        self.texts: Mapping[str, Any] = {}
+        """The columns of strings, each with its categories where the file stores them."""
 
     @abstractmethod
     def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
-        """The rows of a block, of all columns or of these at least; a dense field may be its bytes, row by row.
+        """Reads a block: all columns, or at least these.
 
         `first` is the number of its first row in the file, for messages.
         """
 
     def gather(self, budget_bytes: int) -> int:
-        """Makes one block of many small ones, if a copy of them takes no more than this; the bytes that it takes."""
+        """Joins many small blocks into one, if that takes at most so many bytes; returns the bytes it takes."""
         return 0
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor that was read lies in memory that the store has anyway; for one that is `held`."""
+        """Whether a tensor of a `held` file lies in the memory of the file itself, and is no copy."""
         return True
-
-    @property
-    def texts(self) -> Mapping[str, Any]:
-        """The columns that hold strings, each with its categories where the file says them."""
-        return {}
 
     def strings(self, column: str) -> Iterator[Any]:
         """The strings of a column, as Arrow arrays."""
@@ -73,13 +69,8 @@ class Store(ABC):
         return max(self.counts, default=1)
 
 
-def firsts(store: Store) -> list[int]:
-    """The first row of each block."""
-    return list(accumulate(store.counts, initial=0))[:-1]
-
-
-class Cache:
-    """Blocks that were decoded, the last used ones up to so many bytes; from any thread."""
+class BlockCache:
+    """Caches decoded blocks: those used last, up to so many bytes. Any thread may call it."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES) -> None:
         self.budget_bytes = budget_bytes
@@ -106,7 +97,7 @@ class Cache:
         return fields
 
     def _count(self, key: Any, fields: Fields) -> None:
-        """Says once when most of what is decoded is thrown away."""
+        """Warns once when most decoded rows are thrown away unused."""
         self._again += key in self._seen
         self._seen.add(key)
         self._decoded += max((len(field) for field in fields.values()), default=0)  # type: ignore[arg-type]
@@ -119,17 +110,17 @@ class Cache:
 
 
 class Block(Table):
-    """A run of rows of one file that lie together in it."""
+    """One block of a file, as a Table."""
 
     aliases = False
 
     def __init__(
-        self, store: Store, number: int, first: int, picks: Picks, categories: Categories, cache: Cache
+        self, store: OpenFile, number: int, first: int, picks: Picks, categories: Categories, cache: BlockCache
     ) -> None:
         self._store, self._number, self._first = store, number, first
         self._picks, self._raw_categories, self._cache = picks, categories, cache
         self._lying: Fields | None = None
-        """The columns that lie in place, once they have been looked at. The others are kept by the cache alone."""
+        """The columns that lie in place, once they are known. Only the cache keeps the others."""
         self._others: list[str] = []
 
     @property
@@ -140,7 +131,7 @@ class Block(Table):
         return self._store.counts[self._number]
 
     def look(self) -> None:
-        """Gets ready what costs no more than a look.
+        """Prepares the block now if that costs nothing.
 
         Done block by block while rows are read, the little that is kept of each would lie between the batches in the
         heap, and keep their memory from being used again.
@@ -202,20 +193,5 @@ class Block(Table):
             return self._store.read(self._number, self._first, self._raw_categories, only)
 
     def _picked(self, fields: Fields, indices: Tensor) -> Batch:
-        settled = {s.name: _settled(fields[s.name], s) for s in self._store.streams if s.name in fields}
         where = str(self._store.file)
-        return Batch(
-            self._picks(settled, lambda item: f"{where}, row {self._first + int(indices[item])}"), len(indices)
-        )
-
-
-def _settled(field: Any, stream: Stream) -> Any:
-    """Numbers that were taken as bytes, since they lie in a file at any address."""
-    if not isinstance(field, Tensor) or field.dtype != torch.uint8:
-        return field
-    rows = len(field)
-    if not field.numel():
-        field = field.new_empty(0, dtype=torch_dtype(stream.dtype))
-    elif stream.dtype != "uint8":
-        field = field.ne(0) if stream.dtype == "bool" else field.view(torch_dtype(stream.dtype))
-    return field.view(rows, *stream.shape)
+        return Batch(self._picks(fields, lambda item: f"{where}, row {self._first + int(indices[item])}"), len(indices))

@@ -1,4 +1,4 @@
-"""Which files a path means, and one file: its bytes mapped or read, and whether they are still the same."""
+"""Finds the files that a path means, maps or reads them, and notices when they change."""
 
 import glob
 import hashlib
@@ -28,25 +28,25 @@ _HEAD, _SAMPLE, _SAMPLES = 65536, 4096, 6
 
 
 @dataclass(frozen=True)
-class File:
-    """One data file, on a local disk or behind fsspec, as it was when it was found."""
+class DataFile:
+    """One data file on a local disk or behind fsspec, with its size and time when it was found."""
 
     path: str
     shown: str
-    """As the user named it, for messages and to find it again."""
+    """The name the user gave, for messages."""
     remote: Any = None
     """The fsspec file system that it is on; none for a local one."""
     size: int = 0
     stamp: tuple[int, ...] = field(default=(), compare=False)
 
     @classmethod
-    def local(cls, path: str) -> "File":
+    def local(cls, path: str) -> "DataFile":
         where = os.path.abspath(path)
         stamp = _stamp(where, path)
         return cls(where, path, size=stamp[0], stamp=stamp)
 
     @classmethod
-    def behind(cls, remote: Any, path: str, url: str) -> "File":
+    def behind(cls, remote: Any, path: str, url: str) -> "DataFile":
         return cls(path, url, remote, size=int(remote.size(path) or 0))
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class File:
 
     @property
     def again(self) -> str:
-        """What finds it again from another process."""
+        """The name that finds it from another process."""
         return self.shown if self.remote is not None else self.path
 
     @property
@@ -66,7 +66,7 @@ class File:
         return _kind(self.name)
 
     def check(self) -> None:
-        """Raises if the bytes that are mapped have been written to; a file in its place, or none, does no harm."""
+        """Raises if the mapped file has been written to; replacing or deleting it does no harm."""
         if self.remote is not None:
             return
         try:
@@ -80,29 +80,25 @@ class File:
                 "Open the table again; write new data under another name."
             )
 
-    def map(self) -> Any:
-        """The whole file as an Arrow buffer in mapped memory. No descriptor stays open."""
-        import pyarrow as pa
-
-        if not self.size:
-            raise DataError(f"{self} is empty.")
-        with pa.memory_map(self.path) as mapped:
-            return mapped.read_buffer()
-
     def open(self) -> Any:
         """The file as Arrow reads it, by seeking: mapped where it is local."""
         import pyarrow as pa
         import pyarrow.fs
 
         if self.remote is None:
-            return pa.BufferReader(self.map())
+            return pa.BufferReader(self.load())
         return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.remote)).open_input_file(self.path)
 
     def load(self) -> Any:
-        """The whole file as an Arrow buffer: mapped where it is local, read where it is not."""
+        """The whole file as an Arrow buffer: mapped where it is local, read where it is not. It is closed again."""
         import pyarrow as pa
 
-        return self.map() if self.remote is None else pa.py_buffer(self.remote.cat_file(self.path))
+        if self.remote is not None:
+            return pa.py_buffer(self.remote.cat_file(self.path))
+        if not self.size:
+            raise DataError(f"{self} is empty.")
+        with pa.memory_map(self.path) as mapped:
+            return mapped.read_buffer()
 
     def digest(self) -> str:
         """A hash of its name, its size and a sample of its bytes: the same wherever the file is moved."""
@@ -117,8 +113,8 @@ class File:
 
 
 @contextmanager
-def reading(file: File | str) -> Iterator[None]:
-    """Whatever a library raises about a file becomes one sentence that names it."""
+def reading(file: DataFile | str) -> Iterator[None]:
+    """Turns whatever a library raises about a file into a DataError that names the file."""
     try:
         yield
     except HeadraceError:
@@ -130,8 +126,8 @@ def reading(file: File | str) -> Iterator[None]:
         ) from error
 
 
-def find(path: Paths) -> list[File]:
-    """The files that a path, a list of them, a pattern, a directory or an fsspec URL means, sorted by name."""
+def find(path: Paths) -> list[DataFile]:
+    """Finds the files that a path, a list, a pattern, a directory or an fsspec URL means, sorted by name."""
     if not isinstance(path, str | Path):
         if not isinstance(path, Sequence | Set | Iterator):
             raise DataError(
@@ -151,17 +147,17 @@ def find(path: Paths) -> list[File]:
         return _remote(text)
     if os.path.isdir(text):
         inside = (os.path.join(text, name) for name in sorted(os.listdir(text)))
-        return _of_directory([File.local(name) for name in inside if _is_data(name) and os.path.isfile(name)], text)
+        return _of_directory([DataFile.local(name) for name in inside if _is_data(name) and os.path.isfile(name)], text)
     if os.path.exists(text) or not glob.has_magic(text):
-        return [File.local(text)]
+        return [DataFile.local(text)]
     found = sorted(name for name in glob.glob(text, recursive=True) if os.path.isfile(name))
     if not found:
         raise DataError(f"no file matches {text!r}. {_nearby(text)}")
     _refuse_partitions(found, text)
-    return _of_one_kind([File.local(name) for name in found], repr(text))
+    return _of_one_kind([DataFile.local(name) for name in found], repr(text))
 
 
-def _remote(url: str) -> list[File]:
+def _remote(url: str) -> list[DataFile]:
     try:
         import fsspec  # type: ignore[import-untyped]
         from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
@@ -176,14 +172,14 @@ def _remote(url: str) -> list[File]:
     with reading(url):
         if fs.isdir(path):
             names = [each for each in sorted(fs.ls(path, detail=False)) if _is_data(each)]
-            return _of_directory([File.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
+            return _of_directory([DataFile.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
         if fs.exists(path):
-            return [File.behind(fs, path, url)]
+            return [DataFile.behind(fs, path, url)]
         names = sorted(fs.glob(path)) if glob.has_magic(path) else []
         if not names:
             raise DataError(f"there is no file {url}.")
         _refuse_partitions(names, path)
-        return _of_one_kind([File.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
+        return _of_one_kind([DataFile.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
 
 
 def _is_data(path: str) -> bool:
@@ -193,7 +189,7 @@ def _is_data(path: str) -> bool:
 
 
 def _kind(name: str) -> str:
-    """By the suffix; text may be packed."""
+    """The kind of a file by its suffix; text may be packed."""
     kind = SUFFIXES.get(Path(name.lower().removesuffix(".gz")).suffix, "")
     return kind if kind in ("csv", "ctf") or not name.lower().endswith(".gz") else ""
 
@@ -216,7 +212,7 @@ def _refuse_partitions(found: Sequence[str], pattern: str) -> None:
             raise ConfigError(_PARTED.format(path, ", ".join(parted)))
 
 
-def _of_directory(files: list[File], directory: str) -> list[File]:
+def _of_directory(files: list[DataFile], directory: str) -> list[DataFile]:
     if not files:
         raise DataError(f"the directory {directory} has no data files. {_below(directory)}")
     return _of_one_kind(files, f"the directory {directory}")
@@ -232,7 +228,7 @@ def _below(directory: str) -> str:
     return f"Known are: {', '.join(SUFFIXES)}."
 
 
-def _of_one_kind(files: list[File], whole: str) -> list[File]:
+def _of_one_kind(files: list[DataFile], whole: str) -> list[DataFile]:
     kinds = {file.kind: file for file in reversed(files)}
     if len(kinds) > 1:
         listed = " and ".join(file.name for file in list(kinds.values())[:2])

@@ -22,12 +22,12 @@ Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
 
 def inner(column: str) -> str:
-    """The name under which a column is read."""
+    """The name of a column inside of the library, where names have no dots."""
     return column.replace(".", DOT)
 
 
 def streams_in(streams: Any) -> tuple[Stream, ...]:
-    """The streams that a user has declared."""
+    """Checks the streams that a user has declared."""
     if isinstance(streams, Stream | str | Mapping) or not isinstance(streams, Sequence):
         raise ConfigError(f"streams= is a list of Streams, got {streams!r}. Write streams=[Stream('x', (5,))].")
     if strange := [stream for stream in streams if not isinstance(stream, Stream)]:
@@ -38,7 +38,7 @@ def streams_in(streams: Any) -> tuple[Stream, ...]:
 
 
 def categories_in(categories: Any) -> dict[str, Sequence[str]]:
-    """The categories that a user has given: all different strings for each stream."""
+    """Checks the categories that a user has given: different strings for each stream."""
     example = "Write {'y': ['no', 'yes']}."
     if not isinstance(categories, Mapping):
         raise ConfigError(f"categories= is {{stream: strings}}, got {categories!r}. {example}")
@@ -54,7 +54,7 @@ def categories_in(categories: Any) -> dict[str, Sequence[str]]:
 
 
 def begins_with_numbers(held: Sequence[str]) -> bool:
-    """Whether what should be names of columns are the numbers of a row; 0, 1 and so on may well be names."""
+    """Whether these names are the numbers of a first row; 0, 1 and so on may well be names."""
     return are_numbers(held) and not all(name.isdigit() for name in held)
 
 
@@ -64,7 +64,7 @@ def are_numbers(held: Sequence[str]) -> bool:
 
 
 def no_names(where: object) -> str:
-    """What is said of a file whose columns are called like numbers."""
+    """The error message for a file without names of columns."""
     return f"{where}: the first line holds numbers: a CSV begins with the names of its columns. Add such a line."
 
 
@@ -73,7 +73,7 @@ def _twice(names: Sequence[str]) -> list[str]:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """The name of a dtype of torch or NumPy, or given as its name."""
+    """The name of a dtype that is given as torch's, NumPy's or by name."""
     if isinstance(dtype, torch.dtype):
         return str(dtype).removeprefix("torch.")
     try:
@@ -92,7 +92,7 @@ class Pick:
 
 
 class Selection:
-    """What a user wants of files, whatever they hold: `columns` and `dtypes` as `open_table` takes them."""
+    """Which columns to read, and as which dtypes: `columns` and `dtypes` of `open_table`."""
 
     def __init__(self, columns: Columns | None = None, dtypes: Mapping[str, Any] | None = None) -> None:
         if isinstance(columns, str):
@@ -116,7 +116,7 @@ class Selection:
         return [wanted] if isinstance(wanted, str) else list(wanted)
 
     def wanted(self, held: Sequence[str], where: object, aside: Collection[str] = ()) -> list[str]:
-        """Those columns of a file that are read, in its order; those `aside` are read only if they are named."""
+        """The columns to read of a file, in its order; those `aside` only if they are named."""
         if not held:
             raise DataError(f"{where} has no columns.")
         if twice := _twice(held):
@@ -134,7 +134,7 @@ class Selection:
         return [name for name in held if name in asked]
 
     def picks(self, streams: Sequence[Stream], texts: Sequence[str], where: object) -> "Picks":
-        """What to make of a file that has these streams; `texts` are the columns of strings among them."""
+        """Chooses among the streams of a file; `texts` are the columns of strings among them."""
         known = {stream.name: stream for stream in streams}
         found = []
         for name in self.columns or known:
@@ -153,7 +153,7 @@ class Selection:
 
 
 class Picks:
-    """Makes the streams that are wanted of those that a file has."""
+    """Makes the selected streams from the columns of a file."""
 
     def __init__(self, picks: Sequence[Pick]) -> None:
         self._picks = picks
@@ -173,7 +173,7 @@ class Picks:
 
 
 def cast(field: Any, dtype: torch.dtype, name: str, where: Callable[[int], str]) -> Any:
-    """A field of another dtype; a number that the dtype does not hold is refused."""
+    """Casts a field; refuses numbers that the new dtype does not hold."""
     if field.dtype == dtype:
         return field
     if not isinstance(field, Ragged | Sparse):
@@ -208,7 +208,7 @@ def _cast(rows: Tensor, dtype: torch.dtype, name: str, where: Callable[[int], st
 
 
 def _lost(rows: Tensor, cast: Tensor) -> Tensor | None:
-    """Where a number became another; fractions may be rounded, to a finite number."""
+    """Marks the numbers that a cast has changed; rounding a fraction does not count."""
     if rows.dtype == torch.bool:
         return None
     fractions = rows.dtype.is_floating_point or rows.dtype.is_complex
@@ -229,7 +229,7 @@ def _lost(rows: Tensor, cast: Tensor) -> Tensor | None:
 
 
 def _inexact(numbers: Any, kind: torch.finfo) -> Tensor | None:
-    """Which whole numbers a kind of float does not hold: beyond its largest, or with more digits than it has."""
+    """Marks the whole numbers that a float type does not hold: too large, or with too many digits."""
     held = round(2 / kind.eps)  # up to here all of them
     if not numbers.size or (numbers.max() <= held and numbers.min() >= -held):
         return None

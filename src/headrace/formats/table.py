@@ -1,25 +1,22 @@
-"""Tables from files: whatever their kind, columns become streams and strings become codes."""
+"""`open_table` and `open_ctf`: files as tables, read where they lie as far as their kind allows."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch import Stream
-from ..data.categories import Categories, shown, strings_of
+from ..data.categories import Categories
 from ..data.source import Table, fingerprint_of
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
-from .blocks import BUDGET_BYTES, Block, Cache, Store, firsts
-from .csv import READ_AS, open_csv
-from .ipc import open_ipc
-from .npy import open_npy, open_npz
-from .parquet import open_parquet
-from .paths import SUFFIXES, File, Paths, find, reading
-from .select import Columns, Selection, are_numbers, categories_in, inner, streams_in
-
-FINGERPRINTED = 1000  # files that a fingerprint tells apart
-JOINED_BYTES = BUDGET_BYTES // 2  # of a table, and not of each file; what is decoded besides has room in the cache too
+from .ctf.build import build, summary_of
+from .ctf.cache import CtfCache, sample
+from .ctf.layout import Layout
+from .ctf.text import open_text
+from .files import FileRequest, assemble, open_file
+from .paths import SUFFIXES, DataFile, Paths, find
+from .select import Columns, Selection, categories_in, streams_in
 
 
 def open_table(
@@ -33,7 +30,7 @@ def open_table(
     bad_rows: Literal["stop", "skip"] = "stop",
     cache: str | Path | None = None,
 ) -> Table:
-    """The rows of files, read where they lie as far as their kind allows.
+    """Opens files as a table, whose rows are read in place as far as the kind of file allows.
 
     `path`: a file, a list of them, a pattern like "train-*.parquet", a directory, or an fsspec URL like
     "s3://bucket/train.parquet". Kinds, by the suffix: `.npy` (stream "x"), `.npz`, `.arrow`, `.feather` or `.ipc`,
@@ -59,163 +56,28 @@ def open_table(
         return _open_text(files, streams, fields, bad_rows, cache, others)
     if fields is not None or bad_rows != "stop" or cache is not None:
         raise ConfigError(f"{files[0]}: fields=, bad_rows= and cache= are for .ctf files. Leave them out.")
-    return _assemble(files, Wish(selection, dict(categories or {}), tuple(streams or ())))
+    return assemble(files, FileRequest(selection, dict(categories or {}), tuple(streams or ())))
 
 
 def open_by(path: Paths, categories: Categories) -> Table:
-    """As `open_table`, with these categories for those columns of strings that have any."""
+    """Opens files as `open_table` does; `categories` holds for those columns that turn out to hold strings."""
     files = find(path)
     if files[0].kind in ("", "ctf"):
         return open_table(path)
-    return _assemble(files, Wish(Selection(), {}, (), categories))
+    return assemble(files, FileRequest(Selection(), {}, (), categories))
 
 
 def column_names(path: Paths) -> list[str]:
-    """What the columns of a file are called, whatever they hold; of several files, those of the first."""
+    """Returns the names of the columns of a file, whatever they hold; of several files, those of the first."""
     try:
-        _open(find(path)[0], Wish(_Names(), {}, ()))
+        open_file(find(path)[0], FileRequest(_Names(), {}, ()))
     except _ListedError as listed:
         return listed.names
     return []
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What is wanted of files, as `open_table` was told."""
-
-    selection: Selection
-    categories: Categories
-    streams: tuple[Stream, ...]
-    known: Categories = field(default_factory=dict)
-    """The categories of columns that may be there, and may hold strings."""
-
-    def inner(self, stream: str) -> list[str]:
-        """The columns of a stream, by the names under which they are read."""
-        return [inner(column) for column in self.selection.columns_of(stream)]
-
-    def text_types(self) -> dict[str, str]:
-        """What columns of text are to be read as, where that has been said."""
-        kinds = {name: kind for name, kind in self.selection.dtypes.items() if kind in READ_AS}
-        kinds |= dict.fromkeys(self.categories, "string")
-        kinds |= {name: "string" for name, strings in self.known.items() if any(are_numbers([s]) for s in strings)}
-        return {column: kind for name, kind in kinds.items() for column in self.selection.columns_of(name)}
-
-
-class FileTable(Wrapper):
-    """Files of one kind, one after the other. It travels to another process by name, and is opened again there."""
-
-    def __init__(self, rows: Table, files: Sequence[File], wish: Wish, block: int, categories: Categories) -> None:
-        super().__init__(rows)
-        self.files, self.block = list(files), block
-        self._wish, self._categories, self._fingerprint = wish, categories, ""
-
-    @property
-    def categories(self) -> Categories:
-        return self._categories
-
-    @property
-    def columns(self) -> Mapping[str, Any] | None:
-        """Which columns become which streams, as `open_table` was told."""
-        return self._wish.selection.columns
-
-    def fingerprint(self) -> str:
-        """A hash of rows, streams and files, and behind a colon four digits for each file: see `changed_files`."""
-        if not self._fingerprint:
-            digests = [file.digest() for file in self.files]
-            said = [len(self), *self.streams, self._wish.selection.columns, sorted(self._categories.items()), *digests]
-            whole = fingerprint_of(*said)
-            each = "".join(digest[:4] for digest in digests) if len(digests) <= FINGERPRINTED else ""
-            self._fingerprint = f"{whole}:{each}"
-        return self._fingerprint
-
-    def changed_files(self, fingerprint: str) -> list[str]:
-        """Which files are not those that had this fingerprint, as far as it tells."""
-        each, now = (text.partition(":")[2] for text in (fingerprint, self.fingerprint()))
-        if len(each) != len(now):
-            return []
-        places = range(0, len(now), 4)
-        return [str(self.files[k // 4]) for k in places if each[k : k + 4] != now[k : k + 4]]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        names, sizes = [file.again for file in self.files], [file.size for file in self.files]
-        return _reopen, (names, sizes, replace(self._wish, categories=self._categories))
-
-
-def _assemble(files: Sequence[File], wish: Wish) -> FileTable:
-    """Opens files, and makes one table of their blocks."""
-    stores = [_open(file, wish) for file in files]
-    spare = JOINED_BYTES
-    for store in stores:
-        spare -= store.gather(spare)
-    texts = _texts(stores, wish)
-    picks = [wish.selection.picks(store.streams, list(store.texts), store.file) for store in stores]
-    cache, blocks = Cache(), list[Block]()
-    for store, its in zip(stores, picks, strict=True):
-        if its.streams != picks[0].streams:
-            raise DataError(_unlike(stores[0].file, picks[0].streams, store.file, its.streams))
-        blocks += [Block(store, k, first, its, texts, cache) for k, first in enumerate(firsts(store))]
-    for block in blocks:
-        block.look()
-    if not blocks:
-        raise DataError(f"{files[0]} has no rows{', nor have the others' if len(files) > 1 else ''}.")
-    categories = {
-        stream.name: list(texts[column])
-        for stream in blocks[0].streams
-        for column in wish.inner(stream.name)
-        if column in texts
-    }
-    rows = blocks[0] if len(blocks) == 1 else Concat(blocks)
-    return FileTable(rows, files, wish, max(store.run for store in stores), categories)
-
-
-def _open(file: File, wish: Wish) -> Store:
-    def wanted(names: Sequence[str], aside: Collection[str] = ()) -> list[str]:
-        return wish.selection.wanted(names, file, aside)
-
-    declared = [replace(stream, name=inner(stream.name)) for stream in wish.streams]
-    if file.kind in ("npy", "npz"):
-        if declared:
-            raise ConfigError(f"{file} says itself what its streams are: leave streams= out.")
-        return open_npy(file, wanted) if file.kind == "npy" else open_npz(file, wanted)
-    if file.kind == "ipc":
-        return open_ipc(file, wanted, declared)
-    if file.kind == "parquet":
-        return open_parquet(file, wanted, declared)
-    return open_csv(file, wanted, declared, wish.text_types())
-
-
-def _texts(stores: Sequence[Store], wish: Wish) -> dict[str, Sequence[str]]:
-    """The categories of each column of strings: those that were given, those that the files say, or all strings."""
-    columns = {column for store in stores for column in store.texts}
-    found: dict[str, Sequence[str]] = {}
-    for name, strings in wish.categories.items():
-        for column in wish.inner(name):
-            if column not in columns:
-                raise ConfigError(
-                    f"categories=: {unknown('column of strings', name, sorted(map(shown, columns)) or ['none'])}"
-                )
-            found[column] = list(strings)
-    found = {inner(name): list(strings) for name, strings in wish.known.items() if inner(name) in columns} | found
-    for column in columns - set(found):
-        said = [store.texts.get(column) for store in stores]
-        agreed = said[0] is not None and said.count(said[0]) == len(said)
-        found[column] = (said[0] or []) if agreed else _all(stores, column)
-    return found
-
-
-def _all(stores: Sequence[Store], column: str) -> list[str]:
-    """All strings of a column, read once through the files."""
-
-    def parts() -> Iterator[Any]:
-        for store in stores:
-            with reading(store.file):
-                yield from store.strings(column)
-
-    return strings_of(parts())
-
-
 class _ListedError(DataError):
-    """No error: what the columns of a file are called, before anything else of it is read."""
+    """Ends the opening of a file once the names of its columns are known."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
@@ -223,29 +85,21 @@ class _ListedError(DataError):
 
 
 class _Names(Selection):
-    """Wants no more of a file than what its columns are called."""
+    """A selection that reads the names of columns and nothing else."""
 
     def wanted(self, held: Sequence[str], where: object, aside: Collection[str] = ()) -> list[str]:
         raise _ListedError([name for name in held if name not in aside])
 
 
-def _reopen(names: list[str], sizes: list[int], wish: Wish) -> Table:
-    files = find(names)
-    for file, size in zip(files, sizes, strict=True):
-        if file.size != size:
-            raise DataError(f"{file} has changed: it had {size} bytes, now {file.size}. Open the table again.")
-    return _assemble(files, wish)
-
-
 def _open_text(
-    files: Sequence[File],
+    files: Sequence[DataFile],
     streams: Sequence[Stream] | None,
     fields: Mapping[str, str] | None,
     bad_rows: Literal["stop", "skip"],
     cache: str | Path | None,
     others: Mapping[str, object],
 ) -> Table:
-    """Files in CNTK's text format."""
+    """Opens files in CNTK's text format."""
     if streams is None:
         raise ConfigError(
             f"{files[0]} does not say what its streams are. Declare them: streams=[Stream('x', (4,)), ...]."
@@ -254,28 +108,109 @@ def _open_text(
         raise ConfigError(f"{files[0]}: text is read from a local disk. Copy it there, or convert it to .parquet.")
     if told := [name for name, value in others.items() if value is not None]:
         raise ConfigError(f"{files[0]}: a .ctf file is read by streams= alone, without {told[0]}")
-    from .ctf.table import open_ctf
-
     tables = [open_ctf(file.again, streams, fields=fields, bad_rows=bad_rows, cache=cache) for file in files]
     return tables[0] if len(tables) == 1 else Concat(tables)
 
 
-def _unlike(one: File, its: Sequence[Stream], other: File, others: Sequence[Stream]) -> str:
-    """How two files differ in their streams."""
-    there = {stream.name: stream for stream in others}
-    for stream in its:
-        if stream.name not in there:
-            return f"{one} has a stream {stream.name!r} and {other} has not. columns= says which are read."
-        if there[stream.name] != stream:
-            return (
-                f"stream {stream.name!r} is {_kind(stream)} in {one} and {_kind(there[stream.name])} in {other}. "
-                f"Make them one: dtypes={{{stream.name!r}: 'float32'}}, or write one of the files again."
-            )
-    added = sorted(set(there) - {stream.name for stream in its})
-    if not added:
-        return f"{one} and {other} have their streams in another order. columns= says which are read, and in which."
-    return f"{other} has a stream {added[0]!r} and {one} has not. columns= says which are read."
+# --- CNTK's text format -------------------------------------------------------------------------------------
 
 
-def _kind(stream: Stream) -> str:
-    return str(stream).partition(": ")[2]
+def open_ctf(
+    path: str | Path,
+    streams: Sequence[Stream],
+    *,
+    fields: Mapping[str, str] | None = None,
+    bad_rows: Literal["stop", "skip"] = "stop",
+    cache: str | Path | None = None,
+    workers: int = 1,
+) -> Table:
+    """Opens a file in CNTK's text format as a table, with a row for each sequence.
+
+    `streams`: a stream with `sequence=True` has an item for each line of the sequence that has its field, any other
+    one item for each sequence, on whichever of its lines. `fields`: what a stream is called in the file, where that
+    is not its name: {"words": "x"}. Fields that no stream reads are ignored.
+    `bad_rows`: "stop" raises at the first thing that cannot be read, "skip" drops the sequences that have one, and
+    says how many. `workers`: that many threads parse; the result is the same.
+
+    The file is parsed once: its rows are kept in an Arrow file beside it, or in the directory `cache`, and read from
+    there as long as the file and what is asked of it stay the same.
+    """
+    request = CtfRequest.of(path, streams, fields, bad_rows, cache, workers)
+    return request.open()
+
+
+@dataclass(frozen=True)
+class CtfRequest:
+    """The arguments of `open_ctf`, checked; another process opens the same table with them."""
+
+    path: Path
+    streams: tuple[Stream, ...]
+    fields: tuple[tuple[str, str], ...]
+    skip: bool
+    cache: Path | None
+    workers: int
+
+    @classmethod
+    def of(cls, path: Any, streams: Any, fields: Any, bad_rows: str, cache: Any, workers: int) -> "CtfRequest":
+        if "://" in str(path):
+            raise ConfigError(f"{path} is not a local file. Copy it here, and open the copy.")
+        if bad_rows not in ("stop", "skip"):
+            raise ConfigError(unknown("bad_rows", bad_rows, ("stop", "skip")))
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise ConfigError(f"workers= is a number of threads, at least 1, got {workers!r}.")
+        streams = streams_in(streams)
+        if cache is not None and not Path(cache).is_dir():
+            raise ConfigError(f"cache= is to be a directory that exists, got {str(cache)!r}.")
+        told = tuple(dict(fields or {}).items())
+        where = None if cache is None else Path(cache)
+        return cls(Path(path).expanduser(), streams, told, bad_rows == "skip", where, workers)
+
+    def open(self, again: bool = True) -> "TextTable":
+        """Opens the table; `again` builds the cache anew if it turns out to be damaged."""
+        layout = Layout.of(self.streams, dict(self.fields))
+        with open_text(self.path) as text:
+            mark = sample(text.descriptor)
+            said = [layout.described(), [stream.name for stream in self.streams], self.skip]
+            cache = CtfCache.of(self.path, text.descriptor, mark, said, self.cache)
+            text.check_unchanged()
+        if (kept := cache.find()) is None:
+            with cache.writing() as target:
+                try:
+                    build(self.path, text.stamp, layout, self.streams, target, skip=self.skip, workers=self.workers)
+                except OSError as error:
+                    raise cache.cannot(error) from None
+                kept = cache.publish(target)
+        try:
+            table = assemble([DataFile.local(str(kept))], FileRequest(Selection(), {}, ()))
+            summary = summary_of(kept)
+        except (DataError, OSError, KeyError, TypeError, ValueError):
+            cache.discard(kept)
+            if not again:
+                raise
+            return self.open(again=False)
+        summary.warn(str(self.path), level=3)
+        return TextTable(table, self, mark)
+
+
+class TextTable(Wrapper):
+    """The rows of a text file, read from the Arrow file that was made of it."""
+
+    def __init__(self, table: Table, request: CtfRequest, mark: str) -> None:
+        super().__init__(table)
+        self.request, self.mark = request, mark
+        cache = None if request.cache is None else request.cache.absolute()
+        self._again = replace(request, path=request.path.absolute(), cache=cache)  # from wherever it is opened
+
+    def fingerprint(self) -> str:
+        """A hash of the text and of how it is read; it does not depend on where the file is or when it was written."""
+        return fingerprint_of(self.mark, len(self), *self.streams, self.request.fields, self.request.skip)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._again, self.mark)
+
+
+def _reopen(request: CtfRequest, mark: str) -> Table:
+    table = request.open()
+    if table.mark != mark:
+        raise DataError(f"{request.path} has changed since this table was opened. Open it again.")
+    return table

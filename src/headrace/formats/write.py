@@ -1,8 +1,13 @@
-"""Tables into files, block by block: there is a whole file under its name, or what was there before."""
+"""Writes tables and batches into files, block by block."""
 
+import errno
+import gzip
+import os
+import secrets
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,9 @@ from torch import Tensor
 from ..data.arrow import only_ones, record_batch_of, schema_of
 from ..data.batch import Batch, Stream, concat
 from ..data.source import Table
-from ..errors import ConfigError, DataError
-from .whole import check_place, whole
+from ..errors import ConfigError, DataError, HeadraceError
+from ..store import disk
+from .ctf.write import text_of, written_layout
 
 ENDINGS = (".arrow", ".parquet", ".npz", ".ctf", ".ctf.gz")
 MOST_ROWS, BLOCK_BYTES = 65536, 2**24
@@ -27,39 +33,102 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     a table about as many as make 16 MB if nothing is said. They lie together in the file: what an order by blocks goes
     by, and for Parquet what is decoded at once.
     """
-    check_rows(data)
+    _check_rows(data)
     target = check_target(path)
     if target.name.lower().endswith((".ctf", ".ctf.gz")):
-        from .ctf.write import write_ctf
-
         return write_ctf(target, data)
     write = {".arrow": _arrow, ".parquet": _parquet, ".npz": _npz}[target.suffix.lower()]
-    if rows_per_block is None:
-        bound = BLOCK_BYTES / max(1.0, data.row_bytes) if isinstance(data, Table) else MOST_ROWS
-        rows_per_block = max(1, min(MOST_ROWS, int(bound)))
-    elif rows_per_block < 1:
+    if rows_per_block is not None and rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
     with whole(target) as beside:
-        write(data, beside, rows_per_block)
+        write(data, beside, rows_per_block or _rows_of(data, BLOCK_BYTES))
     if write is _npz:
-        say_what_is_lost(data, target)
+        _say_what_is_lost(data, target)
+
+
+def write_ctf(
+    path: str | Path,
+    table_or_batches: Table | Iterable[Batch],
+    *,
+    fields: Mapping[str, str] | None = None,
+    ids: bool = True,
+) -> None:
+    """Writes rows in CNTK's text format, as sequences numbered from 0; packed if the name ends in `.gz`.
+
+    `fields`: what a stream is called in the file, where that is not to be its name. `ids=False` leaves the numbers
+    out, for rows that have a single line each. Numbers are written with as many digits as it takes to read the same
+    ones back. There is a whole file under the name, or what was there before.
+    """
+    data, path, rows = table_or_batches, Path(path), 0
+    _check_rows(data)
+    layout = written_layout(data.streams, fields) if isinstance(data, Table) else None
+    with whole(path) as beside, ExitStack() as files:
+        file = files.enter_context(open(beside, "xb"))
+        out: Any = file
+        if path.suffix.lower() == ".gz":
+            out = files.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
+        for block in _blocks(data, _rows_of(data, BLOCK_BYTES // 4)):  # the text is longer than its numbers
+            layout = layout or written_layout(block.streams, fields)
+            out.write(text_of(layout, block.fields, block.rows, rows, ids) if block.rows else b"")
+            rows += block.rows
+        if not rows:
+            raise DataError(f"there are no rows to write to {path}.")
+    _say_what_is_lost(data, path)
 
 
 def check_target(path: str | Path) -> Path:
-    """The file that is to be written; raises on a place or an ending that cannot be."""
+    """Returns the path to write to; raises if its directory or its ending does not allow it."""
     if "://" in str(path) or not str(path).lower().endswith(ENDINGS):
         raise ConfigError(f"cannot write {path}. Name a local file that ends in .arrow, .parquet, .npz or .ctf.")
     check_place(Path(path))
     return Path(path)
 
 
-def check_rows(data: Any) -> None:
-    """Raises unless this is a table, or may be batches one after the other."""
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Gives the name of a temporary file that replaces `path` at the end; after an error nothing has changed."""
+    check_place(path)
+    beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")  # 255 bytes are the most for a name
+    try:
+        yield beside
+        with disk.File(beside, new=False) as written:
+            written.sync()
+        disk.replace(beside, path)
+        disk.sync_dir(path.parent)
+    except HeadraceError:
+        raise
+    except OSError as error:
+        raise _refused(path, error) from None
+    finally:
+        with suppress(OSError):
+            os.unlink(beside)
+
+
+def check_place(path: Path) -> None:
+    """Raises at once if a file cannot be written here."""
+    try:
+        if not path.parent.is_dir():
+            raise ConfigError(f"cannot write {path}: there is no directory {path.parent}. Make it first.")
+        if path.is_dir():
+            raise ConfigError(f"cannot write {path}: it is a directory. Name a file in it.")
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:  # a name that is too long is one, too
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: OSError) -> ConfigError:
+    said = error.strerror or str(error)
+    return ConfigError(f"cannot write {path}: {said}. Name a place that can be written, with room for it.")
+
+
+def _check_rows(data: Any) -> None:
+    """Raises unless this is a table or an iterable."""
     if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
         raise ConfigError(_not_rows(data))
 
 
-def say_what_is_lost(data: Any, path: Path) -> None:
+def _say_what_is_lost(data: Any, path: Path) -> None:
     """Warns where codes were written without the strings that they stand for."""
     if isinstance(data, Table) and (lost := sorted(data.categories)):
         warnings.warn(
@@ -89,7 +158,7 @@ def _parquet(data: Any, path: Path, rows: int) -> None:
 
 
 def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:
-    """As Arrow record batches; the values of sparse streams are left out where a table has none."""
+    """Writes Arrow record batches; the values of sparse streams are left out where a table has none."""
     blocks = _blocks(data, rows)
     first = next(blocks, None)
     if first is None:
@@ -110,7 +179,7 @@ def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:
 
 
 def _npz(data: Any, path: Path, rows: int) -> None:
-    """Array after array, each from its own pass over the table."""
+    """Writes one array after the other, each in its own pass over the table."""
     if not isinstance(data, Table):
         raise ConfigError("batches have no length that is known beforehand, which .npz needs. Write them as .arrow.")
     for stream in data.streams:
@@ -126,14 +195,19 @@ def _npz(data: Any, path: Path, rows: int) -> None:
                     member.write(rows_of.cpu().contiguous().numpy().data.cast("B") if rows_of.numel() else b"")
 
 
+def _rows_of(data: Any, size: int) -> int:
+    """How many rows make a block of about so many bytes."""
+    return max(1, int(min(MOST_ROWS, size / max(1.0, data.row_bytes)))) if isinstance(data, Table) else MOST_ROWS
+
+
 def _blocks(data: Any, rows: int) -> Iterator[Batch]:
-    """At most so many rows at a time; something, if it has none."""
+    """Blocks of at most so many rows; one block without rows for an empty table."""
     if isinstance(data, Table):
         for start in range(0, max(1, len(data)), rows):
             yield data.rows(start, min(len(data), start + rows))
         return
     held: list[Batch] = []
-    for batch in same_streams(data):
+    for batch in _same_streams(data):
         held.append(batch)
         if sum(each.rows for each in held) >= rows:
             yield from _joined(held, rows)
@@ -142,8 +216,8 @@ def _blocks(data: Any, rows: int) -> Iterator[Batch]:
         yield from _joined(held, rows)
 
 
-def same_streams(batches: Iterable[Any]) -> Iterator[Batch]:
-    """Batches as they come, all of the streams that the first one has."""
+def _same_streams(batches: Iterable[Any]) -> Iterator[Batch]:
+    """Passes batches on; raises if one has other streams than the first."""
     first: list[Stream] | None = None
     for batch in batches:
         if not isinstance(batch, Batch):

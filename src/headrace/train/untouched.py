@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from ..adapters.iterables import generators_of
+from ..adapters.passes import generators_of
 from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(out: Path, data: str) -> None:
     """Raises on a file that could not be written at the end."""
-    from ...formats.whole import check_place
+    from ...formats.write import check_place
 
     check_place(out)
     if out.exists() and Path(data).exists() and out.samefile(data):
@@ -57,8 +57,7 @@ def _check(out: Path, data: str) -> None:
 
 
 def _write(found: "ArrayTable", out: Path) -> None:
-    from ...formats.whole import whole
-    from ...formats.write import write_table
+    from ...formats.write import whole, write_table
     from ..answers import write_csv, write_npy
 
     ending = out.suffix.lower()

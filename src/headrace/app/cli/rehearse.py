@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from ...formats.whole import check_place
+    from ...formats.write import check_place
     from ...workers.named import named
     from .. import picture
     from ..rehearse import rehearse

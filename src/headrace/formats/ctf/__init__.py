@@ -15,11 +15,6 @@ What a line is:
 - `|#` begins a comment, up to the next `|` that is not itself followed by `#`, which is how to write a `|` in one.
 - A field is on a line once. A line with neither an id nor a field is ignored; `7 |#` is a sequence without items.
 
-Order is import order: `layout numbers lines explain items block pieces keep build worker cache table write`.
+`fast` reads a block at once, or says that something in it is wrong; `exact` then says what. Import order: `layout
+numbers text fast exact build cache write`.
 """
-
-from .block import parse_block as parse_ctf
-from .table import open_ctf
-from .write import write_ctf
-
-__all__ = ["open_ctf", "parse_ctf", "write_ctf"]

@@ -1,33 +1,30 @@
-"""A text file into an Arrow file: piece by piece, in this process or in several, with the same result."""
+"""A text file as an Arrow file: block by block, in one thread or in several, with the same result."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-import torch
-
+from ...data.arrow import fields_of, only_ones, record_batch_of, schema_of
 from ...data.batch import Stream
-from ...data.fields import Field, take
+from ...data.fields import Field, cat, nbytes_of
 from ...errors import SourceError
-from .block import Parsed, parse_block
-from .explain import Problem, fields_met, order_problem
-from .keep import Checkpointer, read_part
+from .exact import fields_met, read_exactly
+from .fast import Parsed, read_block
 from .layout import Layout
-from .pieces import Stamp, Text, begin, has_ids, open_text, pieces
+from .text import BlockText, Stamp, begin, blocks, has_ids, open_text
 
-PIECE_BYTES = 1 << 22
+BLOCK_BYTES = 1 << 22
 """Larger ones are slower: what is made of them does not stay in a processor's cache."""
+EXACT_BYTES = 1 << 16
+"""Of a block that cannot be read at once, so much is read line by line where something is wrong."""
+BATCH_BYTES = 1 << 26
+SUMMARY = "headrace.ctf"
 
 
 @dataclass
@@ -51,52 +48,90 @@ def build(
 ) -> Summary:
     """Parses a file, as it was when the stamp was taken, into an Arrow file."""
     summary, seen = Summary(), set[str]()
-    with open_text(path, stamp) as text, closing(Checkpointer(target, streams)) as keeper:
-        start = begin(text)
-        ids = has_ids(text, start)
-        with _parser(text, layout, ids, skip, workers) as parse:
-            try:
-                for parsed in _merged(path, parse(pieces(text, start, ids, PIECE_BYTES)), skip, summary):
+    with open_text(path, stamp) as text, closing(ArrowWriter(target, streams)) as writer:
+        try:
+            start = begin(text)
+            ids = has_ids(text, start)
+            read = _read_ahead(
+                blocks(text, start, ids, BLOCK_BYTES), lambda block: read_block(block, layout, ids), workers
+            )
+            with closing(read):
+                for parsed in _all_parsed(path, read, layout, ids, skip, summary):
                     seen.update(parsed.seen)
-                    keeper.add(parsed.fields, parsed.rows)
-            finally:
-                text.check_unchanged()  # if it has changed, that is what is wrong, whatever else is
-        _check_complete(path, text, layout, summary, seen)
-        keeper.finish(asdict(summary))
+                    writer.add(parsed.fields, parsed.rows)
+        finally:
+            text.check_unchanged()  # if it has changed, that is what is wrong, whatever else is
+        _check_complete(path, layout, summary, seen)
+        writer.finish(asdict(summary))
     return summary
 
 
-def _merged(path: Path, results: Iterator[tuple[int, Parsed]], skip: bool, summary: Summary) -> Iterator[Parsed]:
-    """The pieces in order, with what can only be said of one beside the other."""
-    lines, last = 0, None
-    for start, parsed in results:
-        if parsed.ids is not None and last is not None and parsed.ids[0] <= last:
-            parsed = _falling(parsed, last)
-        if parsed.problem is not None:
-            problem = parsed.problem.moved(lines, start)
-            if not skip:
-                raise problem.error(str(path))
-            summary.first = summary.first or f"{problem.said(str(path))}\n  {problem.advice}"
-        summary.sequences += parsed.sequences
-        summary.dropped += parsed.dropped
-        lines += parsed.lines
-        last = parsed.ids[1] if parsed.ids is not None else last
-        yield parsed
+def summary_of(path: Path) -> Summary:
+    """What was said when a file was finished."""
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+        return Summary(**json.loads(last.custom_metadata[SUMMARY.encode()]))
 
 
-def _falling(parsed: Parsed, last: int) -> Parsed:
-    """A piece whose first sequence has an id that is not larger than the last one of the piece before."""
-    assert parsed.ids is not None
-    parsed.problem = order_problem(parsed.ids[0], last).moved(0, parsed.id_at)
-    if parsed.keeps_first and parsed.fields:
-        others = torch.arange(1, parsed.rows)
-        parsed.fields = {name: take(rows, others) for name, rows in parsed.fields.items()}
-    if parsed.keeps_first:
-        parsed.dropped += 1
-    return parsed
+def _read_ahead(
+    found: Iterator[tuple[int, bytes]], read: Callable[[bytes], Parsed | None], threads: int
+) -> Generator[tuple[int, bytes, Parsed | None]]:
+    """Blocks, where they begin, and what they are read as, in the order of the file."""
+    if threads == 1:
+        yield from ((start, block, read(block)) for start, block in found)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            waiting: deque[Any] = deque()
+            for start, block in found:
+                waiting.append((start, block, pool.submit(read, block)))
+                if len(waiting) > 2 * threads:
+                    start, block, parsed = waiting.popleft()
+                    yield start, block, parsed.result()
+            yield from ((start, block, parsed.result()) for start, block, parsed in waiting)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _check_complete(path: Path, text: Text, layout: Layout, summary: Summary, seen: set[str]) -> None:
+def _all_parsed(
+    path: Path,
+    read: Iterable[tuple[int, bytes, Parsed | None]],
+    layout: Layout,
+    ids: bool,
+    skip: bool,
+    summary: Summary,
+) -> Iterator[Parsed]:
+    """The blocks in order. One with something wrong, or beside the one before, is read in parts, some line by line."""
+    lines, last = 0, -1
+    for begins, block, whole in read:
+        if whole is not None and _follows(whole, last):
+            parts = iter([(0, block)])
+        else:
+            whole, parts = None, blocks(BlockText(block), 0, ids, EXACT_BYTES)
+        for start, part in parts:
+            parsed = whole or read_block(part, layout, ids)
+            if parsed is None or not _follows(parsed, last):
+                parsed, problem = read_exactly(part, layout, ids, last)
+                if problem is not None:
+                    problem = problem.moved(lines, begins + start)
+                    if not skip:
+                        raise problem.error(str(path))
+                    summary.first = summary.first or f"{problem.said(str(path))}\n  {problem.advice}"
+            summary.sequences += parsed.sequences
+            summary.dropped += parsed.dropped
+            lines += parsed.lines
+            last = parsed.ids[1] if parsed.ids is not None else last
+            yield parsed
+
+
+def _follows(parsed: Parsed, last: int) -> bool:
+    """Whether the ids of a block are larger than the last one before it."""
+    return parsed.ids is None or parsed.ids[0] > last
+
+
+def _check_complete(path: Path, layout: Layout, summary: Summary, seen: set[str]) -> None:
     """Raises if nothing was found, of the rows or of a stream."""
     if not summary.sequences:
         raise SourceError(f"{path} holds no sequences: it is empty, or has no line with a field that can be read.")
@@ -114,98 +149,67 @@ def _check_complete(path: Path, text: Text, layout: Layout, summary: Summary, se
             )
 
 
-# --- in this process, or in others -----------------------------------------------------------------------
+class ArrowWriter:
+    """Writes rows to an Arrow file, many pieces to a record batch.
 
+    Values of a sparse stream are left out as long as all of them are 1; with the first that is not, the file is
+    written anew, with values.
+    """
 
-@contextmanager
-def _parser(text: Text, layout: Layout, ids: bool, skip: bool, workers: int) -> Iterator[Any]:
-    """A function from pieces to what they came to, in the same order."""
-    if workers == 1 or text.packed:
-        yield lambda cuts: ((a, parse_block(text.peek(a, b - a), layout, ids, skip=skip)) for a, b in cuts)
-        return
-    with tempfile.TemporaryDirectory(prefix="headrace-") as parts:
-        task = {
-            "path": str(text.path.resolve()),
-            "layout": layout.described(),
-            "ids": ids,
-            "skip": skip,
-            "parts": parts,
-        }
-        crew = _Crew(workers, task, text.path)
-        try:
-            yield crew.parse
-        finally:
-            crew.close()
+    def __init__(self, target: Path, streams: Sequence[Stream]) -> None:
+        self._target, self._streams = target, list(streams)
+        self._ones = {stream.name for stream in streams if stream.layout == "sparse"}
+        self._held: list[Mapping[str, Field]] = []
+        self._bytes = 0
+        self._schema: Any = None
+        self._writer: Any = None
+        self._written = 0
 
+    def add(self, fields: Mapping[str, Field], rows: int) -> None:
+        if not rows:
+            return
+        if self._bytes >= BATCH_BYTES:  # not before there are more: what is held last says what was read
+            self._write({})
+        self._held.append(fields)
+        self._bytes += nbytes_of(fields)
 
-class _Crew:
-    """Processes that parse pieces. Each reads the file itself, and leaves what it found in an Arrow file."""
-
-    def __init__(self, workers: int, task: dict[str, Any], path: Path) -> None:
-        self._path = path
-        self._count = workers
-        self._children = [_start(task) for _ in range(workers)]
-        self._free: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-        for child in self._children:
-            self._free.put(child)
-        self._threads = ThreadPoolExecutor(workers)
-
-    def parse(self, cuts: Iterator[tuple[int, int]]) -> Iterator[tuple[int, Parsed]]:
-        waiting: deque[tuple[int, Future[Parsed]]] = deque()
-        for start, stop in cuts:
-            waiting.append((start, self._threads.submit(self._ask, start, stop)))
-            if len(waiting) > 2 * self._count:
-                first, parsed = waiting.popleft()
-                yield first, parsed.result()
-        while waiting:
-            first, parsed = waiting.popleft()
-            yield first, parsed.result()
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The rest, and with it a summary."""
+        self._write({SUMMARY: json.dumps(summary)})
+        self.close()
 
     def close(self) -> None:
-        for child in self._children:
-            child.kill()  # they keep nothing, and one may be in the middle of a piece that nobody wants any more
-        self._threads.shutdown(cancel_futures=True)
-        for child in self._children:
-            child.communicate()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
-    def _ask(self, start: int, stop: int) -> Parsed:
-        child = self._free.get()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            child.stdin.write(json.dumps([start, stop]) + "\n")
-            child.stdin.flush()
-            answer = child.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        finally:
-            self._free.put(child)
-        if not answer:
-            raise SourceError(
-                f"{self._path}: a process that was to read bytes {start} to {stop} of it ended with code "
-                f"{child.wait()}. Is there enough memory? With workers=1 no other process is started."
-            )
-        return _parsed(json.loads(answer))
+    def _write(self, metadata: Mapping[str, str]) -> None:
+        fields = {s.name: cat([part[s.name] for part in self._held]) for s in self._streams}
+        self._held, self._bytes = [], 0
+        if valued := {name for name in self._ones if not only_ones(fields[name])}:
+            self._add_values(valued)
+        if self._writer is None:
+            self._open()
+        self._writer.write_batch(record_batch_of(fields, self._schema), custom_metadata=dict(metadata))
+        self._written += 1
 
+    def _open(self) -> None:
+        import pyarrow as pa
 
-def _parsed(said: dict[str, Any]) -> Parsed:
-    """What a process has said, and left in a file."""
-    part, problem, ids = said.pop("part"), said.pop("problem"), said.pop("ids")
-    fields: dict[str, Field] = read_part(Path(part)) if part else {}
-    return Parsed(fields, problem=Problem(**problem) if problem else None, ids=tuple(ids) if ids else None, **said)
+        self._schema = schema_of(self._streams, ones=self._ones)
+        self._writer = pa.ipc.new_file(str(self._target), self._schema)
 
+    def _add_values(self, valued: set[str]) -> None:
+        """Writes what has been written once more, with the values of these streams."""
+        import pyarrow as pa
 
-def _start(task: dict[str, Any]) -> "subprocess.Popen[str]":
-    root = str(Path(__file__).parents[3])
-    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "headrace.formats.ctf.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(task) + "\n")
-    child.stdin.flush()
-    return child
+        self._ones -= valued
+        if not self._written:
+            return
+        self.close()
+        with pa.memory_map(str(self._target)) as source, pa.ipc.open_file(source) as reader:
+            self._target.unlink()  # what is mapped stays
+            self._open()
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                self._writer.write_batch(record_batch_of(fields_of(batch, self._streams), self._schema))

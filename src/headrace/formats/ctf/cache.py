@@ -1,4 +1,4 @@
-"""Where the rows of a text file are kept once they have been parsed, and how to know that they are still its rows."""
+"""Finds, writes and removes the Arrow files that hold the parsed rows of text files."""
 
 import fcntl
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import ConfigError, RunError
 from ...store import disk
-from .pieces import read_at
+from .text import read_at
 
 VERSION = 1
 """Of the parser: with another one, what was kept is of no use."""
@@ -26,8 +26,8 @@ ABANDONED_S = 60
 
 
 @dataclass(frozen=True)
-class Cache:
-    """The cache of one file as it is now, read in one way.
+class CtfCache:
+    """The Arrow file that caches the rows of one text file, read in one way.
 
     Its name says of which bytes it was made, how they were read, and what its own bytes are:
     `.train.ctf.<content>-<reading>-<check>.arrow`. The dot keeps it out of what a directory of data holds.
@@ -39,7 +39,7 @@ class Cache:
     reading: str
 
     @classmethod
-    def of(cls, path: Path, descriptor: int, mark: str, reading: Any, directory: Path | None) -> "Cache":
+    def of(cls, path: Path, descriptor: int, mark: str, reading: Any, directory: Path | None) -> "CtfCache":
         """`mark` is the `sample` of the file that is open."""
         stem = f".{path.name if len(os.fsencode(path.name)) < 150 else _digest(path.name)}"
         if directory is not None:  # files of one name may share it

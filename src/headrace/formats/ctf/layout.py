@@ -1,4 +1,4 @@
-"""What is to be read of a file: for each stream, what its field is called there and what an item of it is made of."""
+"""Which fields of a text file become which streams."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 from ...data.batch import Stream
-from ...data.source import check_fixed, check_names
 from ...errors import ConfigError, unknown
 
 DTYPES = (
@@ -52,22 +51,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns to be read: dense ones first, since they are told from sparse ones by their number."""
+    """All columns to be read: dense ones first, since they are told from sparse ones by their number."""
 
     columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, streams: Sequence[Stream], fields: Mapping[str, str] | None = None) -> "Layout":
-        """Checks what a user has declared."""
+        """Makes the layout of declared streams; refuses what cannot be read from text."""
         streams = list(streams)
         if not streams:
             raise ConfigError("streams= names nothing to read. Declare at least one Stream.")
         if len(streams) > MOST_STREAMS:
             raise ConfigError(f"at most {MOST_STREAMS} streams are read from one file, got {len(streams)}.")
-        if strange := [s for s in streams if not isinstance(s, Stream)]:
-            raise ConfigError(f"streams= takes Streams, got {strange[0]!r}. Try Stream('x', (5,)).")
-        check_names(streams)
-        check_fixed(streams)
         fields = dict(fields or {})
         for name in fields:
             if name not in {s.name for s in streams}:
@@ -87,15 +82,6 @@ class Layout:
             [c.name, c.field.decode(), list(c.stream.shape), c.stream.dtype, c.stream.layout, c.stream.sequence]
             for c in self.columns
         ]
-
-    @classmethod
-    def from_described(cls, described: Sequence[Any]) -> "Layout":
-        return cls(
-            tuple(
-                Column(Stream(name, tuple(shape), dtype, layout, sequence), field.encode())
-                for name, field, shape, dtype, layout, sequence in described
-            )
-        )
 
 
 def field_name(stream: str, field: str) -> bytes:

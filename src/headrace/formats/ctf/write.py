@@ -1,9 +1,6 @@
-"""`write_ctf`: a table as a file in CNTK's text format, from which the same numbers are read, a block at a time."""
+"""Rows as lines of CNTK's text format."""
 
-import gzip
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,76 +8,22 @@ import torch
 from torch import Tensor
 
 from ...data.arrow import array_of
-from ...data.batch import Batch, Stream
-from ...data.fields import Field, nbytes_of
+from ...data.batch import Stream
 from ...data.ragged import Ragged
-from ...data.source import Table
 from ...data.sparse import Sparse
 from ...errors import DataError
-from ..whole import whole
-from ..write import check_rows, same_streams, say_what_is_lost
 from .layout import Column, Layout
 from .numbers import Places
 
-BLOCK_BYTES = 1 << 22
-FIRST_ROWS = 64
 
-
-def write_ctf(
-    path: str | Path,
-    table_or_batches: Table | Iterable[Batch],
-    *,
-    fields: Mapping[str, str] | None = None,
-    ids: bool = True,
-) -> None:
-    """Writes rows as sequences numbered from 0, packed if the name ends in `.gz`.
-
-    `fields`: what a stream is called in the file, where that is not to be its name. `ids=False` leaves the numbers
-    out, for rows that have a single line each. Numbers are written with as many digits as it takes to read the same
-    ones back. There is a whole file under the name, or what was there before.
-    """
-    check_rows(table_or_batches)
-    path = Path(path)
-    with whole(path) as beside, ExitStack() as files:
-        file = files.enter_context(open(beside, "xb"))
-        out: Any = file
-        if path.suffix.lower() == ".gz":
-            out = files.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
-        rows = 0
-        for layout, fields_of_rows, count in _blocks(table_or_batches, fields):
-            out.write(_text(layout, fields_of_rows, count, rows, ids))
-            rows += count
-        if not rows:
-            raise DataError(f"there are no rows to write to {path}.")
-    say_what_is_lost(table_or_batches, path)
-
-
-def _blocks(data: Any, names: Mapping[str, str] | None) -> Iterator[tuple[Layout, Mapping[str, Field], int]]:
-    """Rows of a table as many at a time as make blocks of about one size, or batches as they come."""
-    if isinstance(data, Table):
-        layout, start, rows = _layout(data.streams, names), 0, FIRST_ROWS
-        while start < len(data):
-            stop = min(len(data), start + rows)
-            fields = data.rows(start, stop).fields
-            size = nbytes_of(fields)
-            yield layout, fields, stop - start
-            rows = max(1, min(4 * rows, BLOCK_BYTES * (stop - start) // max(1, size)))
-            start = stop
-        return
-    known: Layout | None = None
-    for batch in same_streams(data):
-        known = known or _layout(batch.streams, names)
-        yield known, batch.fields, batch.rows
-
-
-def _layout(streams: Iterable[Stream], names: Mapping[str, str] | None) -> Layout:
+def written_layout(streams: Iterable[Stream], names: Mapping[str, str] | None) -> Layout:
     """The columns in the order in which they are written."""
     streams = list(streams)
     columns = {column.name: column for column in Layout.of(streams, names).columns}
     return Layout(tuple(columns[stream.name] for stream in streams))
 
 
-def _text(layout: Layout, fields: Mapping[str, Any], rows: int, first: int, ids: bool) -> Any:
+def text_of(layout: Layout, fields: Mapping[str, Any], rows: int, first: int, ids: bool) -> Any:
     """The lines of some rows, as bytes."""
     import pyarrow as pa
     import pyarrow.compute as pc

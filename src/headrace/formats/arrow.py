@@ -1,5 +1,6 @@
-"""Arrow's own files: record batches in place in a mapped file, or decoded one by one: compressed or remote ones."""
+"""Files of Arrow, Parquet and CSV: record batches in a mapped file, in memory, or decoded one by one."""
 
+import re
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,18 +15,21 @@ from ..data.categories import Categories, Place, is_text, leaf_of, leaves, refus
 from ..data.fields import cat
 from ..data.schema import index_in
 from ..errors import ConfigError, DataError, unknown
-from .blocks import Fields, Store
-from .paths import File, reading
+from .blocks import Fields, OpenFile
+from .paths import DataFile, reading
 from .select import inner
 
+READ_AS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
+"""What a column of a CSV file may be read as."""
+CSV_BLOCK_BYTES = 2**24  # types are told by the first block of the text
 JOINED_ROWS = 8192  # rows of fewer batches are gathered faster
 Wanted = Callable[..., list[str]]
 
 
-class ArrowStore(Store):
+class ArrowFile(OpenFile):
     """A file that comes as Arrow record batches, one for each block."""
 
-    def __init__(self, file: File, schema: Any, declared: Sequence[Stream]) -> None:
+    def __init__(self, file: DataFile, schema: Any, declared: Sequence[Stream]) -> None:
         import pyarrow as pa
 
         super().__init__(file)
@@ -37,7 +41,7 @@ class ArrowStore(Store):
                 )
         self.streams = streams_of(schema, declared, str(file))
         said = categories_in(schema)
-        self._texts = {field.name: said.get(field.name) for field in schema if is_text(leaves(field.type))}
+        self.texts = {field.name: said.get(field.name) for field in schema if is_text(leaves(field.type))}
 
     @abstractmethod
     def batches(self, block: int, columns: Sequence[str] | None = None) -> list[Any]:
@@ -51,22 +55,18 @@ class ArrowStore(Store):
             first += batch.num_rows
         return {stream.name: cat([part[stream.name] for part in parts]) for stream in streams}
 
-    @property
-    def texts(self) -> Mapping[str, Any]:
-        return self._texts
-
     def strings(self, column: str) -> Iterator[Any]:
         for block in range(len(self.counts)):
             for batch in self.batches(block, [column]):
                 yield leaf_of(batch.column(0), Place(column, str(self.file)))
 
 
-class HeldStore(ArrowStore):
+class HeldArrowFile(ArrowFile):
     """Record batches that are in memory, or mapped into it."""
 
     held = True
 
-    def __init__(self, file: File, schema: Any, batches: Sequence[Any], declared: Sequence[Stream]) -> None:
+    def __init__(self, file: DataFile, schema: Any, batches: Sequence[Any], declared: Sequence[Stream]) -> None:
         super().__init__(file, schema, declared)
         self._batches = [batch for batch in batches if batch.num_rows]
         self._joined = False
@@ -116,10 +116,10 @@ def _is_in_place(kind: Any) -> bool:
     return bool(pt.is_integer(kind) or pt.is_floating(kind))
 
 
-class DecodedStore(ArrowStore):
+class DecodedArrowFile(ArrowFile):
     """Record batches that are compressed, or on another machine: each is read when it is wanted."""
 
-    def __init__(self, file: File, schema: Any, columns: Sequence[int], declared: Sequence[Stream]) -> None:
+    def __init__(self, file: DataFile, schema: Any, columns: Sequence[int], declared: Sequence[Stream]) -> None:
         import pyarrow as pa
 
         super().__init__(file, pa.schema([schema.field(index) for index in columns]), declared)
@@ -144,13 +144,14 @@ class DecodedStore(ArrowStore):
         return pa.ipc.open_file(self.file.open(), options=options)
 
 
-def open_ipc(file: File, wanted: Wanted, declared: Sequence[Stream]) -> ArrowStore:
+def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> ArrowFile:
     """An Arrow file, or one of Arrow's streams, as some libraries write them under the same name."""
     import pyarrow as pa
 
     with reading(file):
         data = file.load() if file.remote is None else None
-        head = data[:6].to_pybytes() if data is not None else _first_bytes(file, 6)
+        with file.open() as opened:
+            head = bytes(opened.read(6))
         if head.startswith(b"FEA1"):
             raise DataError(f"{file} is a Feather file of version 1. Write it again with version 2.")
         if head != b"ARROW1":
@@ -162,17 +163,17 @@ def open_ipc(file: File, wanted: Wanted, declared: Sequence[Stream]) -> ArrowSto
             batches = _all(data, columns)  # whole, and then the wanted columns: asked for some, Arrow copies them
             if _inside(batches, data):
                 kept = pa.schema([schema.field(index) for index in columns])
-                return HeldStore(file, kept, batches, declared)
-        return DecodedStore(file, schema, columns, declared)
+                return HeldArrowFile(file, kept, batches, declared)
+        return DecodedArrowFile(file, schema, columns, declared)
 
 
-def _open_stream(file: File, data: Any, wanted: Wanted, declared: Sequence[Stream]) -> HeldStore:
+def _open_stream(file: DataFile, data: Any, wanted: Wanted, declared: Sequence[Stream]) -> HeldArrowFile:
     import pyarrow as pa
 
     with pa.ipc.open_stream(data) as reader:
         names = wanted(reader.schema.names, index_in(reader.schema))
         schema = pa.schema([reader.schema.field(name) for name in names])
-        return HeldStore(file, schema, [batch.select(names) for batch in reader], declared)
+        return HeldArrowFile(file, schema, [batch.select(names) for batch in reader], declared)
 
 
 def _all(data: Any, columns: Sequence[int]) -> list[Any]:
@@ -214,10 +215,124 @@ def _decoded_bytes(batch: Any) -> int:
     return sum(column.get_total_buffer_size() * growth(leaves(column.type)) for column in batch.columns)
 
 
-def _first_bytes(file: File, size: int) -> bytes:
-    with file.open() as opened:
-        return bytes(opened.read(size))
-
-
 def _inner(batch: Any) -> Any:
     return batch.rename_columns([inner(name) for name in batch.schema.names])
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------
+
+
+class ParquetFile(ArrowFile):
+    """A Parquet file, one block for each of its row groups."""
+
+    def __init__(self, file: DataFile, opened: Any, names: Sequence[str], declared: Sequence[Stream]) -> None:
+        import pyarrow as pa
+
+        schema = opened.schema_arrow
+        super().__init__(file, pa.schema([schema.field(name) for name in names]), declared)
+        self._opened, self._lock = opened, threading.Lock()
+        self._names = {inner(name): name for name in names}
+        groups = [opened.metadata.row_group(k) for k in range(opened.metadata.num_row_groups)]
+        self._groups = [k for k, group in enumerate(groups) if group.num_rows]
+        self.counts = [groups[k].num_rows for k in self._groups]
+        # no further into the metadata: Arrow ends the process where those of a column are damaged
+        part = len(names) / max(1, len(schema.names))
+        self._sizes: list[float] = [groups[k].total_byte_size * part for k in self._groups]
+
+    def batches(self, block: int, columns: Sequence[str] | None = None) -> list[Any]:
+        names = [self._names[name] for name in columns or self._names]
+        with self._lock:  # one position in one file
+            table = self._opened.read_row_group(self._groups[block], columns=names)
+        if table.num_rows != self.counts[block]:
+            raise DataError(f"{self.file} is damaged: a row group has {table.num_rows} rows of {self.counts[block]}.")
+        table = table.select(names).rename_columns([inner(name) for name in names])
+        found: list[Any] = table.combine_chunks().to_batches()
+        return found
+
+    def nbytes(self, block: int) -> float:
+        return self._sizes[block]
+
+
+def open_parquet(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> ParquetFile:
+    """A Parquet file on a local disk or behind fsspec."""
+    import pyarrow.parquet as pq
+
+    with reading(file):
+        opened = pq.ParquetFile(file.open(), pre_buffer=file.remote is not None)
+        schema = opened.schema_arrow
+        return ParquetFile(file, opened, wanted(schema.names, index_in(schema)), declared)
+
+
+# --- CSV ---------------------------------------------------------------------------------------------------
+
+
+def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: Mapping[str, str]) -> HeldArrowFile:
+    """The columns of a CSV file with a header; `types` are the Arrow types of those that are known already."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    packed = file.name.lower().endswith(".gz")
+    separator = "\t" if ".tsv" in file.name.lower() else ","
+    with reading(file):
+        data = file.load()
+        if packed:
+            with pa.CompressedInputStream(pa.BufferReader(data), "gzip") as text:
+                data = text.read_buffer()
+        parse = pa.csv.ParseOptions(delimiter=separator)
+        read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
+        with pa.csv.open_csv(pa.BufferReader(data), read, parse) as reader:
+            names = wanted(reader.schema.names)
+            types = {name: kind for name, kind in types.items() if name in names}
+            first = next(reader, None) if types else None
+        types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
+        convert = pa.csv.ConvertOptions(
+            include_columns=names,
+            column_types={name: pa.type_for_alias(kind) for name, kind in types.items()},
+        )
+        try:
+            table = pa.csv.read_csv(pa.BufferReader(data), read, parse, convert).combine_chunks()
+        except pa.ArrowInvalid as error:
+            if "conversion error" not in str(error):
+                raise
+            raise DataError(f"{file}: {_advised(str(error), reader.schema.names, types)}") from None
+        _refuse_empty(file, table)
+        return HeldArrowFile(file, table.schema, table.to_batches(), declared)
+
+
+def _refuse_empty(file: DataFile, table: Any) -> None:
+    """Raises on a column of which nothing tells what it holds."""
+    import pyarrow.types as pt
+
+    if not table.num_rows and any(pt.is_null(field.type) for field in table.schema):
+        raise DataError(f"{file} has no rows.")
+    if empty := [name for name in table.column_names if 0 < table.num_rows == table[name].null_count]:
+        raise DataError(
+            f"column {empty[0]!r} of {file} is empty in every row. "
+            "Fill it, or leave it out of the columns that are read."
+        )
+
+
+def _is_text(first: Any, name: str) -> bool:
+    """Whether a column is one of strings by its first rows, none of which begins as a number does."""
+    import pyarrow.compute as pc
+    import pyarrow.types as pt
+
+    if first is None:
+        return False
+    column = first.column(name)
+    return bool(pt.is_string(column.type)) and not pc.any(pc.match_substring_regex(column, r"^\s*[+-]?[0-9.]")).as_py()
+
+
+def _advised(said: str, names: Sequence[str], types: Mapping[str, str]) -> str:
+    """What Arrow says of a value that is not of the type of its column, and what can be done."""
+    found = re.search(r"column #([0-9]+)", said)
+    name = names[int(found[1])] if found and int(found[1]) < len(names) else "name"
+    said = said.rstrip(".")
+    if "invalid UTF8" in said:
+        return f"{said}. Write the file in UTF-8: iconv -f LATIN1 -t UTF-8."
+    if name in types:
+        return f"{said}, in column {name!r}. Correct it, or give it another type than {types[name]}."
+    return (
+        f"{said}, in column {name!r}, which begins otherwise. Say what it holds: dtypes={{{name!r}: 'float64'}}, or, "
+        f"if it holds strings, categories={{{name!r}: [...]}}."
+    )

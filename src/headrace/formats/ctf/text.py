@@ -1,4 +1,4 @@
-"""A file in pieces that begin and end between sequences, so that each can be read without the others."""
+"""A text file cut into blocks that begin and end between sequences, so that each can be read without the others."""
 
 import gzip
 import os
@@ -15,12 +15,41 @@ NO_HEAD = re.compile(rb"[ \t]*")
 HEAD = re.compile(rb"[ \t]*([0-9]+)[ \t]*")
 _CHUNK = 1 << 20
 Stamp = tuple[int, int]
+"""The size and the time of a file."""
 
 
 class Text(ABC):
-    """The bytes of a file, read once from front to back; what lies before a piece that was given is forgotten."""
+    """A text that is read once from front to back."""
 
-    packed = False
+    @abstractmethod
+    def peek(self, start: int, length: int) -> bytes:
+        """The bytes from `start`, fewer than `length` only where the text ends."""
+
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """Where the text ends, once `peek` has come to it."""
+
+    def forget(self, before: int) -> None:
+        """Nobody will ask for these bytes again."""
+
+
+class BlockText(Text):
+    """Text in memory."""
+
+    def __init__(self, block: bytes) -> None:
+        self._block = block
+
+    def peek(self, start: int, length: int) -> bytes:
+        return self._block[start : start + length]
+
+    @property
+    def end(self) -> int:
+        return len(self._block)
+
+
+class FileText(Text):
+    """A file, as it was when it was opened or when a stamp was taken."""
 
     def __init__(self, path: Path, stamp: Stamp | None = None) -> None:
         self.path = path
@@ -29,19 +58,16 @@ class Text(ABC):
             self.stamp = stamp or _stamp(os.fstat(self._file.fileno()))
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}.") from None
-        self.size = self.stamp[0]
 
-    @abstractmethod
     def peek(self, start: int, length: int) -> bytes:
-        """The bytes from `start`, fewer than `length` only where the file ends."""
-
-    def forget(self, before: int) -> None:
-        """Nobody will ask for these bytes again."""
+        try:
+            return read_at(self.descriptor, start, min(length, self.end - start))
+        except OSError as error:
+            raise SourceError(f"cannot read {self.path} at byte {start}: {error.strerror}.") from None
 
     @property
     def end(self) -> int:
-        """Where the text ends, once `peek` has come to it."""
-        return self.size
+        return self.stamp[0]
 
     @property
     def descriptor(self) -> int:
@@ -50,39 +76,27 @@ class Text(ABC):
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> "Text":
+    def __enter__(self) -> "FileText":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def check_unchanged(self) -> None:
-        """Raises if the file is not what it was when it was opened, or when the stamp was taken."""
-        if _stamp(os.fstat(self.descriptor)) != self.stamp or not self._still_there():
+        """Raises if the file is no longer the same."""
+        try:
+            there = _stamp(os.stat(self.path)) == self.stamp == _stamp(os.fstat(self.descriptor))
+        except OSError:
+            there = False
+        if not there:
             raise SourceError(
                 f"{self.path} changed while it was read. Wait until it is complete, and open it again: a file is best "
                 "written under another name and renamed."
             )
 
-    def _still_there(self) -> bool:
-        try:
-            return _stamp(os.stat(self.path)) == self.stamp
-        except OSError:
-            return False
 
-
-class PlainText(Text):
-    def peek(self, start: int, length: int) -> bytes:
-        try:
-            return read_at(self.descriptor, start, min(length, self.size - start))
-        except OSError as error:
-            raise SourceError(f"cannot read {self.path} at byte {start}: {error.strerror}.") from None
-
-
-class GzipText(Text):
-    """Positions are those in the text that is packed."""
-
-    packed = True
+class GzipText(FileText):
+    """A packed file. Places are those in the text that is packed."""
 
     def __init__(self, path: Path, stamp: Stamp | None = None) -> None:
         super().__init__(path, stamp)
@@ -113,8 +127,8 @@ class GzipText(Text):
         self._base = before
 
 
-def open_text(path: Path, stamp: Stamp | None = None) -> Text:
-    return (GzipText if path.suffix.lower() == ".gz" else PlainText)(path, stamp)
+def open_text(path: Path, stamp: Stamp | None = None) -> FileText:
+    return (GzipText if path.suffix.lower() == ".gz" else FileText)(path, stamp)
 
 
 def read_at(descriptor: int, start: int, length: int) -> bytes:
@@ -126,7 +140,7 @@ def read_at(descriptor: int, start: int, length: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def begin(text: Text) -> int:
+def begin(text: FileText) -> int:
     """Where the text begins: after the mark that some editors put before UTF-8."""
     head = text.peek(0, 3)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -145,12 +159,13 @@ def has_ids(text: Text, start: int) -> bool:
     return False
 
 
-def pieces(text: Text, start: int, ids: bool, size: int) -> Iterator[tuple[int, int]]:
-    """Starts and stops of pieces of about `size` bytes, the same however they are read."""
+def blocks(text: Text, start: int, ids: bool, size: int) -> Iterator[tuple[int, bytes]]:
+    """The text from `start` in blocks of about `size` bytes, each with where it begins; the same however it is read."""
     while text.peek(start, 1):
         stop = cut(text, start + size, ids)
-        yield start, stop
+        block = text.peek(start, stop - start)
         text.forget(stop)
+        yield start, block
         start = stop
 
 
@@ -160,11 +175,12 @@ def cut(text: Text, at: int, ids: bool) -> int:
     With ids that is a line whose id differs from that of the lines before it. A line that cannot be read hides to
     which sequence it belongs, so that there is no cut until the id has changed after it.
     """
-    first = next_line(text, at)
-    if not ids:
-        return first
+    lines = lines_from(text, at - 1)
+    next(lines, None)  # what is left of the line before
     before = None
-    for place, line in lines_from(text, first):
+    for place, line in lines:
+        if not ids:
+            return place
         found = id_of(line)
         if found is None:
             before = None
@@ -172,16 +188,6 @@ def cut(text: Text, at: int, ids: bool) -> int:
             if before is not None and found != before:
                 return place
             before = found
-    return text.end
-
-
-def next_line(text: Text, at: int) -> int:
-    """Where the first line begins that begins at or after `at`, or the end."""
-    place = at - 1
-    while data := text.peek(place, WINDOW):
-        if (found := data.find(b"\n")) >= 0:
-            return place + found + 1
-        place += len(data)
     return text.end
 
 

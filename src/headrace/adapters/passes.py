@@ -1,33 +1,22 @@
-"""Passes over an iterable of others, epoch after epoch, that can be gone back to at any item.
+"""Iterates over data of others, epoch after epoch, and goes back to any item.
 
 Two ways back. Where the iterable keeps a state of its own, that state is loaded. Otherwise its epoch begins again with
 the random numbers that it began with, and the items that were used already are dropped.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from ..data.batch import State
 from ..errors import ConfigError, SourceError
 from ..store import rng
-from .iterables import (
-    by_value,
-    forgotten_of,
-    generators_of,
-    hugging_kind,
-    knows_where_it_stands,
-    length_of,
-    made_as,
-    parts_of,
-    put_back,
-    refuse_shares,
-    stateful_parts,
-)
-from .loader_workers import Workers, begin
+from ..store.codec import decode, encode
+from .loader_workers import LoaderWorkers, begin
 
 _CPU = torch.device("cpu")
 _END = object()
@@ -47,11 +36,12 @@ class Passes:
             raise ConfigError(f"timeout_s= is a number of seconds above 0, got {timeout_s}.")
         refuse_shares(data)
         self.data, self.who, self.unit, self.timeout_s = data, who, unit, timeout_s
-        self._waiting: Callable[[], None] = lambda: None
+        self.waiting: Callable[[], None] = lambda: None
+        """Called now and then while worker processes are awaited; what it raises leaves everything where it is."""
         self.exact = knows_where_it_stands(data)
-        """Whether the iterable's own state is what it goes back by."""
+        """Whether a resume uses the iterable's own state."""
         self.forgotten = forgotten_of(data, self.exact)
-        """What no state and no replay brings back, in a clause."""
+        """What a resume does not bring back, in a clause."""
         self.length = length_of(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         by_number = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
@@ -66,17 +56,6 @@ class Passes:
         self._random: State | None = None  # those that the epoch began with, once it has
         self._generators: list[Tensor] | None = None
         self._own: State | None = None
-
-    @property
-    def waiting(self) -> Callable[[], None]:
-        """Called now and then while worker processes are awaited; what it raises leaves everything where it is."""
-        return self._waiting
-
-    @waiting.setter
-    def waiting(self, call: Callable[[], None]) -> None:
-        self._waiting = call
-        if isinstance(self._pass, Workers):
-            self._pass.waiting = call
 
     # --- forward -----------------------------------------------------------------------------------------
 
@@ -127,6 +106,8 @@ class Passes:
     def _fetch(self) -> Any:
         current = self._pass
         assert current is not None
+        if isinstance(current, LoaderWorkers):
+            current.waiting = self.waiting
         try:
             return next(current)
         except StopIteration:
@@ -137,7 +118,7 @@ class Passes:
                 ) from None
             return _END
         except Exception as error:
-            why = current.why(error) if isinstance(current, Workers) else f"{type(error).__name__}: {error}"
+            why = current.why(error) if isinstance(current, LoaderWorkers) else f"{type(error).__name__}: {error}"
             self._leave(failed=True)
             raise SourceError(
                 f"{self.who} failed after {self.given} {self.unit} of epoch {self.epoch}: {why}."
@@ -194,7 +175,7 @@ class Passes:
                 part.set_epoch(self.epoch)
         try:
             if isinstance(self.data, DataLoader):
-                return begin(self.data, self.timeout_s, self._waiting)
+                return begin(self.data, self.timeout_s, self.waiting)
             return iter(self.data)
         except Exception as error:
             raise SourceError(f"{self.who} cannot begin epoch {self.epoch}: {type(error).__name__}: {error}") from error
@@ -207,7 +188,7 @@ class Passes:
     def _leave(self, failed: bool = False) -> None:
         """Ends worker processes, and forgets what they have given ahead."""
         current, self._pass, self._held = self._pass, None, []
-        if isinstance(current, Workers):
+        if isinstance(current, LoaderWorkers):
             current.end() if failed else current.leave()
 
     def _now(self) -> list[Tensor]:
@@ -259,3 +240,144 @@ class Passes:
         self._leave()
         self.epoch, self.given = int(state["epoch"]), int(state["given"])
         self._random, self._generators, self._own = state["random"], state["generators"], state["own"]
+
+
+# --- what is known of an iterable ---------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An iterable with a state of its own: a StatefulDataLoader, a streamed data set."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+def by_value(data: Any, who: str) -> State:
+    """The state of the data's own, none of it shared with them."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(encode(data.state_dict(), tensors, f"state of {who}"))
+    return {"json": text, "tensors": {name: tensor.clone() for name, tensor in tensors.items()}}
+
+
+def put_back(data: Any, state: State) -> None:
+    """Puts the data where a state says that `by_value` gave."""
+    data.load_state_dict(decode(json.loads(state["json"]), state["tensors"]))
+
+
+def parts_of(data: Any) -> list[Any]:
+    """The data and what they are made of, as far as it may know of epochs or draw numbers."""
+    if not isinstance(data, DataLoader):
+        return [data]
+    nested = [data.batch_sampler, getattr(data.batch_sampler, "sampler", None), data.sampler]
+    found = [data, *nested, data.dataset]
+    return [part for k, part in enumerate(found) if part is not None and all(part is not p for p in found[:k])]
+
+
+def generators_of(data: Any) -> list[torch.Generator]:
+    """The generators that the order is drawn from, besides the global ones."""
+    found = [getattr(part, "generator", None) for part in parts_of(data)]
+    unique = {id(generator): generator for generator in found if isinstance(generator, torch.Generator)}
+    return list(unique.values())
+
+
+def stateful_parts(data: Any) -> list[Any]:
+    """What a look at the first item would move: data sets that are read in this process and know where they stand."""
+    if isinstance(data, DataLoader):
+        data = data.dataset if not data.num_workers else None
+    known = isinstance(data, Stateful) and isinstance(data, Iterable)
+    return [data] if known and not hugging_kind(data) else []
+
+
+_HUGGING = {
+    "datasets.arrow_dataset": ("Dataset",),
+    "datasets.iterable_dataset": ("IterableDataset",),
+    "datasets.dataset_dict": ("DatasetDict", "IterableDatasetDict"),
+}
+
+
+def hugging_kind(data: Any) -> str:
+    """Which of Hugging Face's data sets it is, by name; "" for all else, such as those of a `datasets.py` of a user."""
+    found = (kind.__name__ for kind in type(data).__mro__ if kind.__name__ in _HUGGING.get(kind.__module__, ()))
+    return next(found, "")
+
+
+def knows_where_it_stands(data: Any) -> bool:
+    """Whether it has a state of its own, and one that is exact."""
+    if not isinstance(data, Stateful):
+        return False
+    if not isinstance(data, DataLoader):
+        return not _forgets_rows(data)
+    if isinstance(data.dataset, IterableDataset):  # torchdata 0.11 miscounts what it has skipped of one without state
+        return isinstance(data.dataset, Stateful) and not _forgets_rows(data.dataset)
+    # Without workers, it goes through the order of others again with the random numbers of the moment.
+    order = data.sampler if data.batch_sampler is None else data.batch_sampler
+    return data.num_workers > 0 or type(order).__module__.startswith("torchdata.") or isinstance(order, Stateful)
+
+
+def forgotten_of(data: Any, exact: bool) -> str:
+    """What is lost of data at a resume, in a clause: nobody can save where the random numbers of a worker stand.
+
+    The workers of a replay begin as they began, unless they had stayed from the epoch before.
+    """
+    if not isinstance(data, DataLoader) or not data.num_workers:
+        return ""
+    whose = "its workers" if exact else "workers that stay for the next epoch (persistent_workers)"
+    return f"not so what {whose} draw at random for samples" if exact or data.persistent_workers else ""
+
+
+def _forgets_rows(data: Any) -> bool:
+    """Whether it has a shuffle buffer of Hugging Face's, whose rows are not in its state."""
+    waiting = [getattr(data, "_ex_iterable", None)] if hugging_kind(data) else []
+    while waiting:
+        part = waiting.pop()
+        if "BufferShuffled" in type(part).__name__:
+            return True
+        if part is not None:
+            waiting += [getattr(part, "ex_iterable", None), *(getattr(part, "ex_iterables", None) or [])]
+    return False
+
+
+def length_of(data: Any) -> int | None:
+    """How many items an epoch has. That of a loader of an IterableDataset is a guess, so it is not taken."""
+    if isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset):
+        return None
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def collates(data: Any) -> bool:
+    """Whether its batches are stacked by torch's own `default_collate`: then they are new memory every time."""
+    return isinstance(data, DataLoader) and data.collate_fn is default_collate
+
+
+def stacks(data: Any) -> bool:
+    """Whether all rows of a loader have the same shape, because any of them may be stacked with any other.
+
+    It is not known of rows that are padded, of batches of one row, and of rows that a sampler has put together.
+    """
+    known = collates(data) and data.batch_size is not None and data.batch_size > 1
+    return known and type(data.sampler) in (RandomSampler, SequentialSampler)
+
+
+def made_as(data: Any, *, exact: bool, sized: bool) -> dict[str, Any]:
+    """What has to be the same on both sides of a resume."""
+    made: dict[str, Any] = {"exact": exact, "length": length_of(data), "batch_size": None, "num_workers": None}
+    made["generators"] = len(generators_of(data))
+    if isinstance(data, DataLoader):
+        made["batch_size"] = data.batch_size
+        if exact or not sized:  # otherwise the order is the same with any number
+            made["num_workers"] = data.num_workers
+    return made
+
+
+def refuse_shares(data: Any) -> None:
+    for part in parts_of(data):
+        if getattr(part, "num_replicas", 1) > 1 or (hugging_kind(part) and getattr(part, "_distributed", None)):
+            raise ConfigError(
+                f"this {type(part).__name__} gives each worker a share of the rows, and headrace shares out every "
+                "batch by itself. Use a plain sampler, or the whole data set."
+            )
