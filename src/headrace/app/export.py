@@ -19,7 +19,8 @@ from ..errors import ConfigError, ModelError, RunError, unknown
 from ..loss.objective import Objective
 from ..step.weights import load_weights, saved_weights
 from ..store import disk
-from ..store.contents import MODEL, tensor_pieces
+from ..store.codec import tensor_pieces
+from ..store.contents import MODEL
 from ..train.plan import source_on
 from .recipe import Recipe, load_recipe
 

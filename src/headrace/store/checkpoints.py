@@ -14,8 +14,7 @@ import torch
 from .. import __version__
 from ..errors import CheckpointError, ConfigError, CorruptError
 from . import disk
-from .contents import Contents
-from .manifest import COMMIT, MANIFEST, PIECE_BYTES, Manifest, Written, opened
+from .contents import COMMIT, MANIFEST, PIECE_BYTES, Contents, Manifest, Written, opened
 
 _STEP = re.compile(r"step-(\d{12,18})")
 _LEFTOVER = re.compile(r"\.(tmp|trash)-\d+-[0-9a-f]{32}")

@@ -17,14 +17,12 @@ from ..length import Length
 from ..step.weights import check_model, load_model
 from ..store import codec
 from ..store.checkpoints import Keep, Store
+from ..store.codec import Texts
 from ..store.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, Contents, rank_files
 from ..store.disk import failure
-from ..store.parts import PARTS, check_part
 from ..store.run import RUN, Run
-from ..store.saver import Saver
-from ..store.shape import DICT, check
-from ..store.snapshot import Copier
-from ..store.texts import Texts
+from ..store.shape import DICT, PARTS, check, check_part
+from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
 from . import config
 

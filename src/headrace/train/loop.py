@@ -15,7 +15,8 @@ from ..errors import ConfigError, DataError
 from ..loss.objective import scoring
 from ..step import evaluate
 from ..step.weights import remember_categories
-from ..store import machine, rng
+from ..store import rng
+from ..store.run import compare_machine
 from ..watch.info import Info, expected
 from ..workers.leased import Leased
 from . import config, passes
@@ -182,7 +183,7 @@ class Loop:
                     rng.restore(state["rng"], trainer.device)
             info.look_at_limits()
             if not info.stopping and self._team.comm.leader:
-                machine.compare(state.get("machine"), trainer.device)
+                compare_machine(state.get("machine"), trainer.device)
             if info.step:
                 self._boundary()
             if self._due:

@@ -20,7 +20,8 @@ from ..loss.loss_sums import LossSums
 from ..loss.objective import scoring
 from ..step.frozen import Frozen
 from ..step.weights import as_categories, check_model, load_model
-from ..store import machine, rng
+from ..store import rng
+from ..store.run import machine
 from ..watch.info import Best, Info
 from . import config
 from .check import same_categories
@@ -93,7 +94,7 @@ class TrainState:
             "frozen": {owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
             "noted": info.extra_numbers,
             "shares": self.shares,
-            "machine": machine.facts(trainer.device),
+            "machine": machine(trainer.device),
         }
 
     def set_rate(self, rate: float) -> None:
