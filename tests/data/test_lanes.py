@@ -321,7 +321,7 @@ class OnDisk(hr.ArrayTable):
     def row_bytes(self) -> float:
         return 1e9  # worth telling
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         (self.now if now else self.soon).append((start, stop))
 
     def take(self, indices: Tensor) -> hr.Batch:

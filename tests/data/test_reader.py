@@ -345,7 +345,7 @@ class OnDisk(hr.ArrayTable):
     def row_bytes(self) -> float:
         return 1e9  # worth telling
 
-    def expect(self, start: int, stop: int, *, now: bool) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool) -> None:
         (self.now if now else self.soon).append((start, stop))
         if now:
             self.known |= set(range(start, stop))

@@ -1,7 +1,6 @@
 """What a table is told of the rows that come up, before they are taken."""
 
-from .mix import MixOrder
-from .order import Order
+from .order import MixOrder, Order
 from .source import Table
 
 Runs = list[tuple[int, int]]
@@ -26,9 +25,9 @@ class Ahead:
             known, runs = self._coming
             if self._first is None or epoch == self._first:
                 for run in runs if known == first + at else order.stretches(epoch, at, at + 1):
-                    self._table.expect(*run, now=True)
+                    self._table.prefetch(*run, now=True)
             after = order.stretch_end(epoch, at)
             coming = order.stretches(epoch, after, after + 1) if after < (end or order.n) else []
             for run in coming:
-                self._table.expect(*run, now=False)
+                self._table.prefetch(*run, now=False)
             self._told, self._coming = first + after, (first + after, coming)

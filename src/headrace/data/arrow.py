@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .batch import Stream, torch_dtype
-from .categories import Categories, Place, codes, is_text, leaf_of, refuse_nulls, within
+from .categories import Categories, ColumnPlace, codes, is_text, leaf_of, refuse_nulls, within
 from .fields import Field
 from .ragged import Ragged
 from .schema import NUMBERS, categories_in, differs, fits, is_fixed, is_pair, schema_of, streams_of
@@ -47,7 +47,7 @@ def fields_of(
         raise DataError(f"{where or 'this record batch'} is damaged: {error}. Write it again.") from None
     found: dict[str, Field] = {}
     for stream in streams:
-        place = Place(stream.name, where, lambda item: first + item)
+        place = ColumnPlace(stream.name, where, lambda item: first + item)
         index = record_batch.schema.get_field_index(stream.name)
         if index < 0:
             raise DataError(f"{place} is not there. It has: {', '.join(record_batch.schema.names)}.")
@@ -109,14 +109,14 @@ def only_ones(field: Any) -> bool:
 # --- reading ---------------------------------------------------------------------------------------------
 
 
-def _read(array: Any, stream: Stream, categories: Sequence[str] | None, place: Place) -> Field:
+def _read(array: Any, stream: Stream, categories: Sequence[str] | None, place: ColumnPlace) -> Field:
     if not stream.sequence:
         return _items(array, stream, categories, place)
     children, bounds, inside = _children(array, place)
     return Ragged(_items(children, stream, categories, inside), bounds)
 
 
-def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: Place) -> Tensor | Sparse:
+def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: ColumnPlace) -> Tensor | Sparse:
     if stream.layout == "sparse":
         return _sparse(array, stream, place)
     import pyarrow as pa
@@ -141,7 +141,7 @@ def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: 
     return numbers.view(rows, *stored).permute(0, *[physical + 1 for physical in order])
 
 
-def _leaf(array: Any, categories: Sequence[str] | None, place: Place) -> Tensor:
+def _leaf(array: Any, categories: Sequence[str] | None, place: ColumnPlace) -> Tensor:
     import pyarrow as pa
     import pyarrow.types as pt
 
@@ -156,7 +156,7 @@ def _leaf(array: Any, categories: Sequence[str] | None, place: Place) -> Tensor:
     return torch.from_numpy(codes(array, categories, place))
 
 
-def _children(array: Any, place: Place) -> tuple[Any, Tensor, Place]:
+def _children(array: Any, place: ColumnPlace) -> tuple[Any, Tensor, ColumnPlace]:
     """The items of a list column, the offsets of its rows among them, and where an item belongs."""
     refuse_nulls(array, place)
     if not len(array):
@@ -171,7 +171,7 @@ def _children(array: Any, place: Place) -> tuple[Any, Tensor, Place]:
     return array.values.slice(start, stop - start), bounds, inside
 
 
-def _sparse(array: Any, stream: Stream, place: Place) -> Sparse:
+def _sparse(array: Any, stream: Stream, place: ColumnPlace) -> Sparse:
     children, bounds, inside = _children(array, place)
     refuse_nulls(children, inside)
     values = None

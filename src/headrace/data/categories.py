@@ -22,7 +22,7 @@ def shown(column: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnPlace:
     """The column that is being read, the file it is of, and the row that an item of it belongs to."""
 
     column: str
@@ -36,9 +36,9 @@ class Place:
     def at(self, item: int) -> str:
         return f"{self}, row {self.row(item)}"
 
-    def inside(self, parent: Callable[[int], int]) -> "Place":
+    def inside(self, parent: Callable[[int], int]) -> "ColumnPlace":
         """The place of the items of a list column: `parent` tells which list an item is of."""
-        return Place(self.column, self.file, lambda item: self.row(parent(item)))
+        return ColumnPlace(self.column, self.file, lambda item: self.row(parent(item)))
 
 
 def is_text(kind: Any) -> bool:
@@ -50,7 +50,7 @@ def is_text(kind: Any) -> bool:
     return any(test(kind) for test in (pt.is_string, pt.is_large_string, pt.is_string_view))
 
 
-def refuse_nulls(array: Any, place: Place) -> None:
+def refuse_nulls(array: Any, place: ColumnPlace) -> None:
     """Raises where values are missing, and says how many and which is the first."""
     import pyarrow.compute as pc
 
@@ -63,7 +63,7 @@ def refuse_nulls(array: Any, place: Place) -> None:
         )
 
 
-def codes(array: Any, categories: Sequence[str], place: Place) -> NDArray[np.int64]:
+def codes(array: Any, categories: Sequence[str], place: ColumnPlace) -> NDArray[np.int64]:
     """For each string of an Arrow array, its place among the categories."""
     import pyarrow as pa
     import pyarrow.types as pt
@@ -78,7 +78,7 @@ def codes(array: Any, categories: Sequence[str], place: Place) -> NDArray[np.int
     return _refuse_unknown(found, array, known, place)
 
 
-def within(array: Any, place: Place) -> NDArray[Any]:
+def within(array: Any, place: ColumnPlace) -> NDArray[Any]:
     """The indices of a dictionary array, none of them outside the dictionary."""
     indices: NDArray[Any] = np.asarray(array.indices)
     size = len(array.dictionary)
@@ -91,7 +91,7 @@ def within(array: Any, place: Place) -> NDArray[Any]:
     return indices
 
 
-def leaf_of(array: Any, place: Place) -> Any:
+def leaf_of(array: Any, place: ColumnPlace) -> Any:
     """The strings inside of lists, of whatever depth; nothing of a damaged array is touched."""
     import pyarrow as pa
 
@@ -144,7 +144,7 @@ def _plain(strings: Any) -> Any:
     return strings.cast(pa.large_string())
 
 
-def _refuse_unknown(found: NDArray[np.int64], array: Any, known: Any, place: Place) -> NDArray[np.int64]:
+def _refuse_unknown(found: NDArray[np.int64], array: Any, known: Any, place: ColumnPlace) -> NDArray[np.int64]:
     if len(missing := np.flatnonzero(found < 0)):
         first = int(missing[0])
         sentence = unknown("string", array[first].as_py(), known.to_pylist())

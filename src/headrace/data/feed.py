@@ -18,12 +18,9 @@ import torch
 
 from ..errors import ConfigError, SourceError
 from ..length import Counters, whole
-from .batch import Batch, State
-from .macrobatch import Macrobatch
-from .malloc import keep_freed_memory
-from .sizes import BatchSize, Sizes
+from .batch import Batch, Macrobatch, State
 from .source import WHOLE, Shard, Source, check_names
-from .staging import Copy, Pull
+from .staging import BatchSize, Copy, Pull, Sizes, keep_freed_memory
 
 READS = "headrace-feed"
 """The name of threads that read data ahead."""

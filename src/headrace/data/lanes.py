@@ -9,8 +9,7 @@ import numpy as np
 
 from ..errors import ConfigError, SourceError
 from .ahead import Ahead
-from .mix import MixOrder
-from .order import Indices, Order
+from .order import Indices, MixOrder, Order
 from .source import Table
 
 KINDS = ("blocks", "blocks-only")  # the orders that have blocks in an order of their own

@@ -12,13 +12,11 @@ import torch
 from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
 from .ahead import Ahead
-from .batch import Batch, State, Stream
+from .batch import Batch, Macrobatch, State, Stream
 from .draws import Draws
 from .fields import Field, cat
 from .lanes import KINDS, AheadInLanes, Lanes
-from .macrobatch import Macrobatch
-from .mix import MixOrder
-from .order import VERSION, Indices, Order
+from .order import VERSION, Indices, MixOrder, Order
 from .packing import STRETCH, ByItems, ByRows, Packing, Span
 from .source import WHOLE, Cursor, Shard, Source, Table, check_batch, check_fixed, check_names
 

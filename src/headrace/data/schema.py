@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import DataError
 from .batch import Stream
-from .categories import Categories, Place, is_text, shown
+from .categories import Categories, ColumnPlace, is_text, shown
 
 METADATA = b"headrace"
 NUMBERS = {
@@ -47,13 +47,13 @@ def schema_of(streams: Sequence[Stream], ones: Collection[str] = (), categories:
 
 def categories_in(schema: Any) -> dict[str, list[str]]:
     """The categories that a schema written by `schema_of` tells."""
-    found = {field.name: _metadata(field, Place(field.name)).get("categories") for field in schema}
+    found = {field.name: _metadata(field, ColumnPlace(field.name)).get("categories") for field in schema}
     return {name: held for name, held in found.items() if isinstance(held, list)}
 
 
 def _stream_of(field: Any, where: str) -> Stream:
     """The stream that one column is, by its metadata or by its type alone."""
-    place = Place(field.name, where)
+    place = ColumnPlace(field.name, where)
     said = _metadata(field, place)
     if "layout" in said:
         try:
@@ -91,7 +91,7 @@ def _undeclared(name: str, kind: Any) -> str:
 
 def _fitting(stream: Stream, field: Any, where: str) -> Stream:
     if not fits(field.type, stream):
-        raise DataError(differs(stream, field.type, Place(field.name, where)))
+        raise DataError(differs(stream, field.type, ColumnPlace(field.name, where)))
     return stream
 
 
@@ -136,7 +136,7 @@ def index_in(schema: Any) -> set[str]:
         return set()
 
 
-def differs(stream: Stream, kind: Any, place: Place) -> str:
+def differs(stream: Stream, kind: Any, place: ColumnPlace) -> str:
     return (
         f"{place}: expected {stream}, got {_said(kind)}. Declare the stream as it is stored, or write the file again."
     )
@@ -171,7 +171,7 @@ def _said_of(stream: Stream, categories: Sequence[str] | None) -> dict[bytes, by
     return {METADATA: json.dumps(said).encode()} if said else None
 
 
-def _metadata(field: Any, place: Place) -> dict[str, Any]:
+def _metadata(field: Any, place: ColumnPlace) -> dict[str, Any]:
     raw = (field.metadata or {}).get(METADATA, b"{}")
     try:
         said = json.loads(raw)
@@ -215,7 +215,7 @@ def is_pair(kind: Any) -> bool:
     return bool(pt.is_struct(kind)) and [field.name for field in kind] == ["index", "value"]
 
 
-def _dtype(leaf: Any, place: Place) -> str:
+def _dtype(leaf: Any, place: ColumnPlace) -> str:
     import pyarrow.types as pt
 
     if pt.is_dictionary(leaf):

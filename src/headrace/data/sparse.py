@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .fields import Rows, take
-from .offsets import check_offsets, cut, joined_offsets, places
+from .fields import Rows, check_offsets, cut, joined_offsets, places, take
 
 
 class Sparse(Rows):
     """Rows of `dim` numbers, nearly all zero: row i has its values at indices[offsets[i]:offsets[i + 1]].
 
-    Without `values` every one of them is 1. `bounds` are the offsets on the host.
+    Without `values` every one of them is 1. `host_offsets` are the offsets on the host.
     """
 
     __slots__ = ("dim", "dtype", "indices", "values")
@@ -23,9 +22,9 @@ class Sparse(Rows):
     def __init__(
         self, indices: Tensor, values: Tensor | None, offsets: Tensor, dim: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        self.indices, self.values, self.offsets, self.bounds = indices, values, offsets, offsets.cpu()
+        self.indices, self.values, self.offsets, self.host_offsets = indices, values, offsets, offsets.cpu()
         self.dim, self.dtype = dim, dtype if values is None else values.dtype
-        check_offsets(self.bounds, len(indices), "a Sparse", "indices")
+        check_offsets(self.host_offsets, len(indices), "a Sparse", "indices")
         if values is not None and len(values) != len(indices):
             raise DataError(f"a Sparse has {len(indices)} indices and {len(values)} values. It needs one for each.")
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < dim:
@@ -53,7 +52,7 @@ class Sparse(Rows):
 
     def _like(self, indices: Tensor, values: Tensor | None, offsets: Tensor, bounds: Tensor) -> "Sparse":
         made = Sparse.__new__(Sparse)
-        made.indices, made.values, made.offsets, made.bounds = indices, values, offsets, bounds
+        made.indices, made.values, made.offsets, made.host_offsets = indices, values, offsets, bounds
         made.dim, made.dtype = self.dim, self.dtype
         return made
 
@@ -73,7 +72,7 @@ class Sparse(Rows):
     @property
     def ids(self) -> Tensor:
         """The index of each row, where every row has exactly one."""
-        if len(self.indices) != len(self) or not bool((self.bounds.diff() == 1).all()):
+        if len(self.indices) != len(self) or not bool((self.host_offsets.diff() == 1).all()):
             raise DataError("these rows are not one-hot: ids need exactly one index in each.")
         return self.indices.long()
 
@@ -97,12 +96,12 @@ class Sparse(Rows):
         return {"input": self.indices.long(), "offsets": self.offsets[:-1], "per_sample_weights": self.values}
 
     def take(self, indices: Tensor) -> "Sparse":
-        where, bounds = places(self.bounds, indices)
+        where, bounds = places(self.host_offsets, indices)
         values = None if self.values is None else take(self.values, where)
         return self._like(take(self.indices, where), values, bounds.to(self.device, non_blocking=True), bounds)
 
     def split(self, counts: Sequence[int]) -> "list[Sparse]":
-        items, offsets, bounds = cut(self.offsets, self.bounds, counts)
+        items, offsets, bounds = cut(self.offsets, self.host_offsets, counts)
         indices = self.indices.split(items)
         values = [None] * len(items) if self.values is None else self.values.split(items)
         return [self._like(*part) for part in zip(indices, values, offsets, bounds, strict=True)]
@@ -119,7 +118,7 @@ class Sparse(Rows):
 
     def map(self, change: Any) -> "Sparse":
         values = None if self.values is None else change(self.values)
-        return self._like(change(self.indices), values, change(self.offsets), self.bounds)
+        return self._like(change(self.indices), values, change(self.offsets), self.host_offsets)
 
     def _numbers(self) -> Tensor:
         if self.values is not None:

@@ -72,9 +72,9 @@ class Concat(Table):
     def lengths(self, stream: str) -> Tensor:
         return torch.cat([table.lengths(stream) for table in self.tables])
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         for k, a, b in self._parts(start, stop):
-            self.tables[k].expect(a, b, now=now)
+            self.tables[k].prefetch(a, b, now=now)
 
     @property
     def aliases(self) -> bool:
@@ -132,8 +132,8 @@ class Wrapper(Table):
     def lengths(self, stream: str) -> Tensor:
         return self.table.lengths(stream)
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
-        self.table.expect(start, stop, now=now)
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
+        self.table.prefetch(start, stop, now=now)
 
     def augment(self, fields: Mapping[str, Field], draws: Draws) -> Mapping[str, Field]:
         return self.table.augment(fields, draws)
@@ -164,62 +164,46 @@ class Wrapper(Table):
         return self.table.changed_files(fingerprint)
 
 
-class Run(Wrapper):
-    """The rows of a table from `start` to `stop`."""
+class View(Wrapper):
+    """Some rows of a table: those at these numbers, in this order. A `range` of them are rows as they are stored."""
 
-    def __init__(self, table: Table, start: int, stop: int) -> None:
+    def __init__(self, table: Table, numbers: Tensor | range) -> None:
         super().__init__(table)
-        self.start, self.stop = start, stop
+        self.numbers = numbers
+        self._first = numbers.start if isinstance(numbers, range) else None
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.numbers)
 
     def take(self, indices: Tensor) -> Batch:
-        return self.table.take(indices + self.start)
+        return self.table.take(self.numbers[indices] if self._first is None else indices + self._first)
 
     def rows(self, start: int, stop: int) -> Batch:
-        return self.table.rows(self.start + start, self.start + stop)
+        if self._first is None:
+            return self.table.take(self.numbers[start:stop])
+        return self.table.rows(self._first + start, self._first + stop)
 
     def lengths(self, stream: str) -> Tensor:
-        return self.table.lengths(stream)[self.start : self.stop]
+        known, run = self.table.lengths(stream), self.numbers
+        return known[run] if self._first is None else known[run.start : run.stop]
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
-        self.table.expect(self.start + start, self.start + stop, now=now)
-
-    def fingerprint(self) -> str:
-        return digest(self.table.fingerprint(), self.start, self.stop)
-
-
-class Chosen(Wrapper):
-    """The rows of a table at these numbers, in this order."""
-
-    aliases = False  # rows are taken
-
-    def __init__(self, table: Table, indices: Tensor) -> None:
-        super().__init__(table)
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def take(self, indices: Tensor) -> Batch:
-        return self.table.take(self.indices[indices])
-
-    def rows(self, start: int, stop: int) -> Batch:
-        return self.table.take(self.indices[start:stop])
-
-    def lengths(self, stream: str) -> Tensor:
-        return self.table.lengths(stream)[self.indices]
-
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
-        if stop > start:
-            run = self.indices[start:stop]
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
+        if self._first is not None:
+            self.table.prefetch(self._first + start, self._first + stop, now=now)
+        elif stop > start:
+            run = self.numbers[start:stop]
             first, last = int(run.min()), int(run.max()) + 1
             if last - first <= NEAR * (stop - start):  # a few rows from all over are no run
-                self.table.expect(first, last, now=now)
+                self.table.prefetch(first, last, now=now)
+
+    @property
+    def aliases(self) -> bool:
+        return self._first is not None and self.table.aliases
 
     def fingerprint(self) -> str:
-        return digest(self.table.fingerprint(), self.indices.numpy().tobytes())
+        run = self.numbers
+        said = [run.start, run.stop] if isinstance(run, range) else [run.numpy().tobytes()]
+        return digest(self.table.fingerprint(), *said)
 
 
 class Zipped(Table):
@@ -264,9 +248,9 @@ class Zipped(Table):
         self.stream(stream)
         return next(t for t in self.tables if stream in [s.name for s in t.streams]).lengths(stream)
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         for table in self.tables:
-            table.expect(start, stop, now=now)
+            table.prefetch(start, stop, now=now)
 
     @property
     def aliases(self) -> bool:
@@ -295,7 +279,7 @@ class Zipped(Table):
         return Batch({name: batch[name] for batch in batches for name in batch}, batches[0].rows)
 
 
-class Moved(Wrapper):
+class OnDevice(Wrapper):
     """A table whose rows have been read once, into the memory of a device."""
 
     def __init__(self, table: Table, device: torch.device) -> None:
@@ -303,7 +287,7 @@ class Moved(Wrapper):
         super().__init__(whole.to(device))
         self.block, self._origin = table.block, table
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         pass
 
     @property

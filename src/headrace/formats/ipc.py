@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.arrow import categories_in, fields_of, streams_of
 from ..data.batch import Stream
-from ..data.categories import Categories, Place, is_text, leaf_of, leaves, refuse_nulls, shown
+from ..data.categories import Categories, ColumnPlace, is_text, leaf_of, leaves, refuse_nulls, shown
 from ..data.fields import cat
 from ..data.schema import index_in
 from ..errors import ConfigError, DataError, unknown
@@ -58,7 +58,7 @@ class ArrowStore(Store):
     def strings(self, column: str) -> Iterator[Any]:
         for block in range(len(self.counts)):
             for batch in self.batches(block, [column]):
-                yield leaf_of(batch.column(0), Place(column, str(self.file)))
+                yield leaf_of(batch.column(0), ColumnPlace(column, str(self.file)))
 
 
 class HeldStore(ArrowStore):
@@ -78,7 +78,7 @@ class HeldStore(ArrowStore):
         for batch in self._batches:
             batch.validate()
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                refuse_nulls(column, Place(name, str(file), lambda item, first=first: first + item))  # type: ignore[misc]
+                refuse_nulls(column, ColumnPlace(name, str(file), lambda item, first=first: first + item))  # type: ignore[misc]
             first += batch.num_rows
 
     def gather(self, budget_bytes: int) -> int:

@@ -46,7 +46,7 @@ class Seen:
             batch.ends_epoch,
             None if batch.cursor is None else Saved(batch.cursor).text,
             shown(batch.fields),
-            (1,) * batch.rows if sized_by == "rows" else tuple(batch[sized_by].bounds.diff().tolist()),
+            (1,) * batch.rows if sized_by == "rows" else tuple(batch[sized_by].host_offsets.diff().tolist()),
             not all(has_rows(held) for held in batch.fields.values()),
         )
 

@@ -11,8 +11,8 @@ from ..data.batch import Batch
 from ..data.epochs import Epochs
 from ..data.feed import Feed
 from ..data.reader import Reader, rewound
-from ..data.sizes import Sizes
 from ..data.source import Source
+from ..data.staging import Sizes
 from ..errors import ConfigError
 from ..length import Length
 from ..loss.objective import Supervised, scoring

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..data.batch import Batch, Stream
-from ..data.sizes import BatchSize, Sizes
+from ..data.staging import BatchSize, Sizes
 from ..errors import ConfigError
 from ..length import Counters, Length, limits, whole
 from ..loss.metrics import Metrics, Wanted

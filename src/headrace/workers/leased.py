@@ -5,8 +5,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from ..data.batch import Batch, State, Stream
-from ..data.macrobatch import Macrobatch
+from ..data.batch import Batch, Macrobatch, State, Stream
 from ..data.reader import Reader
 from ..data.source import WHOLE, Shard, Source
 from ..errors import ConfigError, SourceError

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from ...data.malloc import keep_freed_memory
+from ...data.staging import keep_freed_memory
 from ...errors import WorkerError
 from ...store import disk
 from ...store.checkpoints import Keep, Store
