@@ -309,7 +309,7 @@ def test_shards_partition_every_batch_that_crosses(rows: int, size: int, workers
 @pytest.mark.parametrize("stretch", [1, 3, 50])
 def test_how_far_the_order_is_computed_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
     whole = [seen(batch) for batch in rest(reader(order="full", cross_epochs=True, max_epochs=3))]
-    monkeypatch.setattr("headrace.data.reader.STRETCH", stretch)
+    monkeypatch.setattr("headrace.data.reading.STRETCH", stretch)
     assert [seen(batch) for batch in rest(reader(order="full", cross_epochs=True, max_epochs=3))] == whole
 
 

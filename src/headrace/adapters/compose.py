@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.epochs import Epochs
 from ..data.fields import Field
 from ..data.maps import Augmented, Change, Mapped
 from ..data.order import MixOrder, Permutation
-from ..data.reader import Reader
+from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
 from ..data.views import Concat, View, Zipped, blocks_of, name_of, plain
 from ..errors import ConfigError, DataError, unknown

@@ -284,14 +284,6 @@ class MixOrder:
         first = int(positions.min())
         return self.indices(epoch, first, int(positions.max()) + 1)[positions - first]
 
-    def stretch_end(self, epoch: int, position: int) -> int:
-        """Nothing lies together."""
-        return self.n
-
-    def stretches(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Rows come from anywhere."""
-        return []
-
     def _rows_of(self, first: int, last: int) -> Indices:
         """The rows of rounds `first` to `last`. Each has as many turns of a table, so that they follow one another."""
         numbers = np.arange(first * ROUND, last * ROUND)

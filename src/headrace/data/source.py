@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -112,11 +112,6 @@ class Source(ABC):
         """Goes back to a state that `state_dict` gave."""
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
-    def take_over(self, source: "Source", **others: Any) -> None:
-        """Has everything that another source says of itself, but for what is given here: for one made of another."""
-        for name in _TRAITS:
-            setattr(self, name, others.get(name, getattr(source, name)))
-
     def apart(self) -> "Source":
         """The same source at a position of its own, for a thread that reads ahead; itself, where that cannot be."""
         return self
@@ -202,6 +197,51 @@ class Source(ABC):
 
 
 _TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool | str) and name[0] != "_"]
+
+
+class SourceWrapper(Source):
+    """A source made of another one, which it is like but for what it overrides."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        for name in _TRAITS:
+            setattr(self, name, getattr(source, name))
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._source.streams
+
+    @property
+    def waiting(self) -> Callable[[], None]:
+        """What the source calls while it waits."""
+        return self._source.waiting
+
+    @waiting.setter
+    def waiting(self, call: Callable[[], None]) -> None:
+        self._source.waiting = call
+
+    @property
+    def title(self) -> str:
+        return self._source.title
+
+    @property
+    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+        return self._source.read_by
+
+    @property
+    def level(self) -> str:
+        return self._source.level
+
+    @property
+    def row_bytes(self) -> float:
+        return self._source.row_bytes
+
+    @property
+    def item_bytes(self) -> float:
+        return self._source.item_bytes
+
+    def resident(self, device: torch.device) -> bool:
+        return self._source.resident(device)
 
 
 class Table(ABC):

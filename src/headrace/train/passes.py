@@ -8,9 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..data.batch import Batch
-from ..data.epochs import Epochs
 from ..data.feed import Feed
-from ..data.reader import Reader, rewound
+from ..data.reader import Epochs, Reader, rewound
 from ..data.source import Source
 from ..data.staging import Sizes
 from ..errors import ConfigError
