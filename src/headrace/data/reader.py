@@ -1,7 +1,7 @@
 """Sources made of what is there: a table read in an order, and a source cut into epochs of a given length."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from .batch import Batch, Macrobatch, State, Stream
 from .lanes import KINDS, Lanes
 from .order import MixOrder, Order
 from .reading import BY_BLOCKS, Reading
-from .source import WHOLE, Shard, Source, SourceWrapper, Table, check_fixed, check_names
+from .source import TRAITS, WHOLE, Shard, Source, Table, check_fixed, check_names
 
 
 class Reader(Source):
@@ -59,18 +59,19 @@ class Reader(Source):
                 raise ConfigError(f"{name}= is at least 1, got {limit!r}.")
         check_names(table.streams)
         check_fixed(table.streams)
-        if order in BY_BLOCKS and block is None and table.block is None:
+        block = table.block if block is None else block
+        if order in BY_BLOCKS and block is None:
             raise ConfigError(
                 f"order={order!r} goes by blocks of rows that lie together, and this {type(table).__name__} does not "
                 "say how many make one. Say it: hr.ArrayTable({...}, block=1000), or "
                 f"hr.Reader(table, {order!r}, block=1000); or use order='full'."
             )
-        if not isinstance(order, MixOrder):
-            order = Order(len(table), order, seed=seed, block=table.block if block is None else block, mix=mix)
-        limits = [whole(max_samples), None if max_epochs is None else (whole(max_epochs) or 0) * order.n]
+        size = len(table)
+        plain = order if isinstance(order, MixOrder) else Order(size, order, seed=seed, block=block, mix=mix)
+        limits = [whole(max_samples), None if max_epochs is None else (whole(max_epochs) or 0) * plain.n]
         end = min((limit for limit in limits if limit is not None), default=None)
         self.sized_by, self.position = count, 0
-        self.reading = Reading(table, order, count, cross_epochs, end)
+        self.reading = Reading(table, plain, count, cross_epochs, end)
         """What stands at which position."""
         self.ahead = self.reading.ahead(0)
 
@@ -172,6 +173,51 @@ class Reader(Source):
     def _go_on(self, reading: Reading, position: int) -> None:
         """Goes on from a position, and tells the table anew which rows come up."""
         self.reading, self.position, self.ahead = reading, position, reading.ahead(position)
+
+
+class SourceWrapper(Source):
+    """A source made of another one, which it is like but for what it overrides."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        for name in TRAITS:
+            setattr(self, name, getattr(source, name))
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._source.streams
+
+    @property
+    def waiting(self) -> Callable[[], None]:
+        """What the source calls while it waits."""
+        return self._source.waiting
+
+    @waiting.setter
+    def waiting(self, call: Callable[[], None]) -> None:
+        self._source.waiting = call
+
+    @property
+    def title(self) -> str:
+        return self._source.title
+
+    @property
+    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+        return self._source.read_by
+
+    @property
+    def level(self) -> str:
+        return self._source.level
+
+    @property
+    def row_bytes(self) -> float:
+        return self._source.row_bytes
+
+    @property
+    def item_bytes(self) -> float:
+        return self._source.item_bytes
+
+    def resident(self, device: torch.device) -> bool:
+        return self._source.resident(device)
 
 
 class Epochs(SourceWrapper):

@@ -196,52 +196,8 @@ class Source(ABC):
         )
 
 
-_TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool | str) and name[0] != "_"]
-
-
-class SourceWrapper(Source):
-    """A source made of another one, which it is like but for what it overrides."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        for name in _TRAITS:
-            setattr(self, name, getattr(source, name))
-
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._source.streams
-
-    @property
-    def waiting(self) -> Callable[[], None]:
-        """What the source calls while it waits."""
-        return self._source.waiting
-
-    @waiting.setter
-    def waiting(self, call: Callable[[], None]) -> None:
-        self._source.waiting = call
-
-    @property
-    def title(self) -> str:
-        return self._source.title
-
-    @property
-    def read_by(self) -> Mapping[str, Sequence[str]] | None:
-        return self._source.read_by
-
-    @property
-    def level(self) -> str:
-        return self._source.level
-
-    @property
-    def row_bytes(self) -> float:
-        return self._source.row_bytes
-
-    @property
-    def item_bytes(self) -> float:
-        return self._source.item_bytes
-
-    def resident(self, device: torch.device) -> bool:
-        return self._source.resident(device)
+TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool | str) and name[0] != "_"]
+"""What a source says of itself by attributes."""
 
 
 class Table(ABC):

@@ -20,7 +20,23 @@ BLOCK = 65536  # rows looked at together where a whole table is read once
 NEAR = 4  # rows that are chosen from no more than so many times their number lie together
 
 
-class Concat(Table):
+class _Joined(Table):
+    """A table made of several, which all have what it has."""
+
+    def __init__(self, tables: Sequence[Table], who: str) -> None:
+        plain(tables, who)
+        self.tables = list(tables)
+        self.block = max((table.block for table in tables if table.block is not None), default=None)
+
+    @property
+    def aliases(self) -> bool:
+        return any(table.aliases for table in self.tables)
+
+    def resident(self, device: torch.device) -> bool:
+        return all(table.resident(device) for table in self.tables)
+
+
+class Concat(_Joined):
     """Tables with the same streams, one after the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -33,11 +49,9 @@ class Concat(Table):
                 raise DataError(f"concat(): table 0 has the streams {listed[0]}; table {k} has {listed[1]}.")
             if dict(table.read_by) != dict(first.read_by):
                 raise DataError(f"concat(): table {k} has other categories than table 0. Open it with categories=.")
-        self.tables, self._first = list(tables), first
+        super().__init__(tables, "concat")
+        self._first = first
         self._bounds = np.array([0, *accumulate(map(len, tables))])
-        blocks = [table.block for table in tables if table.block is not None]
-        self.block = max(blocks, default=None)
-        plain(tables, "concat")
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -75,13 +89,6 @@ class Concat(Table):
     def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         for k, a, b in self._parts(start, stop):
             self.tables[k].prefetch(a, b, now=now)
-
-    @property
-    def aliases(self) -> bool:
-        return any(table.aliases for table in self.tables)
-
-    def resident(self, device: torch.device) -> bool:
-        return all(table.resident(device) for table in self.tables)
 
     @property
     def categories(self) -> Mapping[str, Sequence[str]]:
@@ -170,35 +177,34 @@ class View(Wrapper):
     def __init__(self, table: Table, numbers: Tensor | range) -> None:
         super().__init__(table)
         self.numbers = numbers
-        self._first = numbers.start if isinstance(numbers, range) else None
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def take(self, indices: Tensor) -> Batch:
-        return self.table.take(self.numbers[indices] if self._first is None else indices + self._first)
+        run = self.numbers
+        return self.table.take(indices + run.start if isinstance(run, range) else run[indices])
 
     def rows(self, start: int, stop: int) -> Batch:
-        if self._first is None:
-            return self.table.take(self.numbers[start:stop])
-        return self.table.rows(self._first + start, self._first + stop)
+        run = self.numbers[start:stop]
+        return self.table.rows(run.start, run.stop) if isinstance(run, range) else self.table.take(run)
 
     def lengths(self, stream: str) -> Tensor:
-        known, run = self.table.lengths(stream), self.numbers
-        return known[run] if self._first is None else known[run.start : run.stop]
+        run = self.numbers
+        return self.table.lengths(stream)[slice(run.start, run.stop) if isinstance(run, range) else run]
 
     def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        if self._first is not None:
-            self.table.prefetch(self._first + start, self._first + stop, now=now)
-        elif stop > start:
-            run = self.numbers[start:stop]
+        run = self.numbers[start:stop]
+        if isinstance(run, range):
+            self.table.prefetch(run.start, run.stop, now=now)
+        elif len(run):
             first, last = int(run.min()), int(run.max()) + 1
-            if last - first <= NEAR * (stop - start):  # a few rows from all over are no run
+            if last - first <= NEAR * len(run):  # a few rows from all over are no run
                 self.table.prefetch(first, last, now=now)
 
     @property
     def aliases(self) -> bool:
-        return self._first is not None and self.table.aliases
+        return isinstance(self.numbers, range) and self.table.aliases
 
     def fingerprint(self) -> str:
         run = self.numbers
@@ -206,7 +212,7 @@ class View(Wrapper):
         return digest(self.table.fingerprint(), *said)
 
 
-class Zipped(Table):
+class Zipped(_Joined):
     """Tables side by side: row i has the streams of row i of each."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -226,10 +232,7 @@ class Zipped(Table):
                         f"hr.map(table, lambda fields: {{'y': fields[{stream.name!r}]}})."
                     )
                 owner[stream.name] = k
-        self.tables = list(tables)
-        blocks = [table.block for table in tables if table.block is not None]
-        self.block = max(blocks, default=None)
-        plain(tables, "zip")
+        super().__init__(tables, "zip")
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -251,13 +254,6 @@ class Zipped(Table):
     def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         for table in self.tables:
             table.prefetch(start, stop, now=now)
-
-    @property
-    def aliases(self) -> bool:
-        return any(table.aliases for table in self.tables)
-
-    def resident(self, device: torch.device) -> bool:
-        return all(table.resident(device) for table in self.tables)
 
     @property
     def categories(self) -> Mapping[str, Sequence[str]]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from ..data.batch import Batch, Macrobatch, State
-from ..data.reader import Reader
-from ..data.source import WHOLE, Shard, Source, SourceWrapper
+from ..data.reader import Reader, SourceWrapper
+from ..data.source import WHOLE, Shard, Source
 from ..errors import ConfigError, SourceError
 from .center import Center, Lease
 
