@@ -180,5 +180,5 @@ def _unit(source: Source) -> str:
 
 def _sequences(batch: Batch, stream: str) -> None:
     field = batch[stream]
-    if not has_rows(field) or not hasattr(field, "bounds"):
+    if not has_rows(field) or not hasattr(field, "host_offsets"):
         raise SourceError(f"sized_by = {stream!r} names no stream of sequences")
