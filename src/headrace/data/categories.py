@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,20 @@ from ..errors import DataError, unknown
 Categories = Mapping[str, Sequence[str]]
 """For each stream that holds strings, what its codes 0, 1, … stand for."""
 
+
+class _Lazy:
+    """A module that is imported once something of it is used: importing Arrow takes longer than many programs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self._name), name)
+        setattr(self, name, found)
+        return found
+
+
+pa, pc, pt = (_Lazy(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.types"))
 
 DOT = "\u2024"  # a stream has no dots in its name, and many a CSV file has: "Sepal.Length"
 
@@ -43,8 +58,6 @@ class ColumnPlace:
 
 def is_text(kind: Any) -> bool:
     """Whether an Arrow type is one of strings, as they are or by a dictionary."""
-    import pyarrow.types as pt
-
     if pt.is_dictionary(kind):
         kind = kind.value_type
     return any(test(kind) for test in (pt.is_string, pt.is_large_string, pt.is_string_view))
@@ -52,8 +65,6 @@ def is_text(kind: Any) -> bool:
 
 def refuse_nulls(array: Any, place: ColumnPlace) -> None:
     """Raises where values are missing, and says how many and which is the first."""
-    import pyarrow.compute as pc
-
     if array.null_count:
         first = int(np.argmax(np.asarray(pc.is_null(array))))
         raise DataError(
@@ -65,9 +76,6 @@ def refuse_nulls(array: Any, place: ColumnPlace) -> None:
 
 def codes(array: Any, categories: Sequence[str], place: ColumnPlace) -> NDArray[np.int64]:
     """For each string of an Arrow array, its place among the categories."""
-    import pyarrow as pa
-    import pyarrow.types as pt
-
     known = pa.array(categories, pa.large_string())
     if not pt.is_dictionary(array.type):
         found = _find(array, known)
@@ -93,8 +101,6 @@ def within(array: Any, place: ColumnPlace) -> NDArray[Any]:
 
 def leaf_of(array: Any, place: ColumnPlace) -> Any:
     """The strings inside of lists, of whatever depth; nothing of a damaged array is touched."""
-    import pyarrow as pa
-
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -106,8 +112,6 @@ def leaf_of(array: Any, place: ColumnPlace) -> Any:
 
 def strings_of(arrays: Iterable[Any]) -> list[str]:
     """The categories of a column given in parts: the dictionary where all parts have that one, else sorted strings."""
-    import pyarrow.types as pt
-
     same: list[str] | None = None
     differ, seen = False, set[str]()
     for array in arrays:
@@ -122,9 +126,6 @@ def strings_of(arrays: Iterable[Any]) -> list[str]:
 
 
 def _distinct(array: Any) -> list[str]:
-    import pyarrow.compute as pc
-    import pyarrow.types as pt
-
     strings = array.dictionary if pt.is_dictionary(array.type) else pc.unique(_plain(array))
     found: list[str] = strings.drop_null().to_pylist()
     return found
@@ -132,15 +133,11 @@ def _distinct(array: Any) -> list[str]:
 
 def _find(strings: Any, known: Any) -> NDArray[np.int64]:
     """Places among the known strings, -1 for those that are not there."""
-    import pyarrow.compute as pc
-
     found: NDArray[np.int64] = np.asarray(pc.fill_null(pc.index_in(_plain(strings), value_set=known), -1), np.int64)
     return found
 
 
 def _plain(strings: Any) -> Any:
-    import pyarrow as pa
-
     return strings.cast(pa.large_string())
 
 
@@ -154,8 +151,6 @@ def _refuse_unknown(found: NDArray[np.int64], array: Any, known: Any, place: Col
 
 def leaves(kind: Any) -> Any:
     """The type of the items of lists, of whatever depth."""
-    import pyarrow.types as pt
-
     while pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         kind = kind.value_type
     return kind

@@ -41,29 +41,46 @@ class Rows(ABC):
         return torch.searchsorted(self.host_offsets, items, right=True) - 1
 
     @abstractmethod
+    def _parts(self) -> "list[Tensor | Rows]":
+        """What it is made of beside offsets: each has one entry for every item."""
+
+    @abstractmethod
+    def _like(self, parts: "Sequence[Any]", offsets: Tensor, host_offsets: Tensor) -> Self:
+        """The same kind of rows made of other parts, which are known to fit."""
+
     def __getitem__(self, key: Any) -> Any:
         """Rows start:stop, as a view."""
+        items, offsets, host = self._run(key)
+        return self._like([part[items] for part in self._parts()], offsets, host)
 
-    @abstractmethod
     def take(self, indices: Tensor) -> Self:
         """The rows at these numbers (on the host, in any order)."""
+        items, host = places(self.host_offsets, indices)
+        parts = [take(part, items) for part in self._parts()]
+        return self._like(parts, host.to(self.device, non_blocking=True), host)
 
-    @abstractmethod
     def split(self, counts: Sequence[int]) -> list[Self]:
         """Views of consecutive runs of rows."""
+        items, offsets, host = cut(self.offsets, self.host_offsets, counts)
+        columns = [part.split(items) for part in self._parts()]
+        runs = zip(zip(*columns, strict=True), offsets, host, strict=True)
+        return [self._like(*run) for run in runs]
 
     @classmethod
-    @abstractmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Several, one after the other."""
+        columns = zip(*(part._parts() for part in parts), strict=True)
+        return parts[0]._like([cat(column) for column in columns], *joined_offsets(parts))
 
-    @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """What it is made of."""
+        """The tensors that it is made of."""
+        return [*(tensor for part in self._parts() for tensor in tensors_of(part)), self.offsets]
 
-    @abstractmethod
     def map(self, change: Change) -> Self:
         """The same with each of its tensors changed."""
+        return self._like(
+            [map_tensors(part, change) for part in self._parts()], change(self.offsets), self.host_offsets
+        )
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Self:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))

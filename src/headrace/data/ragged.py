@@ -10,15 +10,8 @@ from torch import Tensor
 from ..errors import DataError
 from .fields import (
     Rows,
-    cat,
     check_offsets,
-    cut,
-    joined_offsets,
-    map_tensors,
-    places,
     signed,
-    take,
-    tensors_of,
     unmasked,
 )
 from .sparse import Sparse
@@ -56,11 +49,16 @@ class Ragged(Rows):
         made._mask = None
         return made
 
+    def _parts(self) -> list[Tensor | Rows]:
+        return [self.values]
+
+    def _like(self, parts: Sequence[Any], offsets: Tensor, host_offsets: Tensor) -> "Ragged":
+        return Ragged._made(parts[0], offsets, host_offsets)
+
     def __getitem__(self, key: Any) -> Any:
         """Row i as a tensor, or rows start:stop as a view."""
         if not isinstance(key, SupportsIndex):
-            items, offsets, bounds = self._run(key)
-            return Ragged._made(self.values[items], offsets, bounds)
+            return super().__getitem__(key)
         row = range(len(self))[key]
         return self.values[int(self.host_offsets[row]) : int(self.host_offsets[row + 1])]
 
@@ -171,25 +169,6 @@ class Ragged(Rows):
             f"expected outputs for {self.items} items, or of shape {[len(self), self.longest]} and more, "
             f"got {list(outputs.shape)}."
         )
-
-    def take(self, indices: Tensor) -> "Ragged":
-        items, bounds = places(self.host_offsets, indices)
-        values = take(self.values, items)
-        return Ragged._made(values, bounds.to(self.device, non_blocking=True), bounds)
-
-    def split(self, counts: Sequence[int]) -> "list[Ragged]":
-        items, offsets, bounds = cut(self.offsets, self.host_offsets, counts)
-        return [Ragged._made(*part) for part in zip(self.values.split(items), offsets, bounds, strict=True)]
-
-    @classmethod
-    def cat(cls, parts: "Sequence[Ragged]") -> "Ragged":
-        return cls._made(cat([part.values for part in parts]), *joined_offsets(parts))
-
-    def tensors(self) -> list[Tensor]:
-        return [*tensors_of(self.values), self.offsets]
-
-    def map(self, change: Any) -> "Ragged":
-        return Ragged._made(map_tensors(self.values, change), change(self.offsets), self.host_offsets)
 
     def _flat(self, starts: Tensor) -> Tensor:
         """Where each item is, if the rows begin at `starts`."""
