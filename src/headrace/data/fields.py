@@ -63,8 +63,7 @@ class Rows(ABC):
         """Views of consecutive runs of rows."""
         items, offsets, host = cut(self.offsets, self.host_offsets, counts)
         columns = [part.split(items) for part in self._parts()]
-        runs = zip(zip(*columns, strict=True), offsets, host, strict=True)
-        return [self._like(*run) for run in runs]
+        return [self._like(*run) for run in zip(zip(*columns, strict=True), offsets, host, strict=True)]
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -74,7 +73,10 @@ class Rows(ABC):
 
     def tensors(self) -> list[Tensor]:
         """The tensors that it is made of."""
-        return [*(tensor for part in self._parts() for tensor in tensors_of(part)), self.offsets]
+        found = [self.offsets]
+        for part in self._parts():
+            found += [part] if isinstance(part, Tensor) else part.tensors()
+        return found
 
     def map(self, change: Change) -> Self:
         """The same with each of its tensors changed."""

@@ -39,21 +39,15 @@ class Ragged(Rows):
         if not held:
             raise DataError("no sequences: nothing says what their items are. Pass at least one.")
         values = torch.cat(held)
-        return cls._made(values, torch.tensor([0, *accumulate(map(len, parts))]))
-
-    @classmethod
-    def _made(cls, values: "Tensor | Sparse", offsets: Tensor, bounds: Tensor | None = None) -> "Ragged":
-        """Parts that are known to fit."""
-        made = cls.__new__(cls)
-        made.values, made.offsets, made.host_offsets = values, offsets, offsets if bounds is None else bounds
-        made._mask = None
-        return made
+        return cls(values, torch.tensor([0, *accumulate(map(len, parts))]))
 
     def _parts(self) -> list[Tensor | Rows]:
         return [self.values]
 
     def _like(self, parts: Sequence[Any], offsets: Tensor, host_offsets: Tensor) -> "Ragged":
-        return Ragged._made(parts[0], offsets, host_offsets)
+        made = Ragged.__new__(Ragged)
+        made.values, made.offsets, made.host_offsets, made._mask = parts[0], offsets, host_offsets, None
+        return made
 
     def __getitem__(self, key: Any) -> Any:
         """Row i as a tensor, or rows start:stop as a view."""
@@ -140,7 +134,7 @@ class Ragged(Rows):
         if len(values) != self.items:
             advice = " Padded ones belong to with_padded()." if len(values) == len(self) else ""
             raise DataError(f"expected {self.items} items for {len(self)} sequences, got {len(values)}.{advice}")
-        return Ragged._made(values, self.offsets, self.host_offsets)
+        return self._like([values], self.offsets, self.host_offsets)
 
     def with_padded(self, padded: Tensor) -> "Ragged":
         """The same sequences of other items: what a model has made of `padded()`."""
