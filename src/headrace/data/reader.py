@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from .batch import Batch, Macrobatch, State, Stream
 from .lanes import KINDS, Lanes
 from .order import MixOrder, Order
 from .reading import BY_BLOCKS, Reading
-from .source import TRAITS, WHOLE, Shard, Source, Table, check_fixed, check_names
+from .source import WHOLE, Shard, Source, Table, check_fixed, check_names
 
 
 class Reader(Source):
@@ -178,10 +179,9 @@ class Reader(Source):
 class SourceWrapper(Source):
     """A source made of another one, which it is like but for what it overrides."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, **others: Any) -> None:
         self._source = source
-        for name in TRAITS:
-            setattr(self, name, getattr(source, name))
+        self.take_over(source, **others)
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -228,8 +228,8 @@ class Epochs(SourceWrapper):
     """
 
     def __init__(self, source: Source, rows: int) -> None:
-        super().__init__(source)
-        self.marks_ends, self.endless, self.rows = True, False, rows
+        super().__init__(source, marks_ends=True, endless=False)
+        self.rows = rows
         self._given = 0
         self._initial = copy.deepcopy(source.state_dict())
 

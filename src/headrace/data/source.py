@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -112,6 +112,11 @@ class Source(ABC):
         """Goes back to a state that `state_dict` gave."""
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
+    def take_over(self, source: "Source", **others: Any) -> None:
+        """Has everything that another source says of itself, but for what is given here: for one made of another."""
+        for name in _TRAITS:
+            setattr(self, name, others.get(name, getattr(source, name)))
+
     def apart(self) -> "Source":
         """The same source at a position of its own, for a thread that reads ahead; itself, where that cannot be."""
         return self
@@ -196,8 +201,7 @@ class Source(ABC):
         )
 
 
-TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool | str) and name[0] != "_"]
-"""What a source says of itself by attributes."""
+_TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool | str) and name[0] != "_"]
 
 
 class Table(ABC):

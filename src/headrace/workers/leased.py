@@ -31,8 +31,7 @@ class Leased(SourceWrapper):
                 f"a strategy with a center lends workers rows by their numbers, which a {reader.title} does not know. "
                 "Give the data as a Table, as hr.from_dataset makes of a Dataset, or use Synchronous or Periodic."
             )
-        super().__init__(reader)
-        self.thread_safe = False
+        super().__init__(reader, thread_safe=False)
         self._reader, self.center = reader, center
         self._leases: list[Lease] = []  # what is left of them to read
         self.exhausted = False
