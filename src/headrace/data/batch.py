@@ -1,4 +1,4 @@
-"""What flows: a stream describes a column of the data, a batch holds rows of every stream, a macrobatch batches."""
+"""Streams, batches and macrobatches: a column of the data, some rows of every column, and a run of such batches."""
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -258,7 +258,7 @@ def concat(batches: Sequence[Batch]) -> dict[str, Field]:
 
 
 def _to(field: Any, device: torch.device, non_blocking: bool) -> Any:
-    """What is of another kind knows no more than `to(device)`."""
+    """A field on another device; one of another kind has no more than `to(device)`."""
     return field.to(device, non_blocking=non_blocking) if isinstance(field, Tensor | Rows) else field.to(device)
 
 

@@ -1,7 +1,4 @@
-"""The order of workers that each read whole blocks: an order cut into lanes, and a batch taken from all of them.
-
-And what a table is told of the rows that come up, before they are taken.
-"""
+"""Orders in which each of several workers reads whole blocks, and the announcement of blocks that come up to a table."""
 
 from bisect import bisect_right
 from collections.abc import Iterator

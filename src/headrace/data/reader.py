@@ -1,4 +1,4 @@
-"""Sources made of what is there: a table read in an order, and a source cut into epochs of a given length."""
+"""Sources that the library makes: a table read in an order, and another source cut into epochs of a given length."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -274,7 +274,7 @@ class Epochs(SourceWrapper):
 
 @contextmanager
 def rewound(source: Source) -> Iterator[None]:
-    """A source that stands afterwards where it stood before, if it can; a table is read from its first row."""
+    """Puts a source back afterwards to where it stood, if it can be; a table is read from its first row meanwhile."""
     state = copy.deepcopy(source.state_dict())
     if isinstance(source, Reader) and state is not None:
         source.load_state_dict(source.reading.cursor(0))

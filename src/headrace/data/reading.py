@@ -1,4 +1,4 @@
-"""Which rows of a table are read at which position, and in which batches: pure functions of the position.
+"""Computes which rows of a table stand at which position, and where batches begin and end: pure functions.
 
 Positions count rows from the beginning of the first epoch, in the order in which they are read. A cut depends on
 nothing but the cut before it, so that batches are the same however many are asked for together.

@@ -302,7 +302,7 @@ class Table(ABC):
 
 
 def fingerprint_of(*said: object) -> str:
-    """A short hash of what these say."""
+    """A short hash of the texts of these values."""
     return hashlib.blake2b("\n".join(map(str, said)).encode(), digest_size=8).hexdigest()
 
 
@@ -337,7 +337,7 @@ def check_batch(
 
 
 def _item_bytes(stream: Stream) -> float:
-    """Of a sparse item, whose numbers nobody has counted, a guess."""
+    """About how many bytes an item takes; of a sparse one a guess, as nobody has counted its numbers."""
     if stream.layout == "sparse":
         return SOME
     return math.prod(SOME if size == ANY else size for size in stream.shape) * torch_dtype(stream.dtype).itemsize

@@ -1,4 +1,4 @@
-"""Sparse rows: where the numbers are that are not zero."""
+"""Sparse rows: only the numbers that are not zero are stored, with their places."""
 
 import warnings
 from collections.abc import Sequence

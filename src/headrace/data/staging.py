@@ -69,7 +69,7 @@ class Sizes:
 
 
 class Copy:
-    """From pinned host memory to the device, on a stream of its own where the device has streams."""
+    """Copies macrobatches to a device, on a stream of its own where the device has streams."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -114,7 +114,7 @@ class Copy:
 
 
 class Pull:
-    """Asks the source. One that does not say where an epoch ends is asked one macrobatch ahead to find out.
+    """Asks a source for macrobatches. One that does not say where an epoch ends is asked one ahead to find out.
 
     Cursors stay with their batches, so asking ahead moves none.
     """

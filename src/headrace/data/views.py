@@ -21,7 +21,7 @@ NEAR = 4  # rows that are chosen from no more than so many times their number li
 
 
 class _Joined(Table):
-    """A table made of several, which all have what it has."""
+    """What tables made of several tables have in common."""
 
     def __init__(self, tables: Sequence[Table], who: str) -> None:
         plain(tables, who)

@@ -36,7 +36,9 @@ class Keep:
 
 
 class Store:
-    """`save` returns when a checkpoint is certain to be on the disk; `load` returns nothing that is not verified.
+    """Saves, lists, verifies and loads the checkpoints of a run.
+
+    `save` returns when a checkpoint is certain to be on the disk; `load` returns nothing that is not verified.
 
     Checkpoints of other runs, and files of other people, are never touched. `run_id=None` reads those of any run.
     """

@@ -128,7 +128,7 @@ def dtype_name(file: str, name: str, tensor: Tensor) -> str:
 
 
 class Texts:
-    """Rows as JSON. One that is as it was the last time, to the last bit, is not encoded again."""
+    """Encodes the rows of a history as JSON; those that have not changed since the last time are not encoded again."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, bytes] = {}  # the texts of plain rows by what is in them: they are never outdated

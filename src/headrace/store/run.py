@@ -266,7 +266,7 @@ def compare_machine(before: Any, device: torch.device) -> None:
 
 
 class _Lock:
-    """The kernel's lock on a file: it ends with the process that holds it, however that ends."""
+    """A file lock that prevents two processes from training in one run directory; it ends with its process."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
