@@ -1,4 +1,4 @@
-"""Orders in which each of several workers reads whole blocks, and the announcement of blocks that come up to a table."""
+"""Orders in which each of several workers reads whole blocks, and what a table is told of blocks that come up."""
 
 from bisect import bisect_right
 from collections.abc import Iterator
