@@ -246,9 +246,9 @@ class Told(Wrapper):
         super().__init__(table)
         self.runs: list[tuple[int, int]] = []
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         self.runs += [(start, stop)] * now
-        super().expect(start, stop, now=now)
+        super().prefetch(start, stop, now=now)
 
 
 # --- what the system says -------------------------------------------------------------------------------------

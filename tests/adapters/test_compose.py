@@ -33,7 +33,7 @@ class Spy(hr.Table):
     def take(self, indices: Tensor) -> hr.Batch:
         return hr.Batch({"id": indices})
 
-    def expect(self, start: int, stop: int, *, now: bool) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool) -> None:
         self.expected.append((start, stop) if now else (stop, start))
 
 
@@ -92,7 +92,7 @@ def test_views_of_views_hold_the_rows_that_plain_lists_say(
         lengths = made.lengths(name)
         assert lengths.dtype == torch.int64
         assert lengths.tolist() == [len(each[place]) for each in expected]
-    made.expect(start, stop, now=True)
+    made.prefetch(start, stop, now=True)
     assert made.fingerprint() == made.fingerprint()
 
 
@@ -272,9 +272,9 @@ def test_every_view_knows_what_a_row_takes_and_what_lies_together() -> None:
 def test_every_view_passes_on_which_rows_come_up() -> None:
     def told(make: Callable[[Spy, Spy], hr.Table], start: int, stop: int) -> list[list[tuple[int, int]]]:
         a, b = Spy(10), Spy(20)
-        make(a, b).expect(start, stop, now=True)
+        make(a, b).prefetch(start, stop, now=True)
         c, d = Spy(10), Spy(20)  # what comes up later is told with its bounds turned round
-        make(c, d).expect(start, stop, now=False)
+        make(c, d).prefetch(start, stop, now=False)
         assert [each[::-1] for each in c.expected + d.expected] == a.expected + b.expected
         return [a.expected, b.expected]
 

@@ -22,7 +22,7 @@ from headrace.adapters.lend import as_dataset
 from headrace.adapters.loaders import LoaderSource, SampleSource
 from headrace.adapters.samples import from_dataset
 from headrace.data.ragged import Ragged
-from headrace.data.views import Chosen, Concat
+from headrace.data.views import Concat, View
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 
@@ -43,7 +43,7 @@ def test_parts_of_datasets_are_read_through_their_numbers() -> None:
     whole = TensorDataset(torch.arange(10), torch.arange(10) * 2)
     part = Subset(Subset(whole, [7, 3, 5]), np.array([2, 0]))
     table = from_dataset(part)
-    assert isinstance(table, Chosen)
+    assert isinstance(table, View)
     assert first(table, 0, 1, 0)["y"].tolist() == [10, 14, 10]
     joined = from_dataset(ConcatDataset([whole, part]))
     assert isinstance(joined, Concat)

@@ -26,13 +26,13 @@ SMALL: dict[str, Any] = {"hidden": (8,), "epochs": 10, "lr": 0.02, "batch_size":
 
 
 def small(*module: Any, **options: Any) -> Any:
-    from headrace.sklearn import Classifier  # scikit-learn takes a second to import
+    from headrace.sklearn.estimators import Classifier
 
     return Classifier(*module, **SMALL | options)
 
 
 def small_regressor(**options: Any) -> Any:
-    from headrace.sklearn import Regressor
+    from headrace.sklearn.estimators import Regressor
 
     return Regressor(**SMALL | options)
 
@@ -56,7 +56,7 @@ def test_it_learns_iris_in_a_pipeline() -> None:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    from headrace.sklearn import Classifier
+    from headrace.sklearn.estimators import Classifier
 
     flowers = load_iris(as_frame=True)
     names = flowers.target_names[flowers.target]

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from kit.any_rows import columns, contents, plain
 
 import headrace as hr
-from headrace.data.arrow import categories_in, fields_of, record_batch_of, schema_of, streams_of, tensor_of
+from headrace.data.arrow import fields_of, record_batch_of, tensor_of
 from headrace.data.categories import strings_of
 from headrace.data.ragged import Ragged
+from headrace.data.schema import categories_in, schema_of, streams_of
 from headrace.data.sparse import Sparse
 
 

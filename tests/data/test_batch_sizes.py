@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import headrace as hr
 from headrace import Ragged
 from headrace.adapters import compose
-from headrace.data.sizes import Sizes
+from headrace.data.staging import Sizes
 from headrace.length import Counters
 
 ROWS = 50

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.data.ragged import Ragged
-from headrace.testing import dense_table
+from headrace.testing.makers import dense_table
 
 # --- values ---------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.data.ragged import Ragged
-from headrace.testing import ragged_table
+from headrace.testing.makers import ragged_table
 
 # --- maps -----------------------------------------------------------------------------------------------
 
@@ -34,7 +34,7 @@ def test_a_frozen_model_in_a_map_is_not_trained_through() -> None:
 def test_an_augmentation_that_changes_lengths_cannot_be_sized_by_items() -> None:
     def doubled(fields: Any, draws: hr.Draws) -> Any:
         words = fields["words"]
-        return {**fields, "words": Ragged(words.values.repeat_interleave(2), 2 * words.bounds)}
+        return {**fields, "words": Ragged(words.values.repeat_interleave(2), 2 * words.host_offsets)}
 
     table = hr.map(ragged_table("words", [1, 2, 3, 4]), doubled)
     with pytest.raises(hr.SourceError, match="changes the lengths of 'words'"):

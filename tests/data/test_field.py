@@ -52,7 +52,7 @@ def plain(field: Any) -> Plain:
     if isinstance(field, Tensor):
         return field.tolist()
     bounds = field.offsets.tolist()
-    assert field.bounds.tolist() == bounds
+    assert field.host_offsets.tolist() == bounds
     if isinstance(field, Ragged):
         items = plain(field.values)
     else:

@@ -13,10 +13,10 @@ from kit.sampled import sampled
 from torch import Tensor
 
 import headrace as hr
-from headrace.data.ahead import Ahead
-from headrace.data.lanes import AheadInLanes, Lanes
+from headrace.data.lanes import Ahead, Lanes
 from headrace.data.order import Order
-from headrace.testing import check_source, dense_table
+from headrace.testing.makers import dense_table
+from headrace.testing.sources import check_source
 
 SIZES: dict[str, Any] = {
     "n": st.integers(1, 90),
@@ -208,7 +208,7 @@ def test_a_shard_is_the_same_whether_what_lies_between_is_computed_or_not(
 ) -> None:
     def read(worth: int, shard: hr.Shard) -> list[list[list[int]]]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("headrace.data.reader.OF_OTHERS", worth)
+            patch.setattr("headrace.data.reading.OF_OTHERS", worth)
             source = reader(rows, lanes=lanes, order=order, max_epochs=2, cross_epochs=crosses)
             found = iter(lambda: source.next_macrobatch(size, staged, shard), None)
             return [[batch["x"].tolist() for batch in macrobatch.batches()] for macrobatch in found]
@@ -321,7 +321,7 @@ class OnDisk(hr.ArrayTable):
     def row_bytes(self) -> float:
         return 1e9  # worth telling
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         (self.now if now else self.soon).append((start, stop))
 
     def take(self, indices: Tensor) -> hr.Batch:
@@ -373,7 +373,7 @@ def test_tracks_are_the_runs_that_positions_come_by(
 
 def test_where_there_is_one_lane_the_table_is_told_what_it_was_told_without() -> None:
     order, told = Order(83, "blocks", block=5, mix=2), [OnDisk(83), OnDisk(83)]
-    for table, ahead in zip(told, (Ahead(told[0], order), AheadInLanes(told[1], Lanes(order, 1, 7))), strict=True):
+    for table, ahead in zip(told, (Ahead(told[0], order), Ahead(told[1], Lanes(order, 1, 7))), strict=True):
         for epoch in range(2):
             for start in range(0, 83, 7):
                 ahead(epoch, start, min(83, start + 7))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.testing import ragged_table
+from headrace.testing.makers import ragged_table
 
 LENGTHS = [3, 0, 5, 1, 1, 9, 2, 0, 0, 4, 1]
 
@@ -167,8 +167,7 @@ def test_the_size_may_change_at_any_batch_and_the_order_does_not() -> None:
 def test_how_far_the_order_is_computed_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
     lengths = [k * 7 % 5 for k in range(50)]
     whole = [seen(batch) for batch in rest(reader(lengths, max_epochs=3, cross_epochs=True), 9)]
-    for module in ("packing", "reader"):
-        monkeypatch.setattr(f"headrace.data.{module}.STRETCH", stretch)
+    monkeypatch.setattr("headrace.data.reading.STRETCH", stretch)
     assert [seen(batch) for batch in rest(reader(lengths, max_epochs=3, cross_epochs=True), 9)] == whole
 
 

@@ -309,7 +309,7 @@ def test_shards_partition_every_batch_that_crosses(rows: int, size: int, workers
 @pytest.mark.parametrize("stretch", [1, 3, 50])
 def test_how_far_the_order_is_computed_ahead_changes_nothing(monkeypatch: pytest.MonkeyPatch, stretch: int) -> None:
     whole = [seen(batch) for batch in rest(reader(order="full", cross_epochs=True, max_epochs=3))]
-    monkeypatch.setattr("headrace.data.reader.STRETCH", stretch)
+    monkeypatch.setattr("headrace.data.reading.STRETCH", stretch)
     assert [seen(batch) for batch in rest(reader(order="full", cross_epochs=True, max_epochs=3))] == whole
 
 
@@ -345,7 +345,7 @@ class OnDisk(hr.ArrayTable):
     def row_bytes(self) -> float:
         return 1e9  # worth telling
 
-    def expect(self, start: int, stop: int, *, now: bool) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool) -> None:
         (self.now if now else self.soon).append((start, stop))
         if now:
             self.known |= set(range(start, stop))
@@ -496,7 +496,7 @@ def test_a_batch_larger_than_the_table_still_ends_one_epoch_only() -> None:
 
 @pytest.mark.parametrize("changed", [{"cross_epochs": True}, {"count": "words"}])
 def test_a_cursor_of_other_batches_is_refused(changed: dict[str, Any]) -> None:
-    from headrace.testing import ragged_table
+    from headrace.testing.makers import ragged_table
 
     plain = hr.Reader(ragged_table("words", [1, 2, 3]))
     with pytest.raises(hr.SourceError, match=next(iter(changed))):

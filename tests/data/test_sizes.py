@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace.data.sizes import Sizes
+from headrace.data.staging import Sizes
 from headrace.length import Counters
 
 

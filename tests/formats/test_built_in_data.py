@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import headrace as hr
 from headrace.adapters.adapt import as_source
 from headrace.adapters.loaders import SampleSource
-from headrace.testing import check_source, check_table, dense_table, sparse_sequences
+from headrace.testing.makers import dense_table, sparse_sequences
+from headrace.testing.sources import check_source
+from headrace.testing.tables import check_table
 
 ROWS = 9  # a source is gone back to after every batch of one row: the trouble grows with the square
 SOME: dict[str, Any] = {"workers": (1, 3)}

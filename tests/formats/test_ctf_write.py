@@ -28,11 +28,13 @@ DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8",
 def equal(one: Any, other: Any) -> bool:
     """Whether two fields hold the same bits, but that ones may be told by leaving the values out."""
     if isinstance(one, Ragged):
-        return torch.equal(one.bounds, other.bounds) and equal(one.values, other.values)
+        return torch.equal(one.host_offsets, other.host_offsets) and equal(one.values, other.values)
     if isinstance(one, Sparse):
         ones = torch.ones(len(one.indices), dtype=one.dtype)
         values = [ones if rows.values is None else rows.values for rows in (one, other)]
-        same = torch.equal(one.bounds, other.bounds) and torch.equal(one.indices.long(), other.indices.long())
+        same = torch.equal(one.host_offsets, other.host_offsets) and torch.equal(
+            one.indices.long(), other.indices.long()
+        )
         return same and one.dim == other.dim and one.dtype == other.dtype and equal(*values)
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

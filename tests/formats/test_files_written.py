@@ -17,7 +17,7 @@ import headrace as hr
 from headrace.data.sparse import Sparse
 from headrace.formats.table import open_table
 from headrace.formats.write import write_table
-from headrace.testing import check_table
+from headrace.testing.tables import check_table
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 

@@ -11,7 +11,7 @@ from headrace.data.draws import Draws
 from headrace.data.fields import cat, take
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
-from headrace.testing import ragged_table, sparse_sequences
+from headrace.testing.makers import ragged_table, sparse_sequences
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

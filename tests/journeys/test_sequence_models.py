@@ -164,7 +164,7 @@ def test_sequences_that_are_predicted_keep_their_order(macrobatch: int | str) ->
     for size in (1, 7, 16, 100):
         found = trainer.predict(OPEN, batch_size=size)
         assert isinstance(found, Ragged)
-        assert torch.equal(found.bounds, OPEN["tokens"].bounds)
+        assert torch.equal(found.host_offsets, OPEN["tokens"].host_offsets)
         torch.testing.assert_close(found.values, expected.values)
         assert not found.values.requires_grad
 
@@ -176,7 +176,7 @@ def test_sequences_within_a_dict_are_predicted_too() -> None:
 
     model = Two(TAGS, "Ragged")
     found = make(model, hr.CrossEntropy(output="tags"), "tags").predict(DATA)
-    assert torch.equal(found["tags"].bounds, OFFSETS)
+    assert torch.equal(found["tags"].host_offsets, OFFSETS)
     assert torch.equal(found["length"], LENGTHS)
     assert found["n"].tolist() == [LENGTHS[k : k + 16].sum().item() for k in range(0, ROWS, 16)]
 

@@ -54,10 +54,17 @@ def plain(field: Any) -> Any:
     if isinstance(field, Tensor):
         return str(field.dtype), list(field.shape), field.tolist()
     if isinstance(field, Ragged):
-        return "ragged", field.offsets.tolist(), field.bounds.tolist(), plain(field.values)
+        return "ragged", field.offsets.tolist(), field.host_offsets.tolist(), plain(field.values)
     ones = torch.ones(len(field.indices), dtype=field.dtype)
     values = ones if field.values is None else field.values
-    return "sparse", field.dim, field.offsets.tolist(), field.bounds.tolist(), field.indices.tolist(), plain(values)
+    return (
+        "sparse",
+        field.dim,
+        field.offsets.tolist(),
+        field.host_offsets.tolist(),
+        field.indices.tolist(),
+        plain(values),
+    )
 
 
 def contents(batch: hr.Batch) -> dict[str, Any]:

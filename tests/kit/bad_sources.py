@@ -12,7 +12,7 @@ from torch import Tensor
 import headrace as hr
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
-from headrace.testing import dense_table
+from headrace.testing.makers import dense_table
 from kit.good_sources import LINES, WHOLE, Numbers, Round, Sentences, Shuffled
 
 

@@ -117,7 +117,7 @@ def plain(fields: dict[str, Any], rows: int) -> list[dict[str, Any]]:
 def row_of(field: Any, row: int) -> list[Any]:
     """The items of a row, each as a list of numbers or of pairs."""
     if isinstance(field, Ragged):
-        start, stop = int(field.bounds[row]), int(field.bounds[row + 1])
+        start, stop = int(field.host_offsets[row]), int(field.host_offsets[row + 1])
         return [item_of(field.values, k) for k in range(start, stop)]
     return [item_of(field, row)]
 
@@ -125,6 +125,6 @@ def row_of(field: Any, row: int) -> list[Any]:
 def item_of(items: Any, k: int) -> list[Any]:
     if not isinstance(items, Sparse):
         return items[k].reshape(-1).tolist()
-    start, stop = int(items.bounds[k]), int(items.bounds[k + 1])
+    start, stop = int(items.host_offsets[k]), int(items.host_offsets[k + 1])
     values = [1.0] * (stop - start) if items.values is None else items.values[start:stop].tolist()
     return list(zip(items.indices[start:stop].tolist(), values, strict=True))

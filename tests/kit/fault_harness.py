@@ -20,8 +20,7 @@ import torch
 
 from headrace.store import disk
 from headrace.store.checkpoints import Keep, Store
-from headrace.store.contents import Contents
-from headrace.store.manifest import COMMIT, MANIFEST
+from headrace.store.contents import COMMIT, MANIFEST, Contents
 
 RUN = "0123456789abcdef"
 FULL = {code: errno.errorcode[code] for code in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EROFS)}

@@ -9,7 +9,7 @@ from torch import Tensor
 import headrace as hr
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
-from headrace.testing import dense_table, ragged_table, sparse_sequences, sparse_table
+from headrace.testing.makers import dense_table, ragged_table, sparse_sequences, sparse_table
 
 WHOLE = hr.Shard()
 LENGTHS = [3, 0, 5, 1, 1, 9, 2, 0, 0, 4, 1]

@@ -105,7 +105,7 @@ def weights(model: nn.Module) -> list[float]:
 
 
 def estimator() -> Any:
-    from headrace.sklearn import Classifier
+    from headrace.sklearn.estimators import Classifier
 
     x, y = rows()
     return Classifier(hidden=(4,), batch_size=BATCH, epochs=3, random_state=3, dtype="float64").fit(

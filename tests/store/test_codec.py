@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.errors import CheckpointError, CorruptError
-from headrace.store.codec import decode, encode
-from headrace.store.contents import from_json, to_json
+from headrace.store.codec import decode, encode, from_json, to_json
 
 
 def through(value: Any, *, strict: bool = False) -> Any:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from headrace.errors import CheckpointError, CorruptError
 from headrace.store.checkpoints import Store
-from headrace.store.codec import encode
-from headrace.store.contents import _NAMES, Contents, from_json, parse_tensors, tensor_pieces, to_json
+from headrace.store.codec import _NAMES, encode, from_json, parse_tensors, tensor_pieces, to_json
+from headrace.store.contents import Contents
 
 DTYPES = list(_NAMES)
 

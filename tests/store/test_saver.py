@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kit.forked import start
 
-from headrace.store.saver import Saver
+from headrace.store.snapshot import Saver
 
 LIMIT_S = 10.0
 
@@ -130,7 +130,7 @@ def test_an_interpreter_of_its_own_that_ends_waits_for_the_write(tmp_path: Path)
 import threading
 import warnings
 from pathlib import Path
-from headrace.store.saver import Saver
+from headrace.store.snapshot import Saver
 
 def write():
     threading.main_thread().join()
@@ -143,7 +143,7 @@ Saver().start(write)
 
 
 def test_whoever_waits_for_long_is_told_what_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.store.saver.SLOW_S", 0.01)
+    monkeypatch.setattr("headrace.store.snapshot.SLOW_S", 0.01)
     saver, told = Saver(), threading.Event()
     said = list[str]()
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.store import codec, texts
+from headrace.store import codec
 from headrace.store.checkpoints import Store
-from headrace.store.contents import TRAINER, to_json
-from headrace.store.texts import Texts
+from headrace.store.codec import Texts, to_json
+from headrace.store.contents import TRAINER
 
 Row = dict[str, Any]
 KEYS = ["step", "train/loss", "val/loss", "val/confusion", "$odd"]
@@ -141,8 +141,8 @@ def test_what_was_given_out_stays_what_it_was() -> None:
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     """The rows that are encoded from now on."""
     found: list[Row] = []
-    real = texts._encoded
-    monkeypatch.setattr(texts, "_encoded", lambda row: found.append(dict(row)) or real(row))
+    real = codec._row_encoded
+    monkeypatch.setattr(codec, "_row_encoded", lambda row: found.append(dict(row)) or real(row))
     return found
 
 

@@ -32,7 +32,9 @@ from kit.sampled import sampled
 import headrace as hr
 from headrace.data.ragged import Ragged
 from headrace.data.sparse import Sparse
-from headrace.testing import check_source, dense_table, sources, sparse_table
+from headrace.testing import sources
+from headrace.testing.makers import dense_table, sparse_table
+from headrace.testing.sources import check_source
 
 KINDS = hr.Order.KINDS
 QUICK = {"sizes": (1, 3, 4), "limit_s": 5.0}

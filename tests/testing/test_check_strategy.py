@@ -15,8 +15,7 @@ from headrace import Asynchronous, BlockMomentum, DiLoCo, Elastic, Periodic, Str
 from headrace.arena.arena import Arena
 from headrace.arena.replica import Replica
 from headrace.length import Counters
-from headrace.testing import check_strategy
-from headrace.testing.strategies import PROMISES
+from headrace.testing.strategies import PROMISES, check_strategy
 from headrace.workers.center import Push, Vectors
 from headrace.workers.comm import Comm
 from headrace.workers.mean import largest, mean

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import headrace as hr
 from headrace.data.ragged import Ragged
-from headrace.testing import check_table, tables
+from headrace.testing import tables
+from headrace.testing.tables import check_table
 
 # --- the small tables ------------------------------------------------------------------------------------
 
@@ -200,10 +201,10 @@ class Grows(Squares):
         return self.n
 
 
-class ExpectsToMuch(Squares):
+class PrefetchesTooMuch(Squares):
     shift = 0
 
-    def expect(self, start: int, stop: int, *, now: bool) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool) -> None:
         self.shift = start
 
     def fields(self, indices: Tensor) -> dict[str, Any]:
@@ -276,7 +277,7 @@ BAD_TABLES: list[tuple[str, Any, str]] = [
     ("streams", SquaresOfNumpy, "stream 'x' holds a ndarray. Give a tensor"),
     ("streams", ExtraStream, r"got \['z'\] beside them"),
     ("declared", Grows, "len, asked again: expected 10, got 11"),
-    ("expect", ExpectsToMuch, "take after expect"),
+    ("prefetch", PrefetchesTooMuch, "take after prefetch"),
     ("categories", CodedTooHigh, r"categories\['s'\]: expected 9 at least, got 2"),
     ("categories", CodedElsewhere, r"expected streams of \['x', 's'\], got z"),
     ("augment", DrawsByPlace, "in two parts"),

@@ -227,8 +227,9 @@ def test_the_limits_of_the_reader_are_not_crossed() -> None:
     assert reader.end == 13
     first = worker.next(10)
     assert first is not None
-    reader.read_to(20)
-    assert hr.Reader.next_batch(reader, 10)["row"].shape == (3,)  # type: ignore[index]
+    macrobatch = reader.reading.until(20).fetch(10, 10)
+    assert macrobatch is not None
+    assert macrobatch.only()["row"].shape == (3,)
 
 
 def test_only_a_reader_knows_rows_by_number() -> None:

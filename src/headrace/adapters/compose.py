@@ -9,14 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.epochs import Epochs
 from ..data.fields import Field
 from ..data.maps import Augmented, Change, Mapped
-from ..data.mix import MixOrder
-from ..data.order import Permutation
-from ..data.reader import Reader
+from ..data.order import MixOrder, Permutation
+from ..data.reader import Epochs, Reader
 from ..data.source import Source, Table
-from ..data.views import Chosen, Concat, Run, Zipped, blocks_of, name_of, plain
+from ..data.views import Concat, View, Zipped, blocks_of, name_of, plain
 from ..errors import ConfigError, DataError, unknown
 from ..length import whole
 from .adapt import as_data, as_table
@@ -39,7 +37,7 @@ def zip(*tables: Any, key: str | None = None) -> Table:
     for k, table in enumerate(given[1:], 1):
         if list(table.categories.get(key, ())) != list(given[0].categories.get(key, ())):
             raise DataError(f"zip(): table {k} numbers the strings of {key!r} differently. Open it with categories=.")
-        found = Chosen(table, _matches(wanted, _column(table, key), key, k))
+        found = View(table, _matches(wanted, _column(table, key), key, k))
         joined.append(Mapped(found, _Without(key)))
     return Zipped(joined)
 
@@ -68,14 +66,14 @@ def take(data: Any, rows: int) -> Any:
     found = as_data(data)
     if isinstance(found, Source):
         return Epochs(found, rows)
-    return Run(found, 0, min(rows, len(found)))
+    return View(found, range(min(rows, len(found))))
 
 
 def skip(table: Any, rows: int) -> Table:
     """Leaves out the first `rows` rows of a table."""
     rows = _rows("skip", rows, 0)
     found = as_table(table)
-    return Run(found, min(rows, len(found)), len(found))
+    return View(found, range(min(rows, len(found)), len(found)))
 
 
 def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
@@ -90,7 +88,7 @@ def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
             )
         kept.append(torch.nonzero(answer).view(-1).cpu() + start)
         start += batch.rows
-    return Chosen(found, torch.cat(kept) if kept else torch.empty(0, dtype=torch.int64))
+    return View(found, torch.cat(kept) if kept else torch.empty(0, dtype=torch.int64))
 
 
 def map(table: Any, change: Change, *, where: Literal["host", "device"] = "host") -> Any:
@@ -140,7 +138,7 @@ def split(table: Any, *fractions: float, seed: int = 0, stratify: str | None = N
     for fraction, rows in builtins.zip(fractions, joined, strict=True):
         if not len(rows):
             raise DataError(f"split(): {fraction} of {len(found)} rows is none. Give it a larger part.")
-    return [Chosen(found, torch.from_numpy(rows)) for rows in joined]
+    return [View(found, torch.from_numpy(rows)) for rows in joined]
 
 
 class _Without:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ..data.arrays import ArrayTable
-from ..data.arrow import fields_of, streams_of
-from ..data.categories import Categories, Place, is_text, leaf_of, leaves, strings_of
+from ..data.arrow import fields_of
+from ..data.categories import Categories, ColumnPlace, is_text, leaf_of, leaves, strings_of
 from ..data.fields import Field, cat
-from ..data.schema import index_in
+from ..data.schema import index_in, streams_of
 from ..errors import DataError
 
 
@@ -34,7 +34,7 @@ def from_arrow(table: Any, known: Categories | None = None, *, where: str = "thi
     texts = [field.name for field in table.schema if is_text(leaves(field.type))]
     categories = {
         name: list((known or {}).get(name, ()))
-        or strings_of(leaf_of(chunk, Place(name, where)) for chunk in table.column(name).chunks)
+        or strings_of(leaf_of(chunk, ColumnPlace(name, where)) for chunk in table.column(name).chunks)
         for name in texts
     }
     parts: list[Mapping[str, Field]] = []

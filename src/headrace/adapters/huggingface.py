@@ -15,7 +15,7 @@ from ..data.fields import Field
 from ..data.maps import Mapped
 from ..data.ragged import Ragged
 from ..data.source import Source, Table
-from ..data.views import Chosen, Concat
+from ..data.views import Concat, View
 from ..errors import DataError, SourceError
 from .loaders import SampleSource
 from .passes import hugging_kind
@@ -51,7 +51,7 @@ def _table(data: Any) -> Table:
         )
     table = _stored(data.data.table.select(list(wanted)), wanted)
     if data._indices is not None:
-        table = Chosen(table, torch.from_numpy(data._indices.column(0).to_numpy().astype(np.int64)))
+        table = View(table, torch.from_numpy(data._indices.column(0).to_numpy().astype(np.int64)))
     if shown["type"] == "torch":  # its tensors are not always of the type that is stored
         types = {name: part.dtype for name, part in data[0].items() if isinstance(part, Tensor)}
         table = Mapped(table, _AsShown(types))

@@ -102,18 +102,19 @@ class _ByNumber:
     """Reads any batch of a table without those before it."""
 
     def __init__(self, table: Table, size: int, order: str, seed: int, shard: Shard) -> None:
-        self._reader, self._size, self._shard = Reader(table, order, seed), size, shard
-        self._start = self._reader.state_dict()
+        self._reading, self._size, self._shard = Reader(table, order, seed).reading, size, shard
 
     def count(self) -> int | None:
-        return self._reader.batches(self._size)
+        return self._reading.batches(self._size)
 
     def batches(self, epoch: int, first: int, step: int, saved: State | None) -> Iterator[tuple[int, Batch]]:
         """Every `step`th batch of an epoch, with its number."""
+        start = epoch * self._reading.order.n
+        ahead = self._reading.ahead(start)
         for number in range(first, self.count() or 0, step):
-            self._reader.load_state_dict({**self._start, "epoch": epoch, "position": number * self._size})
-            batch = self._reader.next_batch(self._size, self._shard)
-            assert batch is not None
+            found = self._reading.fetch(start + number * self._size, self._size, shard=self._shard, ahead=ahead)
+            assert found is not None
+            batch = found.only()
             yield number, Batch(batch.fields, batch.rows, ends_epoch=batch.ends_epoch)
 
 

@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..data.batch import ANY, Batch, State, Stream, torch_dtype
+from ..data.batch import ANY, Batch, Macrobatch, State, Stream, torch_dtype
 from ..data.fields import Field, has_rows, split_fields
-from ..data.macrobatch import Macrobatch
 from ..data.source import WHOLE, Shard, Source, check_names
 from ..errors import SourceError
 from .passes import Passes, collates, stacks

@@ -15,7 +15,7 @@ from ..data.batch import Batch, Stream
 from ..data.fields import Field, Opaque, Rows, cat, unmasked
 from ..data.ragged import Ragged
 from ..data.source import Table
-from ..data.views import Chosen, Concat
+from ..data.views import Concat, View
 from ..errors import DataError, HeadraceError, SourceError
 from ..store import rng
 
@@ -38,7 +38,7 @@ def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] 
         return ArrayTable(by_name(dataset.tensors, names, type(dataset).__name__))
     if isinstance(dataset, Subset) and _plain(dataset, Subset):
         indices = torch.as_tensor(np.asarray(dataset.indices), dtype=torch.int64)
-        return Chosen(from_dataset(dataset.dataset, names=names, sequences=sequences), indices)
+        return View(from_dataset(dataset.dataset, names=names, sequences=sequences), indices)
     if isinstance(dataset, ConcatDataset) and _plain(dataset, ConcatDataset):
         return Concat([from_dataset(part, names=names, sequences=sequences) for part in dataset.datasets])
     return Samples(dataset, names, sequences)

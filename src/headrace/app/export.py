@@ -20,7 +20,8 @@ from ..loss.objective import Objective
 from ..step.given import source_on
 from ..step.weights import load_weights, saved_weights
 from ..store import disk
-from ..store.contents import MODEL, tensor_pieces
+from ..store.codec import tensor_pieces
+from ..store.contents import MODEL
 from .recipe import Recipe, load_recipe
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}

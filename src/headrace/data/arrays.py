@@ -1,7 +1,10 @@
 """Data that is in memory already, or mapped into it, and used in place: tensors, arrays, sequences, sparse rows."""
 
+import ctypes
+import mmap
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,11 @@ from torch import Tensor
 
 from ..errors import DataError
 from .batch import Batch, Stream
-from .fields import Rows, take, unmasked
-from .pages import populate
+from .fields import Field, Rows, take, tensors_of, unmasked
 from .source import Table
 from .sparse import Sparse
+
+WILL_NEED, POPULATE_READ = 3, 22  # Linux; the second since 5.14, and without it pages come as they are touched
 
 
 class ArrayTable(Table):
@@ -68,9 +72,9 @@ class ArrayTable(Table):
         return Batch({name: column[start:stop] for name, column in self.columns.items()}, stop - start)
 
     def lengths(self, stream: str) -> Tensor:
-        return self.columns[self.sequence(stream).name].bounds.diff()  # type: ignore[union-attr]
+        return self.columns[self.sequence(stream).name].host_offsets.diff()  # type: ignore[union-attr]
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         for field in self.rows(start, stop).fields.values():
             populate(field, now)
 
@@ -94,6 +98,23 @@ class ArrayTable(Table):
     @property
     def row_bytes(self) -> float:
         return self.nbytes / max(1, len(self))
+
+
+def populate(field: Field, now: bool = True) -> None:
+    """Reads the pages of a mapped file that hold a field, now or while others work, where the system can."""
+    madvise = _madvise()
+    if madvise is None:
+        return
+    for tensor in tensors_of(field):
+        if tensor.nbytes and tensor.is_contiguous():
+            start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            length = tensor.data_ptr() + tensor.nbytes - start
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), POPULATE_READ if now else WILL_NEED)
+
+
+@cache
+def _madvise() -> Any:
+    return getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .batch import Stream, torch_dtype
-from .categories import Categories, Place, codes, is_text, leaf_of, refuse_nulls, within
+from .categories import Categories, ColumnPlace, codes, is_text, leaf_of, pa, pt, refuse_nulls, within
 from .fields import Field
 from .ragged import Ragged
 from .schema import NUMBERS, categories_in, differs, fits, is_fixed, is_pair, schema_of, streams_of
@@ -39,15 +39,13 @@ def fields_of(
 
     `where` is the file and `first` the number of the first row, for messages. What lies in place must not be written.
     """
-    import pyarrow as pa
-
     try:
         record_batch.validate()
     except pa.ArrowInvalid as error:
         raise DataError(f"{where or 'this record batch'} is damaged: {error}. Write it again.") from None
     found: dict[str, Field] = {}
     for stream in streams:
-        place = Place(stream.name, where, lambda item: first + item)
+        place = ColumnPlace(stream.name, where, lambda item: first + item)
         index = record_batch.schema.get_field_index(stream.name)
         if index < 0:
             raise DataError(f"{place} is not there. It has: {', '.join(record_batch.schema.names)}.")
@@ -60,8 +58,6 @@ def fields_of(
 
 def record_batch_of(fields: Mapping[str, Any], schema: Any, categories: Categories | None = None) -> Any:
     """A record batch of these rows."""
-    import pyarrow as pa
-
     columns = [_write(fields[f.name], f, (categories or {}).get(f.name)) for f in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -71,8 +67,6 @@ def tensor_of(array: Any) -> Tensor:
 
     Through DLPack, since torch warns of read-only memory otherwise, and a warning cannot be kept quiet in one thread.
     """
-    import pyarrow.types as pt
-
     if not len(array):
         return torch.empty(0, dtype=torch_dtype(NUMBERS[str(array.type)]))
     data, size = array.buffers()[1], array.type.bit_width
@@ -89,8 +83,6 @@ def tensor_of(array: Any) -> Tensor:
 
 def array_of(tensor: Tensor) -> Any:
     """The numbers of a tensor as an Arrow array, in place where it is contiguous and on the host."""
-    import pyarrow as pa
-
     flat = tensor.detach().cpu().contiguous().view(-1)
     if flat.dtype == torch.bool:
         return pa.array(flat.numpy())
@@ -109,18 +101,16 @@ def only_ones(field: Any) -> bool:
 # --- reading ---------------------------------------------------------------------------------------------
 
 
-def _read(array: Any, stream: Stream, categories: Sequence[str] | None, place: Place) -> Field:
+def _read(array: Any, stream: Stream, categories: Sequence[str] | None, place: ColumnPlace) -> Field:
     if not stream.sequence:
         return _items(array, stream, categories, place)
     children, bounds, inside = _children(array, place)
     return Ragged(_items(children, stream, categories, inside), bounds)
 
 
-def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: Place) -> Tensor | Sparse:
+def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: ColumnPlace) -> Tensor | Sparse:
     if stream.layout == "sparse":
         return _sparse(array, stream, place)
-    import pyarrow as pa
-
     rows, order = len(array), None
     if isinstance(array.type, pa.FixedShapeTensorType):
         order, array = array.type.permutation, array.storage
@@ -141,10 +131,7 @@ def _items(array: Any, stream: Stream, categories: Sequence[str] | None, place: 
     return numbers.view(rows, *stored).permute(0, *[physical + 1 for physical in order])
 
 
-def _leaf(array: Any, categories: Sequence[str] | None, place: Place) -> Tensor:
-    import pyarrow as pa
-    import pyarrow.types as pt
-
+def _leaf(array: Any, categories: Sequence[str] | None, place: ColumnPlace) -> Tensor:
     if not is_text(array.type):
         if pt.is_dictionary(array.type):
             array = array.dictionary.take(pa.array(within(array, place)))
@@ -156,7 +143,7 @@ def _leaf(array: Any, categories: Sequence[str] | None, place: Place) -> Tensor:
     return torch.from_numpy(codes(array, categories, place))
 
 
-def _children(array: Any, place: Place) -> tuple[Any, Tensor, Place]:
+def _children(array: Any, place: ColumnPlace) -> tuple[Any, Tensor, ColumnPlace]:
     """The items of a list column, the offsets of its rows among them, and where an item belongs."""
     refuse_nulls(array, place)
     if not len(array):
@@ -171,7 +158,7 @@ def _children(array: Any, place: Place) -> tuple[Any, Tensor, Place]:
     return array.values.slice(start, stop - start), bounds, inside
 
 
-def _sparse(array: Any, stream: Stream, place: Place) -> Sparse:
+def _sparse(array: Any, stream: Stream, place: ColumnPlace) -> Sparse:
     children, bounds, inside = _children(array, place)
     refuse_nulls(children, inside)
     values = None
@@ -195,8 +182,6 @@ def _sparse(array: Any, stream: Stream, place: Place) -> Sparse:
 
 
 def _write(rows: Any, field: Any, categories: Sequence[str] | None) -> Any:
-    import pyarrow as pa
-
     kind = field.type
     if isinstance(rows, Ragged):
         items = _write_items(rows.values, kind.value_type, field.name, categories)
@@ -205,8 +190,6 @@ def _write(rows: Any, field: Any, categories: Sequence[str] | None) -> Any:
 
 
 def _write_items(rows: Any, kind: Any, name: str, categories: Sequence[str] | None) -> Any:
-    import pyarrow as pa
-
     if isinstance(rows, Sparse):
         return pa.LargeListArray.from_arrays(
             array_of(rows.offsets), _write_pairs(rows, kind.value_type, name), type=kind
@@ -218,8 +201,6 @@ def _write_items(rows: Any, kind: Any, name: str, categories: Sequence[str] | No
 
 
 def _write_leaf(rows: Tensor, kind: Any, categories: Sequence[str] | None) -> Any:
-    import pyarrow as pa
-
     numbers = array_of(rows)
     if categories is None:
         return numbers
@@ -232,8 +213,6 @@ def _write_leaf(rows: Tensor, kind: Any, categories: Sequence[str] | None) -> An
 
 
 def _write_pairs(rows: Sparse, kind: Any, name: str) -> Any:
-    import pyarrow as pa
-
     values = rows.values
     if not is_pair(kind):
         if values is not None and not bool((values == 1).all()):

@@ -1,18 +1,21 @@
-"""What flows: a stream describes one column of the data, a batch holds some rows of every stream."""
+"""Streams, batches and macrobatches: a column of the data, some rows of every column, and a run of such batches."""
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from .fields import Field, Opaque, Rows, cat, has_rows, map_tensors, split_fields
+from .fields import Field, Opaque, Rows, cat, has_rows, map_tensors, split_fields, tensors_of
 from .ragged import Ragged
 from .sparse import Sparse
 
+EVEN = 64  # bytes: where torch begins what it allocates
 ANY = -1
 """A size that differs between batches."""
 
@@ -185,6 +188,68 @@ class Batch:
         return Batch(fields, self.rows, total=self.total, cursor=self.cursor, ends_epoch=self.ends_epoch)
 
 
+@dataclass(slots=True)
+class Macrobatch:
+    """A run of consecutive minibatches stored together, so that they can be staged in one go."""
+
+    fields: Mapping[str, Field]
+    counts: list[int]
+    """Rows of each minibatch held here."""
+    totals: list[int]
+    """Rows of each minibatch over all workers."""
+    cursors: Sequence[State | None]
+    ends_epoch: bool = False
+    """Whether the last minibatch reaches or crosses the end of the epoch."""
+    finishes: bool = False
+    """Whether the source had nothing more to give after it."""
+    ready: Any = None
+    """What to wait for on the device before reading, if anything."""
+    finish: Callable[[Mapping[str, Field]], Mapping[str, Field]] | None = None
+    """What is still to be done to the fields once they are on the device, if anything."""
+    aliases: bool = False
+    """Whether the fields may be views of memory that the table or source keeps."""
+
+    def own(self, device: torch.device | None = None) -> None:
+        """Copies fields that are views of memory that others keep: a model may write into a batch.
+
+        Only those on `device`, if one is named: others are copied when they are moved there.
+        """
+        if self.aliases:
+            self.fields = {name: map_tensors(field, partial(_own, device)) for name, field in self.fields.items()}
+            self.aliases = False
+
+    def batches(self) -> list[Batch]:
+        """The minibatches, as views; copies where a view begins at an odd address.
+
+        Kernels add up in another order there, and where a batch lies in its macrobatch is to change no bit.
+        """
+        parts = split_fields(self.fields, self.counts) if len(self.counts) > 1 else [dict(self.fields)]
+        for name in self._odd():
+            for part in parts:
+                part[name] = map_tensors(part[name], _even)
+        columns = zip(parts, self.counts, self.totals, self.cursors, strict=True)
+        batches = [Batch(part, rows, total=total, cursor=cursor) for part, rows, total, cursor in columns]
+        batches[-1].ends_epoch = self.ends_epoch
+        for batch in batches if len(batches) > 1 else []:
+            batch.whole = self.fields
+        return batches
+
+    def only(self) -> Batch:
+        """The one minibatch that this holds, with nothing left to be done to it."""
+        self.own()
+        if self.finish is not None:
+            self.fields = self.finish(self.fields)
+        return self.batches()[0]
+
+    def _odd(self) -> list[str]:
+        """The streams in which a batch may begin at an odd address."""
+        starts = list(accumulate(self.counts, initial=0))[:-1]
+        return [name for name, field in self.fields.items() if not _all_even(field, starts)]
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for field in self.fields.values() for tensor in tensors_of(field)]
+
+
 def concat(batches: Sequence[Batch]) -> dict[str, Field]:
     """The fields of several batches, one after the other."""
     if len(batches) == 1:
@@ -193,7 +258,7 @@ def concat(batches: Sequence[Batch]) -> dict[str, Field]:
 
 
 def _to(field: Any, device: torch.device, non_blocking: bool) -> Any:
-    """What is of another kind knows no more than `to(device)`."""
+    """A field on another device; one of another kind has no more than `to(device)`."""
     return field.to(device, non_blocking=non_blocking) if isinstance(field, Tensor | Rows) else field.to(device)
 
 
@@ -214,3 +279,21 @@ def _rows_of(fields: Mapping[str, Field]) -> int:
             f"the streams of a batch have different lengths ({listed}). Every stream needs one row per sample."
         )
     return next(iter(sizes.values()))
+
+
+def _all_even(field: Field, starts: Sequence[int]) -> bool:
+    """Whether views that begin at these rows begin at even addresses, or hold nothing that is added up."""
+    if not isinstance(field, Tensor):
+        return not any(tensor.is_floating_point() for tensor in tensors_of(field))
+    if not field.is_floating_point():
+        return True
+    step = field.stride(0) * field.itemsize if field.dim() else 0
+    return field.data_ptr() % EVEN == 0 and all(start * step % EVEN == 0 for start in starts)
+
+
+def _own(device: torch.device | None, tensor: Tensor) -> Tensor:
+    return tensor.clone() if device in (None, tensor.device) else tensor
+
+
+def _even(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_floating_point() and tensor.data_ptr() % EVEN else tensor

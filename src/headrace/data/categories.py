@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,20 @@ Categories = Mapping[str, Sequence[str]]
 """For each stream that holds strings, what its codes 0, 1, … stand for."""
 
 
+class _Lazy:
+    """A module that is imported once something of it is used: importing Arrow takes longer than many programs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self._name), name)
+        setattr(self, name, found)
+        return found
+
+
+pa, pc, pt = (_Lazy(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.types"))
+
 DOT = "\u2024"  # a stream has no dots in its name, and many a CSV file has: "Sepal.Length"
 
 
@@ -22,7 +37,7 @@ def shown(column: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class ColumnPlace:
     """The column that is being read, the file it is of, and the row that an item of it belongs to."""
 
     column: str
@@ -36,24 +51,20 @@ class Place:
     def at(self, item: int) -> str:
         return f"{self}, row {self.row(item)}"
 
-    def inside(self, parent: Callable[[int], int]) -> "Place":
+    def inside(self, parent: Callable[[int], int]) -> "ColumnPlace":
         """The place of the items of a list column: `parent` tells which list an item is of."""
-        return Place(self.column, self.file, lambda item: self.row(parent(item)))
+        return ColumnPlace(self.column, self.file, lambda item: self.row(parent(item)))
 
 
 def is_text(kind: Any) -> bool:
     """Whether an Arrow type is one of strings, as they are or by a dictionary."""
-    import pyarrow.types as pt
-
     if pt.is_dictionary(kind):
         kind = kind.value_type
     return any(test(kind) for test in (pt.is_string, pt.is_large_string, pt.is_string_view))
 
 
-def refuse_nulls(array: Any, place: Place) -> None:
+def refuse_nulls(array: Any, place: ColumnPlace) -> None:
     """Raises where values are missing, and says how many and which is the first."""
-    import pyarrow.compute as pc
-
     if array.null_count:
         first = int(np.argmax(np.asarray(pc.is_null(array))))
         raise DataError(
@@ -63,11 +74,8 @@ def refuse_nulls(array: Any, place: Place) -> None:
         )
 
 
-def codes(array: Any, categories: Sequence[str], place: Place) -> NDArray[np.int64]:
+def codes(array: Any, categories: Sequence[str], place: ColumnPlace) -> NDArray[np.int64]:
     """For each string of an Arrow array, its place among the categories."""
-    import pyarrow as pa
-    import pyarrow.types as pt
-
     known = pa.array(categories, pa.large_string())
     if not pt.is_dictionary(array.type):
         found = _find(array, known)
@@ -78,7 +86,7 @@ def codes(array: Any, categories: Sequence[str], place: Place) -> NDArray[np.int
     return _refuse_unknown(found, array, known, place)
 
 
-def within(array: Any, place: Place) -> NDArray[Any]:
+def within(array: Any, place: ColumnPlace) -> NDArray[Any]:
     """The indices of a dictionary array, none of them outside the dictionary."""
     indices: NDArray[Any] = np.asarray(array.indices)
     size = len(array.dictionary)
@@ -91,10 +99,8 @@ def within(array: Any, place: Place) -> NDArray[Any]:
     return indices
 
 
-def leaf_of(array: Any, place: Place) -> Any:
+def leaf_of(array: Any, place: ColumnPlace) -> Any:
     """The strings inside of lists, of whatever depth; nothing of a damaged array is touched."""
-    import pyarrow as pa
-
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -106,8 +112,6 @@ def leaf_of(array: Any, place: Place) -> Any:
 
 def strings_of(arrays: Iterable[Any]) -> list[str]:
     """The categories of a column given in parts: the dictionary where all parts have that one, else sorted strings."""
-    import pyarrow.types as pt
-
     same: list[str] | None = None
     differ, seen = False, set[str]()
     for array in arrays:
@@ -122,9 +126,6 @@ def strings_of(arrays: Iterable[Any]) -> list[str]:
 
 
 def _distinct(array: Any) -> list[str]:
-    import pyarrow.compute as pc
-    import pyarrow.types as pt
-
     strings = array.dictionary if pt.is_dictionary(array.type) else pc.unique(_plain(array))
     found: list[str] = strings.drop_null().to_pylist()
     return found
@@ -132,19 +133,15 @@ def _distinct(array: Any) -> list[str]:
 
 def _find(strings: Any, known: Any) -> NDArray[np.int64]:
     """Places among the known strings, -1 for those that are not there."""
-    import pyarrow.compute as pc
-
     found: NDArray[np.int64] = np.asarray(pc.fill_null(pc.index_in(_plain(strings), value_set=known), -1), np.int64)
     return found
 
 
 def _plain(strings: Any) -> Any:
-    import pyarrow as pa
-
     return strings.cast(pa.large_string())
 
 
-def _refuse_unknown(found: NDArray[np.int64], array: Any, known: Any, place: Place) -> NDArray[np.int64]:
+def _refuse_unknown(found: NDArray[np.int64], array: Any, known: Any, place: ColumnPlace) -> NDArray[np.int64]:
     if len(missing := np.flatnonzero(found < 0)):
         first = int(missing[0])
         sentence = unknown("string", array[first].as_py(), known.to_pylist())
@@ -154,8 +151,6 @@ def _refuse_unknown(found: NDArray[np.int64], array: Any, known: Any, place: Pla
 
 def leaves(kind: Any) -> Any:
     """The type of the items of lists, of whatever depth."""
-    import pyarrow.types as pt
-
     while pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         kind = kind.value_type
     return kind

@@ -1,4 +1,4 @@
-"""Random numbers that belong to rows: a function of (seed, epoch, position), drawn from nowhere.
+"""Random numbers that belong to rows, computed from (seed, epoch, position).
 
 So what a `map` draws for a row is the same whatever batch, worker or thread it is read in, and after any resume.
 """

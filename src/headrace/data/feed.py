@@ -18,12 +18,9 @@ import torch
 
 from ..errors import ConfigError, SourceError
 from ..length import Counters, whole
-from .batch import Batch, State
-from .macrobatch import Macrobatch
-from .malloc import keep_freed_memory
-from .sizes import BatchSize, Sizes
+from .batch import Batch, Macrobatch, State
 from .source import WHOLE, Shard, Source, check_names
-from .staging import Copy, Pull
+from .staging import BatchSize, Copy, Pull, Sizes, keep_freed_memory
 
 READS = "headrace-feed"
 """The name of threads that read data ahead."""
@@ -215,8 +212,7 @@ class _Ahead:
         waiting: Callable[[], None],
     ) -> None:
         self._source, self._make, self._copy, self._once, self._waiting = source, pull, copy, once, waiting
-        self._thread: threading.Thread | None = None
-        self._channel = _Channel()
+        self._thread: _StagingThread | None = None
         self._reading = source
         self._pull: Pull | None = None
         self._kept: list[Macrobatch | BaseException | None] = []  # staged for a feed that was left
@@ -227,7 +223,7 @@ class _Ahead:
             staged = self._kept.pop(0)
         else:
             thread = self._thread or self._start()
-            staged = self._channel.take(thread, self._waiting, self._source)
+            staged = thread.take(self._waiting, self._source)
         if isinstance(staged, BaseException):
             raise staged
         if self._thread is not None and _is_last(staged, self._once):
@@ -240,27 +236,24 @@ class _Ahead:
         began, self._began = self._began, None
         if thread is None:
             return None
-        self._channel.close()
+        thread.close()
         thread.join(LEAVE_S)
         if thread.is_alive():
             self._leave(thread)
-        self._kept += self._channel.drain()
+        self._kept += thread.drain()
         return began
 
     def forget(self) -> None:
         """Drops what was staged."""
         self._kept, self._pull = [], None
 
-    def _start(self) -> threading.Thread:
-        self._channel = channel = _Channel()
-        weakref.finalize(self, channel.stop.set)  # the thread holds no feed, so that a forgotten one ends it
+    def _start(self) -> "_StagingThread":
         if self._pull is None:
             self._reading = self._source.apart()
             self._pull = self._make(self._reading)
         self._began = copy.deepcopy(self._source.state_dict())
-        self._thread = threading.Thread(
-            target=_stage_ahead, args=(self._pull, self._copy, channel, self._once), name=READS, daemon=True
-        )
+        self._thread = _StagingThread(self._pull, self._copy, self._once)
+        weakref.finalize(self, self._thread.closed.set)  # it holds no feed, so that a forgotten one ends it
         self._thread.start()
         return self._thread
 
@@ -303,25 +296,39 @@ def _said(source: Source) -> str:
     return f"{source.title} ({', '.join(stream.name for stream in source.streams)})"
 
 
-class _Channel:
-    """What the staging thread and the reader share."""
+class _StagingThread(threading.Thread):
+    """Stages one macrobatch ahead of the one being read.
 
-    def __init__(self) -> None:
-        self.stop = threading.Event()
+    It ends with the data, with a failure, or when it is closed.
+    """
+
+    def __init__(self, pull: Pull, copy: Copy, once: bool) -> None:
+        super().__init__(name=READS, daemon=True)
+        self._pull, self._copy, self._once = pull, copy, once
+        self.closed = threading.Event()
         self._staged: queue.Queue[Macrobatch | BaseException | None] = queue.Queue()
         self._room = threading.Semaphore(1)  # the macrobatch being read is not counted
 
-    def take(
-        self, thread: threading.Thread, waiting: Callable[[], None], source: Source
-    ) -> Macrobatch | BaseException | None:
-        """The next macrobatch, once the thread has staged it; frees the room it took."""
+    def run(self) -> None:
+        while self._has_room():
+            try:
+                macrobatch = self._pull()
+                self._staged.put(None if macrobatch is None else self._copy.start(macrobatch))
+            except BaseException as error:
+                self._staged.put(error)
+                return
+            if _is_last(macrobatch, self._once):
+                return  # a source that has ended is left alone until it is rewound
+
+    def take(self, waiting: Callable[[], None], source: Source) -> Macrobatch | BaseException | None:
+        """The next macrobatch, once it is staged; frees the room it took."""
         while True:
-            alive = thread.is_alive()
+            alive = self.is_alive()
             try:
                 staged = self._staged.get(timeout=POLL_S)
             except queue.Empty:
                 waiting()
-                if self.stop.is_set():
+                if self.closed.is_set():
                     return SourceError(f"the feed was closed while a batch of {_said(source)} was awaited.")
                 if not alive:
                     return SourceError(
@@ -339,33 +346,17 @@ class _Channel:
             found.append(self._staged.get())
         return found
 
-    def wait_for_room(self) -> bool:
-        """Whether there is room for another macrobatch; false once the feed is closed."""
-        while not self.stop.is_set():
-            if self._room.acquire(timeout=POLL_S):
-                return not self.stop.is_set()
-        return False
-
     def close(self) -> None:
         """Ends the thread, at once if it waits for room."""
-        self.stop.set()
+        self.closed.set()
         self._room.release()
 
-    def put(self, staged: Macrobatch | BaseException | None) -> None:
-        self._staged.put(staged)
-
-
-def _stage_ahead(pull: Pull, copy: Copy, channel: _Channel, once: bool) -> None:
-    """The staging thread: it ends with the data, with a failure, or when the feed is closed."""
-    while channel.wait_for_room():
-        try:
-            macrobatch = pull()
-            channel.put(None if macrobatch is None else copy.start(macrobatch))
-        except BaseException as error:
-            channel.put(error)
-            return
-        if _is_last(macrobatch, once):
-            return  # a source that has ended is left alone until it is rewound
+    def _has_room(self) -> bool:
+        """Waits for room for another macrobatch; false once the feed is closed."""
+        while not self.closed.is_set():
+            if self._room.acquire(timeout=POLL_S):
+                return not self.closed.is_set()
+        return False
 
 
 def _bytes(text: int | str, automatic: int) -> float:

@@ -1,7 +1,11 @@
-"""Fields that have rows, whatever they are made of: how they are taken, cut, joined and moved, all rows at once."""
+"""Fields that have rows, whatever they are made of: how they are taken, cut, joined and moved, all rows at once.
+
+Rows of unequal lengths lie end to end, and offsets say where each begins.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -14,15 +18,15 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Rows(ABC):
-    """Rows that are more than one tensor. `bounds` are their offsets on the host, so that nobody waits for a device."""
+    """Rows that are more than one tensor. `host_offsets` are on the host, so that nobody waits for a device."""
 
-    __slots__ = ("bounds", "offsets")
+    __slots__ = ("host_offsets", "offsets")
 
-    bounds: Tensor
+    host_offsets: Tensor
     offsets: Tensor
 
     def __len__(self) -> int:
-        return len(self.bounds) - 1
+        return len(self.host_offsets) - 1
 
     @property
     def device(self) -> torch.device:
@@ -34,32 +38,51 @@ class Rows(ABC):
 
     def rows_of(self, items: Tensor) -> Tensor:
         """The rows that items belong to, all of these by their numbers on the host."""
-        return torch.searchsorted(self.bounds, items, right=True) - 1
+        return torch.searchsorted(self.host_offsets, items, right=True) - 1
 
     @abstractmethod
+    def _parts(self) -> "list[Tensor | Rows]":
+        """What it is made of beside offsets: each has one entry for every item."""
+
+    @abstractmethod
+    def _like(self, parts: "Sequence[Any]", offsets: Tensor, host_offsets: Tensor) -> Self:
+        """The same kind of rows made of other parts, which are known to fit."""
+
     def __getitem__(self, key: Any) -> Any:
         """Rows start:stop, as a view."""
+        items, offsets, host = self._run(key)
+        return self._like([part[items] for part in self._parts()], offsets, host)
 
-    @abstractmethod
     def take(self, indices: Tensor) -> Self:
         """The rows at these numbers (on the host, in any order)."""
+        items, host = places(self.host_offsets, indices)
+        parts = [take(part, items) for part in self._parts()]
+        return self._like(parts, host.to(self.device, non_blocking=True), host)
 
-    @abstractmethod
     def split(self, counts: Sequence[int]) -> list[Self]:
         """Views of consecutive runs of rows."""
+        items, offsets, host = cut(self.offsets, self.host_offsets, counts)
+        columns = [part.split(items) for part in self._parts()]
+        return [self._like(*run) for run in zip(zip(*columns, strict=True), offsets, host, strict=True)]
 
     @classmethod
-    @abstractmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Several, one after the other."""
+        columns = zip(*(part._parts() for part in parts), strict=True)
+        return parts[0]._like([cat(column) for column in columns], *joined_offsets(parts))
 
-    @abstractmethod
     def tensors(self) -> list[Tensor]:
-        """What it is made of."""
+        """The tensors that it is made of."""
+        found = [self.offsets]
+        for part in self._parts():
+            found += [part] if isinstance(part, Tensor) else part.tensors()
+        return found
 
-    @abstractmethod
     def map(self, change: Change) -> Self:
         """The same with each of its tensors changed."""
+        return self._like(
+            [map_tensors(part, change) for part in self._parts()], change(self.offsets), self.host_offsets
+        )
 
     def to(self, device: Any, *, non_blocking: bool = False) -> Self:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -71,7 +94,7 @@ class Rows(ABC):
         start, stop, step = key.indices(len(self))
         if step != 1:
             raise DataError(f"rows are cut start:stop, got a step of {step}. Use take() for others.")
-        bounds = self.bounds[start : max(start, stop) + 1]
+        bounds = self.host_offsets[start : max(start, stop) + 1]
         first, last = int(bounds[0]), int(bounds[-1])
         host = bounds - first
         own = host if self.offsets.device == host.device else self.offsets[start : max(start, stop) + 1] - first
@@ -164,3 +187,54 @@ def map_tensors(field: Any, change: Any) -> Any:
     if isinstance(field, Tensor):
         return change(field)
     return field.map(change) if isinstance(field, Rows) else field
+
+
+# --- offsets ---
+
+
+def places(bounds: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the items of these rows are, and the offsets of the rows when they lie end to end."""
+    starts, stops = bounds.index_select(0, indices), bounds.index_select(0, indices + 1)
+    joined = torch.zeros(len(indices) + 1, dtype=torch.int64)
+    torch.cumsum(stops - starts, 0, out=joined[1:])
+    steps = torch.ones(int(joined[-1]) + 1, dtype=torch.int64)  # from each item to the next; a sum of them all is
+    steps[0] = 0  # several times as fast as repeating the start of each row
+    if len(indices):
+        jumps = starts.clone()
+        jumps[1:] -= stops[:-1]
+        steps.index_add_(0, joined[:-1], jumps)
+    return torch.cumsum(steps[:-1], 0), joined
+
+
+def cut(offsets: Tensor, bounds: Tensor, counts: Sequence[int]) -> tuple[list[int], Sequence[Tensor], Sequence[Tensor]]:
+    """Items in each run of rows, and the offsets of each run, on the device and on the host."""
+    cuts = [0, *accumulate(counts)]
+    if cuts[-1] != len(bounds) - 1:
+        raise DataError(f"runs of {cuts[-1]} rows do not make up {len(bounds) - 1}.")
+    at = bounds[cuts].tolist()
+    items = [stop - start for start, stop in pairwise(at)]
+    host = [bounds[a : b + 1] - first for a, b, first in zip(cuts, cuts[1:], at, strict=False)]
+    if offsets.device == bounds.device:
+        return items, host, host
+    return items, [offsets[a : b + 1] - first for a, b, first in zip(cuts, cuts[1:], at, strict=False)], host
+
+
+def joined_offsets(parts: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """The offsets of several fields that are laid end to end, on the device and on the host."""
+    firsts = [0, *accumulate(int(part.host_offsets[-1]) for part in parts)]
+    shifted = [part.host_offsets[1:] + first for part, first in zip(parts, firsts, strict=False)]
+    bounds = torch.cat([torch.zeros(1, dtype=torch.int64), *shifted])
+    return bounds.to(parts[0].offsets.device, non_blocking=True), bounds
+
+
+def check_offsets(bounds: Tensor, items: int, who: str, what: str) -> None:
+    if bounds.dim() != 1 or not len(bounds) or bounds.dtype != torch.int64:
+        raise DataError(
+            f"{who} needs offsets of int64 in one dimension, one more than rows, got {bounds.dtype}"
+            f"{list(bounds.shape)}."
+        )
+    if int(bounds[0]) or int(bounds[-1]) != items or bool((bounds.diff() < 0).any()):
+        raise DataError(
+            f"{who} needs offsets that never fall, from 0 to the number of {what}, {items}; "
+            f"got {int(bounds[0])} to {int(bounds[-1])}."
+        )

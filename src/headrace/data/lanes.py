@@ -1,21 +1,19 @@
-"""The order of workers that each read whole blocks: an order cut into lanes, and a batch taken from all of them."""
+"""Orders in which each of several workers reads whole blocks, and what a table is told of blocks that come up."""
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
 from ..errors import ConfigError, SourceError
-from .ahead import Ahead
-from .mix import MixOrder
-from .order import Indices, Order
+from .order import Indices, MixOrder, Order
 from .source import Table
 
 KINDS = ("blocks", "blocks-only")  # the orders that have blocks in an order of their own
 MOST = {"count": 2**16, "unit": 2**62 - 1}
 
+Runs = list[tuple[int, int]]
 Track = tuple[int, int, int, int]
 """A lane, from where to where its rows stand in the order without lanes, and where it ends there."""
 
@@ -90,16 +88,40 @@ class Lanes:
         return phases
 
 
-class AheadInLanes:
-    """Tells a table which rows come up in the lanes that are read here."""
+class Ahead:
+    """Tells a table which rows come up: those that are shuffled together now, those after them soon.
 
-    def __init__(self, table: Table, lanes: Lanes) -> None:
-        self._lanes = lanes
-        self._each: dict[int, Ahead] = defaultdict(lambda: Ahead(table, lanes.order))
+    `first`: the epoch that is read first, after which all pages have their places, if one epoch comes by all of them.
+    """
+
+    def __init__(self, table: Table, order: Order | MixOrder | Lanes, first: int | None = None) -> None:
+        self._table, self._order, self._first = table, order, first
+        self._told: dict[int, tuple[int, Runs]] = {}  # of each lane: up to where the table knows what comes, and what
 
     def __call__(self, epoch: int, start: int, stop: int) -> None:
-        for lane, first, last, end in self._lanes.tracks(epoch, start, stop):
-            self._each[lane](epoch, first, last, end)
+        """Positions `start` to `stop` of an epoch come up."""
+        order = self._order
+        if isinstance(order, Lanes):
+            for track in order.tracks(epoch, start, stop):
+                self._follow(order.order, epoch, *track)
+        elif isinstance(order, Order):
+            self._follow(order, epoch, 0, start, stop, order.n)
+
+    def _follow(self, order: Order, epoch: int, lane: int, start: int, stop: int, end: int) -> None:
+        """Positions `start` to `stop` come up, and after them those up to `end`, where the lane ends."""
+        before, prefetch = epoch * order.n, self._table.prefetch
+        known, coming = self._told.get(lane, (-1, []))
+        while known < before + stop:
+            at = max(start, known - before)
+            if self._first is None or epoch == self._first:
+                for run in coming if known == before + at else order.stretches(epoch, at, at + 1):
+                    prefetch(*run, now=True)
+            after = order.stretch_end(epoch, at)
+            coming = order.stretches(epoch, after, after + 1) if after < end else []
+            for run in coming:
+                prefetch(*run, now=False)
+            known = before + after
+        self._told[lane] = known, coming
 
 
 class _Phase:

@@ -70,7 +70,7 @@ class Mapped(Changed):
     def lengths(self, stream: str) -> Tensor:
         if stream not in self._lengths:
             blocks = (batch[self.sequence(stream).name] for batch in blocks_of(self))
-            self._lengths[stream] = torch.cat([field.bounds.diff() for field in blocks])
+            self._lengths[stream] = torch.cat([field.host_offsets.diff() for field in blocks])
         return self._lengths[stream]
 
     def resident(self, device: torch.device) -> bool:
@@ -149,4 +149,4 @@ def _drawing_nothing(change: Change) -> Iterator[None]:
 
 
 def _lengths_of(fields: Mapping[str, Field]) -> dict[str, list[int]]:
-    return {name: field.bounds.tolist() for name, field in fields.items() if isinstance(field, Ragged)}
+    return {name: field.host_offsets.tolist() for name, field in fields.items() if isinstance(field, Ragged)}

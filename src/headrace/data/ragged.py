@@ -8,24 +8,28 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .fields import Rows, cat, map_tensors, signed, take, tensors_of, unmasked
-from .offsets import check_offsets, cut, joined_offsets, places
+from .fields import (
+    Rows,
+    check_offsets,
+    signed,
+    unmasked,
+)
 from .sparse import Sparse
 
 
 class Ragged(Rows):
     """Sequences of unequal lengths: row i is values[offsets[i]:offsets[i + 1]].
 
-    The items may be sparse. `bounds` are the offsets on the host.
+    The items may be sparse. `host_offsets` are the offsets on the host.
     """
 
     __slots__ = ("_mask", "values")
 
     def __init__(self, values: "Tensor | Sparse", offsets: Any) -> None:
         offsets = torch.as_tensor(offsets)
-        self.values, self.offsets, self.bounds = values, offsets, offsets.cpu()
+        self.values, self.offsets, self.host_offsets = values, offsets, offsets.cpu()
         self._mask: Tensor | None = None
-        check_offsets(self.bounds, len(values), "a Ragged", "values")
+        check_offsets(self.host_offsets, len(values), "a Ragged", "values")
 
     @classmethod
     def of(cls, sequences: "Sequence[Any]") -> "Ragged":
@@ -35,26 +39,25 @@ class Ragged(Rows):
         if not held:
             raise DataError("no sequences: nothing says what their items are. Pass at least one.")
         values = torch.cat(held)
-        return cls._made(values, torch.tensor([0, *accumulate(map(len, parts))]))
+        return cls(values, torch.tensor([0, *accumulate(map(len, parts))]))
 
-    @classmethod
-    def _made(cls, values: "Tensor | Sparse", offsets: Tensor, bounds: Tensor | None = None) -> "Ragged":
-        """Parts that are known to fit."""
-        made = cls.__new__(cls)
-        made.values, made.offsets, made.bounds = values, offsets, offsets if bounds is None else bounds
-        made._mask = None
+    def _parts(self) -> list[Tensor | Rows]:
+        return [self.values]
+
+    def _like(self, parts: Sequence[Any], offsets: Tensor, host_offsets: Tensor) -> "Ragged":
+        made = Ragged.__new__(Ragged)
+        made.values, made.offsets, made.host_offsets, made._mask = parts[0], offsets, host_offsets, None
         return made
 
     def __getitem__(self, key: Any) -> Any:
         """Row i as a tensor, or rows start:stop as a view."""
         if not isinstance(key, SupportsIndex):
-            items, offsets, bounds = self._run(key)
-            return Ragged._made(self.values[items], offsets, bounds)
+            return super().__getitem__(key)
         row = range(len(self))[key]
-        return self.values[int(self.bounds[row]) : int(self.bounds[row + 1])]
+        return self.values[int(self.host_offsets[row]) : int(self.host_offsets[row + 1])]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.values.split(self.bounds.diff().tolist()))
+        return iter(self.values.split(self.host_offsets.diff().tolist()))
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} rows, {self.items} items of {list(self.shape)})"
@@ -81,7 +84,7 @@ class Ragged(Rows):
     @property
     def longest(self) -> int:
         """Items of the longest row; the device is not asked."""
-        return int(self.bounds.diff().max()) if len(self) else 0
+        return int(self.host_offsets.diff().max()) if len(self) else 0
 
     @property
     def mask(self) -> Tensor:
@@ -109,7 +112,7 @@ class Ragged(Rows):
 
     def packed(self) -> Any:
         """As a PackedSequence, for torch's recurrent layers."""
-        lengths = self.bounds.diff()
+        lengths = self.host_offsets.diff()
         if len(empty := torch.nonzero(lengths == 0)):
             raise DataError(f"row {int(empty[0])} is an empty sequence, which a PackedSequence cannot hold. Drop it.")
         return torch.nn.utils.rnn.pack_padded_sequence(self.padded(), lengths, batch_first=True, enforce_sorted=False)
@@ -131,7 +134,7 @@ class Ragged(Rows):
         if len(values) != self.items:
             advice = " Padded ones belong to with_padded()." if len(values) == len(self) else ""
             raise DataError(f"expected {self.items} items for {len(self)} sequences, got {len(values)}.{advice}")
-        return Ragged._made(values, self.offsets, self.bounds)
+        return self._like([values], self.offsets, self.host_offsets)
 
     def with_padded(self, padded: Tensor) -> "Ragged":
         """The same sequences of other items: what a model has made of `padded()`."""
@@ -146,7 +149,9 @@ class Ragged(Rows):
         Where a tensor may be either of these two, it is `flat` or not.
         """
         if isinstance(outputs, Ragged):
-            if outputs.bounds is not self.bounds and not torch.equal(outputs.bounds, self.bounds):
+            if outputs.host_offsets is not self.host_offsets and not torch.equal(
+                outputs.host_offsets, self.host_offsets
+            ):
                 raise DataError(f"expected something for the sequences of {self!r}, got {outputs!r} with others.")
             return outputs.dense()
         is_padded = outputs.dim() > 1 and tuple(outputs.shape[:2]) == (len(self), self.longest)
@@ -158,25 +163,6 @@ class Ragged(Rows):
             f"expected outputs for {self.items} items, or of shape {[len(self), self.longest]} and more, "
             f"got {list(outputs.shape)}."
         )
-
-    def take(self, indices: Tensor) -> "Ragged":
-        items, bounds = places(self.bounds, indices)
-        values = take(self.values, items)
-        return Ragged._made(values, bounds.to(self.device, non_blocking=True), bounds)
-
-    def split(self, counts: Sequence[int]) -> "list[Ragged]":
-        items, offsets, bounds = cut(self.offsets, self.bounds, counts)
-        return [Ragged._made(*part) for part in zip(self.values.split(items), offsets, bounds, strict=True)]
-
-    @classmethod
-    def cat(cls, parts: "Sequence[Ragged]") -> "Ragged":
-        return cls._made(cat([part.values for part in parts]), *joined_offsets(parts))
-
-    def tensors(self) -> list[Tensor]:
-        return [*tensors_of(self.values), self.offsets]
-
-    def map(self, change: Any) -> "Ragged":
-        return Ragged._made(map_tensors(self.values, change), change(self.offsets), self.bounds)
 
     def _flat(self, starts: Tensor) -> Tensor:
         """Where each item is, if the rows begin at `starts`."""

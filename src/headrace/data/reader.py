@@ -1,31 +1,20 @@
-"""A Table and an order make a Source: shuffled, sharded, and resumable at any row."""
+"""Sources that the library makes: a table read in an order, and another source cut into epochs of a given length."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from typing import Any
 
-import numpy as np
 import torch
 
 from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
-from .ahead import Ahead
-from .batch import Batch, State, Stream
-from .draws import Draws
-from .fields import Field, cat
-from .lanes import KINDS, AheadInLanes, Lanes
-from .macrobatch import Macrobatch
-from .mix import MixOrder
-from .order import VERSION, Indices, Order
-from .packing import STRETCH, ByItems, ByRows, Packing, Span
-from .source import WHOLE, Cursor, Shard, Source, Table, check_batch, check_fixed, check_names
-
-WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
-BY_BLOCKS = ("blocks", "blocks-only", "rows-only")
-OF_RUN = ("epoch", "position", "lanes")  # what a cursor says of its run, rather than of what is read
-OF_OTHERS = 2048  # rows of other workers that are worth a call of its own to leave out
+from .batch import Batch, Macrobatch, State, Stream
+from .lanes import KINDS, Lanes
+from .order import MixOrder, Order
+from .reading import BY_BLOCKS, Reading
+from .source import WHOLE, Shard, Source, Table, check_fixed, check_names
 
 
 class Reader(Source):
@@ -69,53 +58,52 @@ class Reader(Source):
         for name, limit in (("max_epochs", max_epochs), ("max_samples", max_samples)):
             if limit is not None and not whole(limit):
                 raise ConfigError(f"{name}= is at least 1, got {limit!r}.")
-        max_epochs, max_samples = whole(max_epochs), whole(max_samples)
         check_names(table.streams)
         check_fixed(table.streams)
-        self.table, self.sized_by = table, count
-        if order in BY_BLOCKS and block is None and table.block is None:
+        block = table.block if block is None else block
+        if order in BY_BLOCKS and block is None:
             raise ConfigError(
                 f"order={order!r} goes by blocks of rows that lie together, and this {type(table).__name__} does not "
                 "say how many make one. Say it: hr.ArrayTable({...}, block=1000), or "
                 f"hr.Reader(table, {order!r}, block=1000); or use order='full'."
             )
-        if isinstance(order, MixOrder):
-            self._plain: Order | MixOrder = order
-        else:
-            self._plain = Order(len(table), order, seed=seed, block=table.block if block is None else block, mix=mix)
-        self.order: Order | MixOrder | Lanes = self._plain
-        self._lanes: Lanes | None = None
-        self.max_epochs, self.max_samples = max_epochs, max_samples
-        self.position = 0
-        """Rows read since the beginning of the first epoch."""
-        limits = [max_samples, None if max_epochs is None else max_epochs * self.order.n]
+        size = len(table)
+        plain = order if isinstance(order, MixOrder) else Order(size, order, seed=seed, block=block, mix=mix)
+        limits = [whole(max_samples), None if max_epochs is None else (whole(max_epochs) or 0) * plain.n]
         end = min((limit for limit in limits if limit is not None), default=None)
-        self.end = end
+        self.sized_by, self.position = count, 0
+        self.reading = Reading(table, plain, count, cross_epochs, end)
+        """What stands at which position."""
+        self.ahead = self.reading.ahead(0)
+
+    position: int
+    """Rows read since the beginning of the first epoch."""
+
+    @property
+    def table(self) -> Table:
+        return self.reading.table
+
+    @property
+    def order(self) -> Order | MixOrder | Lanes:
+        """The order in which rows are read."""
+        return self.reading.order
+
+    @property
+    def end(self) -> int | None:
         """The position at which it is finished, if it ever is."""
-        self._span = Span(self.order.n, cross_epochs, end)
-        self._packing: Packing = ByRows() if count == "rows" else ByItems(table, count, self._rows_at)
-        self._held: tuple[int, Indices] = (0, np.empty(0, np.int64))
-        together = self.order.block * self.order.mix * table.row_bytes
-        self._announces = table.block is not None and together >= WORTH_BYTES and self.order.kind != "none"
-        self._ahead: Ahead | AheadInLanes = Ahead(table, self._plain, self.epoch)
-        self._fingerprint = table.fingerprint()
+        return self.reading.end
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next row."""
+        return self.position // self.order.n
 
     def over(self, table: Table) -> "Reader":
-        """The same reading of another table."""
-        order = self._plain
-        found = Reader(
-            table,
-            order if isinstance(order, MixOrder) else order.kind,
-            order.seed,
-            block=order.block,
-            mix=order.mix,
-            count=self.sized_by,
-            cross_epochs=self._span.crosses,
-            max_epochs=self.max_epochs,
-            max_samples=self.max_samples,
-        )
-        if self._lanes is not None:
-            found.in_lanes(self._lanes.count, self._lanes.unit)
+        """The same reading of another table, which has as many rows."""
+        check_names(table.streams)
+        check_fixed(table.streams)
+        found = copy.copy(self)
+        found._go_on(replace(self.reading, table=table), 0)
         return found
 
     def in_lanes(self, count: int, unit: int) -> None:
@@ -125,12 +113,10 @@ class Reader(Source):
         `Lanes`. An order without shuffled blocks stays as it is, and so does one that is in the middle of an epoch.
         The lanes are part of the cursor: whoever goes on from it, as many workers or not, keeps them.
         """
-        if self.sized_by == "rows" and self._plain.kind in KINDS and self.position % self._span.rows == 0:
-            self._lay_out(None if count == 1 else Lanes(self._plain, count, unit))
-
-    def read_to(self, stop: int) -> None:
-        """It is finished at this position, for now, where nothing is read or computed ahead either."""
-        self._span = replace(self._span, end=stop if self.end is None else min(stop, self.end))
+        plain = self.reading.plain
+        if self.sized_by == "rows" and plain.kind in KINDS and self.position % plain.n == 0:
+            lanes = None if count == 1 else Lanes(plain, count, unit)
+            self._go_on(replace(self.reading, lanes=lanes), self.position)
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -145,11 +131,6 @@ class Reader(Source):
         return f"{type(self.table).__name__}'s Reader"
 
     @property
-    def epoch(self) -> int:
-        """The epoch of the next row."""
-        return self.position // self._span.rows
-
-    @property
     def level(self) -> str:
         return "exactly, after any batch, with any number of workers"
 
@@ -159,15 +140,15 @@ class Reader(Source):
 
     @property
     def item_bytes(self) -> float:
-        return self.row_bytes * self._packing.rows_per_item
+        return self.row_bytes * self.reading.rows_per_item
 
     @property
     def epoch_rows(self) -> int:
         """How many rows an epoch has; fewer than the table where it is finished before its end."""
-        return self._span.epoch_end(0)
+        return self.reading.epoch_end(0)
 
     def batches(self, size: int) -> int | None:
-        return self._packing.batches(size, self._span)
+        return self.reading.batches(size)
 
     def resident(self, device: torch.device) -> bool:
         return self.table.resident(device)
@@ -177,165 +158,126 @@ class Reader(Source):
         return None if macrobatch is None else macrobatch.only()
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
-        if not (found := whole(size)):
-            raise ConfigError(
-                f"a batch has at least one {'row' if self.sized_by == 'rows' else 'item'}, got size {size}."
-            )
-        start, size = self.position, found
-        if self._span.end is not None and start >= self._span.end:
-            return None
-        cuts = self._packing.cuts(start, size, self._wanted(start, size, rows), self._span)
-        stop = cuts[-1]
-        parts = list(pairwise(cuts))
-        if shard.count > 1:
-            parts = [self._packing.shard(a, b, shard) for a, b in parts]
-        macrobatch = Macrobatch({}, [b - a for a, b in parts], [b - a for a, b in pairwise(cuts)], [])
-        self._fill(macrobatch, parts if shard.count > 1 else [(start, stop)])
-        self.position = stop
-        macrobatch.cursors = [self._cursor(at) for at in cuts[1:]]
-        macrobatch.ends_epoch = stop >= self._span.epoch_end(cuts[-2])
+        macrobatch = self.reading.fetch(self.position, size, rows, shard, self.ahead)
+        self.position += 0 if macrobatch is None else sum(macrobatch.totals)
         return macrobatch
 
     def state_dict(self) -> State:
-        return self._cursor(self.position)
+        return self.reading.cursor(self.position)
 
     def apart(self) -> "Reader":
         return copy.copy(self)  # of what they share nothing depends on where one of them stands
 
     def load_state_dict(self, state: State) -> None:
-        expected = self._cursor(self.position)
-        if missing := [key for key in expected if key not in state and key != "lanes"]:
-            raise SourceError(f"this is not the cursor of a Reader: it lacks {', '.join(missing)}.")
-        differ = [k for k in expected if k not in OF_RUN and state.get(k) != expected[k]]
-        if differ:
-            listed = "; ".join(f"{k}: saved {state.get(k)!r}, now {expected[k]!r}" for k in differ)
-            if changed := self.table.changed_files(str(state["fingerprint"])):
-                listed += f"; changed: {', '.join(changed)}"
-            advice = "Read the same table, or say override=True (--override) to go on with this one."
-            if "rows" in differ:
-                advice = "A run goes on with as many rows as it had: read the same table, or begin another run."
-            raise SourceError(f"this cursor belongs to other data or another order ({listed}). {advice}")
-        lanes = None if (text := state.get("lanes")) is None else Lanes.parse(text, self._plain)
-        self.position = int(state["epoch"]) * self._span.rows + int(state["position"])
-        self._lay_out(lanes)
+        self._go_on(*self.reading.position(state))
 
-    def _lay_out(self, lanes: Lanes | None) -> None:
-        """Goes on in these lanes, or in none, from where it stands."""
-        if str(lanes) != str(self._lanes):
-            self._lanes, self.order, self._held = lanes, lanes or self._plain, (0, np.empty(0, np.int64))
-        self._ahead = Ahead(self.table, self._plain, self.epoch)
-        if self._lanes is not None:
-            self._ahead = AheadInLanes(self.table, self._lanes)
+    def _go_on(self, reading: Reading, position: int) -> None:
+        """Goes on from a position, and tells the table anew which rows come up."""
+        self.reading, self.position, self.ahead = reading, position, reading.ahead(position)
 
-    def _wanted(self, start: int, size: int, rows: int) -> int:
-        """How many batches to read together: up to the next multiple of as many, where they began with one."""
-        batches = max(1, rows // size)
-        at, odd = divmod(start % self._span.rows, size)
-        return batches if odd or self.sized_by != "rows" else batches - at % batches
 
-    def _fill(self, macrobatch: Macrobatch, parts: Sequence[tuple[int, int]]) -> None:
-        """Reads the rows of these runs of positions, and does to them what the table wants done."""
-        pieces = [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
-        macrobatch.fields = self._read(parts, pieces)
-        macrobatch.aliases = self.order.kind == "none" and self.table.aliases
-        if not self.table.augments:
-            return
-        draws = Draws.at(self.order.seed, pieces)
+class SourceWrapper(Source):
+    """A source made of another one, which it is like but for what it overrides."""
 
-        def finish(fields: Mapping[str, Field]) -> Mapping[str, Field]:
-            device = next(iter(fields.values())).device  # type: ignore[union-attr]
-            found = self.table.augment(fields, draws.to(device))
-            if self.sized_by != "rows" and found[self.sized_by].items != fields[self.sized_by].items:  # type: ignore[union-attr]
-                raise SourceError(f"a map changes the lengths of {self.sized_by!r}, whose items a size counts.")
-            check_batch(Batch(found, len(draws)), self.streams, type(self.table).__name__)
-            return found
+    def __init__(self, source: Source, **others: Any) -> None:
+        self._source = source
+        self.take_over(source, **others)
 
-        if self.table.augments == "device":
-            macrobatch.finish = finish
-        else:
-            macrobatch.own()  # a map may work in place
-            macrobatch.fields = finish(macrobatch.fields)
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._source.streams
 
-    def _by_epoch(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """A run of positions as (epoch, start, stop) within each epoch that it touches."""
-        n, pieces = self._span.rows, []
-        while True:
-            epoch, at = divmod(start, n)
-            end = min(stop, (epoch + 1) * n)
-            pieces.append((epoch, at, end - epoch * n))
-            if end == stop:
-                return pieces
-            start = end
+    @property
+    def waiting(self) -> Callable[[], None]:
+        """What the source calls while it waits."""
+        return self._source.waiting
 
-    def _read(self, runs: Sequence[tuple[int, int]], pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
-        for piece in pieces if self._announces else ():
-            self._ahead(*piece)
-        if self.order.kind == "none":
-            return self._stored(pieces)
-        indices = self._indices(runs, pieces)
-        return self._checked(self.table.take(torch.from_numpy(indices)), len(indices)).fields
+    @waiting.setter
+    def waiting(self, call: Callable[[], None]) -> None:
+        self._source.waiting = call
 
-    def _stored(self, pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
-        """Rows as they stand, of each run of them."""
-        batches = [self._checked(self.table.rows(start, stop), stop - start) for _, start, stop in pieces]
-        return {name: cat([batch[name] for batch in batches]) for name in batches[0].fields}
+    @property
+    def title(self) -> str:
+        return self._source.title
 
-    def _indices(self, runs: Sequence[tuple[int, int]], pieces: Sequence[tuple[int, int, int]]) -> Indices:
-        """The rows at these runs of positions, which are a shard's or all: those between them where that is cheaper."""
-        first, last = runs[0][0], runs[-1][1]
-        if len(runs) == 1 or last - first - sum(stop - start for start, stop in runs) < OF_OTHERS:
-            rows = self._rows_at(first, last)
-            return np.concatenate([rows[start - first : stop - first] for start, stop in runs])
-        epochs: dict[int, list[Indices]] = {}
-        for epoch, start, stop in pieces:
-            epochs.setdefault(epoch, []).append(np.arange(start, stop))
-        return np.concatenate([self.order.at(epoch, np.concatenate(those)) for epoch, those in epochs.items()])
+    @property
+    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+        return self._source.read_by
 
-    def _rows_at(self, start: int, stop: int) -> Indices:
-        """The rows at these positions, computed a longer stretch at a time, which is cheaper, and kept until used."""
-        first, held = self._held
-        if not first <= start <= stop <= first + len(held):
-            ends = self._span.epoch_end(max(start, stop - 1))  # looking ahead ends with the epoch
-            wanted = max(stop, min(start + STRETCH, ends))
-            pieces = self._by_epoch(start, wanted)
-            held = np.concatenate([self.order.indices(*piece) for piece in pieces])
-            first, self._held = start, (start, held)
-        return held[start - first : stop - first]
+    @property
+    def level(self) -> str:
+        return self._source.level
 
-    def _checked(self, batch: Batch, rows: int) -> Batch:
-        owner = type(self.table).__name__
-        if isinstance(batch, Batch) and batch.rows != rows:
-            raise SourceError(f"{owner}.take was asked for {rows} rows and gave {batch.rows}.")
-        if not self.table.augments:
-            check_batch(batch, self.streams, owner)
-        return batch
+    @property
+    def row_bytes(self) -> float:
+        return self._source.row_bytes
 
-    def _cursor(self, at: int) -> State:
-        order, (epoch, position) = self.order, divmod(at, self._span.rows)
-        cursor: Cursor = {
-            "version": VERSION,
-            "seed": order.seed,
-            "order": order.kind,
-            "epoch": epoch,
-            "position": position,
-            "rows": order.n,
-            "block": order.block,
-            "mix": order.mix,
-            "count": self.sized_by,
-            "cross_epochs": int(self._span.crosses),
-            "fingerprint": self._fingerprint,
-        }
-        if self._lanes is not None:
-            cursor["lanes"] = str(self._lanes)
-        return dict(cursor)
+    @property
+    def item_bytes(self) -> float:
+        return self._source.item_bytes
+
+    def resident(self, device: torch.device) -> bool:
+        return self._source.resident(device)
+
+
+class Epochs(SourceWrapper):
+    """A source whose epochs have `rows` rows, each going on where the last one ended.
+
+    The last batch of an epoch is as small as it has to be, if the source gives what is asked; else it crosses the
+    end. A source that ends is rewound, where it can be, and goes on within the epoch.
+    """
+
+    def __init__(self, source: Source, rows: int) -> None:
+        super().__init__(source, marks_ends=True, endless=False)
+        self.rows = rows
+        self._given = 0
+        self._initial = copy.deepcopy(source.state_dict())
+
+    def apart(self) -> "Epochs":
+        source = self._source.apart()
+        if source is self._source:
+            return self
+        found = copy.copy(self)
+        found._source = source
+        return found
+
+    def batches(self, size: int) -> int | None:
+        exact = self._source.endless and self.sized_by == "rows" and not self.own_size
+        return -(-self.rows // size) if exact else None
+
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        wanted = min(size, self.rows - self._given) if self.sized_by == "rows" else size
+        batch = self._source.pull(wanted, shard)
+        if batch is None:  # it has ended: once more from its beginning, where it goes back to by itself if not by us
+            if self._initial is not None:
+                self._source.load_state_dict(copy.deepcopy(self._initial))
+            batch = self._source.pull(wanted, shard)
+        if batch is None:
+            return None
+        self._given += batch.total
+        ends = self._given >= self.rows
+        self._given -= self.rows * ends
+        return Batch(batch.fields, batch.rows, total=batch.total, ends_epoch=ends)
+
+    def state_dict(self) -> State | None:
+        inner = self._source.state_dict()
+        return None if inner is None else {"rows": self.rows, "given": self._given, "source": inner}
+
+    def load_state_dict(self, state: State) -> None:
+        if not state.keys() >= {"rows", "given", "source"}:
+            raise SourceError(f"this is not the state of epochs of a {type(self._source).__name__}: {list(state)}.")
+        if state["rows"] != self.rows:
+            raise SourceError(f"this is the state of epochs of {state['rows']} rows; these have {self.rows}.")
+        self._source.load_state_dict(state["source"])
+        self._given = int(state["given"])
 
 
 @contextmanager
 def rewound(source: Source) -> Iterator[None]:
-    """A source that stands afterwards where it stood before, if it can; a table is read from its first row."""
+    """Puts a source back afterwards to where it stood, if it can be; a table is read from its first row meanwhile."""
     state = copy.deepcopy(source.state_dict())
     if isinstance(source, Reader) and state is not None:
-        source.load_state_dict({**state, "epoch": 0, "position": 0})
+        source.load_state_dict(source.reading.cursor(0))
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import DataError
 from .batch import Stream
-from .categories import Categories, Place, is_text, shown
+from .categories import Categories, ColumnPlace, is_text, pa, pt, shown
 
 METADATA = b"headrace"
 NUMBERS = {
@@ -40,20 +40,18 @@ def streams_of(schema: Any, declared: Sequence[Stream] = (), where: str = "") ->
 
 def schema_of(streams: Sequence[Stream], ones: Collection[str] = (), categories: Categories | None = None) -> Any:
     """The schema in which streams are written; `ones` are sparse streams whose every value is 1."""
-    import pyarrow as pa
-
     return pa.schema([_field_of(s, s.name in ones, (categories or {}).get(s.name)) for s in streams])
 
 
 def categories_in(schema: Any) -> dict[str, list[str]]:
     """The categories that a schema written by `schema_of` tells."""
-    found = {field.name: _metadata(field, Place(field.name)).get("categories") for field in schema}
+    found = {field.name: _metadata(field, ColumnPlace(field.name)).get("categories") for field in schema}
     return {name: held for name, held in found.items() if isinstance(held, list)}
 
 
 def _stream_of(field: Any, where: str) -> Stream:
     """The stream that one column is, by its metadata or by its type alone."""
-    place = Place(field.name, where)
+    place = ColumnPlace(field.name, where)
     said = _metadata(field, place)
     if "layout" in said:
         try:
@@ -78,8 +76,6 @@ def _stream_of(field: Any, where: str) -> Stream:
 
 def _undeclared(name: str, kind: Any) -> str:
     """What is to be said of a list of lists or of pairs, for its type does not tell what stream it is."""
-    import pyarrow.types as pt
-
     nested = is_list(kind)
     if nested and not pt.is_integer(kind.value_type) and not is_pair(kind.value_type):
         return ", lists in lists, which no stream is. Make the inner ones of a fixed size, or join them."
@@ -91,14 +87,12 @@ def _undeclared(name: str, kind: Any) -> str:
 
 def _fitting(stream: Stream, field: Any, where: str) -> Stream:
     if not fits(field.type, stream):
-        raise DataError(differs(stream, field.type, Place(field.name, where)))
+        raise DataError(differs(stream, field.type, ColumnPlace(field.name, where)))
     return stream
 
 
 def fits(kind: Any, stream: Stream) -> bool:
     """Whether the rows of a stream may be read from a column of this type."""
-    import pyarrow.types as pt
-
     kind = storage(kind)
     if stream.sequence:
         if not is_list(kind):
@@ -118,8 +112,6 @@ def fits(kind: Any, stream: Stream) -> bool:
 
 
 def _holds(leaf: Any, dtype: str) -> bool:
-    import pyarrow.types as pt
-
     if is_text(leaf):
         return dtype == "int64"
     if pt.is_dictionary(leaf):
@@ -136,15 +128,13 @@ def index_in(schema: Any) -> set[str]:
         return set()
 
 
-def differs(stream: Stream, kind: Any, place: Place) -> str:
+def differs(stream: Stream, kind: Any, place: ColumnPlace) -> str:
     return (
         f"{place}: expected {stream}, got {_said(kind)}. Declare the stream as it is stored, or write the file again."
     )
 
 
 def _field_of(stream: Stream, ones: bool, categories: Sequence[str] | None) -> Any:
-    import pyarrow as pa
-
     if stream.dtype not in _TYPES:
         raise DataError(f"stream {stream.name!r}: Arrow has no {stream.dtype}. Convert it to float32 or int64.")
     leaf = kind = pa.type_for_alias(_TYPES[stream.dtype])
@@ -171,7 +161,7 @@ def _said_of(stream: Stream, categories: Sequence[str] | None) -> dict[bytes, by
     return {METADATA: json.dumps(said).encode()} if said else None
 
 
-def _metadata(field: Any, place: Place) -> dict[str, Any]:
+def _metadata(field: Any, place: ColumnPlace) -> dict[str, Any]:
     raw = (field.metadata or {}).get(METADATA, b"{}")
     try:
         said = json.loads(raw)
@@ -183,41 +173,29 @@ def _metadata(field: Any, place: Place) -> dict[str, Any]:
 
 
 def storage(kind: Any) -> Any:
-    import pyarrow as pa
-
     return kind.storage_type if isinstance(kind, pa.FixedShapeTensorType) else kind
 
 
 def _shape(kind: Any) -> tuple[int, ...]:
     """The shape of one item of this type."""
-    import pyarrow as pa
-
     if isinstance(kind, pa.FixedShapeTensorType):
         return tuple(kind.shape[place] for place in kind.permutation or range(len(kind.shape)))
     return (kind.list_size,) if is_fixed(kind) else ()
 
 
 def is_list(kind: Any) -> bool:
-    import pyarrow.types as pt
-
     return bool(pt.is_list(kind) or pt.is_large_list(kind))
 
 
 def is_fixed(kind: Any) -> bool:
-    import pyarrow.types as pt
-
     return bool(pt.is_fixed_size_list(kind))
 
 
 def is_pair(kind: Any) -> bool:
-    import pyarrow.types as pt
-
     return bool(pt.is_struct(kind)) and [field.name for field in kind] == ["index", "value"]
 
 
-def _dtype(leaf: Any, place: Place) -> str:
-    import pyarrow.types as pt
-
+def _dtype(leaf: Any, place: ColumnPlace) -> str:
     if pt.is_dictionary(leaf):
         leaf = leaf.value_type
     if (dtype := NUMBERS.get(str(leaf))) is not None:
@@ -226,8 +204,6 @@ def _dtype(leaf: Any, place: Place) -> str:
 
 
 def _advice(kind: Any) -> str:
-    import pyarrow.types as pt
-
     if pt.is_temporal(kind):
         return "Cast it to int64 before it is written, or leave it out: columns= says which are read."
     if pt.is_decimal(kind):

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, SourceError, unknown
-from .batch import ANY, Batch, State, Stream, concat, torch_dtype
+from .batch import ANY, Batch, Macrobatch, State, Stream, concat, torch_dtype
 from .fields import Field, Opaque, has_rows
-from .macrobatch import Macrobatch
 
 if TYPE_CHECKING:
     from .draws import Draws
@@ -238,7 +237,7 @@ class Table(ABC):
         self.sequence(stream)
         raise SourceError(f"{type(self).__name__} does not know the lengths of {stream!r}. Give it lengths(stream).")
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         """The rows from `start` to `stop` will be taken in any order, `now` or soon: a chance to read them at once."""
 
     def augment(self, fields: Mapping[str, Field], draws: "Draws") -> Mapping[str, Field]:
@@ -303,7 +302,7 @@ class Table(ABC):
 
 
 def fingerprint_of(*said: object) -> str:
-    """A short hash of what these say."""
+    """A short hash of the texts of these values."""
     return hashlib.blake2b("\n".join(map(str, said)).encode(), digest_size=8).hexdigest()
 
 
@@ -338,7 +337,7 @@ def check_batch(
 
 
 def _item_bytes(stream: Stream) -> float:
-    """Of a sparse item, whose numbers nobody has counted, a guess."""
+    """About how many bytes an item takes; of a sparse one a guess, as nobody has counted its numbers."""
     if stream.layout == "sparse":
         return SOME
     return math.prod(SOME if size == ANY else size for size in stream.shape) * torch_dtype(stream.dtype).itemsize

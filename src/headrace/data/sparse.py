@@ -1,4 +1,4 @@
-"""Sparse rows: where the numbers are that are not zero."""
+"""Sparse rows: only the numbers that are not zero are stored, with their places."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .fields import Rows, take
-from .offsets import check_offsets, cut, joined_offsets, places
+from .fields import Rows, check_offsets
 
 
 class Sparse(Rows):
     """Rows of `dim` numbers, nearly all zero: row i has its values at indices[offsets[i]:offsets[i + 1]].
 
-    Without `values` every one of them is 1. `bounds` are the offsets on the host.
+    Without `values` every one of them is 1. `host_offsets` are the offsets on the host.
     """
 
     __slots__ = ("dim", "dtype", "indices", "values")
@@ -23,9 +22,9 @@ class Sparse(Rows):
     def __init__(
         self, indices: Tensor, values: Tensor | None, offsets: Tensor, dim: int, dtype: torch.dtype = torch.float32
     ) -> None:
-        self.indices, self.values, self.offsets, self.bounds = indices, values, offsets, offsets.cpu()
+        self.indices, self.values, self.offsets, self.host_offsets = indices, values, offsets, offsets.cpu()
         self.dim, self.dtype = dim, dtype if values is None else values.dtype
-        check_offsets(self.bounds, len(indices), "a Sparse", "indices")
+        check_offsets(self.host_offsets, len(indices), "a Sparse", "indices")
         if values is not None and len(values) != len(indices):
             raise DataError(f"a Sparse has {len(indices)} indices and {len(values)} values. It needs one for each.")
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < dim:
@@ -51,17 +50,14 @@ class Sparse(Rows):
         """A row with a single 1 for every id."""
         return cls(ids, None, torch.arange(len(ids) + 1, device=ids.device), dim, dtype)
 
-    def _like(self, indices: Tensor, values: Tensor | None, offsets: Tensor, bounds: Tensor) -> "Sparse":
-        made = Sparse.__new__(Sparse)
-        made.indices, made.values, made.offsets, made.bounds = indices, values, offsets, bounds
-        made.dim, made.dtype = self.dim, self.dtype
-        return made
+    def _parts(self) -> list[Tensor | Rows]:
+        return [self.indices] if self.values is None else [self.indices, self.values]
 
-    def __getitem__(self, key: slice) -> "Sparse":
-        """Rows start:stop as a view."""
-        items, offsets, bounds = self._run(key)
-        values = None if self.values is None else self.values[items]
-        return self._like(self.indices[items], values, offsets, bounds)
+    def _like(self, parts: Sequence[Tensor], offsets: Tensor, host_offsets: Tensor) -> "Sparse":
+        made = Sparse.__new__(Sparse)
+        made.indices, made.values = parts[0], parts[1] if len(parts) > 1 else None
+        made.offsets, made.host_offsets, made.dim, made.dtype = offsets, host_offsets, self.dim, self.dtype
+        return made
 
     def __repr__(self) -> str:
         return f"Sparse({len(self)} rows of {self.dim}, {len(self.indices)} numbers)"
@@ -73,7 +69,7 @@ class Sparse(Rows):
     @property
     def ids(self) -> Tensor:
         """The index of each row, where every row has exactly one."""
-        if len(self.indices) != len(self) or not bool((self.bounds.diff() == 1).all()):
+        if len(self.indices) != len(self) or not bool((self.host_offsets.diff() == 1).all()):
             raise DataError("these rows are not one-hot: ids need exactly one index in each.")
         return self.indices.long()
 
@@ -96,30 +92,11 @@ class Sparse(Rows):
         """The arguments of an EmbeddingBag: `embedding(**words.bag())`; values other than 1 want its mode "sum"."""
         return {"input": self.indices.long(), "offsets": self.offsets[:-1], "per_sample_weights": self.values}
 
-    def take(self, indices: Tensor) -> "Sparse":
-        where, bounds = places(self.bounds, indices)
-        values = None if self.values is None else take(self.values, where)
-        return self._like(take(self.indices, where), values, bounds.to(self.device, non_blocking=True), bounds)
-
-    def split(self, counts: Sequence[int]) -> "list[Sparse]":
-        items, offsets, bounds = cut(self.offsets, self.bounds, counts)
-        indices = self.indices.split(items)
-        values = [None] * len(items) if self.values is None else self.values.split(items)
-        return [self._like(*part) for part in zip(indices, values, offsets, bounds, strict=True)]
-
     @classmethod
     def cat(cls, parts: "Sequence[Sparse]") -> "Sparse":
-        values = None
         if any(part.values is not None for part in parts):
-            values = torch.cat([part._numbers() for part in parts])
-        return parts[0]._like(torch.cat([part.indices for part in parts]), values, *joined_offsets(parts))
-
-    def tensors(self) -> list[Tensor]:
-        return [self.indices, self.offsets, *([] if self.values is None else [self.values])]
-
-    def map(self, change: Any) -> "Sparse":
-        values = None if self.values is None else change(self.values)
-        return self._like(change(self.indices), values, change(self.offsets), self.bounds)
+            parts = [part._like([part.indices, part._numbers()], part.offsets, part.host_offsets) for part in parts]
+        return super().cat(parts)
 
     def _numbers(self) -> Tensor:
         if self.values is not None:

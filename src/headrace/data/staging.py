@@ -1,22 +1,75 @@
-"""The two halves of staging: macrobatches are asked of a source, and copied to a device."""
+"""The two halves of staging: macrobatches are asked of a source, in the sizes wanted, and copied to a device."""
 
 import copy
-from collections.abc import Callable
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 
-from ..errors import HeadraceError, SourceError
-from ..length import Counters
-from .batch import Batch
+from ..errors import ConfigError, HeadraceError, SourceError
+from ..length import Counters, Length, interval, whole
+from .batch import Batch, Macrobatch
 from .fields import has_rows
-from .macrobatch import Macrobatch
-from .sizes import Sizes
 from .source import Shard, Source
+
+BatchSize = int | Mapping[str | int, int]
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+KEEP_BYTES = 256 << 20  # free memory at the top of the heap that is not given back
+LARGEST_BYTES = 32 << 20  # the largest block that may come from the heap; glibc allows no more
+
+
+class Sizes:
+    """The size of each batch, as a function of how far the training has come: `{0: 32, "5 epochs": 64}`.
+
+    Points count epochs or samples; of those that are reached, the last one given counts. A size holds from the first
+    batch that begins at its point or behind it.
+    """
+
+    def __init__(self, given: BatchSize, what: str = "batch_size") -> None:
+        points: dict[str | int, int] = dict(given) if isinstance(given, Mapping) else {0: given}
+        if 0 not in points:
+            raise ConfigError(f"{what}= begins with a size for 0, as in {{0: 32, '5 epochs': 64}}; got {given!r}.")
+        for key, size in points.items():
+            points[key] = whole(size) or 0
+            if not points[key]:
+                raise ConfigError(f"{what}= is a whole number greater than 0, got {size!r}.")
+        self.first = points.pop(0)
+        self._points = [(self._point(key, what), size) for key, size in points.items()]
+
+    @property
+    def constant(self) -> bool:
+        """Whether all batches have the first size."""
+        return not self._points
+
+    def times(self, workers: int) -> "Sizes":
+        """The sizes of batches that hold one of these for each worker."""
+        found = copy.copy(self)
+        found.first, found._points = workers * self.first, [(point, workers * size) for point, size in self._points]
+        return found
+
+    def at(self, counters: Counters) -> int:
+        """The size of a batch that begins here."""
+        return next((size for point, size in reversed(self._points) if point.reached(counters)), self.first)
+
+    def left(self, counters: Counters) -> int | None:
+        """How many more samples it can hold for, if it depends on them."""
+        ahead = [int(p.count) - counters.samples for p, _ in self._points if p.unit == "samples"]
+        return min((rows for rows in ahead if rows > 0), default=None)
+
+    @staticmethod
+    def _point(key: str | int, what: str) -> Length:
+        point = interval(key, what)  # type: ignore[arg-type]
+        if point.unit == "steps":
+            raise ConfigError(f"{what}= changes after epochs or samples, got {key!r}: steps depend on the size itself.")
+        return point
 
 
 class Copy:
-    """From pinned host memory to the device, on a stream of its own where the device has streams."""
+    """Copies macrobatches to a device, on a stream of its own where the device has streams."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -61,7 +114,7 @@ class Copy:
 
 
 class Pull:
-    """Asks the source. One that does not say where an epoch ends is asked one macrobatch ahead to find out.
+    """Asks a source for macrobatches. One that does not say where an epoch ends is asked one ahead to find out.
 
     Cursors stay with their batches, so asking ahead moves none.
     """
@@ -127,3 +180,19 @@ class Pull:
             ) from error
         self._read += 0 if macrobatch is None else sum(macrobatch.totals)
         return macrobatch
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Tells the C library, once, to keep the memory that a training frees in one batch and needs in the next.
+
+    By default glibc hands large blocks back to the system and asks for them again: hundreds of page faults a batch, up
+    to a tenth of the time of a small convolutional network. Environments that set `MALLOC_…` variables, or use another
+    allocator, are left alone.
+    """
+    if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGEST_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)

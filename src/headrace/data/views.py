@@ -20,7 +20,23 @@ BLOCK = 65536  # rows looked at together where a whole table is read once
 NEAR = 4  # rows that are chosen from no more than so many times their number lie together
 
 
-class Concat(Table):
+class _Joined(Table):
+    """What tables made of several tables have in common."""
+
+    def __init__(self, tables: Sequence[Table], who: str) -> None:
+        plain(tables, who)
+        self.tables = list(tables)
+        self.block = max((table.block for table in tables if table.block is not None), default=None)
+
+    @property
+    def aliases(self) -> bool:
+        return any(table.aliases for table in self.tables)
+
+    def resident(self, device: torch.device) -> bool:
+        return all(table.resident(device) for table in self.tables)
+
+
+class Concat(_Joined):
     """Tables with the same streams, one after the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -33,11 +49,9 @@ class Concat(Table):
                 raise DataError(f"concat(): table 0 has the streams {listed[0]}; table {k} has {listed[1]}.")
             if dict(table.read_by) != dict(first.read_by):
                 raise DataError(f"concat(): table {k} has other categories than table 0. Open it with categories=.")
-        self.tables, self._first = list(tables), first
+        super().__init__(tables, "concat")
+        self._first = first
         self._bounds = np.array([0, *accumulate(map(len, tables))])
-        blocks = [table.block for table in tables if table.block is not None]
-        self.block = max(blocks, default=None)
-        plain(tables, "concat")
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -72,16 +86,9 @@ class Concat(Table):
     def lengths(self, stream: str) -> Tensor:
         return torch.cat([table.lengths(stream) for table in self.tables])
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         for k, a, b in self._parts(start, stop):
-            self.tables[k].expect(a, b, now=now)
-
-    @property
-    def aliases(self) -> bool:
-        return any(table.aliases for table in self.tables)
-
-    def resident(self, device: torch.device) -> bool:
-        return all(table.resident(device) for table in self.tables)
+            self.tables[k].prefetch(a, b, now=now)
 
     @property
     def categories(self) -> Mapping[str, Sequence[str]]:
@@ -132,8 +139,8 @@ class Wrapper(Table):
     def lengths(self, stream: str) -> Tensor:
         return self.table.lengths(stream)
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
-        self.table.expect(start, stop, now=now)
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
+        self.table.prefetch(start, stop, now=now)
 
     def augment(self, fields: Mapping[str, Field], draws: Draws) -> Mapping[str, Field]:
         return self.table.augment(fields, draws)
@@ -164,65 +171,48 @@ class Wrapper(Table):
         return self.table.changed_files(fingerprint)
 
 
-class Run(Wrapper):
-    """The rows of a table from `start` to `stop`."""
+class View(Wrapper):
+    """Some rows of a table: those at these numbers, in this order. A `range` of them are rows as they are stored."""
 
-    def __init__(self, table: Table, start: int, stop: int) -> None:
+    def __init__(self, table: Table, numbers: Tensor | range) -> None:
         super().__init__(table)
-        self.start, self.stop = start, stop
+        self.numbers = numbers
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.numbers)
 
     def take(self, indices: Tensor) -> Batch:
-        return self.table.take(indices + self.start)
+        run = self.numbers
+        return self.table.take(indices + run.start if isinstance(run, range) else run[indices])
 
     def rows(self, start: int, stop: int) -> Batch:
-        return self.table.rows(self.start + start, self.start + stop)
+        run = self.numbers[start:stop]
+        return self.table.rows(run.start, run.stop) if isinstance(run, range) else self.table.take(run)
 
     def lengths(self, stream: str) -> Tensor:
-        return self.table.lengths(stream)[self.start : self.stop]
+        run = self.numbers
+        return self.table.lengths(stream)[slice(run.start, run.stop) if isinstance(run, range) else run]
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
-        self.table.expect(self.start + start, self.start + stop, now=now)
-
-    def fingerprint(self) -> str:
-        return digest(self.table.fingerprint(), self.start, self.stop)
-
-
-class Chosen(Wrapper):
-    """The rows of a table at these numbers, in this order."""
-
-    aliases = False  # rows are taken
-
-    def __init__(self, table: Table, indices: Tensor) -> None:
-        super().__init__(table)
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def take(self, indices: Tensor) -> Batch:
-        return self.table.take(self.indices[indices])
-
-    def rows(self, start: int, stop: int) -> Batch:
-        return self.table.take(self.indices[start:stop])
-
-    def lengths(self, stream: str) -> Tensor:
-        return self.table.lengths(stream)[self.indices]
-
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
-        if stop > start:
-            run = self.indices[start:stop]
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
+        run = self.numbers[start:stop]
+        if isinstance(run, range):
+            self.table.prefetch(run.start, run.stop, now=now)
+        elif len(run):
             first, last = int(run.min()), int(run.max()) + 1
-            if last - first <= NEAR * (stop - start):  # a few rows from all over are no run
-                self.table.expect(first, last, now=now)
+            if last - first <= NEAR * len(run):  # a few rows from all over are no run
+                self.table.prefetch(first, last, now=now)
+
+    @property
+    def aliases(self) -> bool:
+        return isinstance(self.numbers, range) and self.table.aliases
 
     def fingerprint(self) -> str:
-        return digest(self.table.fingerprint(), self.indices.numpy().tobytes())
+        run = self.numbers
+        said = [run.start, run.stop] if isinstance(run, range) else [run.numpy().tobytes()]
+        return digest(self.table.fingerprint(), *said)
 
 
-class Zipped(Table):
+class Zipped(_Joined):
     """Tables side by side: row i has the streams of row i of each."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -242,10 +232,7 @@ class Zipped(Table):
                         f"hr.map(table, lambda fields: {{'y': fields[{stream.name!r}]}})."
                     )
                 owner[stream.name] = k
-        self.tables = list(tables)
-        blocks = [table.block for table in tables if table.block is not None]
-        self.block = max(blocks, default=None)
-        plain(tables, "zip")
+        super().__init__(tables, "zip")
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -264,16 +251,9 @@ class Zipped(Table):
         self.stream(stream)
         return next(t for t in self.tables if stream in [s.name for s in t.streams]).lengths(stream)
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         for table in self.tables:
-            table.expect(start, stop, now=now)
-
-    @property
-    def aliases(self) -> bool:
-        return any(table.aliases for table in self.tables)
-
-    def resident(self, device: torch.device) -> bool:
-        return all(table.resident(device) for table in self.tables)
+            table.prefetch(start, stop, now=now)
 
     @property
     def categories(self) -> Mapping[str, Sequence[str]]:
@@ -295,7 +275,7 @@ class Zipped(Table):
         return Batch({name: batch[name] for batch in batches for name in batch}, batches[0].rows)
 
 
-class Moved(Wrapper):
+class OnDevice(Wrapper):
     """A table whose rows have been read once, into the memory of a device."""
 
     def __init__(self, table: Table, device: torch.device) -> None:
@@ -303,7 +283,7 @@ class Moved(Wrapper):
         super().__init__(whole.to(device))
         self.block, self._origin = table.block, table
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         pass
 
     @property

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data.arrow import categories_in, fields_of, streams_of
+from ..data.arrow import fields_of
 from ..data.batch import Stream
-from ..data.categories import Categories, Place, is_text, leaf_of, leaves, refuse_nulls, shown
+from ..data.categories import Categories, ColumnPlace, is_text, leaf_of, leaves, refuse_nulls, shown
 from ..data.fields import cat
-from ..data.schema import index_in
+from ..data.schema import categories_in, index_in, streams_of
 from ..errors import ConfigError, DataError, unknown
 from .blocks import Fields, OpenFile
 from .paths import DataFile, reading
@@ -58,7 +58,7 @@ class ArrowFile(OpenFile):
     def strings(self, column: str) -> Iterator[Any]:
         for block in range(len(self.counts)):
             for batch in self.batches(block, [column]):
-                yield leaf_of(batch.column(0), Place(column, str(self.file)))
+                yield leaf_of(batch.column(0), ColumnPlace(column, str(self.file)))
 
 
 class HeldArrowFile(ArrowFile):
@@ -78,7 +78,7 @@ class HeldArrowFile(ArrowFile):
         for batch in self._batches:
             batch.validate()
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                refuse_nulls(column, Place(name, str(file), lambda item, first=first: first + item))  # type: ignore[misc]
+                refuse_nulls(column, ColumnPlace(name, str(file), lambda item, first=first: first + item))  # type: ignore[misc]
             first += batch.num_rows
 
     def gather(self, budget_bytes: int) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.arrays import populate
 from ..data.batch import Batch, Stream
 from ..data.categories import Categories
 from ..data.fields import Field, map_tensors, nbytes_of, take, tensors_of
-from ..data.pages import populate
 from ..data.source import Table
 from .paths import DataFile, reading
 from .select import Picks
@@ -152,12 +152,12 @@ class Block(Table):
         name = self._picks.column_of(self.sequence(stream).name)
         lying = self._in_place()
         field = (lying if name in lying else self._read([name]))[name]
-        return field.bounds.diff()  # type: ignore[union-attr]
+        return field.host_offsets.diff()  # type: ignore[union-attr]
 
     def resident(self, device: torch.device) -> bool:
         return device.type == "cpu" and self._store.held  # the system reads ahead: no thread has to
 
-    def expect(self, start: int, stop: int, *, now: bool = True) -> None:
+    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
         for field in self._in_place().values():
             populate(field[start:stop], now)  # type: ignore[index]
 

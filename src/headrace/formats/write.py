@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data.arrow import only_ones, record_batch_of, schema_of
+from ..data.arrow import only_ones, record_batch_of
 from ..data.batch import Batch, Stream, concat
+from ..data.schema import schema_of
 from ..data.source import Table
 from ..errors import ConfigError, DataError, HeadraceError
 from ..store import disk

@@ -300,7 +300,7 @@ def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
         if isinstance(targets, Ragged) and (found := re.search(r"\brow (\d+)", said)):
             item = int(found[1])
             row = int(targets.rows_of(torch.tensor(item)))
-            said = said.replace(found[0], f"row {row}, item {item - int(targets.bounds[row])}", 1)
+            said = said.replace(found[0], f"row {row}, item {item - int(targets.host_offsets[row])}", 1)
         raise DataError(f"the {name} data: {said}" if name else said) from None
 
 

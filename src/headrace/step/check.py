@@ -12,9 +12,9 @@ from ..data.batch import Batch, Stream
 from ..data.categories import Categories
 from ..data.ragged import Ragged
 from ..data.reader import Reader
-from ..data.sizes import Sizes
 from ..data.source import Source
 from ..data.sparse import Sparse
+from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length
 from ..length import whole as whole_number

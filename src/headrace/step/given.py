@@ -15,7 +15,7 @@ from ..data.maps import owned
 from ..data.ragged import Ragged
 from ..data.reader import Reader
 from ..data.source import Source
-from ..data.views import Moved
+from ..data.views import OnDevice
 from ..errors import ConfigError, DataError
 from . import check
 
@@ -47,7 +47,7 @@ def source_on(
     if device.type == "cuda" and table.resident(torch.device("cpu")) and not table.augments:
         free, _ = torch.cuda.mem_get_info(device)
         if len(table) * table.row_bytes <= RESIDENT_SHARE * free:
-            table = Moved(table, device)
+            table = OnDevice(table, device)
     count = "rows" if like is None else like.sized_by
     return Reader(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
 

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from ..data.batch import Batch, Stream
 from ..data.feed import Feed
 from ..data.reader import rewound
-from ..data.sizes import BatchSize, Sizes
 from ..data.source import Source
+from ..data.staging import BatchSize, Sizes
 from ..errors import ConfigError
 from ..length import whole
 from ..loss.metrics import Metrics, Wanted

@@ -14,8 +14,7 @@ import torch
 from .. import __version__
 from ..errors import CheckpointError, ConfigError, CorruptError
 from . import disk
-from .contents import Contents
-from .manifest import COMMIT, MANIFEST, PIECE_BYTES, Manifest, Written, opened
+from .contents import COMMIT, MANIFEST, PIECE_BYTES, Contents, Manifest, Written, opened
 
 _STEP = re.compile(r"step-(\d{12,18})")
 _LEFTOVER = re.compile(r"\.(tmp|trash)-\d+-[0-9a-f]{32}")
@@ -37,7 +36,9 @@ class Keep:
 
 
 class Store:
-    """`save` returns when a checkpoint is certain to be on the disk; `load` returns nothing that is not verified.
+    """Saves, lists, verifies and loads the checkpoints of a run.
+
+    `save` returns when a checkpoint is certain to be on the disk; `load` returns nothing that is not verified.
 
     Checkpoints of other runs, and files of other people, are never touched. `run_id=None` reads those of any run.
     """

@@ -1,14 +1,18 @@
-"""State as JSON beside tensors: no pickle, nothing but plain values, and what does not fit is named.
+"""State as bytes without pickle: JSON for plain values, safetensors for the tensors beside them.
 
 JSON keeps None, booleans, integers, finite floats (exactly), text, lists and dicts with text as keys. Everything
 else is a dict with a single key that begins with "$": `{"$tensor": name}` stands for a tensor kept elsewhere.
 """
 
+import json
+import marshal
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -16,7 +20,28 @@ from ..errors import CheckpointError, CorruptError
 
 Tensors = dict[str, Tensor]
 INTEGER_BITS = 4096  # more than any generator's state has; Python does not write much longer ones
+HEADER_BYTES = 1 << 20  # of a tensor file, unless the manifest says that it has many tensors
+HEADER_BYTES_EACH = 1024
 _KINDS = {"$tensor": str, "$array": str, "$float": str, "$tuple": list, "$items": list}
+_UNREADABLE = (ValueError, KeyError, TypeError, OverflowError, AssertionError, RuntimeError)
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
 
 
 def encode(value: Any, tensors: Tensors, at: str, *, strict: bool = False) -> Any:
@@ -39,6 +64,112 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         if isinstance(error, CorruptError):
             raise
         raise CorruptError(f"state cannot be read: {type(error).__name__}: {error}") from None
+
+
+def to_json(document: Any) -> bytes:
+    """A document as JSON; what it has under a name as bytes is JSON already."""
+    if isinstance(document, dict) and any(isinstance(part, bytes) for part in document.values()):
+        texts = (part if isinstance(part, bytes) else to_json(part) for part in document.values())
+        return b"{" + b",".join(to_json(name) + b":" + text for name, text in zip(document, texts, strict=True)) + b"}"
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def from_json(data: bytes, name: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"{name} is not JSON: {error}") from None
+
+
+def tensor_pieces(file: str, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """A safetensors file (https://huggingface.co/docs/safetensors), without a copy of the tensors' bytes."""
+    if "__metadata__" in tensors:
+        raise CheckpointError(
+            f"{file} cannot hold a tensor named '__metadata__': the format keeps that name to itself."
+        )
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": dtype_name(file, name, tensor),
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    try:
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"{file} cannot hold a tensor whose name is not Unicode: {error}") from None
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, tensor in ordered:
+        if tensor.numel():
+            yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def parse_tensors(data: bytes, file: str, count: int) -> dict[str, Tensor]:
+    """The tensors of a safetensors file that is said to hold so many."""
+    length = int.from_bytes(data[:8], "little")
+    limit = max(HEADER_BYTES, HEADER_BYTES_EACH * count)
+    if len(data) < 8 or length > min(limit, len(data) - 8):
+        raise CorruptError(f"{file}: a header of {length:,} bytes; at most {limit:,} are read.")
+    try:
+        return safetensors.torch.load(data)
+    except (safetensors.SafetensorError, *_UNREADABLE) as error:
+        raise CorruptError(f"{file} is not a file of tensors: {error}") from None
+
+
+def dtype_name(file: str, name: str, tensor: Tensor) -> str:
+    """How safetensors calls the dtype of a tensor."""
+    if tensor.dtype not in _NAMES:
+        raise CheckpointError(f"{name!r} is of {tensor.dtype}, which {file} cannot hold.")
+    return _NAMES[tensor.dtype]
+
+
+class Texts:
+    """Encodes the rows of a history as JSON; those that have not changed since the last time are not encoded again."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}  # the texts of plain rows by what is in them: they are never outdated
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> bytes:
+        """All of these rows, as one list."""
+        known, self._known, texts = self._known, {}, []
+        for row in rows:
+            content = _content(row)
+            text = known.get(content) or to_json(_row_encoded(row))
+            if content in known or (content and _is_plain([*row, *row.values()])):
+                self._known[content] = text
+            texts.append(text)
+        return b"[" + b",".join(texts) + b"]"
+
+
+def _content(row: dict[str, Any]) -> bytes:
+    """What is in a row, and in no other that is plain: 1 is not 1.0, nor `True`. Empty if there is no telling."""
+    try:
+        return marshal.dumps(row, 2)  # later versions look at who else holds an object
+    except ValueError:
+        return b""
+
+
+def _is_plain(value: Any, depth: int = 4) -> bool:
+    """Whether a value is of numbers and text, in lists at most."""
+    if type(value) is list:
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _row_encoded(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for JSON; what a metric of one's own gave, and cannot be saved, as text."""
+    found = {}
+    for key, value in row.items():
+        value = value.tolist() if isinstance(value, Tensor) else value
+        try:
+            found[key] = encode(value, {}, key)
+        except CheckpointError:
+            found[key] = str(value)
+    return found
 
 
 def _encoded(value: Any, tensors: Tensors, at: str, strict: bool) -> Any:

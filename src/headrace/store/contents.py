@@ -1,43 +1,40 @@
-"""What a checkpoint holds: documents and tensors, by the name of the file that each is kept in."""
+"""What a checkpoint holds, and its manifest: which files there are and what their bytes hash to.
 
-import json
+Nothing that is read is believed before it is checked.
+"""
+
+import hashlib
+import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, CorruptError
-from .shape import DICT, check
+from . import disk
+from .codec import dtype_name, from_json, parse_tensors, tensor_pieces, to_json
+from .shape import ANY, COUNT, DICT, TEXT, check, each
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
+FORMAT = 1
+MANIFEST, COMMIT = "manifest.json", "COMMIT"
+MANIFEST_BYTES = 16 << 20
+FILES_MAX = 100_000
+PIECE_BYTES = 1 << 20
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _OF_WORKER = re.compile(r"rank-\d+\.json")
-_UNREADABLE = (ValueError, KeyError, TypeError, OverflowError, AssertionError, RuntimeError)
-HEADER_BYTES = 1 << 20  # of a tensor file, unless the manifest says that it has many tensors
-HEADER_BYTES_EACH = 1024
-
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
+_MANIFEST = {
+    "run_id": TEXT,
+    "step": COUNT,
+    "world": COUNT,
+    "made_by": DICT,
+    "files": [{"name": ANY, "size": COUNT, "sha256": TEXT}],
+    "tensors": each(each([ANY])),
 }
 
 
@@ -83,7 +80,7 @@ class Contents:
     def specs(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """Dtype and shape of every tensor, by file and name."""
         return {
-            file: {name: (_dtype(file, name, tensor), list(tensor.shape)) for name, tensor in tensors.items()}
+            file: {name: (dtype_name(file, name, tensor), list(tensor.shape)) for name, tensor in tensors.items()}
             for file, tensors in self.tensors.items()
         }
 
@@ -93,57 +90,155 @@ def rank_files(rank_number: int) -> tuple[str, str]:
     return f"rank-{rank_number:05d}.json", f"rank-{rank_number:05d}.safetensors"
 
 
-def to_json(document: Any) -> bytes:
-    """A document as JSON; what it has under a name as bytes is JSON already."""
-    if isinstance(document, dict) and any(isinstance(part, bytes) for part in document.values()):
-        texts = (part if isinstance(part, bytes) else to_json(part) for part in document.values())
-        return b"{" + b",".join(to_json(name) + b":" + text for name, text in zip(document, texts, strict=True)) + b"}"
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A file of a checkpoint: how long it is and what its bytes hash to."""
+
+    name: str
+    size: int
+    sha256: str
 
 
-def from_json(data: bytes, name: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    run_id: str
+    step: int
+    world: int
+    files: tuple[Written, ...]
+    tensors: dict[str, dict[str, tuple[str, list[int]]]]
+    made_by: dict[str, str]
+
+    def to_bytes(self) -> bytes:
+        found = asdict(self)
+        order = ("run_id", "step", "world", "made_by", "files", "tensors")
+        return to_json({"format": FORMAT, **{name: found[name] for name in order}})
+
+
+class Opened:
+    """A checkpoint directory, open for reading: its names are looked up in it and nowhere else."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self._descriptor = path, descriptor
+
+    def manifest(self) -> Manifest:
+        """The manifest, once COMMIT vouches for its bytes."""
+        commit = self._read(COMMIT, 256)
+        data = self._read(MANIFEST, MANIFEST_BYTES)
+        if commit.strip() != hashlib.sha256(data).hexdigest().encode():
+            raise CorruptError(f"{self.path / MANIFEST} is not what {COMMIT} says: its sha256 differs.")
+        return _manifest(from_json(data, str(self.path / MANIFEST)), self.path)
+
+    def verify(self, manifest: Manifest) -> None:
+        """Raises unless every file has the bytes that were written."""
+        for written in manifest.files:
+            digest = hashlib.sha256()
+            room = bytearray(min(PIECE_BYTES, written.size) or 1)
+            with self._open(written.name, written.size) as descriptor:
+                count = 0
+                while piece := os.readv(descriptor, [room]):
+                    digest.update(memoryview(room)[:piece])
+                    count += piece
+            self._check(written, count, digest.hexdigest())
+
+    def contents(self, manifest: Manifest, wanted: Callable[[str], bool] = lambda name: True) -> Contents:
+        """What the files hold; the bytes that are hashed are the bytes that are parsed."""
+        contents = Contents(manifest.step)
+        for written in manifest.files:
+            if not wanted(written.name):
+                continue
+            data = self._read(written.name, written.size, exactly=written.size)
+            self._check(written, len(data), hashlib.sha256(data).hexdigest())
+            if written.name.endswith(".json"):
+                contents.documents[written.name] = from_json(data, str(self.path / written.name))
+            elif written.name.endswith(".safetensors"):
+                specs = manifest.tensors.get(written.name, {})
+                tensors = parse_tensors(data, str(self.path / written.name), len(specs))
+                self._check_specs(written.name, specs, tensors)
+                contents.tensors[written.name] = tensors
+        return contents
+
+    def _check(self, written: Written, length: int, sha256: str) -> None:
+        path = self.path / written.name
+        if length != written.size:
+            raise CorruptError(f"{path} has {length:,} bytes, {written.size:,} were written.")
+        if sha256 != written.sha256:
+            raise CorruptError(f"{path} is not what was written: its sha256 differs.")
+
+    def _check_specs(self, file: str, specs: dict[str, tuple[str, list[int]]], tensors: dict[str, Tensor]) -> None:
+        found = Contents(0, tensors={file: tensors}).specs()[file]
+        if found != specs:
+            raise CorruptError(f"{self.path / file} holds other tensors than {MANIFEST} says.")
+
+    def _read(self, name: str, limit: int, exactly: int | None = None) -> bytes:
+        with self._open(name, exactly) as descriptor:
+            pieces, count = [], 0
+            while count <= limit and (piece := os.read(descriptor, limit + 1 - count)):
+                pieces.append(piece)
+                count += len(piece)
+        if count > limit:
+            raise CorruptError(f"{self.path / name} has more than {limit:,} bytes.")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @contextmanager
+    def _open(self, name: str, size: int | None) -> Iterator[int]:
+        """A regular file of this directory, of this size if one is given."""
+        path = self.path / name
+        try:
+            descriptor = disk.open_regular(name, os.O_RDONLY, dir_fd=self._descriptor)
+        except disk.NotRegularError:
+            raise CorruptError(f"{path} is not a regular file.") from None
+        except OSError as error:
+            raise CorruptError(f"{path} cannot be read: {os.strerror(error.errno or 0)}.") from None
+        try:
+            found = os.fstat(descriptor).st_size
+            if size is not None and found != size:
+                raise CorruptError(f"{path} has {found:,} bytes, {size:,} were written.")
+            yield descriptor
+        except OSError as error:
+            raise CorruptError(f"{path} cannot be read: {os.strerror(error.errno or 0)}.") from None
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Opened]:
+    """Opens a checkpoint directory; one that is a link is not followed."""
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise CorruptError(f"{name} is not JSON: {error}") from None
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise CorruptError(f"{path} is not a directory that can be read: {os.strerror(error.errno or 0)}.") from None
+    try:
+        yield Opened(path, descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def tensor_pieces(file: str, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file (https://huggingface.co/docs/safetensors), without a copy of the tensors' bytes."""
-    if "__metadata__" in tensors:
+def _manifest(found: Any, path: Path) -> Manifest:
+    where = path / MANIFEST
+    if not isinstance(found, dict) or type(found.get("format")) is not int or found["format"] < 1:
+        raise CorruptError(f"{where} has no format number.")
+    if found["format"] > FORMAT:
+        made_by = found.get("made_by")
+        version = made_by.get("headrace") if isinstance(made_by, dict) else None
         raise CheckpointError(
-            f"{file} cannot hold a tensor named '__metadata__': the format keeps that name to itself."
+            f"{path} was written by headrace {str(version)[:40]!r}, in format {found['format']}; this version reads "
+            f"formats up to {FORMAT}. Install a newer headrace."
         )
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, Any] = {}
-    end = 0
-    for name, tensor in ordered:
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _dtype(file, name, tensor), "shape": list(tensor.shape), "data_offsets": [start, end]}
+    check(found, _MANIFEST, str(where))
+    files = tuple(Written(entry["name"], entry["size"], entry["sha256"]) for entry in found["files"])
     try:
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise CheckpointError(f"{file} cannot hold a tensor whose name is not Unicode: {error}") from None
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
-    for _, tensor in ordered:
-        if tensor.numel():
-            yield tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def parse_tensors(data: bytes, file: str, count: int) -> dict[str, Tensor]:
-    """The tensors of a safetensors file that is said to hold so many."""
-    length = int.from_bytes(data[:8], "little")
-    limit = max(HEADER_BYTES, HEADER_BYTES_EACH * count)
-    if len(data) < 8 or length > min(limit, len(data) - 8):
-        raise CorruptError(f"{file}: a header of {length:,} bytes; at most {limit:,} are read.")
-    try:
-        return safetensors.torch.load(data)
-    except (safetensors.SafetensorError, *_UNREADABLE) as error:
-        raise CorruptError(f"{file} is not a file of tensors: {error}") from None
-
-
-def _dtype(file: str, name: str, tensor: Tensor) -> str:
-    if tensor.dtype not in _NAMES:
-        raise CheckpointError(f"{name!r} is of {tensor.dtype}, which {file} cannot hold.")
-    return _NAMES[tensor.dtype]
+        specs = {
+            file: {name: (str(dtype), [int(n) for n in shape]) for name, (dtype, shape) in tensors.items()}
+            for file, tensors in found["tensors"].items()
+        }
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CorruptError(f"{where} is not a manifest: {type(error).__name__}: {error}") from None
+    names = [written.name for written in files]
+    for name in names:
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name in (MANIFEST, COMMIT):
+            raise CorruptError(f"{where} names a file {name!r}, which no file of a checkpoint is called.")
+    if len(set(names)) != len(names) or len(names) > FILES_MAX:
+        raise CorruptError(f"{where} names a file twice, or too many.")
+    return Manifest(found["run_id"], found["step"], found["world"], files, specs, found["made_by"])

@@ -1,4 +1,4 @@
-"""The operations on files that a run is made of, one after the other and each by name.
+"""The operations on files that a run is made of, each of which has a name.
 
 Whoever wants to know what happens when one of them fails, or is the last that happens, replaces `perform`.
 """
@@ -210,7 +210,7 @@ def _sync(path: Path, fd: int) -> None:
 
 
 def _naming(path: Path, call: Callable[..., Result], *arguments: Any) -> Result:
-    """Calls that get a descriptor do not name the file when they fail."""
+    """Makes a call by descriptor; its error names the file, as that of the system does not."""
     try:
         return call(*arguments)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What stands in the rows of a history: numbers by key, how they are written, and which row is the best."""
+"""The rows of a history: their numbers by key, how they are written, and which row is the best."""
 
 import json
 import math

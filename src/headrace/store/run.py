@@ -1,4 +1,4 @@
-"""The directory of a run: what it is, what it reported, and who is at work in it."""
+"""The directory of a run: what it is, what it reported, who is at work in it, and on what kind of machine."""
 
 import fcntl
 import json
@@ -12,9 +12,11 @@ import subprocess
 import sys
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -225,8 +227,46 @@ def run_id(path: Path) -> str:
     return str(found["id"])
 
 
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the bits of a training depend on beside its state, as plain values: processor, threads, torch."""
+    found = {
+        "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+    return found | ({"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
+
+
+def _differences(before: Any, now: Mapping[str, Any]) -> list[str]:
+    """In which facts a machine differs from an earlier one, as far as those are known."""
+    known = before if isinstance(before, Mapping) else {}
+    names = [name for name in {**known, **now} if known and known.get(name) != now.get(name)]
+    return [f"{name} {known.get(name, 'none')} (now {now.get(name, 'none')})" for name in names]
+
+
+@cache
+def processor() -> str:
+    """The processor's name."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def compare_machine(before: Any, device: torch.device) -> None:
+    """Warns of what may make bits differ after a resume."""
+    if found := _differences(before, machine(device)):
+        warnings.warn(
+            f"the run was saved with {', '.join(found)}: it goes on, but perhaps not bit for bit. Exact resume needs "
+            "the same kind of processor, number of threads and version of torch.",
+            stacklevel=3,
+        )
+
+
 class _Lock:
-    """The kernel's lock on a file: it ends with the process that holds it, however that ends."""
+    """A file lock that prevents two processes from training in one run directory; it ends with its process."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

@@ -49,7 +49,7 @@ class Seen:
             batch.ends_epoch,
             None if batch.cursor is None else SavedState(batch.cursor).text,
             shown(batch.fields),
-            (1,) * batch.rows if sized_by == "rows" else tuple(batch[sized_by].bounds.diff().tolist()),
+            (1,) * batch.rows if sized_by == "rows" else tuple(batch[sized_by].host_offsets.diff().tolist()),
             not all(has_rows(held) for held in batch.fields.values()),
         )
 
@@ -308,5 +308,5 @@ def _unit(source: Source) -> str:
 
 def _sequences(batch: Batch, stream: str) -> None:
     field = batch[stream]
-    if not has_rows(field) or not hasattr(field, "bounds"):
+    if not has_rows(field) or not hasattr(field, "host_offsets"):
         raise SourceError(f"sized_by = {stream!r} names no stream of sequences")

@@ -26,7 +26,7 @@ PROMISES = {
     "lengths": "lengths(stream) are the items of every row: int64, on the host",
     "value": "what it has given stays as it was",
     "fingerprint": "the same rows have the same fingerprint",
-    "expect": "expect changes nothing",
+    "prefetch": "prefetch changes nothing",
     "threads": "it may be read in other threads, several at once",
     "categories": "the numbers of a stream with categories are places among them",
     "augment": "augment does the same to a row whatever rows it comes with",
@@ -53,7 +53,7 @@ def check_table(factory: Callable[[], Table], *, limit_s: float = 10.0) -> Repor
         tried.runs()
         tried.lengths()
         tried.kept()
-        tried.expects()
+        tried.prefetches()
         tried.categories()
         tried.threads()
         tried.augments()
@@ -135,7 +135,7 @@ class _Tried:
             trial.that("lengths", isinstance(found, Tensor), what, "a tensor", type(found).__name__)
             trial.that("lengths", found.dtype == torch.int64, what, "torch.int64", found.dtype)
             trial.equal("lengths", "cpu", found.device.type, f"{what}, device")
-            held = field.bounds.diff().tolist() if isinstance(field, Ragged) else None
+            held = field.host_offsets.diff().tolist() if isinstance(field, Ragged) else None
             trial.equal("lengths", held, found.tolist(), what)
 
     def kept(self) -> None:
@@ -148,14 +148,17 @@ class _Tried:
         now = self.seen(first)
         self._trial.that("value", now == seen, "all rows, after another take", "what was taken", shown(first.fields))
 
-    def expects(self) -> None:
+    def prefetches(self) -> None:
         n = self.rows
         for start, stop in ((0, n), (n // 2, n), (0, 0)):
             for now in (False, True):
-                expect = partial(self.table.expect, start, stop, now=now)
-                self._trial.call("expect", f"expect({start}, {stop}, now={now})", expect)
+                prefetch = partial(self.table.prefetch, start, stop, now=now)
+                self._trial.call("prefetch", f"prefetch({start}, {stop}, now={now})", prefetch)
             self._is(
-                torch.arange(n).flip(0), self.take(torch.arange(n).flip(0), "all rows"), "expect", "take after expect"
+                torch.arange(n).flip(0),
+                self.take(torch.arange(n).flip(0), "all rows"),
+                "prefetch",
+                "take after prefetch",
             )
 
     def categories(self) -> None:

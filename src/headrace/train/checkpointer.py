@@ -10,20 +10,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..app.cli.candidates import RUN
 from ..errors import CheckpointError, ConfigError, RunError, unknown
 from ..length import Length
 from ..step import config
 from ..step.weights import check_model, load_model
 from ..store import codec
 from ..store.checkpoints import Keep, Store
+from ..store.codec import Texts
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.disk import failure
-from ..store.parts import PARTS
-from ..store.run import RUN, Run
-from ..store.saver import Saver
-from ..store.shape import check
-from ..store.snapshot import Copier
-from ..store.texts import Texts
+from ..store.run import Run
+from ..store.shape import PARTS, check
+from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
 from .state import LARGE, State, decode, encode, fill, parts_of, tensors_in
 

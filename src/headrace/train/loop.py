@@ -10,9 +10,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..data.batch import Batch
-from ..data.epochs import Epochs
 from ..data.feed import Feed
-from ..data.reader import Reader
+from ..data.reader import Epochs, Reader
 from ..data.source import Source
 from ..errors import DataError
 from ..loss.objective import scoring
@@ -22,7 +21,8 @@ from ..step.optimizers import groups_of, put_rate
 from ..step.signals import Interrupted
 from ..step.trainable import Trainable
 from ..step.weights import categories_of, remember_categories
-from ..store import machine, rng
+from ..store import rng
+from ..store.run import compare_machine
 from ..watch.info import Info, expected
 from ..workers.leased import Leased
 from .checkpointer import Checkpointer
@@ -219,7 +219,7 @@ class Loop:
                 rng.restore(handed.rng, self._trainer.device)
         info.look_at_limits()
         if not info.stopping and self._workers.comm.leader:
-            machine.compare(handed.state.machine, self._trainer.device)
+            compare_machine(handed.state.machine, self._trainer.device)
         if info.step:
             self._duties.do()
         if self._duties.save:

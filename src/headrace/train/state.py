@@ -11,8 +11,7 @@ from ..arena.homes import plain_name
 from ..errors import CorruptError
 from ..store import codec
 from ..store.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, Contents, rank_files
-from ..store.parts import PARTS, check_part
-from ..store.shape import DICT, check
+from ..store.shape import DICT, PARTS, check, check_part
 
 Own = dict[str, Any]
 """What is one worker's own: random numbers, sums of losses, metrics; weights and optimizers where they differ."""

@@ -24,7 +24,8 @@ from ..step.frozen import Frozen
 from ..step.optimizers import groups_of, put_rate, shares_of
 from ..step.trainable import Trainable
 from ..step.weights import as_categories, check_model, load_model
-from ..store import machine, rng
+from ..store import rng
+from ..store.run import machine
 from ..watch.info import Best, Info
 from .plan import Plan
 from .schedule import Rates, make_rates
@@ -106,7 +107,7 @@ class TrainState:
             frozen={owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
             noted=info.extra_numbers,
             shares=self.shares,
-            machine=machine.facts(trainer.device),
+            machine=machine(trainer.device),
             owns=owns,
         )
 

@@ -1,13 +1,10 @@
 """A worker's part of the data: rows that a center leases it, read by a Reader."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-import torch
-
-from ..data.batch import Batch, State, Stream
-from ..data.macrobatch import Macrobatch
-from ..data.reader import Reader
+from ..data.batch import Batch, Macrobatch, State
+from ..data.reader import Reader, SourceWrapper
 from ..data.source import WHOLE, Shard, Source
 from ..errors import ConfigError, SourceError
 from .center import Center, Lease
@@ -15,7 +12,7 @@ from .center import Center, Lease
 _OWN = ("used", "leases", "pass")
 
 
-class Leased(Source):
+class Leased(SourceWrapper):
     """Reads what the center leases this worker, a lease at a time; every batch is whole its own, the shard is ignored.
 
     Batches do not cross leases, so the last one of a lease may be short. The next lease is asked for before that one
@@ -28,49 +25,22 @@ class Leased(Source):
     as these leases are this worker's.
     """
 
-    shards = True
-    elastic = True
-    marks_ends = True
-
     def __init__(self, reader: Source, center: Center) -> None:
         if not isinstance(reader, Reader):
             raise ConfigError(
                 f"a strategy with a center lends workers rows by their numbers, which a {reader.title} does not know. "
                 "Give the data as a Table, as hr.from_dataset makes of a Dataset, or use Synchronous or Periodic."
             )
+        super().__init__(reader, thread_safe=False)
         self._reader, self.center = reader, center
-        self.sized_by = reader.sized_by
         self._leases: list[Lease] = []  # what is left of them to read
         self.exhausted = False
         """Whether the center has said that all rows have been used."""
         self._pass = -1  # the epoch that this worker is in: it has ended those before
 
     @property
-    def streams(self) -> Sequence[Stream]:
-        return self._reader.streams
-
-    @property
-    def title(self) -> str:
-        return self._reader.title
-
-    @property
-    def read_by(self) -> Mapping[str, Sequence[str]] | None:
-        return self._reader.read_by
-
-    @property
     def level(self) -> str:
         return "with every row used once, exactly after any batch with as many workers"
-
-    @property
-    def row_bytes(self) -> float:
-        return self._reader.row_bytes
-
-    @property
-    def item_bytes(self) -> float:
-        return self._reader.item_bytes
-
-    def resident(self, device: torch.device) -> bool:
-        return self._reader.resident(device)
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         macrobatch = self.next_macrobatch(size, size, shard)
@@ -81,11 +51,11 @@ class Leased(Source):
         if not self._leases and not self._await():
             return None
         lease, following = self._leases[0], self._leases[1:]
-        self._reader.read_to(lease.stop)
-        self._reader.position = lease.start
-        macrobatch = self._reader.next_macrobatch(size, max(size, min(rows, lease.stop - lease.start - size)))
+        reader, together = self._reader, max(size, min(rows, lease.stop - lease.start - size))
+        macrobatch = reader.reading.until(lease.stop).fetch(lease.start, size, together, ahead=reader.ahead)
         assert macrobatch is not None
         cuts = list(accumulate(macrobatch.totals, initial=lease.start))
+        reader.position = cuts[-1]
         macrobatch.ends_epoch, passed = False, self._pass
         if cuts[-1] == lease.stop:
             following = following or self._following()

@@ -37,7 +37,7 @@ def devices() -> Part:
     """The processor, and every CUDA device with its memory."""
     import torch
 
-    from ...store.machine import processor
+    from ...store.run import processor
 
     facts: dict[str, Any] = {"processor": processor(), "cores": _cores()}
     facts["instructions"] = torch.backends.cpu.get_cpu_capability()

@@ -10,13 +10,13 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from ...data.malloc import keep_freed_memory
+from ...data.staging import keep_freed_memory
 from ...errors import WorkerError
 from ...store import disk
 from ...store.checkpoints import Keep, Store
 from ...store.codec import Tensors, decode, encode
 from ...store.contents import Contents
-from ...store.saver import Saver
+from ...store.snapshot import Saver
 from ...workers.center import Lease, Patience, Push, Reply, Rule, Terms, Vectors, Wait
 from ...workers.center_state import PAUSE_S, CenterState
 from ...workers.wire import pack, unpack

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import ConfigError, HeadraceError, WorkerError
-from ...store.contents import parse_tensors, tensor_pieces
+from ...store.codec import parse_tensors, tensor_pieces
 from ...workers.comm import Comm
 from ...workers.generators import seed
 from ...workers.here import speaking_as

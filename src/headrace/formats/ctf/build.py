@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...data.arrow import fields_of, only_ones, record_batch_of, schema_of
+from ...data.arrow import fields_of, only_ones, record_batch_of
 from ...data.batch import Stream
 from ...data.fields import Field, cat, nbytes_of
+from ...data.schema import schema_of
 from ...errors import SourceError
 from .exact import fields_met, read_exactly
 from .fast import Parsed, read_block

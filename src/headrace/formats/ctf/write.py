@@ -38,7 +38,7 @@ def text_of(layout: Layout, fields: Mapping[str, Any], rows: int, first: int, id
         field = fields[column.name]
         places, items = starts, field
         if isinstance(field, Ragged):
-            lengths, bounds = field.bounds.diff().numpy(), field.bounds.numpy()
+            lengths, bounds = field.host_offsets.diff().numpy(), field.host_offsets.numpy()
             places, items = np.repeat(starts - bounds[:-1], lengths) + np.arange(field.items), field.values
         held[places] = True
         columns.append(_placed(_items(column, items), places, total))
@@ -56,7 +56,7 @@ def _lines(layout: Layout, fields: Mapping[str, Any], rows: int, first: int, ids
     counts = np.zeros(rows, np.int64)
     for column in layout.columns:
         field = fields[column.name]
-        counts = np.maximum(counts, field.bounds.diff().numpy() if isinstance(field, Ragged) else 1)
+        counts = np.maximum(counts, field.host_offsets.diff().numpy() if isinstance(field, Ragged) else 1)
     if not ids and (counts != 1).any():
         row = int(np.argmax(counts != 1))
         raise DataError(
@@ -75,7 +75,7 @@ def _items(column: Column, items: Any) -> Any:
     if isinstance(items, Sparse):
         numbers = items.values if items.values is not None else torch.ones(len(items.indices), dtype=torch.uint8)
         parts = pc.binary_join_element_wise(_strings(items.indices), _strings(numbers), _scalar(":"))
-        bounds = items.bounds.numpy()
+        bounds = items.host_offsets.numpy()
     else:
         parts, bounds = _strings(items), np.arange(len(items) + 1) * column.size
     if column.sparse or column.size != 1:

@@ -1,0 +1,294 @@
+"""Computes which rows of a table stand at which position, and where batches begin and end: pure functions.
+
+Positions count rows from the beginning of the first epoch, in the order in which they are read. A cut depends on
+nothing but the cut before it, so that batches are the same however many are asked for together.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ..errors import ConfigError, SourceError
+from ..length import whole
+from .batch import Batch, Macrobatch, State
+from .draws import Draws
+from .fields import Field, cat
+from .lanes import Ahead, Lanes
+from .order import VERSION, Indices, MixOrder, Order
+from .source import WHOLE, Cursor, Shard, Table, check_batch
+
+STRETCH = 8192  # positions whose rows are computed together, which is cheaper
+WORTH_BYTES = 4 << 20  # what lies together is worth a call to the system from this size on
+BY_BLOCKS = ("blocks", "blocks-only", "rows-only")
+OF_RUN = ("epoch", "position", "lanes")  # what a cursor says of its run, rather than of what is read
+OF_OTHERS = 2048  # rows of other workers that are worth a call of its own to leave out
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A table read in an order, epoch after epoch, up to position `end`.
+
+    A size counts rows, or the items of the sequence stream `count`: whole sequences, as many as fit, at least one.
+    `crosses`: a batch may reach into the next epoch. `lanes`: workers read whole blocks, in this layout.
+    """
+
+    table: Table
+    plain: Order | MixOrder
+    """The order without lanes."""
+    count: str = "rows"
+    crosses: bool = False
+    end: int | None = None
+    lanes: Lanes | None = None
+    fingerprint: str = field(init=False)
+    _held: dict[str, tuple[int, Indices]] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", self.table.fingerprint())
+        if self.count != "rows" and len(self._lengths) != len(self.table):
+            raise SourceError(
+                f"{type(self.table).__name__}.lengths({self.count!r}) gave {len(self._lengths)} numbers for "
+                f"{len(self.table)} rows."
+            )
+
+    @property
+    def order(self) -> Order | MixOrder | Lanes:
+        """The order in which rows are read."""
+        return self.lanes or self.plain
+
+    @cached_property
+    def rows_per_item(self) -> float:
+        """How many rows an item has of what sizes count, on average."""
+        return 1.0 if self.count == "rows" else len(self.table) / max(1, int(self._lengths.sum()))
+
+    def until(self, stop: int) -> "Reading":
+        """The same reading, where nothing behind this position is read or computed ahead either."""
+        found = copy.copy(self)
+        object.__setattr__(found, "end", stop if self.end is None else min(stop, self.end))
+        return found
+
+    def ahead(self, position: int) -> Ahead | None:
+        """What tells the table which rows come up from here on, if that is worth its while."""
+        together = self.plain.block * self.plain.mix * self.table.row_bytes
+        if self.table.block is None or together < WORTH_BYTES or self.plain.kind not in BY_BLOCKS:
+            return None
+        return Ahead(self.table, self.order, None if self.lanes else position // self.plain.n)
+
+    # --- cursors ---
+
+    def cursor(self, at: int) -> State:
+        """What says where a reading stands: a few integers and names."""
+        order, (epoch, position) = self.plain, divmod(at, self.plain.n)
+        cursor: Cursor = {
+            "version": VERSION,
+            "seed": order.seed,
+            "order": order.kind,
+            "epoch": epoch,
+            "position": position,
+            "rows": order.n,
+            "block": order.block,
+            "mix": order.mix,
+            "count": self.count,
+            "cross_epochs": int(self.crosses),
+            "fingerprint": self.fingerprint,
+        }
+        if self.lanes is not None:
+            cursor["lanes"] = str(self.lanes)
+        return dict(cursor)
+
+    def position(self, cursor: State) -> tuple["Reading", int]:
+        """The position that a cursor tells, and this reading in the lanes that it tells of."""
+        expected = self.cursor(0)
+        if missing := [key for key in expected if key not in cursor and key != "lanes"]:
+            raise SourceError(f"this is not the cursor of a Reader: it lacks {', '.join(missing)}.")
+        differ = [k for k in expected if k not in OF_RUN and cursor.get(k) != expected[k]]
+        if differ:
+            listed = "; ".join(f"{k}: saved {cursor.get(k)!r}, now {expected[k]!r}" for k in differ)
+            if changed := self.table.changed_files(str(cursor["fingerprint"])):
+                listed += f"; changed: {', '.join(changed)}"
+            advice = "Read the same table, or say override=True (--override) to go on with this one."
+            if "rows" in differ:
+                advice = "A run goes on with as many rows as it had: read the same table, or begin another run."
+            raise SourceError(f"this cursor belongs to other data or another order ({listed}). {advice}")
+        lanes = None if (text := cursor.get("lanes")) is None else Lanes.parse(text, self.plain)
+        found = self if str(lanes) == str(self.lanes) else replace(self, lanes=lanes)
+        return found, int(cursor["epoch"]) * self.plain.n + int(cursor["position"])
+
+    # --- where batches begin and end ---
+
+    def epoch_end(self, start: int) -> int:
+        """The end of the epoch of this position."""
+        reach = (start // self.plain.n + 1) * self.plain.n
+        return reach if self.end is None else min(reach, self.end)
+
+    def cuts(self, start: int, size: int, batches: int) -> list[int]:
+        """The bounds of at most so many batches from `start` on, up to the one that ends the epoch."""
+        end = self.epoch_end(start)
+        if self.count == "rows":
+            most = min(batches, -(-(end - start) // size))
+            cuts = list(range(start, start + most * size, size))
+            return [*cuts, min(cuts[-1] + size, self._reach(cuts[-1]))]
+        cuts = [start]
+        while len(cuts) <= batches and cuts[-1] < end:
+            cuts.append(self._fitting(cuts[-1], size))
+        return cuts
+
+    def part(self, start: int, stop: int, shard: Shard) -> tuple[int, int]:
+        """A shard's part of the batch between these bounds."""
+        if self.count == "rows":
+            first, last = shard.of(stop - start)
+            return start + first, start + last
+        sums = self._sums(start, stop, stop)
+        return start + _even(sums, shard.index, shard.count), start + _even(sums, shard.index + 1, shard.count)
+
+    def batches(self, size: int) -> int | None:
+        """How many batches an epoch has, if they are the same number in each."""
+        n, rows, end = self.plain.n, self.epoch_end(0), self.end or 0
+        alike = end % n == 0 and (not self.crosses or n % size == 0)
+        return -(-rows // size) if self.count == "rows" and (alike or rows == end) else None
+
+    def _reach(self, start: int) -> int:
+        """The furthest position that a batch beginning here may end at; it crosses one end of an epoch at most."""
+        n = self.plain.n
+        reach = (start // n + 1) * n + (n - 1 if self.crosses else 0)
+        return reach if self.end is None else min(reach, self.end)
+
+    def _fitting(self, start: int, size: int) -> int:
+        """The end of the batch of items that begins here."""
+        reach, seen = self._reach(start), 1
+        while True:
+            sums = self._sums(start, min(reach, start + seen), reach)
+            fitting = int(np.searchsorted(sums, sums[0] + size, side="right")) - 1
+            if fitting < len(sums) - 1 or start + fitting >= reach:
+                return start + max(1, fitting)
+            seen = 2 * len(sums)
+
+    @cached_property
+    def _lengths(self) -> Indices:
+        """How many items every row of the table has."""
+        return torch.as_tensor(self.table.lengths(self.count)).numpy()
+
+    def _sums(self, start: int, stop: int, reach: int) -> Indices:
+        """How many items come before each position from `start` to `stop`, and on to `reach` as far as it is known.
+
+        They are computed a stretch at a time and counted from somewhere.
+        """
+        first, sums = self._held.get("sums", (0, np.zeros(1, np.int64)))
+        if not first <= start <= stop < first + len(sums):
+            ahead = max(stop, min(reach, start + STRETCH))
+            sums = np.zeros(ahead - start + 1, np.int64)
+            np.cumsum(self._lengths[self.rows(start, ahead)], out=sums[1:])
+            first, self._held["sums"] = start, (start, sums)
+        return sums[start - first : reach - first + 1]
+
+    # --- rows ---
+
+    def rows(self, start: int, stop: int) -> Indices:
+        """The rows at these positions, computed a longer stretch at a time and kept until used."""
+        first, held = self._held.get("rows", (0, np.empty(0, np.int64)))
+        if not first <= start <= stop <= first + len(held):
+            ends = self.epoch_end(max(start, stop - 1))  # looking ahead ends with the epoch
+            pieces = self._by_epoch(start, max(stop, min(start + STRETCH, ends)))
+            held = np.concatenate([self.order.indices(*piece) for piece in pieces])
+            first, self._held["rows"] = start, (start, held)
+        return held[start - first : stop - first]
+
+    def fetch(
+        self, start: int, size: int, rows: int = 0, shard: Shard = WHOLE, ahead: Ahead | None = None
+    ) -> Macrobatch | None:
+        """The batches from `start` on, at least one, of together about `rows` rows; `None` at the end."""
+        if not (found := whole(size)):
+            raise ConfigError(f"a batch has at least one {'row' if self.count == 'rows' else 'item'}, got size {size}.")
+        if self.end is not None and start >= self.end:
+            return None
+        cuts = self.cuts(start, found, self._together(start, found, rows))
+        totals = [stop - start for start, stop in pairwise(cuts)]
+        counts, parts = totals, [(start, cuts[-1])]
+        if shard.count > 1:
+            parts = [self.part(*bounds, shard) for bounds in pairwise(cuts)]
+            counts = [stop - start for start, stop in parts]
+        macrobatch = Macrobatch({}, counts, totals, [self.cursor(at) for at in cuts[1:]])
+        macrobatch.ends_epoch = cuts[-1] >= self.epoch_end(cuts[-2])
+        self._fill(macrobatch, parts, ahead)
+        return macrobatch
+
+    def _together(self, start: int, size: int, rows: int) -> int:
+        """How many batches to read together: up to the next multiple of as many, where they began with one."""
+        batches = max(1, rows // size)
+        at, odd = divmod(start % self.plain.n, size)
+        return batches if odd or self.count != "rows" else batches - at % batches
+
+    def _fill(self, macrobatch: Macrobatch, parts: Sequence[tuple[int, int]], ahead: Ahead | None) -> None:
+        """Reads the rows of these runs of positions, and does to them what the table wants done."""
+        table, pieces = self.table, [piece for start, stop in parts for piece in self._by_epoch(start, stop)]
+        for piece in pieces if ahead is not None else ():
+            ahead(*piece)  # type: ignore[misc]
+        macrobatch.fields = self._stored(pieces) if self.plain.kind == "none" else self._taken(parts, pieces)
+        macrobatch.aliases = self.plain.kind == "none" and table.aliases
+        if not table.augments:
+            return
+        draws = Draws.at(self.plain.seed, pieces)
+
+        def finish(fields: Mapping[str, Field]) -> Mapping[str, Field]:
+            device = next(iter(fields.values())).device  # type: ignore[union-attr]
+            found = table.augment(fields, draws.to(device))
+            if self.count != "rows" and found[self.count].items != fields[self.count].items:  # type: ignore[union-attr]
+                raise SourceError(f"a map changes the lengths of {self.count!r}, whose items a size counts.")
+            check_batch(Batch(found, len(draws)), table.streams, type(table).__name__)
+            return found
+
+        if table.augments == "device":
+            macrobatch.finish = finish
+        else:
+            macrobatch.own()  # a map may work in place
+            macrobatch.fields = finish(macrobatch.fields)
+
+    def _by_epoch(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """A run of positions as (epoch, start, stop) within each epoch that it touches."""
+        n, pieces = self.plain.n, []
+        while True:
+            epoch, at = divmod(start, n)
+            end = min(stop, (epoch + 1) * n)
+            pieces.append((epoch, at, end - epoch * n))
+            if end == stop:
+                return pieces
+            start = end
+
+    def _stored(self, pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
+        """Rows as they stand, of each run of them."""
+        batches = [self._checked(self.table.rows(start, stop), stop - start) for _, start, stop in pieces]
+        return {name: cat([batch[name] for batch in batches]) for name in batches[0].fields}
+
+    def _taken(self, runs: Sequence[tuple[int, int]], pieces: Sequence[tuple[int, int, int]]) -> Mapping[str, Field]:
+        """Rows in order, at runs of positions that are a shard's or all: also between them where that is cheaper."""
+        first, last = runs[0][0], runs[-1][1]
+        if len(runs) == 1 or last - first - sum(stop - start for start, stop in runs) < OF_OTHERS:
+            rows = self.rows(first, last)
+            indices = np.concatenate([rows[start - first : stop - first] for start, stop in runs])
+        else:
+            epochs: dict[int, list[Indices]] = {}
+            for epoch, start, stop in pieces:
+                epochs.setdefault(epoch, []).append(np.arange(start, stop))
+            indices = np.concatenate([self.order.at(epoch, np.concatenate(those)) for epoch, those in epochs.items()])
+        return self._checked(self.table.take(torch.from_numpy(indices)), len(indices)).fields
+
+    def _checked(self, batch: Batch, rows: int) -> Batch:
+        owner = type(self.table).__name__
+        if isinstance(batch, Batch) and batch.rows != rows:
+            raise SourceError(f"{owner}.take was asked for {rows} rows and gave {batch.rows}.")
+        if not self.table.augments:
+            check_batch(batch, self.table.streams, owner)
+        return batch
+
+
+def _even(sums: Indices, part: int, parts: int) -> int:
+    """The cut before which the items come closest to `part` of `parts`; of two, the first."""
+    if part in (0, parts):
+        return part and len(sums) - 1
+    target = sums[0] + (sums[-1] - sums[0]) * part / parts
+    after = int(np.searchsorted(sums, target))
+    return after - (after > 0 and target - sums[after - 1] <= sums[after] - target)
