@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arena.homes import plain_name
+from ..arena.vectors import plain_name
 from ..errors import CheckpointError, ConfigError, CorruptError, RunError, unknown
 from ..length import Length
 from ..step import config

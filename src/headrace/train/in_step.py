@@ -11,8 +11,8 @@ from ..data.batch import Batch
 from ..data.reader import Reader
 from ..data.source import Source
 from ..length import Length
-from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
+from ..loss.outcome import LossSums
 from ..step.signals import Signals
 from ..step.team import Team, by_leader, tensors_of
 from ..step.trainable import Trainable
