@@ -1,4 +1,4 @@
-"""A torch optimizer whose parameters are homed: its methods meanwhile, and its state by the names of parameters."""
+"""A torch optimizer as an arena uses it: its methods while its parameters are homed, and its state by their names."""
 
 import copy
 import inspect
@@ -166,9 +166,7 @@ def is_plain(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
-def _check_by_trial(
-    optimizer: Optimizer, names: Mapping[nn.Parameter, str], saved: Mapping[str, Any], what: str
-) -> None:
+def _check_by_trial(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], what: str) -> None:
     """Raises unless saved hyperparameters make an update, of a small parameter, and the saved state is like its state.
 
     Torch's own optimizers only: what others do when they are made is not known.

@@ -140,6 +140,7 @@ class Metrics:
             if name in fed:
                 _add_state(self._live[name], saved, device)
             elif name in self._wanted:  # the metrics of a run may change
+                self._live.pop(name, None)
                 _set_state(self._made(name, device), saved, device)
                 fed.add(name)
         for state in states:
@@ -149,14 +150,11 @@ class Metrics:
     def _made(self, name: str, device: torch.device) -> Any:
         """The object that is fed, made once the task is known."""
         if name not in self._live:
-            wanted = self._wanted[name]
-            metric: Any = wanted
-            if isinstance(wanted, str):
+            metric: Any = self._wanted[name]
+            if isinstance(metric, str):
                 assert self._task is not None
-                metric = self._task.build(wanted)
-            if _is_torchmetrics(
-                metric
-            ):  # it would ask all workers at each `compute`, and is asked on one that knows all
+                metric = self._task.build(metric)
+            if _is_torchmetrics(metric):  # asked on one worker, which knows all; it would ask the others, too
                 metric.sync_on_compute, metric.distributed_available_fn = False, bool  # bool() is False
             self._live[name] = metric.to(device) if callable(getattr(metric, "to", None)) else metric
         return self._live[name]
