@@ -96,20 +96,20 @@ def label(name: str, value: Any) -> Any:
 
 
 def positive_weights(
-    name: str, weights: Sequence[float] | Tensor | None, wanted: str = "non-negative numbers", dim: int | None = None
+    name: str, weights: Sequence[float] | Tensor | None, each: str = "", dim: int | None = None
 ) -> Tensor | None:
     """Non-negative numbers, in so many dimensions, or none."""
     if weights is None:
         return None
     tensor = torch.as_tensor(weights)
     if dim not in (None, tensor.dim()) or not bool(((tensor >= 0) & tensor.isfinite()).all()):
-        raise ConfigError(f"{name}= are {wanted}, got {weights!r}.")
+        raise ConfigError(f"{name}= are non-negative numbers{each}, got {weights!r}.")
     return tensor
 
 
 def class_weights(name: str, weights: Sequence[float] | Tensor | None) -> Tensor | None:
     """A number for each class, or none."""
-    tensor = positive_weights(name, weights, "non-negative numbers, one per class", dim=1)
+    tensor = positive_weights(name, weights, ", one per class", dim=1)
     if tensor is not None and not bool(tensor.any()):
         raise ConfigError(f"{name}= are all 0, so that no row counts. Give a number above 0 to what is to be learnt.")
     return tensor if tensor is None or tensor.is_floating_point() else tensor.float()

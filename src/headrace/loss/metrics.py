@@ -226,9 +226,7 @@ def _plain(value: Any) -> Any:
 
 def _keeps_state(metric: Any) -> bool:
     """Whether the state of a metric can be saved."""
-    return _is_torchmetrics(metric) or (
-        callable(getattr(metric, "state_dict", None)) and callable(getattr(metric, "load_state_dict", None))
-    )
+    return all(callable(getattr(metric, method, None)) for method in ("state_dict", "load_state_dict"))
 
 
 def _state_of(metric: Any) -> dict[str, Any]:
@@ -251,7 +249,7 @@ def _set_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> N
 
 
 def _adds_up(metric: Any) -> bool:
-    """Whether the states of twins of this metric can be added up."""
+    """Whether the states of several copies of this metric can be added up."""
     if not _is_torchmetrics(metric) or metric.full_state_update is not False or metric.dist_sync_on_step:
         return False
     ways = {getattr(way, "__name__", None) for way in metric._reductions.values()}
@@ -259,7 +257,7 @@ def _adds_up(metric: Any) -> bool:
 
 
 def _add_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> None:
-    """Adds what `_state_of` gave of a twin that was fed other rows."""
+    """Adds the state of another copy of this metric, which was fed other rows."""
     metric._update_count += state["updates"]
     metric.merge_state({name: _moved(value, device) for name, value in state["values"].items()})
     metric._computed = None

@@ -83,7 +83,7 @@ class Task:
         return getattr(classification, f"{kind.title()}{_CLASSES[base]}")(**options)
 
     def value(self, name: str, computed: Any) -> Any:
-        """What is meant by the name, of what that object has computed."""
+        """The metric of this name, from what that object has computed."""
         base, average = _parts(name)
         if self._is_balanced(base, average):  # a class without rows has no share, predicted or not
             rows = computed.sum(dim=1).double()
@@ -131,7 +131,7 @@ class Task:
 
 
 def likeliest(outputs: Tensor, reads: str | None) -> tuple[Tensor, Tensor]:
-    """One of several classes for each row, each of which has a column, and its probability."""
+    """The most probable class of every row, of outputs with a column for each class, and its probability."""
     given = reads == "probabilities" or _are_shares(outputs)
     probability, code = (outputs if given else outputs.float().softmax(dim=1)).max(dim=1)
     return code, probability
