@@ -46,10 +46,9 @@ _HOMES = {
     "length": ["Length"],
     "loss.base": ["Loss", "Term"],
     "loss.classes": ["CrossEntropy", "Focal"],
-    "loss.elements": ["BinaryCrossEntropy", "Huber", "L1", "MSE"],
+    "loss.elements": ["BinaryCrossEntropy", "Huber", "L1", "L2Prior", "MSE"],
     "loss.objective": ["Objective", "Terms"],
     "loss.outcome": ["Outcome"],
-    "loss.prior": ["L2Prior"],
     "loss.translate": ["RowMean"],
     "step.weights": ["load_weights"],
     "train.schedule": ["OneCycle", "Schedule", "WarmupCosine", "WarmupLinear"],
@@ -128,10 +127,10 @@ if TYPE_CHECKING:
     from .loss.elements import MSE as MSE
     from .loss.elements import BinaryCrossEntropy as BinaryCrossEntropy
     from .loss.elements import Huber as Huber
+    from .loss.elements import L2Prior as L2Prior
     from .loss.objective import Objective as Objective
     from .loss.objective import Terms as Terms
     from .loss.outcome import Outcome as Outcome
-    from .loss.prior import L2Prior as L2Prior
     from .loss.translate import RowMean as RowMean
     from .step.weights import load_weights as load_weights
     from .train.schedule import OneCycle as OneCycle

@@ -54,6 +54,14 @@ def test_a_pickled_estimator_predicts(tmp_path: Path, ends: dict[str, list[float
     torch.testing.assert_close(found, ends["estimator"], rtol=1e-9, atol=1e-12)
 
 
+def test_a_prior_of_a_pickled_estimator_is_found_where_it_was() -> None:
+    pytest.importorskip("headrace.sklearn")
+    now = pickle.dumps(hr.L2Prior(0.5), protocol=2)
+    before = now.replace(b"headrace.loss.elements\nL2Prior", b"headrace.loss.prior\nL2Prior")
+    assert before != now
+    assert pickle.loads(before).coefficient == 0.5
+
+
 @pytest.mark.usefixtures("ends")
 def test_a_cache_of_a_text_file_is_used(tmp_path: Path) -> None:
     """Its name has the place of the text file in it, which is another one here."""

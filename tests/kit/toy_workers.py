@@ -159,7 +159,7 @@ class Worker:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        from headrace.arena.states import load_state
+        from headrace.arena.optimizer import load_state
 
         self.arena.release()
         self.model.load_state_dict(state["model"])

@@ -107,3 +107,17 @@ def test_top_1_of_two_classes_is_accuracy() -> None:
 def test_several_outputs_ask_for_the_one_that_is_meant() -> None:
     with pytest.raises(hr.ConfigError, match=r"returned a tuple.*output="):
         Metrics("f1").add((X, X), Y)
+
+
+def test_twins_that_were_fed_on_several_workers_add_up_also_where_their_blocks_were_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", 1)
+    wanted = ["accuracy", "f1:macro", "error:macro", "confusion"]
+    twins, joined = [Metrics(wanted, "classes") for _ in range(2)], Metrics(wanted, "classes")
+    for twin, part in zip(twins, (slice(40), slice(40, None)), strict=True):
+        twin.add(X[part], Y[part])
+    joined.join([twin.state_dict() for twin in twins], torch.device("cpu"))
+    whole = score(wanted, X, Y, "classes")
+    assert joined.compute().pop("confusion") == whole.pop("confusion")
+    assert {name: joined.compute()[name] for name in whole} == pytest.approx(whole)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..data.arrays import ArrayTable
 from ..errors import ConfigError
-from ..loss.likely import likeliest, yes_or_no
 from ..loss.objective import Objective
+from ..loss.task import likeliest, yes_or_no
 from .data import categories_of
 from .recipe import Recipe
 

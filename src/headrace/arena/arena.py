@@ -9,10 +9,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .gradients import all_finite
-from .homes import bring_home, is_packable, make_vector, names_of, overlapping, owners, refuse_sharded, take_back
-from .optimizer_hooks import OptimizerHooks
-from .runs import Run, Slot, Vector, alike, make_run, split, state_of, unpack_state
-from .states import by_name
+from .optimizer import OptimizerHooks, by_name
+from .vectors import (
+    Segment,
+    Slot,
+    Vector,
+    bring_home,
+    is_packable,
+    make_vector,
+    names_of,
+    overlapping,
+    owners,
+    refuse_sharded,
+    split,
+    state_of,
+    take_back,
+    unpack_state,
+)
 
 Reduce = Callable[["Arena", Sequence[bool]], Sequence[bool]]
 
@@ -44,38 +57,31 @@ class Arena:
         self.names = names_of(optimizer, places)
         refuse_sharded(self.names)
         elementwise = type(optimizer) in ELEMENTWISE
-        packed = packed and elementwise
         torn = overlapping(self.names)
         self.loose: list[nn.Parameter] = []
         self.vectors: list[Vector] = []
+        self.proven = False
+        """Whether a backward pass adds up gradients in the vectors: it has shown what kind they are."""
         for number, group in enumerate(self._original):
             homes: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
             for param in group:
-                if packed and is_packable(param) and param not in torn:
+                if packed and elementwise and is_packable(param) and param not in torn:
                     homes.setdefault((param.dtype, param.device), []).append(param)
                 else:
                     self.loose.append(param)
-            self.vectors += [make_vector(number, params, self.names, places) for params in homes.values()]
-        for vector in self.vectors:
-            vector.runs = [make_run(vector, slots, optimizer) for slots in alike(vector.slots, optimizer)]
+            self.vectors += [make_vector(number, params, self.names, places, optimizer) for params in homes.values()]
         self._layout = [list(vector.slots) for vector in self.vectors]
         homed = [slot.param for slots in self._layout for slot in slots]
         self._rank = {param: k for k, param in enumerate([*self.loose, *homed])}
-        self._proven = False
         self._slots: list[Slot] = []
         self._missing: Set[Slot] = frozenset()  # what the last update does not reach
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
-        self._runs: list[Run] = []
+        self._segments: list[Segment] = []
         self._gradient_views: list[Tensor] = []
         self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
         self._versions: list[int] = []
         self._hand_over()
-        self.hands = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
-
-    @property
-    def proven(self) -> bool:
-        """Whether a backward pass adds up gradients in the vectors: it has shown what kind they are."""
-        return self._proven
+        self.hooks = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
 
     @property
     def params(self) -> Iterator[nn.Parameter]:
@@ -99,7 +105,7 @@ class Arena:
             vector.gradients.zero_()
         for param, _, gradient, _ in self._homes:
             if param.grad is not gradient:
-                param.grad = gradient if self._proven else None
+                param.grad = gradient if self.proven else None
         for owned, key, slot in self._places:
             if owned.get(key) is not slot.param:
                 take_back(owned, key, slot)
@@ -110,27 +116,29 @@ class Arena:
     def collect(self, reduce: Reduce | None = None) -> list[Tensor]:
         """After the backward pass: the gradients in flat form, those that exist.
 
-        `reduce` makes them those of all workers, before anybody looks at them; it is told which parameters were
-        reached here, the homed ones and then the loose ones, and tells which were reached anywhere.
+        `reduce` makes them those of all workers, before anybody looks at them. It gets which parameters were reached
+        here, the homed ones and then the loose ones, and returns which were reached anywhere; it gives loose ones that
+        were not reached here zeros of their own.
         """
         reached = [now._version > before for now, before in zip(self._gradient_views, self._versions, strict=True)]
         plain = all(reached) and all(param.grad is gradient for param, _, gradient, _ in self._homes)
         if not plain:
             reached = self._take_in(reached)
         if reduce is not None:
-            reached = self._reduced(reduce, reached)
+            loose = [param.grad is not None for param in self.loose]
+            reached = list(reduce(self, [*reached, *loose]))[: len(reached)]
         if not (plain and all(reached)):
             return self._collect_some(reached)
         self._missing = frozenset()
-        for run in self._runs:
-            run.handle.grad = run.gradient
-        return [run.gradient for run in self._runs] + _present(self.loose)
+        for segment in self._segments:
+            segment.handle.grad = segment.gradient
+        return [segment.gradient for segment in self._segments] + _present(self.loose)
 
     def pieces(self) -> list[Tensor]:
         """The gradients that `collect` has found, in the longest pieces that lie side by side: for a norm of them all.
 
         How a sum is cut shows in its last bits. These cuts follow from the layout and from what this update reaches;
-        those of the runs follow from all updates before it, which a resumed training does not make again.
+        those of the segments follow from all updates before it, which a resumed training does not make again.
         """
         if self._pieces is None or self._pieces[0] != self._missing:
             self._pieces = self._missing, list(self._side_by_side())
@@ -167,35 +175,29 @@ class Arena:
         self.discard()
         for vector in self.vectors:
             vector.gradients = vector.room = torch.empty(0)
-            for run in vector.runs:
-                run.handle.grad, run.gradient = None, vector.gradients
+            for segment in vector.segments:
+                segment.handle.grad, segment.gradient = None, vector.gradients
             for slot in vector.slots:
                 slot.gradient = vector.gradients
         self._gradient_views, self._homes, self._pieces = [], [], None
         for vector in self.vectors:
-            for run in vector.runs:
-                unpack_state(run, self.optimizer)
+            for segment in vector.segments:
+                unpack_state(segment, self.optimizer)
             for slot in vector.slots:
                 if slot.param.data_ptr() == slot.address:
                     slot.param.data = slot.value.clone()
         for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
             group["params"] = params
-        self.hands.let_go()
-
-    def _reduced(self, reduce: Reduce, reached: list[bool]) -> list[bool]:
-        """Which homed parameters were reached by any worker; loose ones that were not here get zeros of their own."""
-        loose = [param.grad is not None for param in self.loose]
-        everywhere = list(reduce(self, [*reached, *loose]))
-        return everywhere[: len(reached)]
+        self.hooks.let_go()
 
     def _take_in(self, reached: list[bool]) -> list[bool]:
-        """The slow path begins: gradients from elsewhere are copied, what has sparse ones leaves its run.
+        """The slow path begins: gradients from elsewhere are copied, what has sparse ones leaves its segment.
 
         Which of the homed parameters were reached.
         """
         own = {slot for slot in self._slots if slot.param.grad is not None and slot.param.grad is not slot.gradient}
         hit = {slot for slot, hit in zip(self._slots, reached, strict=True) if hit and slot.param.grad is not None}
-        sparse = {slot for slot in own if _is_sparse(slot.param.grad)}
+        sparse = {slot for slot in own if slot.param.grad is not None and slot.param.grad.is_sparse}
         if dense := [slot for slot in self._slots if slot in own - sparse]:
             torch._foreach_copy_([slot.gradient for slot in dense], _present(slot.param for slot in dense))
             for slot in dense:
@@ -208,19 +210,19 @@ class Arena:
         return [slot in hit or slot in own for slot in self._slots]
 
     def _collect_some(self, reached: list[bool]) -> list[Tensor]:
-        """The slow path ends: parameters that miss the update leave their runs."""
+        """The slow path ends: parameters that miss the update leave their segments."""
         self._missing = missing = {slot for slot, hit in zip(self._slots, reached, strict=True) if not hit}
-        runs = len(self._runs)
+        segments = len(self._segments)
         for vector in self.vectors:
-            vector.runs = [part for run in vector.runs for part in split(vector, run, self.optimizer, missing)]
-        if runs != sum(len(vector.runs) for vector in self.vectors):
+            split(vector, self.optimizer, missing)
+        if segments != sum(len(vector.segments) for vector in self.vectors):
             self._hand_over()
         for slot in self._slots:
             slot.param.grad = None if slot in missing else slot.gradient
-        for run in self._runs:
-            run.handle.grad = None if run.slots[0] in missing else run.gradient
-        self._proven = True
-        return [run.gradient for run in self._runs if run.slots[0] not in missing] + _present(self.loose)
+        for segment in self._segments:
+            segment.handle.grad = None if segment.slots[0] in missing else segment.gradient
+        self.proven = True
+        return _present([*(segment.handle for segment in self._segments), *self.loose])
 
     def _side_by_side(self) -> Iterator[Tensor]:
         found = set(self._slots) - self._missing
@@ -239,21 +241,19 @@ class Arena:
 
     def _states(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
         """What the optimizer remembers of each parameter."""
-        for run in self._runs:
-            for slot in run.slots if run.handle in self.optimizer.state else []:
-                yield slot.param, state_of(run, slot, self.optimizer)
+        for segment in self._segments:
+            for slot in segment.slots if segment.handle in self.optimizer.state else []:
+                yield slot.param, state_of(segment, slot, self.optimizer)
         for param in self.loose:
             if param in self.optimizer.state:
                 yield param, self.optimizer.state[param]
 
     def _loosen(self, vector: Vector, slot: Slot) -> None:
         """A parameter with sparse gradients: the optimizer steps it by itself."""
-        run = next(r for r in vector.runs if slot in r.slots)
-        at = vector.runs.index(run)
-        vector.runs[at : at + 1] = split(vector, run, self.optimizer, {slot})
-        alone = next(r for r in vector.runs if r.slots == [slot])
+        split(vector, self.optimizer, {slot})
+        alone = next(segment for segment in vector.segments if segment.slots == [slot])
         unpack_state(alone, self.optimizer)
-        vector.runs.remove(alone)
+        vector.segments.remove(alone)
         vector.slots.remove(slot)
         gradient = slot.param.grad
         slot.param.data = slot.value.clone()
@@ -262,23 +262,20 @@ class Arena:
         self.loose.sort(key=lambda param: self._rank.get(param, len(self._rank)))  # whichever was the first
 
     def _hand_over(self) -> None:
-        """Gives the optimizer the runs, and keeps at hand what every update needs."""
+        """Gives the optimizer the segments, and keeps at hand what every update needs."""
         loose = set(self.loose)
         for number, (group, original) in enumerate(zip(self.optimizer.param_groups, self._original, strict=True)):
-            runs = [run.handle for vector in self.vectors if vector.group == number for run in vector.runs]
-            group["params"] = runs + [p for p in original if p in loose]
+            vectors = [vector for vector in self.vectors if vector.group == number]
+            handles = [segment.handle for vector in vectors for segment in vector.segments]
+            group["params"] = handles + [p for p in original if p in loose]
         known = dict(zip(self._slots, self._versions, strict=True))
         self._slots = [slot for vector in self.vectors for slot in vector.slots]
         self._homes = [(slot.param, slot.address, slot.gradient, slot) for slot in self._slots]
         self._places = [(owned, key, slot) for slot in self._slots for owned, key in slot.owners]
         self._gradient_views = [slot.gradient for slot in self._slots]
         self._versions = [known.get(slot, slot.gradient._version) for slot in self._slots]
-        self._runs = [run for vector in self.vectors for run in vector.runs]
+        self._segments = [segment for vector in self.vectors for segment in vector.segments]
         self._pieces = None
-
-
-def _is_sparse(gradient: Tensor | None) -> bool:
-    return gradient is not None and gradient.is_sparse
 
 
 def _present(params: Iterable[nn.Parameter]) -> list[Tensor]:

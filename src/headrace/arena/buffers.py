@@ -1,7 +1,8 @@
 """A model's buffers as they were, for the step that fails."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from .gradients import all_finite
-from .statistics import Place, Statistics, gather
+from .vectors import aligned, extent, view
 
 SMALL = 1 << 20  # elements; a larger buffer is copied only when torch says that it has changed
 WATCHED = 1 << 16  # elements; a larger one is looked at only then, unless it is known to change silently
@@ -17,23 +18,83 @@ ALTERED = -1  # a version that no tensor has
 
 
 @dataclass(eq=False, slots=True)
-class _Kept:
-    """A buffer's place, the tensor that stood there when it was saved, its version then, and a copy.
-
-    `watched`: whether it is looked at even if torch knows of no change, as batch norm and `.data` make them.
-    """
+class _BufferPlace:
+    """A buffer's place in a module, and the tensor that stood there when it was saved."""
 
     name: str
     owned: dict[str, Any]
     key: str
-    watched: bool
     tensor: Tensor
-    version: int
-    copy: Tensor
-    large: bool = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.large = self.copy.numel() > SMALL
+    @property
+    def now(self) -> Any:
+        """What stands there now."""
+        return self.owned.get(self.key)
+
+
+@dataclass(eq=False, slots=True)
+class _HomedBuffer(_BufferPlace):
+    """A buffer in a vector: its parts of the vector (`value`) and of the copy (`before`)."""
+
+    value: Tensor
+    before: Tensor
+    address: int
+
+    def move_out(self) -> None:
+        """Gives it memory of its own; what has strayed keeps what it has become."""
+        if self.tensor.data_ptr() == self.address:
+            self.tensor.data = self.value.clone()
+
+
+@dataclass(eq=False, slots=True)
+class _LooseBuffer(_BufferPlace):
+    """A buffer by itself: its version when it was saved, and a copy.
+
+    `watched`: whether it is looked at even if torch knows of no change, as batch norm and `.data` make them.
+    """
+
+    watched: bool
+    version: int
+    before: Tensor
+
+
+class BufferVector:
+    """Buffers of one dtype on one device, which are views of one vector until `release`, and a copy of it."""
+
+    def __init__(self, places: Sequence[_BufferPlace]) -> None:
+        tensors = [place.tensor for place in places]
+        *starts, end = aligned(tensors)
+        self.values = torch.zeros(end, dtype=tensors[0].dtype, device=tensors[0].device)
+        self.copy = torch.zeros_like(self.values)
+        self.measured = self.values.is_floating_point()
+        self.homed: list[_HomedBuffer] = []
+        for place, tensor, start in zip(places, tensors, starts, strict=True):
+            value, before = view(self.values, tensor, start), view(self.copy, tensor, start)
+            value.copy_(tensor)
+            tensor.data = value
+            self.homed.append(_HomedBuffer(place.name, place.owned, place.key, tensor, value, before, value.data_ptr()))
+
+    def strays(self) -> list[_HomedBuffer]:
+        """The places at which another tensor stands, or whose tensor has got other memory."""
+        return [p for p in self.homed if p.owned.get(p.key) is not p.tensor or p.tensor.data_ptr() != p.address]
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """What was before the step, and what is now: of the vector, and of the places that have strayed from it."""
+        strays = [(stray.before, stray.now) for stray in self.strays()]
+        return [(self.copy, self.values), *(pair for pair in strays if isinstance(pair[1], Tensor))]
+
+    def restore(self) -> None:
+        self.values.copy_(self.copy)
+        for place in self.strays():
+            place.owned[place.key] = place.tensor
+            place.tensor.copy_(place.before)
+
+    def drop(self, place: _HomedBuffer) -> None:
+        """A buffer leaves the vector, with memory of its own."""
+        self.homed.remove(place)
+        place.move_out()
+        place.value.zero_()
+        place.before.zero_()
 
 
 class Buffers:
@@ -44,48 +105,47 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module, *, packed: bool = True) -> None:
-        self._vectors = gather(model) if packed else []
-        homed = {id(place.tensor) for vector in self._vectors for place in vector.places}
-        self._kept = [
-            _keep(
-                f"{prefix}.{key}" if prefix else key,
-                module._buffers,
-                key,
-                buffer,
-                watched=isinstance(module, _NormBase) or buffer.numel() <= WATCHED,
-            )
-            for prefix, module in model.named_modules()
-            for key, buffer in module._buffers.items()
-            if buffer is not None and id(buffer) not in homed
-        ]
-        self._fractions = [kept for kept in self._kept if kept.copy.is_floating_point()]
+        found = list(_places(model))
+        holders = Counter(id(place.tensor) for place, _ in found)
+        groups: dict[tuple[torch.dtype, torch.device], list[_BufferPlace]] = {}
+        self._loose: list[_LooseBuffer] = []
+        for place, normalises in found:
+            tensor = place.tensor
+            if packed and normalises and holders[id(tensor)] == 1 and _is_packable(tensor):
+                groups.setdefault((tensor.dtype, tensor.device), []).append(place)
+            else:
+                self._loose.append(_loose(place, watched=normalises or tensor.numel() <= WATCHED))
+        self._vectors = [BufferVector(places) for places in groups.values()]
+        self._find_fractions()
 
     def save(self) -> None:
         """Before a step: what there is now is the state to go back to."""
         for vector in self._vectors:
             for place in vector.strays():
                 vector.drop(place)
-                now = place.owned.get(place.key)
-                if isinstance(now, Tensor):
-                    self._add(_keep(place.name, place.owned, place.key, now, watched=True))
-            vector.save()
-        if self._kept:
-            self._save_apart()
+                if isinstance(now := place.now, Tensor):
+                    place.tensor = now
+                    self._loose.append(_loose(place, watched=True))
+                    self._find_fractions()
+            vector.copy.copy_(vector.values)
+        if self._loose:
+            self._save_loose()
 
-    def _save_apart(self) -> None:
+    def _save_loose(self) -> None:
         fresh, copies = [], []
-        for kept in self._kept:
-            now = kept.owned.get(kept.key)
-            if now is not kept.tensor or now._version != kept.version:
+        for buffer in self._loose:
+            now = buffer.now
+            if now is not buffer.tensor or now._version != buffer.version:
                 if not isinstance(now, Tensor):
                     continue
-                if not _alike(now, kept.copy):
-                    self._replace(kept, now)
-                kept.tensor, kept.version = now, now._version
-            elif kept.large:
+                if not _alike(now, buffer.before):
+                    buffer.before = torch.empty_like(now)
+                    self._find_fractions()
+                buffer.tensor, buffer.version = now, now._version
+            elif buffer.before.numel() > SMALL:
                 continue
             fresh.append(now)
-            copies.append(kept.copy)
+            copies.append(buffer.before)
         if fresh:
             torch._foreach_copy_(copies, fresh)
 
@@ -94,16 +154,25 @@ class Buffers:
         with torch.no_grad():
             for vector in self._vectors:
                 vector.restore()
-            for kept in self._kept:
-                kept.owned[kept.key] = kept.tensor
-                if kept.tensor.numel() <= SMALL or kept.tensor._version != kept.version:
-                    kept.tensor.copy_(kept.copy)
-                    kept.version = kept.tensor._version
+            for buffer in self._loose:
+                buffer.owned[buffer.key] = buffer.tensor
+                if buffer.tensor.numel() <= SMALL or buffer.tensor._version != buffer.version:
+                    buffer.tensor.copy_(buffer.before)
+                    buffer.version = buffer.tensor._version
+
+    def select(self, bad: Tensor) -> None:
+        """As `restore` where the flag on the device says so, without asking the host."""
+        pairs = [pair for vector in self._vectors for pair in vector.pairs()]
+        pairs += [(buffer.before, buffer.now) for buffer in self._loose]
+        for before, now in pairs:
+            if isinstance(now, Tensor) and now.shape == before.shape:
+                now.copy_(torch.where(bad, before, now))
 
     def release(self) -> None:
         """Gives every buffer memory of its own."""
         for vector in self._vectors:
-            vector.release()
+            for place in vector.homed:
+                place.move_out()
 
     def moved(self) -> list[Tensor]:
         """The buffers with fractions that the step at hand has changed, or may have; statistics as one vector."""
@@ -121,70 +190,71 @@ class Buffers:
         """
         found = []
         for vector in [vector for vector in self._vectors if vector.measured]:
-            for place in list(vector.places):
-                there = place.owned.get(place.key)
-                if not isinstance(there, Tensor) or all_finite([there]):
+            for place in list(vector.homed):
+                now = place.now
+                if not isinstance(now, Tensor) or all_finite([now]):
                     continue
                 if all_finite([place.before]):
                     found.append(place.name)
-                elif there.shape == place.before.shape:
+                elif now.shape == place.before.shape:
                     self._unwatch(vector, place)
-        for kept, now in self._moved():
+        for buffer, now in self._changed():
             if not all_finite([now]):
-                if all_finite([kept.copy]):
-                    found.append(kept.name)
+                if all_finite([buffer.before]):
+                    found.append(buffer.name)
                 else:
-                    kept.watched = False
+                    buffer.watched = False
         return found
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         """What was before the step, and what is now."""
-        found = []
-        for vector in self._vectors:
-            if vector.measured:
-                found += [(vector.copy, vector.values), *vector.replaced()]
-        return found + [(kept.copy, now) for kept, now in self._moved()] if self._fractions else found
+        found = [pair for vector in self._vectors if vector.measured for pair in vector.pairs()]
+        return found + [(buffer.before, now) for buffer, now in self._changed()] if self._fractions else found
 
-    def _moved(self) -> Iterator[tuple[_Kept, Tensor]]:
-        for kept in self._fractions:
-            now = kept.owned.get(kept.key)
-            if now is kept.tensor:
-                if kept.watched or now._version != kept.version:
-                    yield kept, now
+    def _changed(self) -> Iterator[tuple[_LooseBuffer, Tensor]]:
+        for buffer in self._fractions:
+            now = buffer.now
+            if now is buffer.tensor:
+                if buffer.watched or now._version != buffer.version:
+                    yield buffer, now
             elif isinstance(now, Tensor):
-                yield kept, now
+                yield buffer, now
 
-    def _unwatch(self, vector: Statistics, place: Place) -> None:
+    def _unwatch(self, vector: BufferVector, place: _HomedBuffer) -> None:
         """A buffer that was not finite before the step leaves the vector, which would never be so otherwise."""
-        kept = _keep(place.name, place.owned, place.key, place.tensor, watched=False)
-        kept.copy.copy_(place.before)
-        kept.version = ALTERED
+        buffer = _loose(place, watched=False)
+        buffer.before.copy_(place.before)
+        buffer.version = ALTERED
         vector.drop(place)
-        self._add(kept)
+        self._loose.append(buffer)
+        self._find_fractions()
 
-    def _add(self, kept: _Kept) -> None:
-        self._kept.append(kept)
-        self._fractions = [kept for kept in self._kept if kept.copy.is_floating_point()]
-
-    def _replace(self, kept: _Kept, now: Tensor) -> None:
-        """A buffer has become another kind of tensor."""
-        kept.copy, kept.large = torch.empty_like(now), now.numel() > SMALL
-        self._fractions = [kept for kept in self._kept if kept.copy.is_floating_point()]
-
-    def select(self, bad: Tensor) -> None:
-        """As `restore` where the flag on the device says so, without asking the host."""
-        for vector in self._vectors:
-            for before, now in ((vector.copy, vector.values), *vector.replaced()):
-                if now.shape == before.shape:
-                    now.copy_(torch.where(bad, before, now))
-        for kept in self._kept:
-            there = kept.owned.get(kept.key)
-            if isinstance(there, Tensor) and there.shape == kept.copy.shape:
-                there.copy_(torch.where(bad, kept.copy, there))
+    def _find_fractions(self) -> None:
+        self._fractions = [buffer for buffer in self._loose if buffer.before.is_floating_point()]
 
 
-def _keep(name: str, owned: dict[str, Any], key: str, tensor: Tensor, *, watched: bool) -> _Kept:
-    return _Kept(name, owned, key, watched, tensor, tensor._version, tensor.detach().clone())
+def _places(model: nn.Module) -> Iterator[tuple[_BufferPlace, bool]]:
+    """Every place of a buffer, and whether it is batch normalisation's."""
+    for prefix, module in model.named_modules():
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                yield _BufferPlace(name, module._buffers, key, buffer), isinstance(module, _NormBase)
+
+
+def _loose(place: _BufferPlace, *, watched: bool) -> _LooseBuffer:
+    tensor = place.tensor
+    return _LooseBuffer(place.name, place.owned, place.key, tensor, watched, tensor._version, tensor.detach().clone())
+
+
+def _is_packable(buffer: Tensor) -> bool:
+    """Dense memory that is its own: no part of other memory that somebody may hold."""
+    if type(buffer) is not Tensor or buffer.layout != torch.strided or buffer.is_meta or buffer.requires_grad:
+        return False
+    shared = buffer._base is not None or (not buffer.is_cuda and buffer.is_shared())
+    if shared or buffer.untyped_storage().nbytes() != buffer.nbytes:
+        return False
+    return buffer.numel() > 0 and extent(buffer) == buffer.numel()
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from .arena import Arena
-from .homes import plain_name
-from .runs import view
+from .vectors import plain_name, view
 
 
 class Replica:

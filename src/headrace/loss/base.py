@@ -1,10 +1,12 @@
-"""What a term is, and how terms add up to a loss."""
+"""What a term is, how terms add up to a loss, and what may be set on one."""
 
 import copy
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -15,7 +17,6 @@ from ..data.fields import Field, Rows
 from ..data.ragged import Ragged
 from ..data.sparse import Sparse
 from ..errors import ConfigError, DataError
-from .setting import number, one_of, setting
 
 Weight = float | Tensor
 """A denominator: a number where the host knows it, a 0-dimensional tensor where only the device does."""
@@ -36,6 +37,82 @@ class Term:
     coefficient: float = 1.0
     times: float = 1.0
     counts: bool = True
+
+
+Check = Callable[[str, Any], Any]
+"""From the name of a setting and a value to the value as it is kept; raises on one that cannot work."""
+
+
+class _Setting:
+    """Checks what an attribute is set to. It is read from the instance as any other: there is no `__get__`."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, loss: Any, value: Any) -> None:
+        loss.__dict__[self._name] = self._check(self._name, value)
+
+
+def setting(check: Check) -> Any:
+    """An attribute that is checked by this whenever it is set, also between two updates."""
+    return _Setting(check)
+
+
+def one_of(*choices: str) -> Check:
+    """One of these words."""
+    listed = f"{', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}"
+
+    def check(name: str, value: Any) -> Any:
+        if value not in choices:
+            raise ConfigError(f"{name}= is {listed}, got {value!r}.")
+        return value
+
+    return check
+
+
+def number(wanted: str, fits: Callable[[float], bool] = math.isfinite) -> Check:
+    """A number that `fits`, which errors call `wanted`."""
+
+    def check(name: str, value: Any) -> Any:
+        try:
+            good = fits(float(value))
+        except (TypeError, ValueError, RuntimeError):
+            good = False
+        if not good:
+            raise ConfigError(f"{name}= is {wanted}, got {value!r}.")
+        return value
+
+    return check
+
+
+def label(name: str, value: Any) -> Any:
+    """A label, or none."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+        raise ConfigError(f"{name}= is a whole number or None, got {value!r}.")
+    return value
+
+
+def positive_weights(
+    name: str, weights: Sequence[float] | Tensor | None, each: str = "", dim: int | None = None
+) -> Tensor | None:
+    """Non-negative numbers, in so many dimensions, or none."""
+    if weights is None:
+        return None
+    tensor = torch.as_tensor(weights)
+    if dim not in (None, tensor.dim()) or not bool(((tensor >= 0) & tensor.isfinite()).all()):
+        raise ConfigError(f"{name}= are non-negative numbers{each}, got {weights!r}.")
+    return tensor
+
+
+def class_weights(name: str, weights: Sequence[float] | Tensor | None) -> Tensor | None:
+    """A number for each class, or none."""
+    tensor = positive_weights(name, weights, ", one per class", dim=1)
+    if tensor is not None and not bool(tensor.any()):
+        raise ConfigError(f"{name}= are all 0, so that no row counts. Give a number above 0 to what is to be learnt.")
+    return tensor if tensor is None or tensor.is_floating_point() else tensor.float()
 
 
 class Loss(ABC):
@@ -250,11 +327,3 @@ def spread(rows: Tensor, like: Tensor) -> Tensor:
 def comparable(labels: Tensor) -> Tensor:
     """Labels that torch can compare with numbers."""
     return labels.long() if labels.dtype in (torch.uint16, torch.uint32, torch.uint64) else labels
-
-
-def shape_of(value: Any) -> str:
-    return str(list(value.shape)) if isinstance(value, Tensor) else type(value).__name__
-
-
-def dtype_of(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

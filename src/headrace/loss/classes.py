@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Weight, comparable, pick, row_weights, shape_of, spread
-from .elements import between_0_and_1, fit_rows, one_per_output
-from .setting import class_weights as checked_weights
-from .setting import label, number, one_of, setting
+from .base import Loss, Weight, comparable, label, number, one_of, pick, row_weights, setting, spread
+from .base import class_weights as checked_weights
+from .elements import PerElement, between_0_and_1, fit_rows, one_per_output
 
 NO_INDEX = -(1 << 62)  # torch ignores -100 unless it is told something else
 
@@ -114,8 +113,9 @@ class CrossEntropy(Loss):
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         logits = pick(outputs, self.output, self.name)
         if not isinstance(logits, Tensor) or logits.dim() < 2:
+            came = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise DataError(
-                f"{self.name}: expected logits of shape (rows, classes), got {shape_of(logits)}. "
+                f"{self.name}: expected logits of shape (rows, classes), got {came}. "
                 "For one number per row use BinaryCrossEntropy or MSE."
             )
         classes = logits.shape[1]
@@ -224,7 +224,7 @@ class CrossEntropy(Loss):
         return moved[2]
 
 
-class Focal(Loss):
+class Focal(PerElement):
     """Cross entropy that counts what is already well classified less: −w (1 − pₜ)^γ log pₜ, from logits.
 
     With one class index per row the classes exclude each other (softmax); with targets of the shape of the
@@ -233,7 +233,6 @@ class Focal(Loss):
     """
 
     reads = "logits"
-    joins = True
     gamma: float = setting(number("a number that is not negative", lambda value: 0 <= value < math.inf))
     class_weights: Tensor | None = setting(checked_weights)
 
@@ -243,20 +242,6 @@ class Focal(Loss):
         super().__init__(**options)
         self.gamma = gamma
         self.class_weights = class_weights  # type: ignore[assignment]
-
-    def weight(self, batch: Batch) -> Weight:
-        if self.reduce == "sum":
-            return self.share(batch)
-        if self.row_weight is not None:
-            rows = row_weights(self, batch)
-            per_row = batch[self.target].numel() / max(1, batch.rows)
-            total: Tensor = rows.sum() * per_row
-            return total
-        return float(batch[self.target].numel())
-
-    def whole(self, batch: Batch) -> float | None:
-        by_rows = self.reduce == "mean" and self.row_weight is None
-        return self.whole_elements(batch) if by_rows else super().whole(batch)
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits, target = self.read(outputs, batch)

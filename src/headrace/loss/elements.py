@@ -1,4 +1,4 @@
-"""Outputs and targets compared number by number."""
+"""Losses that take numbers one by one: those of outputs and targets, and weights of the model."""
 
 import math
 from abc import abstractmethod
@@ -8,20 +8,29 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Weight, comparable, dtype_of, pick, row_weights, spread
-from .setting import number, one_of, positive_weights, setting
+from .base import (
+    Loss,
+    Term,
+    Weight,
+    comparable,
+    number,
+    one_of,
+    pick,
+    positive_weights,
+    row_weights,
+    setting,
+    spread,
+)
 
 
-class Elementwise(Loss):
-    """A loss that compares outputs and targets element by element; the mean is over all elements."""
+class PerElement(Loss):
+    """A loss whose mean is over all elements of the target."""
 
     joins = True
-    answers = False
-    """Whether targets are 0, 1 or what is between them, so that whole numbers will do."""
 
     def weight(self, batch: Batch) -> Weight:
         if self.reduce == "sum":
@@ -29,14 +38,19 @@ class Elementwise(Loss):
         elements = batch[self.target].numel()
         if self.row_weight is None:
             return float(elements)
-        rows = row_weights(self, batch)
-        per_row = elements / max(1, batch.rows)
-        total: Tensor = rows.sum() * per_row
+        total: Tensor = row_weights(self, batch).sum() * (elements / max(1, batch.rows))
         return total
 
     def whole(self, batch: Batch) -> float | None:
         by_rows = self.reduce == "mean" and self.row_weight is None
         return self.whole_elements(batch) if by_rows else super().whole(batch)
+
+
+class Elementwise(PerElement):
+    """A loss that compares outputs and targets element by element."""
+
+    answers = False
+    """Whether targets are 0, 1 or what is between them, so that whole numbers will do."""
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         output, target = self.read(outputs, batch)
@@ -58,9 +72,10 @@ class Elementwise(Loss):
             between_0_and_1(self, targets)
         whole = self.answers and not targets.is_floating_point()
         if output.dtype in (torch.float32, torch.float64) and output.dtype != targets.dtype and not whole:
+            is_now, wanted = (str(tensor.dtype).removeprefix("torch.") for tensor in (targets, output))
             raise DataError(
-                f"{self.name}: stream {self.target!r} is {dtype_of(targets)}, the model's outputs are "
-                f"{dtype_of(output)}. Convert the stream to {dtype_of(output)}."
+                f"{self.name}: stream {self.target!r} is {is_now}, the model's outputs are {wanted}. "
+                f"Convert the stream to {wanted}."
             )
 
 
@@ -141,6 +156,43 @@ class BinaryCrossEntropy(Elementwise):
         return F.binary_cross_entropy_with_logits(output, target, weight, reduction=reduction, pos_weight=positive)
 
 
+class L2Prior(Loss):
+    """½ · weight · Σ w² over all weights, biases left out: once per update, logged, not part of a validation.
+
+    The weight is its `coefficient`, which may change between updates.
+    """
+
+    training_only = True
+
+    def __init__(self, weight: float, *, biases: bool = False, name: str | None = None) -> None:
+        super().__init__(coefficient=weight, name=name)
+        self.biases = biases
+
+    def weight(self, batch: Batch) -> Weight:
+        return self.share(batch)
+
+    def whole(self, batch: Batch) -> float:
+        return 1.0
+
+    def sum(self, outputs: Any, batch: Batch) -> Tensor:
+        raise NotImplementedError("a prior is computed from the model: see term()")
+
+    def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
+        share = self.share(batch)
+        return Term(self.penalty(model), share, self.coefficient, times=share, counts=False)
+
+    def penalty(self, model: nn.Module) -> Tensor:
+        """½ Σ w² of the model as it is."""
+        weights = [p.flatten() for name, p in model.named_parameters() if p.requires_grad and self._counts(name)]
+        if not weights:
+            raise ConfigError("L2Prior finds no trainable weights in the model.")
+        joined = torch.cat(weights)
+        return 0.5 * torch.dot(joined, joined)
+
+    def _counts(self, name: str) -> bool:
+        return self.biases or "bias" not in name.rpartition(".")[2]
+
+
 def between_0_and_1(loss: Loss, targets: Tensor) -> None:
     """Raises unless targets can be answers to yes-or-no questions."""
     targets = comparable(targets)
@@ -166,10 +218,6 @@ def one_per_output(loss: Loss, setting: str, weights: Tensor | None, output: Ten
         )
 
 
-def _squeezed(tensor: Tensor) -> list[int]:
-    return [size for size in tensor.shape[1:] if size != 1]
-
-
 def fit_rows(name: str, stream: str, output: Tensor, target: Tensor) -> Tensor:
     """(rows,) and (rows, 1) mean the same; anything else would be broadcast into nonsense."""
     if output.numel() == target.numel() and _squeezed(output) == _squeezed(target):
@@ -178,3 +226,7 @@ def fit_rows(name: str, stream: str, output: Tensor, target: Tensor) -> Tensor:
         f"{name}: stream {stream!r} has rows of shape {list(target.shape[1:])}, "
         f"the model's outputs {list(output.shape[1:])}. They must be equal."
     )
+
+
+def _squeezed(tensor: Tensor) -> list[int]:
+    return [size for size in tensor.shape[1:] if size != 1]

@@ -7,6 +7,7 @@ anything with `update`, `compute` and `reset`, will do as well.
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,8 +15,7 @@ from torch import Tensor
 
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError, HeadraceError
-from .metric_names import Task, check_name
-from .metric_state import add_state, adds_up, by_itself, keeps_state, set_state, state_of
+from .task import Task, check_name
 
 BLOCK_BYTES = 16 << 20
 
@@ -97,8 +97,12 @@ class Metrics:
         self._feed()
         found = {}
         for name, metric in self._live.items():
+            wanted = self._wanted[name]
             with _named(name):
-                found[name] = _plain(metric.compute())
+                value = metric.compute()
+                if isinstance(wanted, str) and self._task is not None:
+                    value = self._task.value(wanted, value)
+                found[name] = _plain(value)
         return found
 
     def reset(self) -> None:
@@ -109,20 +113,20 @@ class Metrics:
     @property
     def forgetful(self) -> list[str]:
         """The metrics whose state cannot be saved: they have no `state_dict` and `load_state_dict`."""
-        return [name for name, m in self._wanted.items() if not isinstance(m, str) and not keeps_state(m)]
+        return [name for name, m in self._wanted.items() if not isinstance(m, str) and not _keeps_state(m)]
 
     def state_dict(self) -> dict[str, Any]:
         """What has been added since the last report, the block that is not full yet included."""
         block = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
         return {
-            "task": None if self._task is None else dict(vars(self._task)),
+            "task": None if self._task is None else asdict(self._task),
             "block": block,
-            "live": {name: state_of(metric) for name, metric in self._live.items() if keeps_state(metric)},
+            "live": {name: _state_of(metric) for name, metric in self._live.items() if _keeps_state(metric)},
         }
 
     def hold(self) -> None:
         """Several workers feed twins of this: what has no state that can be added up keeps all that it is fed."""
-        self._holds = any(not isinstance(metric, str) and not adds_up(metric) for metric in self._wanted.values())
+        self._holds = any(not isinstance(metric, str) and not _adds_up(metric) for metric in self._wanted.values())
 
     def join(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:
         """Becomes what was fed to metrics that gave these states: itself once, or its twins on other workers."""
@@ -132,27 +136,28 @@ class Metrics:
             raise DataError(f"workers see different things: {' and '.join(map(str, tasks))}. Say reads= in the loss.")
         self._task = tasks[0] if tasks else self._task
         fed: set[str] = set()
-        for state in states:
-            for name, saved in state["live"].items():
-                wanted = self._wanted.get(name)
-                if wanted is None:  # the metrics of a run may change
-                    continue
-                if name in fed:
-                    add_state(self._live[name], saved, device)
-                    continue
-                if not isinstance(wanted, str):
-                    self._live[name] = _on(wanted, device)
-                elif self._task is not None:
-                    self._live[name] = self._built(wanted, device)
-                set_state(self._live[name], saved, device)
+        for name, saved in (item for state in states for item in state["live"].items()):
+            if name in fed:
+                _add_state(self._live[name], saved, device)
+            elif name in self._wanted:  # the metrics of a run may change
+                self._live.pop(name, None)
+                _set_state(self._made(name, device), saved, device)
                 fed.add(name)
         for state in states:
             if state["block"]:
                 self.add(*(part.to(device) for part in state["block"]))
 
-    def _built(self, name: str, device: torch.device) -> Any:
-        assert self._task is not None
-        return _on(self._task.build(name), device)
+    def _made(self, name: str, device: torch.device) -> Any:
+        """The object that is fed, made once the task is known."""
+        if name not in self._live:
+            metric: Any = self._wanted[name]
+            if isinstance(metric, str):
+                assert self._task is not None
+                metric = self._task.build(metric)
+            if _is_torchmetrics(metric):  # asked on one worker, which knows all; it would ask the others, too
+                metric.sync_on_compute, metric.distributed_available_fn = False, bool  # bool() is False
+            self._live[name] = metric.to(device) if callable(getattr(metric, "to", None)) else metric
+        return self._live[name]
 
     def _feed(self) -> None:
         if not self._outputs:
@@ -162,14 +167,9 @@ class Metrics:
         if self._task is None:
             self._task = Task.of(outputs, targets, self._reads, self._ignore)
         for name, wanted in self._wanted.items():
-            if not isinstance(wanted, str):
-                with _named(name):
-                    self._live.setdefault(name, _on(wanted, outputs.device)).update(outputs, targets)
-                continue
-            with _named(wanted):
-                if name not in self._live:
-                    self._live[name] = self._built(wanted, outputs.device)
-                self._live[name].update(*self._task.arrange(wanted, outputs, targets))
+            with _named(wanted if isinstance(wanted, str) else name):
+                given = self._task.arrange(wanted, outputs, targets) if isinstance(wanted, str) else (outputs, targets)
+                self._made(name, outputs.device).update(*given)
 
 
 def check_outputs(outputs: Any, kinds: Any = Tensor | Ragged) -> None:
@@ -190,11 +190,6 @@ def _named(name: str) -> Iterator[None]:
         raise
     except (ValueError, TypeError, RuntimeError, LookupError, AttributeError) as error:
         raise DataError(f"metric {name!r} cannot be computed from these outputs and targets: {error}") from error
-
-
-def _on(metric: Any, device: torch.device) -> Any:
-    by_itself(metric)
-    return metric.to(device) if callable(getattr(metric, "to", None)) else metric
 
 
 def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
@@ -227,3 +222,61 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return value
+
+
+def _keeps_state(metric: Any) -> bool:
+    """Whether the state of a metric can be saved."""
+    return all(callable(getattr(metric, method, None)) for method in ("state_dict", "load_state_dict"))
+
+
+def _state_of(metric: Any) -> dict[str, Any]:
+    """Everything that its next `compute` depends on."""
+    if not _is_torchmetrics(metric):
+        return dict(metric.state_dict())
+    return {"updates": metric.update_count, "values": {k: copy.copy(v) for k, v in metric.metric_state.items()}}
+
+
+def _set_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> None:
+    """Puts back what `_state_of` gave."""
+    if not _is_torchmetrics(metric):
+        metric.load_state_dict(dict(state))
+        return
+    for name, value in state["values"].items():
+        if not _is_like(value, metric._defaults[name]):
+            raise TypeError(f"{name!r} of {type(metric).__name__} is a {type(value).__name__}")
+        setattr(metric, name, _moved(copy.copy(value), device))
+    metric._update_count, metric._computed = state["updates"], None
+
+
+def _adds_up(metric: Any) -> bool:
+    """Whether the states of several copies of this metric can be added up."""
+    if not _is_torchmetrics(metric) or metric.full_state_update is not False or metric.dist_sync_on_step:
+        return False
+    ways = {getattr(way, "__name__", None) for way in metric._reductions.values()}
+    return ways <= {"dim_zero_sum", "dim_zero_cat", "dim_zero_max", "dim_zero_min"}
+
+
+def _add_state(metric: Any, state: Mapping[str, Any], device: torch.device) -> None:
+    """Adds the state of another copy of this metric, which was fed other rows."""
+    metric._update_count += state["updates"]
+    metric.merge_state({name: _moved(value, device) for name, value in state["values"].items()})
+    metric._computed = None
+
+
+def _is_torchmetrics(metric: Any) -> bool:
+    return any(
+        kind.__module__.startswith("torchmetrics.") and kind.__name__ == "Metric" for kind in type(metric).__mro__
+    )
+
+
+def _is_like(value: Any, begun: Any) -> bool:
+    """Whether a value may have become of what a metric has begun with: a tensor of one, or a list of such of a list."""
+    return isinstance(value, Tensor) or (
+        isinstance(begun, list) and isinstance(value, list) and all(isinstance(item, Tensor) for item in value)
+    )
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    return [_moved(item, device) for item in value] if isinstance(value, list) else value

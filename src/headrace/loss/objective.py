@@ -47,27 +47,23 @@ class Call:
         """The call for batches with these streams, made once, so that a batch costs no looking up."""
         if self.inputs == "batch":
             return lambda model, batch: model(batch)
-        inputs = self._paths(names)
-        paths = list(inputs.values()) if isinstance(inputs, Mapping) else inputs
+        inputs: Sequence[str] | Mapping[str, str]
+        if self.inputs is None:
+            inputs = [name for name in names if name not in self.targets]
+            if not inputs:
+                raise ConfigError(f"no stream is left for the model: {', '.join(names)} are targets. Say inputs=.")
+        else:
+            inputs = [self.inputs] if isinstance(self.inputs, str) else self.inputs
+        paths = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
         for path in paths:
             if path.partition(".")[0] not in names:
                 raise ConfigError(f"inputs= names an {unknown('stream', path.partition('.')[0], names)}")
         if isinstance(inputs, Mapping):
-            return lambda model, batch: model(**{key: view(batch, path) for key, path in inputs.items()})
+            return lambda model, batch: model(**{key: _view(batch, path) for key, path in inputs.items()})
         if len(paths) == 1 and "." not in paths[0]:
             only = paths[0]
             return lambda model, batch: model(batch.fields[only])
-        return lambda model, batch: model(*[view(batch, path) for path in paths])
-
-    def _paths(self, names: Sequence[str]) -> list[str] | Mapping[str, str]:
-        if self.inputs is None:
-            left = [name for name in names if name not in self.targets]
-            if not left:
-                raise ConfigError(f"no stream is left for the model: {', '.join(names)} are targets. Say inputs=.")
-            return left
-        if isinstance(self.inputs, Mapping):
-            return self.inputs
-        return [self.inputs] if isinstance(self.inputs, str) else list(self.inputs)
+        return lambda model, batch: model(*[_view(batch, path) for path in paths])
 
 
 class Objective(ABC):
@@ -111,12 +107,7 @@ class Objective(ABC):
         return ""
 
     def bind(self, inputs: Inputs, target: str) -> None:
-        """Learns what the trainer calls inputs and target."""
-        self._given_to(inputs, target)
-        self.call = Call(inputs, {target})
-
-    def _given_to(self, inputs: Inputs, target: str) -> None:
-        """Raises if a trainer that calls the model otherwise, or has another target, was given this object before."""
+        """Learns what the trainer calls inputs and target; raises if another trainer has called them otherwise."""
         given = tuple(inputs) if isinstance(inputs, list) else inputs, target
         before = vars(self).setdefault("_bound", given)
         if before != given:
@@ -125,6 +116,7 @@ class Objective(ABC):
                 f"target={before[1]!r}. Make another one for this trainer, which has inputs={given[0]!r} and "
                 f"target={target!r}."
             )
+        self.call = Call(inputs, {target})
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Before a training: raises on what cannot work with these streams.
@@ -183,7 +175,7 @@ class Supervised(Objective):
         )
 
     def bind(self, inputs: Inputs, target: str) -> None:
-        self._given_to(inputs, target)
+        super().bind(inputs, target)
         self._bind_terms(target)
         self.call = Call(inputs, {target, *self.compared()})
 
@@ -248,14 +240,15 @@ def as_objective(loss: Any, argument: str = "loss") -> Objective:
 def terms_of(objective: Objective, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
     """The terms of one microbatch, which are terms."""
     found = objective.terms(model, batch)
-    if isinstance(found, Mapping):
-        for name, term in found.items():
-            if not isinstance(term, Term):
-                raise _no_terms(objective, f"{name!r}: a {type(term).__name__}")
-            if not isinstance(term.sum, Tensor | int | float) or (isinstance(term.sum, Tensor) and term.sum.dim()):
-                raise ConfigError(f"term {name!r}: sum must be a single number, got {_shape_of(term.sum)}.")
-        return found
-    raise _no_terms(objective, f"a {type(found).__name__}")
+    if not isinstance(found, Mapping):
+        raise _no_terms(objective, f"a {type(found).__name__}")
+    for name, term in found.items():
+        if not isinstance(term, Term):
+            raise _no_terms(objective, f"{name!r}: a {type(term).__name__}")
+        if not isinstance(term.sum, Tensor | int | float) or (isinstance(term.sum, Tensor) and term.sum.dim()):
+            shape = f"shape {list(term.sum.shape)}" if isinstance(term.sum, Tensor) else f"a {type(term.sum).__name__}"
+            raise ConfigError(f"term {name!r}: sum must be a single number, got {shape}.")
+    return found
 
 
 def _no_terms(objective: Objective, came: str) -> ConfigError:
@@ -266,16 +259,12 @@ def _no_terms(objective: Objective, came: str) -> ConfigError:
     )
 
 
-def _shape_of(value: Any) -> str:
-    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
 def scoring(objectives: Mapping[str, Objective]) -> str:
     """The key of the objective whose outputs metrics look at: the first that compares with the target, or the first."""
     return next((key for key, objective in objectives.items() if objective.compares), next(iter(objectives)))
 
 
-def view(batch: Batch, path: str) -> Any:
+def _view(batch: Batch, path: str) -> Any:
     """A stream, or a view of it: "words.mask"."""
     stream, *names = path.split(".")
     found = batch[stream]

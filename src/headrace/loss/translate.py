@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..errors import ConfigError
-from .base import Loss, Sum, Term, pick
+from .base import Check, Loss, Sum, Term, pick, setting
 from .classes import CrossEntropy
 from .elements import L1, MSE, BinaryCrossEntropy, Huber
-from .setting import Check, setting
 
 
 def _left_alone(only: str | None) -> Check:
@@ -79,7 +78,7 @@ def translate(loss: Any, argument: str = "loss") -> Loss | Sum:
                 f"{type(loss).__name__} has reduction={reduction!r}. "
                 "Use 'mean' or 'sum', or a headrace term with weight=."
             )
-        return _MODULES[type(loss)](loss, reduction)
+        return _MODULES[type(loss)](loss, reduce=reduction)
     if reduction == "none":
         raise ConfigError(f"{type(loss).__name__} has reduction='none'; a loss is one number. Use 'mean' or 'sum'.")
     if callable(loss):
@@ -87,44 +86,26 @@ def translate(loss: Any, argument: str = "loss") -> Loss | Sum:
     raise ConfigError(f"{argument}= takes a term, an Objective, an nn loss or a function, got a {type(loss).__name__}.")
 
 
-def _cross_entropy(loss: Any, reduction: Any) -> Loss:
-    smoothing = loss.label_smoothing
-    return CrossEntropy(
-        class_weights=loss.weight, ignore_index=loss.ignore_index, label_smoothing=smoothing, reduce=reduction
-    )
-
-
-def _nll(loss: Any, reduction: Any) -> Loss:
-    return CrossEntropy(
-        class_weights=loss.weight, ignore_index=loss.ignore_index, logits=False, reduce=reduction, name="nll"
-    )
-
-
-def _bce(loss: Any, reduction: Any) -> Loss:
-    return BinaryCrossEntropy(logits=False, element_weight=loss.weight, reduce=reduction)
-
-
-def _bce_logits(loss: Any, reduction: Any) -> Loss:
-    return BinaryCrossEntropy(positive_weight=loss.pos_weight, element_weight=loss.weight, reduce=reduction)
-
-
-def _smooth_l1(loss: Any, reduction: Any) -> Loss:
-    return Huber(loss.beta, reduce=reduction) if loss.beta > 0 else L1(reduce=reduction, name="huber")
-
-
-def _huber(loss: Any, reduction: Any) -> Loss:
-    return Huber(loss.delta, form="classic", reduce=reduction)
-
-
-_MODULES: dict[type[nn.Module], Callable[[Any, Any], Loss]] = {
-    nn.CrossEntropyLoss: _cross_entropy,
-    nn.NLLLoss: _nll,
-    nn.BCELoss: _bce,
-    nn.BCEWithLogitsLoss: _bce_logits,
-    nn.MSELoss: lambda loss, reduction: MSE(reduce=reduction),
-    nn.L1Loss: lambda loss, reduction: L1(reduce=reduction),
-    nn.SmoothL1Loss: _smooth_l1,
-    nn.HuberLoss: _huber,
+_MODULES: dict[type[nn.Module], Callable[..., Loss]] = {
+    nn.CrossEntropyLoss: lambda module, **options: CrossEntropy(
+        class_weights=module.weight,
+        ignore_index=module.ignore_index,
+        label_smoothing=module.label_smoothing,
+        **options,
+    ),
+    nn.NLLLoss: lambda module, **options: CrossEntropy(
+        class_weights=module.weight, ignore_index=module.ignore_index, logits=False, name="nll", **options
+    ),
+    nn.BCELoss: lambda module, **options: BinaryCrossEntropy(logits=False, element_weight=module.weight, **options),
+    nn.BCEWithLogitsLoss: lambda module, **options: BinaryCrossEntropy(
+        positive_weight=module.pos_weight, element_weight=module.weight, **options
+    ),
+    nn.MSELoss: lambda module, **options: MSE(**options),
+    nn.L1Loss: lambda module, **options: L1(**options),
+    nn.SmoothL1Loss: lambda module, **options: (
+        Huber(module.beta, **options) if module.beta > 0 else L1(name="huber", **options)
+    ),
+    nn.HuberLoss: lambda module, **options: Huber(module.delta, form="classic", **options),
 }
 
 _FUNCTIONS: dict[Any, Callable[[], nn.Module]] = {

@@ -17,10 +17,9 @@ from ..data.ragged import Ragged
 from ..data.sparse import Sparse
 from ..errors import DataError
 from ..loss.base import Term, is_flat
-from ..loss.loss_sums import LossSums
 from ..loss.metrics import BLOCK_BYTES, Metrics
 from ..loss.objective import Objective, Supervised, Terms, first_call, scoring, terms_of
-from ..loss.outcome import Outcome, as_outcome
+from ..loss.outcome import LossSums, Outcome, as_outcome
 from .guard import Scalar
 from .precision import Precision
 

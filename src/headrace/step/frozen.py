@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from ..arena.homes import plain_name
+from ..arena.vectors import plain_name
 from ..errors import ConfigError, unknown
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..arena.arena import Arena
 from ..arena.buffers import Buffers
 from ..arena.gradients import all_finite, total
-from ..arena.states import is_plain
+from ..arena.optimizer import is_plain
 from ..errors import NonFiniteError
 
 Scalar = float | Tensor

@@ -65,9 +65,9 @@ class Precision:
     def step(self, arena: Arena, gradients: Sequence[Tensor]) -> None:
         """The update; a scaled one is left out, and the scale lowered, when its gradients overflowed."""
         if self._scaler is None or not gradients:
-            arena.hands.step()
+            arena.hooks.step()
             return
-        with arena.hands.ours():
+        with arena.hooks.ours():
             self._scaler.step(arena.optimizer)
         self._scaler.update()
         if self._scaler.get_scale() < 1.0:

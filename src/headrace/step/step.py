@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 from ..arena.arena import Arena
 from ..arena.buffers import Buffers
 from ..arena.gradients import all_finite
-from ..arena.homes import names_of, owners
+from ..arena.optimizer import by_name, check_state, is_plain, load_state
 from ..arena.replica import Replica
-from ..arena.states import by_name, check_state, is_plain, load_state
+from ..arena.vectors import names_of, owners
 from ..data.batch import Batch
 from ..errors import CheckpointError, ModelError
 from ..loss.objective import Objective, scoring

@@ -12,8 +12,8 @@ from ..data.batch import Batch
 from ..data.ragged import Ragged
 from ..data.source import WHOLE, Shard
 from ..errors import CheckpointError, ConfigError, DataError, HeadraceError, NonFiniteError, WorkerError
-from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
+from ..loss.outcome import LossSums
 from ..workers.centered import Centered
 from ..workers.comm import Comm
 from ..workers.here import here

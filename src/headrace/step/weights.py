@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arena.homes import plain_name
+from ..arena.vectors import plain_name
 from ..data.categories import Categories
 from ..errors import CheckpointError, CorruptError, RunError
 from ..store import codec

@@ -13,8 +13,8 @@ from ..data.batch import Batch
 from ..data.reader import Reader
 from ..data.source import Source
 from ..length import Counters, Length
-from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
+from ..loss.outcome import LossSums
 from ..step.signals import Signals
 from ..step.team import Team
 from ..step.trainable import Trainable

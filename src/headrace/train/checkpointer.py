@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..app.cli.candidates import RUN
 from ..errors import CheckpointError, ConfigError, RunError, unknown
 from ..length import Length
 from ..step import config
@@ -20,7 +19,7 @@ from ..store.checkpoints import Keep, Store
 from ..store.codec import Texts
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.disk import failure
-from ..store.run import Run
+from ..store.run import RUN, Run
 from ..store.shape import PARTS, check
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info

@@ -15,8 +15,8 @@ from ..data.batch import Batch
 from ..data.source import Source
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length
-from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
+from ..loss.outcome import LossSums
 from ..step.config import differences
 from ..step.signals import Signals
 from ..step.team import Team

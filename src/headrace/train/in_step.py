@@ -18,8 +18,8 @@ from ..data.reader import Reader
 from ..data.source import Source
 from ..errors import SourceError
 from ..length import Length
-from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
+from ..loss.outcome import LossSums
 from ..step.signals import Signals
 from ..step.team import Team, by_leader, tensors_of
 from ..step.trainable import Trainable

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arena.homes import plain_name
+from ..arena.vectors import plain_name
 from ..errors import CorruptError
 from ..store import codec
 from ..store.contents import MODEL, OPTIMIZER, TRAINER, TRAINER_TENSORS, Contents, rank_files

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arena.homes import plain_name
 from ..arena.replica import Replica
+from ..arena.vectors import plain_name
 from ..data.categories import Categories
 from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, is_out_of_memory
 from ..length import Counters
-from ..loss.loss_sums import LossSums
 from ..loss.objective import scoring
+from ..loss.outcome import LossSums
 from ..step import config
 from ..step.check import same_categories
 from ..step.frozen import Frozen

@@ -14,8 +14,8 @@ from torch import Tensor
 from ..data.reader import rewound
 from ..errors import ConfigError
 from ..length import whole
-from ..loss.likely import likeliest, yes_or_no
 from ..loss.objective import Objective, Supervised
+from ..loss.task import likeliest, yes_or_no
 from ..store import disk, rng
 from .callback import Callback
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arena.arena import Arena
-from ..arena.runs import Slot, Vector
+from ..arena.vectors import Slot, Vector
 from .comm import Comm, Pending
 
 CHUNK_BYTES = 4 << 20

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..arena.optimizer import by_name, check_state, load_state
 from ..arena.replica import Replica
-from ..arena.states import by_name, check_state, load_state
 from ..errors import CheckpointError, ConfigError
 from .round_start import Start
 

@@ -17,10 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data.source import Shard
-from ..engines.agent import GRACE_S
 from ..errors import ConfigError
 from .comm import Comm, Op, Pending
-from .heartbeat import Heartbeat
+from .heartbeat import GRACE_S, Heartbeat
 from .join import join_others, joined_group, started_by_agent, timeout_of_environment
 from .shared import Shared
 from .store import attempt_of

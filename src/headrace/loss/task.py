@@ -1,13 +1,12 @@
-"""The metrics that have a name, and how outputs and targets are laid out for them."""
+"""What a model is asked, as its outputs and targets show, what its outputs mean, and the metrics that have a name."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, unknown
-from .likely import are_shares
 
 _CLASSES = {
     "accuracy": "Accuracy",
@@ -34,6 +33,7 @@ def check_name(name: str) -> None:
         raise ConfigError(f"metric {name!r}: {unknown('average', average, _AVERAGES)}")
 
 
+@dataclass(frozen=True)
 class Task:
     """What a model is asked, as its outputs and targets show.
 
@@ -41,8 +41,10 @@ class Task:
     `logits` whether outputs are any numbers rather than probabilities; `ignore` the label that does not count.
     """
 
-    def __init__(self, kind: str, size: int, logits: bool, ignore: int | None = None) -> None:
-        self.kind, self.size, self.logits, self.ignore = kind, size, logits, ignore
+    kind: str
+    size: int
+    logits: bool
+    ignore: int | None = None
 
     @classmethod
     def of(cls, outputs: Tensor, targets: Tensor, reads: str | None, ignore: int | None = None) -> "Task":
@@ -70,16 +72,23 @@ class Task:
         options: dict[str, Any] = {"validate_args": False, "ignore_index": self.ignore}
         if kind == "multiclass":
             options["num_classes"] = max(2, self.size)
-        if kind == "multiclass" and average == "macro" and base in _BALANCED:
-            return Derived(classification.MulticlassConfusionMatrix(**options), _BALANCED[base])
+        if self._is_balanced(base, average):
+            return classification.MulticlassConfusionMatrix(**options)
         if kind == "multilabel":
             options["num_labels"] = self.size
         if kind != "binary" and base != "confusion":
             options["average"] = average or ("micro" if _CLASSES[base] == "Accuracy" else "macro")
         if base == "top-k":
             options["top_k"] = int(name[4:].partition(":")[0])
-        metric = getattr(classification, f"{kind.title()}{_CLASSES[base]}")(**options)
-        return Derived(metric, _complement) if base == "error" else metric
+        return getattr(classification, f"{kind.title()}{_CLASSES[base]}")(**options)
+
+    def value(self, name: str, computed: Any) -> Any:
+        """The metric of this name, from what that object has computed."""
+        base, average = _parts(name)
+        if self._is_balanced(base, average):  # a class without rows has no share, predicted or not
+            rows = computed.sum(dim=1).double()
+            computed = (computed.diagonal()[rows > 0] / rows[rows > 0]).mean()
+        return 1.0 - computed if base == "error" else computed
 
     def arrange(self, name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs and targets as that object wants them."""
@@ -95,7 +104,7 @@ class Task:
             second = self._scores(outputs).reshape(targets.shape)
             return torch.stack([1 - second, second], dim=1), targets.long()
         if several:
-            softmax = base == "auroc" and not are_shares(outputs)
+            softmax = base == "auroc" and not _are_shares(outputs)
             return outputs.double().softmax(dim=1) if softmax else outputs.float(), targets.long()
         if self.size == 2:
             difference = outputs[:, 1].double() - outputs[:, 0].double()
@@ -107,6 +116,11 @@ class Task:
         both = average is not None or (base == "top-k" and self.size == 2)
         return "multiclass" if self.kind == "binary" and both else self.kind
 
+    def _is_balanced(self, base: str, average: str | None) -> bool:
+        """Whether it is the mean over classes of the share of rows that is right, which torchmetrics has otherwise."""
+        several = self._kind_for(base, average) == "multiclass"
+        return several and average == "macro" and base in ("accuracy", "error")
+
     def _scores(self, outputs: Tensor) -> Tensor:
         if not self.logits and not _probable(outputs):
             raise DataError(
@@ -116,32 +130,18 @@ class Task:
         return _squash(outputs.double()) if self.logits else outputs.float()
 
 
-class Derived:
-    """A number that is computed from what a metric says."""
-
-    def __init__(self, metric: Any, number: Callable[[Tensor], Tensor]) -> None:
-        self.metric, self._number = metric, number
-        self.update, self.reset = metric.update, metric.reset
-
-    def compute(self) -> Any:
-        return self._number(self.metric.compute())
-
-    def to(self, device: torch.device) -> "Derived":
-        self.metric.to(device)
-        return self
+def likeliest(outputs: Tensor, reads: str | None) -> tuple[Tensor, Tensor]:
+    """The most probable class of every row, of outputs with a column for each class, and its probability."""
+    given = reads == "probabilities" or _are_shares(outputs)
+    probability, code = (outputs if given else outputs.float().softmax(dim=1)).max(dim=1)
+    return code, probability
 
 
-def _complement(share: Tensor) -> Tensor:
-    return 1.0 - share
-
-
-def _balanced(confusion: Tensor) -> Tensor:
-    """The mean over classes of the share of its rows that is right; a class without rows has none, predicted or not."""
-    rows = confusion.sum(dim=1).double()
-    return (confusion.diagonal()[rows > 0] / rows[rows > 0]).mean()
-
-
-_BALANCED = {"accuracy": _balanced, "error": lambda confusion: 1.0 - _balanced(confusion)}
+def yes_or_no(outputs: Tensor, reads: str | None) -> tuple[Tensor, Tensor]:
+    """1 or 0 for each number, and the probability of that."""
+    yes = outputs.float().sigmoid() if reads == "logits" else outputs.float()
+    said = yes > 0.5
+    return said.long(), torch.where(said, yes, 1 - yes)
 
 
 def _parts(name: str) -> tuple[str, str | None]:
@@ -166,3 +166,8 @@ def _squash(scores: Tensor) -> Tensor:
 
 def _probable(outputs: Tensor) -> bool:
     return bool(((outputs >= 0) & (outputs <= 1)).all())
+
+
+def _are_shares(outputs: Tensor) -> bool:
+    """Whether the numbers of every row are probabilities of classes that exclude each other."""
+    return bool((outputs >= 0).all()) and bool(((outputs.sum(dim=1) - 1).abs() < 1e-3).all())

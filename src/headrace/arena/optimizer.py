@@ -1,0 +1,248 @@
+"""A torch optimizer as an arena uses it: its methods while its parameters are homed, and its state by their names."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import _profiler_enabled as profiler_enabled  # type: ignore[attr-defined]
+from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from ..errors import CheckpointError, CorruptError
+from ..store.shape import check, like, maybe
+
+_BY_VALUE = (float, int, bool, str, type(None))
+Named = Mapping[nn.Parameter, str]
+
+
+class OptimizerHooks:
+    """The optimizer's `step` and `zero_grad`, which act on the vectors until `let_go`.
+
+    `begin` and `collect` are what an update needs before and after its backward pass. Saving or loading the
+    optimizer's state calls `release` first, so that it speaks of parameters.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        begin: Callable[[], Any],
+        collect: Callable[[], Any],
+        release: Callable[[], None],
+        bare: bool,
+    ) -> None:
+        self._optimizer, self._begin, self._collect = optimizer, begin, collect
+        self._outer = vars(optimizer).get("step")  # a schedule has put its own wrapper there
+        self._patched = self._make_step()
+        self._ours = False
+        scheduled = self._outer is None or (
+            hasattr(self._outer, "_wrapped_by_lr_sched") and self._outer.__wrapped__ is type(optimizer).step
+        )
+        bare = bare and scheduled and not optimizer.defaults.get("differentiable")
+        self._plain = inspect.unwrap(type(optimizer).step) if bare else None
+        self._listeners = (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            torch_optimizer._global_optimizer_pre_hooks,
+            torch_optimizer._global_optimizer_post_hooks,
+        )
+        self._handles = [
+            optimizer.register_state_dict_pre_hook(lambda _: release()),
+            optimizer.register_load_state_dict_pre_hook(lambda *_: release()),
+        ]
+        optimizer.step = self._patched  # type: ignore[method-assign]
+        optimizer.zero_grad = self._zero_by_hand  # type: ignore[method-assign]
+
+    def step(self) -> None:
+        """The update of an arena: without torch's wrappers for hooks and profiling, where nobody listens there."""
+        untouched = vars(self._optimizer)["step"] is self._patched
+        if self._plain is not None and untouched and not any(self._listeners) and not profiler_enabled():
+            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules look at it
+            with torch.no_grad():
+                self._plain(self._optimizer)
+            return
+        with self.ours():
+            self._optimizer.step()
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """While this lasts, `optimizer.step()` is the library's own call."""
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
+    def let_go(self) -> None:
+        """Gives the optimizer its own methods back."""
+        for handle in self._handles:
+            handle.remove()
+        attributes = vars(self._optimizer)
+        del attributes["zero_grad"]
+        if attributes["step"] is not self._patched:
+            self._ours = True  # a schedule made meanwhile has wrapped it: it only passes calls on from now
+        elif self._outer is not None:
+            attributes["step"] = self._outer
+        else:
+            del attributes["step"]
+
+    def _make_step(self) -> MethodType:
+        """A method of the optimizer, as schedules expect one that they can wrap."""
+
+        def step(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
+            if not self._ours:
+                self._collect()
+            if self._outer is not None:
+                return self._outer(*arguments, **keywords)
+            return type(optimizer).step(optimizer, *arguments, **keywords)
+
+        vars(step).update(vars(self._outer) if self._outer is not None else {})
+        return MethodType(step, self._optimizer)
+
+    def _zero_by_hand(self, set_to_none: bool = True) -> None:
+        self._begin()
+
+
+def by_name(
+    optimizer: Optimizer,
+    groups: Sequence[Sequence[nn.Parameter]],
+    states: Iterable[tuple[nn.Parameter, Mapping[str, Any]]],
+    names: Named,
+) -> dict[str, Any]:
+    """Hyperparameters and names of every group, and every parameter's state by its name.
+
+    `elsewhere` lists what is not on its parameter's device, as torch's step counters are not.
+    """
+    settings = [{k: _apart(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    found: dict[str, Any] = {}
+    elsewhere: set[str] = set()
+    for param, state in states:
+        found[names[param]] = {key: _apart(value) for key, value in state.items()}
+        elsewhere |= {k for k, v in state.items() if isinstance(v, Tensor) and v.device != param.device}
+    return {
+        "kind": type(optimizer).__name__,
+        "groups": settings,
+        "names": [[names[param] for param in group] for group in groups],
+        "state": found,
+        "elsewhere": sorted(elsewhere),
+    }
+
+
+def check_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], key: str) -> None:
+    """Raises unless a saved state is one of an optimizer like this, over the same parameters."""
+    own = [[names[param] for param in group["params"]] for group in optimizer.param_groups]
+    what = f"the optimizer{f' {key!r}' if key else ''}"
+    if saved["kind"] != type(optimizer).__name__:
+        raise CheckpointError(f"{what} was {saved['kind']} and is {type(optimizer).__name__}.")
+    if saved["names"] != own:
+        before = {name for group in saved["names"] for name in group}
+        now = {name for group in own for name in group}
+        listed = [f"no longer in it: {sorted(before - now)[:5]}"] if before - now else []
+        listed += [f"new in it: {sorted(now - before)[:5]}"] if now - before else []
+        raise CheckpointError(f"{what} has other parameters: {'; '.join(listed) or 'its groups differ'}.")
+    _check_by_trial(optimizer, names, saved, what)
+
+
+def load_state(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], *, settings: bool = True) -> None:
+    """Gives an optimizer, whose parameters are not homed, a state that `check_state` has approved.
+
+    `settings`: its hyperparameters too; without, they stay as they are.
+    """
+    optimizer.state.clear()
+    for group, hyperparameters in zip(optimizer.param_groups, saved["groups"], strict=True):
+        if settings:
+            group.update(hyperparameters)
+        for param in group["params"]:
+            for key, value in saved["state"].get(names[param], {}).items():
+                optimizer.state[param][key] = _own(value, param, key in saved["elsewhere"])
+
+
+def is_plain(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is known to remember nothing: SGD without momentum."""
+    return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
+
+
+def _check_by_trial(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], what: str) -> None:
+    """Raises unless saved hyperparameters make an update, of a small parameter, and the saved state is like its state.
+
+    Torch's own optimizers only: what others do when they are made is not known.
+    """
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return
+    tried: dict[Any, tuple[Tensor, dict[str, Any]] | None] = {}
+    for number, (now, before) in enumerate(zip(optimizer.param_groups, saved["groups"], strict=True)):
+        check(before, {key: maybe(like(value)) for key, value in now.items()}, f"{what}, group {number}")
+        for param in now["params"]:
+            alike = (number, param.ndim, param.dtype, param.device)
+            if alike not in tried:
+                tried[alike] = _after_update(optimizer, {**now, **before}, param)
+                if tried[alike] is None and _after_update(optimizer, now, param) is not None:
+                    raise CorruptError(
+                        f"{what} cannot go on: its saved hyperparameters, group {number}, make no update."
+                    )
+            name, trial = names[param], tried[alike]
+            if trial is not None and (state := saved["state"].get(name)):
+                for key, value in trial[1].items():
+                    if key not in state or not _is_like(state[key], value, trial[0], param):
+                        raise CorruptError(f"{what} cannot go on: its saved state of {name!r} has no {key!r} of use.")
+
+
+def _after_update(
+    optimizer: Optimizer, group: Mapping[str, Any], param: nn.Parameter
+) -> tuple[Tensor, dict[str, Any]] | None:
+    """A small parameter and what an optimizer like this remembers of it; `None` if it cannot make an update."""
+    shape = range(2, 2 + param.ndim)  # sizes that tell dimensions apart
+    small = nn.Parameter(torch.zeros(tuple(shape), dtype=param.dtype, device=param.device))
+    small.grad = torch.zeros_like(small)
+    try:
+        make: Any = type(optimizer)
+        twin = make([{**group, "params": [small]}])
+        for _ in range(2):  # some hyperparameters are not used by the first one
+            twin.step()
+    except Exception:
+        return None
+    return small, dict(twin.state[small])
+
+
+def _is_like(saved: Any, made: Any, small: Tensor, param: Tensor) -> bool:
+    """Whether a value is to a parameter what one is to the small parameter."""
+    if not isinstance(made, Tensor):
+        return saved is None or isinstance(saved, type(made))
+    if isinstance(saved, Mapping) and "indices" in saved:  # sparse, as momentum of sparse gradients is
+        return True
+    if not isinstance(saved, Tensor) or saved.is_floating_point() != made.is_floating_point():
+        return False
+    return made.shape != small.shape or saved.shape == param.shape
+
+
+def _apart(value: Any) -> Any:
+    """A value that its owner cannot change any more; a tensor stays, for whoever saves it to copy.
+
+    A sparse tensor, as momentum of sparse gradients is, becomes dense ones.
+    """
+    if not isinstance(value, Tensor):
+        return value if isinstance(value, _BY_VALUE) else copy.deepcopy(value)
+    if not value.is_sparse:
+        return value.detach() if value.requires_grad else value
+    return {
+        "indices": value._indices(),
+        "values": value._values(),
+        "size": list(value.shape),
+        "coalesced": value.is_coalesced(),
+    }
+
+
+def _own(value: Any, param: Tensor, elsewhere: bool) -> Any:
+    """A tensor of the optimizer's own; one for every element lies in memory as the parameter does."""
+    if isinstance(value, Mapping) and value.keys() == {"indices", "values", "size", "coalesced"}:
+        indices, values = value["indices"].to(param.device, copy=True), value["values"].to(param.device, copy=True)
+        return torch.sparse_coo_tensor(indices, values, value["size"], is_coalesced=value["coalesced"])
+    if not isinstance(value, Tensor):
+        return value
+    if value.shape == param.shape and not elsewhere:
+        return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
+    return value.clone() if elsewhere else value.to(param.device, copy=True)

@@ -1,0 +1,268 @@
+"""Parameters in long vectors: where each of them is, which of them an optimizer steps as one, and the way back.
+
+Neighbouring parameters that behave alike form a segment, which is one parameter to the optimizer. Its state is joined
+from the parameters' states and split again exactly, because every tensor in it lies in memory as the parameters do.
+"""
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ModelError
+
+ALIGN = 64  # bytes: every parameter starts where it would start in memory of its own, so that BLAS sees no difference
+
+SPARE = 64  # numbers that find room before the gradients; a whole number of ALIGN
+
+Owner = tuple[dict[str, Any], str]
+"""A place in a module that holds a parameter: the module's dictionary, and the key in it."""
+
+Places = dict[nn.Parameter, tuple[str, list[Owner]]]
+"""Of every parameter its name in the model, and where the modules hold it (several places when tied)."""
+
+
+@dataclass(eq=False, slots=True)
+class Slot:
+    """One parameter's place in a vector."""
+
+    name: str
+    param: nn.Parameter
+    owners: list[Owner]
+    start: int
+    stop: int
+    value: Tensor
+    gradient: Tensor
+    address: int
+
+
+@dataclass(eq=False, slots=True)
+class Segment:
+    """Neighbouring parameters that behave alike; to the optimizer they are one parameter, the handle."""
+
+    slots: list[Slot]
+    handle: nn.Parameter
+    gradient: Tensor
+
+
+@dataclass(eq=False, slots=True)
+class Vector:
+    """One stretch of memory: the values and gradients of an optimizer group's parameters of one dtype.
+
+    `room` is the memory of the gradients and of a few numbers before them, which travel with them between workers.
+    """
+
+    group: int
+    values: Tensor
+    gradients: Tensor
+    room: Tensor
+    slots: list[Slot]
+    segments: list[Segment]
+
+
+def owners(model: nn.Module) -> Places:
+    """For every parameter its first name and the places in the modules that hold it."""
+    found: Places = {}
+    for prefix, module in model.named_modules():
+        for key, param in module._parameters.items():
+            if param is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                found.setdefault(param, (plain_name(name), []))[1].append((module._parameters, key))
+    return found
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what `torch.compile` puts before it."""
+    return name.replace("_orig_mod.", "")
+
+
+def names_of(optimizer: Optimizer, places: Places) -> dict[nn.Parameter, str]:
+    """What every parameter of an optimizer is called: by the model, or by its place in the optimizer."""
+    return {
+        p: places[p][0] if p in places else f"optimizer[{g}][{k}]"
+        for g, group in enumerate(optimizer.param_groups)
+        for k, p in enumerate(group["params"])
+    }
+
+
+def refuse_sharded(names: dict[nn.Parameter, str]) -> None:
+    for param, name in names.items():
+        if type(param.data).__name__ == "DTensor":
+            raise ModelError(
+                f"parameter {name!r} is a DTensor. Sharded models (FSDP, tensor parallel) are not supported; "
+                "pass an ordinary module."
+            )
+
+
+def make_vector(
+    group: int, params: Sequence[nn.Parameter], names: dict[nn.Parameter, str], places: Places, optimizer: Optimizer
+) -> Vector:
+    """Moves parameters into a new vector, and the optimizer's state of them with them."""
+    *starts, end = aligned(params)
+    values = torch.zeros(end, dtype=params[0].dtype, device=params[0].device)
+    room = values.new_zeros(end + SPARE)
+    vector = Vector(group, values, room[SPARE:], room, [], [])
+    for param, start in zip(params, starts, strict=True):
+        value, gradient = view(values, param, start), _own_version(vector.gradients, param, start)
+        value.copy_(param.detach())
+        param.grad = None
+        param.data = value
+        held = places[param][1] if param in places else []
+        stop = start + param.numel()
+        vector.slots.append(Slot(names[param], param, held, start, stop, value, gradient, value.data_ptr()))
+    alike = groupby(vector.slots, key=lambda slot: _kind(slot, optimizer))
+    vector.segments = [_make_segment(vector, list(slots), optimizer) for _, slots in alike]
+    return vector
+
+
+def aligned(tensors: Sequence[Tensor]) -> list[int]:
+    """Where each of these tensors starts in a vector of all of them, and where the vector ends."""
+    step = max(1, ALIGN // tensors[0].element_size())
+    return list(accumulate((-(-tensor.numel() // step) * step for tensor in tensors), initial=0))
+
+
+def view(vector: Tensor, param: Tensor, start: int) -> Tensor:
+    return vector.as_strided(param.shape, param.stride(), vector.storage_offset() + start)
+
+
+def _own_version(gradients: Tensor, param: Tensor, start: int) -> Tensor:
+    """A parameter's view of the gradients, with a version counter that no other view shares."""
+    return view(gradients, param, start).data
+
+
+def overlapping(params: Iterable[nn.Parameter]) -> set[nn.Parameter]:
+    """Parameters that share memory with another: moving one would tear them apart."""
+    found: set[nn.Parameter] = set()
+    spans = sorted(
+        ((p.data_ptr(), p.data_ptr() + p.element_size() * extent(p), p) for p in params if is_packable(p)),
+        key=lambda span: span[:2],
+    )
+    end, last = 0, None
+    for start, stop, param in spans:
+        if start < end and last is not None:
+            found |= {param, last}
+        if stop > end:
+            end, last = stop, param
+    return found
+
+
+def is_packable(param: nn.Parameter) -> bool:
+    """Dense memory without holes, whatever the order of its dimensions, and not a single number.
+
+    A 0-dimensional parameter cannot be told apart from an optimizer's own counters.
+    """
+    if type(param) is not nn.Parameter or param.layout != torch.strided or param.is_complex():
+        return False
+    return param.dim() > 0 and param.numel() > 0 and param.device.type != "meta" and extent(param) == param.numel()
+
+
+def extent(param: Tensor) -> int:
+    """Elements from the first to the last in memory; as many as there are when nothing overlaps or is left out."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(param.shape, param.stride(), strict=True))
+
+
+def bring_home(slot: Slot, vector: Vector) -> None:
+    """A parameter whose memory was exchanged: its new values move into the vector.
+
+    What exchanges a parameter's memory, as `.half().float()` does, may have exchanged its gradient's too.
+    """
+    stray = slot.param.data
+    if _describe(stray) != _describe(slot.value):
+        raise ModelError(
+            f"parameter {slot.name!r} was {_describe(slot.value)} and is now {_describe(stray)}. "
+            "Call trainer.release() before changing the dtype, device or shape of a model in training."
+        )
+    slot.value.copy_(stray)
+    slot.param.data = slot.value
+    slot.gradient = _own_version(vector.gradients, slot.param, slot.start)
+
+
+def take_back(owned: dict[str, Any], key: str, slot: Slot) -> None:
+    """Another parameter object stands in the module: its values are adopted, the known object put back."""
+    other = owned.get(key)
+    if not isinstance(other, Tensor) or _describe(other) != _describe(slot.value):
+        came = _describe(other) if isinstance(other, Tensor) else type(other).__name__
+        raise ModelError(
+            f"parameter {slot.name!r} was {_describe(slot.value)} and was replaced by {came}. "
+            "Call trainer.release() before changing the structure of a model in training."
+        )
+    slot.value.copy_(other.detach())
+    slot.param.requires_grad_(other.requires_grad)
+    owned[key] = slot.param
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} on {tensor.device}"
+
+
+def _make_segment(vector: Vector, slots: list[Slot], optimizer: Optimizer) -> Segment:
+    """Makes one parameter of neighbours, and joins the optimizer's states of them into one."""
+    first, stop = slots[0], slots[-1].stop
+    handle = nn.Parameter(vector.values[first.start : stop])
+    states, packed = [optimizer.state.pop(slot.param, {}) for slot in slots], {}
+    for key, value in states[0].items():
+        if not _is_elementwise(value, first.param):
+            packed[key] = _copy(value)
+            continue
+        joined = packed[key] = torch.zeros(len(handle), dtype=value.dtype, device=value.device)
+        for slot, state in zip(slots, states, strict=True):
+            view(joined, slot.value, slot.start - first.start).copy_(state[key])
+    if packed:
+        optimizer.state[handle] = packed
+    return Segment(slots, handle, vector.gradients[first.start : stop])
+
+
+def _kind(slot: Slot, optimizer: Optimizer) -> tuple[Any, ...]:
+    """The kind of optimizer state that a parameter has, counters included: neighbours of one kind form a segment."""
+    state = optimizer.state.get(slot.param) or {}
+    return tuple(
+        (key, value.dtype if _is_elementwise(value, slot.param) else float(value))
+        for key, value in sorted(state.items())
+        if value is not None
+    )
+
+
+def _is_elementwise(value: Any, param: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == param.shape
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def state_of(segment: Segment, slot: Slot, optimizer: Optimizer) -> dict[str, Any]:
+    """What a segment's state is for one of its parameters, as views."""
+    return {key: _part(value, segment, slot) for key, value in optimizer.state[segment.handle].items()}
+
+
+def unpack_state(segment: Segment, optimizer: Optimizer) -> None:
+    """Gives every parameter of a segment its own optimizer state again, one kind of it after the other."""
+    state = optimizer.state.pop(segment.handle, None) or {}
+    for key in list(state):
+        value = state.pop(key)
+        for slot in segment.slots:
+            optimizer.state[slot.param][key] = _copy(_part(value, segment, slot))
+
+
+def _part(value: Any, segment: Segment, slot: Slot) -> Any:
+    """A parameter's part of something in its segment's state."""
+    if not _is_elementwise(value, segment.handle):
+        return value
+    return view(value, slot.value, slot.start - segment.slots[0].start)
+
+
+def split(vector: Vector, optimizer: Optimizer, apart: Set[Slot]) -> None:
+    """Cuts segments where some of their parameters go separate ways; the state is split exactly."""
+    segments = []
+    for segment in vector.segments:
+        pieces = [list(slots) for _, slots in groupby(segment.slots, key=lambda slot: slot in apart)]
+        if len(pieces) == 1:
+            segments.append(segment)
+            continue
+        unpack_state(segment, optimizer)
+        segments += [_make_segment(vector, slots, optimizer) for slots in pieces]
+    vector.segments = segments
