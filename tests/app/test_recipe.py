@@ -9,8 +9,9 @@ import pytest
 
 import headrace as hr
 from headrace.app.find import find_recipe
-from headrace.app.parameters import check_parameters, parameters_of, typed
+from headrace.app.parameters import check_parameters, parameters_of
 from headrace.app.recipe import load_recipe
+from headrace.app.values import typed
 
 TYPED = '''
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What `headrace fit` takes beside the parameters of the recipe."""
+"""What `headrace fit` takes beside the parameters of the recipe; and how a command ends."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 
+INTERRUPTED, PREEMPTED = 130, 143
+"""The exit status after Ctrl-C, and after a signal that asks for the machine."""
 OWN = (
     *("config", "print_config", "help", "recipe", "arguments", "fit"),
     *("run", "resume", "override", "progress", "report", "json"),

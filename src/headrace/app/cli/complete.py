@@ -1,27 +1,47 @@
-"""What may stand at the end of a command line that somebody is typing: found in a moment, without importing torch.
+"""`headrace completion bash|zsh|fish`: what makes a shell complete commands, their options, recipes and runs.
 
-A recipe is read, never run: its parameters come from the syntax tree of its file.
+What may stand at the end of a line is found in a moment, without importing torch. A recipe is read, never run: its
+parameters come from the syntax tree of its file.
 """
 
-import argparse
 import ast
 import os
 import re
 import shlex
-import types
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from ...errors import HeadraceError
+from ...errors import ConfigError
+from ..parameters import Parameter, parameters_of
+from .commands import Command, actions, commands
 from .options import OF_A_NEW_RUN, Options
-from .parser import Parser, commands, find
+from .output import print_text
+from .words import flag_of
 
+TEMPLATES = Path(__file__).parent / "templates"
 RUN = "run.json"  # a directory that has it is a run
 RECIPE_BYTES = 1 << 20
+
+
+def completion(
+    shell: Literal["bash", "zsh", "fish"] | None = None, *, line: str | None = None, breaks: str = ""
+) -> int:
+    """Prints the script for a shell.
+
+    Args:
+        shell: the shell that is to do it
+        line: what the script asks about: a command line up to the cursor
+        breaks: where the shell itself parts words
+    """
+    if line is not None:
+        print_text("".join(f"{word}\n" for word in candidates(line, breaks)))
+    elif shell is None:
+        raise ConfigError('say which shell, as in eval "$(headrace completion bash)". There are bash, zsh and fish.')
+    else:
+        print_text((TEMPLATES / f"completion.{shell}").read_text())
+    return 0
 
 
 def candidates(line: str, breaks: str = "") -> list[str]:
@@ -43,32 +63,33 @@ def _words(line: str) -> list[str]:
 
 def _all(words: Sequence[str], current: str) -> Iterator[str]:
     """All that may come after these words, whatever has been typed of it."""
+    known = commands()
     if not words:
-        yield from ("--help", "--version") if current.startswith("-") else commands()
-    elif words[0] in commands():
-        with suppress(HeadraceError, ImportError):
-            parser, _ = find(words[0])
-            if parser.takes_all:
-                _as_told(parser, words)
-            yield from _after(parser, words[1:], current)
+        yield from ("--help", "--version") if current.startswith("-") else known
+    elif words[0] in known:
+        command, words = known[words[0]], words[1:]
+        if command.actions and words:
+            command, words = actions(command).get(words[0], command), words[1:]
+        if command.actions:
+            yield from ["--help"] if current.startswith("-") else [] if words else actions(command)
+        else:
+            yield from _after(command, words, current)
 
 
-def _after(parser: argparse.ArgumentParser, words: Sequence[str], current: str) -> Iterator[str]:
-    """What a parser takes after these words."""
-    flags = {flag: action for action in parser._actions for flag in action.option_strings}
-    places = [action for action in parser._actions if not action.option_strings]
-    waiting: argparse.Action | None = None  # an option that has no value yet
-    for k, word in enumerate(words):
+def _after(command: Command, words: Sequence[str], current: str) -> Iterator[str]:
+    """What a command takes after these words."""
+    known = _of_a_recipe(command.name, words) if command.takes_words else command.parameters
+    dash = "_" if command.takes_words else "-"
+    flags = {flag_of(each.name, dash): each for each in known.values() if each.keyword_only}
+    places = [each for each in known.values() if not each.keyword_only]
+    waiting: Parameter | None = None  # an option that has no value yet
+    for word in words:
         if waiting is not None:
             waiting = None
         elif word.startswith("-"):
-            action = flags.get(word)
-            waiting = action if action is not None and action.nargs != 0 else None
-        elif places and isinstance(places[0], argparse._SubParsersAction):
-            if word in places[0].choices:
-                yield from _after(places[0].choices[word], words[k + 1 :], current)
-            return
-        elif places and places[0].nargs not in ("+", "*"):
+            option = flags.get(word)
+            waiting = None if option is None or option.switch else option
+        elif places and not places[0].repeated:
             places = places[1:]
     flag, equals, value = current.partition("=")
     if waiting is not None:
@@ -76,22 +97,22 @@ def _after(parser: argparse.ArgumentParser, words: Sequence[str], current: str) 
     elif equals and flag in flags:
         yield from (f"{flag}={each}" for each in _values(flags[flag], value))
     elif current.startswith("-") or not places:
-        yield from (flag for flag, action in flags.items() if flag[:2] == "--" and action.help != argparse.SUPPRESS)
+        yield from (flag for flag in ["--help", *flags] if flag not in ("--line", "--breaks"))
     else:
         yield from _values(places[0], current)
 
 
-def _values(action: argparse.Action, current: str) -> Iterator[str]:
+def _values(parameter: Parameter, current: str) -> Iterator[str]:
     """What an option or a place takes; nothing where it is any text, or any file, which the shell knows."""
-    if action.choices is not None:
-        yield from map(str, action.choices)
-    elif action.dest in ("run", "runs"):
+    if parameter.choices:
+        yield from parameter.choices
+    elif parameter.name in ("run", "runs"):
         yield from _directories(current, lambda path: "" if (path / RUN).is_file() else "/")
-    elif action.dest == "recipe":
+    elif parameter.name == "recipe":
         yield from _recipes(current)
 
 
-def _directories(current: str, ending: Any) -> Iterator[str]:
+def _directories(current: str, ending: Callable[[Path], str]) -> Iterator[str]:
     """The directories where somebody is typing, those without a name first; `ending` says what follows each."""
     head = current[: current.rfind("/") + 1]
     with suppress(OSError):
@@ -133,29 +154,18 @@ def recipes_in(path: Path) -> list[ast.FunctionDef]:
 # --- fit and resume, whose options depend on the recipe ----------------------------------------------------
 
 
-def _as_told(parser: Parser, words: Sequence[str]) -> None:
-    """Gives a command that reads its words itself the options that they mean, by the recipe or the run they name."""
-    command, *rest = words
-    recipe = _recipe_of(command, rest)
-    parser.add_argument("recipe" if command == "fit" else "run")
-    for argument in [*recipe.args.args, *recipe.args.kwonlyargs] if recipe is not None else []:
-        _add(parser, argument.arg, *_of_annotation(argument.annotation))
-    for option in fields(Options):
-        if command == "fit" or option.name not in OF_A_NEW_RUN:
-            _add(parser, option.name, *_of_type(option.type))
-    if command == "resume":
-        _add(parser, "recipe", False, [])
-    _add(parser, "config", False, [])
-    _add(parser, "print_config", True, [])
-
-
-def _add(parser: Parser, name: str, switch: bool, choices: Sequence[str]) -> None:
-    if f"--{name}" in parser.flags():
-        return
-    if switch:
-        parser.add_argument(f"--{name}", action="store_true")
-    else:
-        parser.add_argument(f"--{name}", choices=choices or None)
+def _of_a_recipe(command: str, words: Sequence[str]) -> Mapping[str, Parameter]:
+    """What a command takes that names a recipe, or a run of one."""
+    recipe = _recipe_of(command, words)
+    arguments = [] if recipe is None else [*recipe.args.args, *recipe.args.kwonlyargs]
+    of_recipe = {each.arg: Parameter(each.arg, _kind(each.annotation)) for each in arguments}
+    training = parameters_of(Options)
+    left_out = () if command == "fit" else OF_A_NEW_RUN
+    both = {"config": Parameter("config"), "print_config": Parameter("print_config", bool)}
+    known = {name: each for name, each in (training | of_recipe | both).items() if name not in left_out}
+    if command == "fit":
+        return {"recipe": Parameter("recipe", keyword_only=False)} | known
+    return {"RUN": Parameter("run", keyword_only=False)} | known | {"recipe": Parameter("recipe")}
 
 
 def _recipe_of(command: str, words: Sequence[str]) -> ast.FunctionDef | None:
@@ -176,14 +186,8 @@ def _recipe_of_run(run: str) -> str:
     return ""
 
 
-def _of_annotation(annotation: ast.expr | None) -> tuple[bool, list[str]]:
-    """Whether a parameter is a switch, and its choices, as far as its annotation says so."""
+def _kind(annotation: ast.expr | None) -> object:
+    """The type of a parameter as far as completion needs it: whether it is a switch, and its choices."""
     text = "" if annotation is None else ast.unparse(annotation)
-    literals = re.findall(r"Literal\[([^\]]*)\]", text)
-    return text == "bool", [str(value) for literal in literals for value in ast.literal_eval(f"({literal},)")]
-
-
-def _of_type(kind: Any) -> tuple[bool, list[str]]:
-    parts = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
-    literals = [part for part in parts if typing.get_origin(part) is Literal]
-    return kind is bool, [str(value) for literal in literals for value in typing.get_args(literal)]
+    literals = ",".join(re.findall(r"Literal\[([^\]]*)\]", text))
+    return bool if text == "bool" else Literal[ast.literal_eval(f"({literals},)")] if literals else str

@@ -1,0 +1,222 @@
+"""The commands: a typed function for each, whose parameters are its places and options, and whose docstring its help.
+
+Only the module of the command that is asked for is imported.
+"""
+
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from ...errors import ConfigError, unknown
+from ..parameters import Parameter, described, parameters_of
+from ..values import Value, typed_values
+from .output import print_line
+from .words import UsageError, flag_of, of_no_option, of_words
+
+_SAID = {
+    "run": "the directory of the run",
+    "which": "best, last or a step (best if anything told good from bad, else last)",
+    "recipe": "file.py or file.py:function, if the run does not know it",
+    "batch_size": "rows that the model sees at once",
+    "json": "print JSON, for a program to read",
+}
+"""What help says of parameters that several commands have."""
+
+
+_CALLED = {"to": "FORMAT", "out": "FILE", "batch_size": "ROWS"}
+"""What help calls the value of an option, where it is not its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command; `place` is the module of its function in this package, which imports nothing heavy, and its name."""
+
+    name: str
+    help: str
+    place: str = ""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Values of parameters that are no options."""
+    actions: tuple["Command", ...] = ()
+
+    @property
+    def function(self) -> Callable[..., int]:
+        """What runs it: takes its values and returns the exit status, or takes all words as they are."""
+        module, _, name = self.place.partition(":")
+        found: Callable[..., int] = getattr(import_module(f".{module}", __package__), name)
+        return found
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """What it takes, by name; nothing if it reads its words itself."""
+        known = {} if self.takes_words else parameters_of(self.function)
+        return {name: each for name, each in known.items() if name not in self.given}
+
+    @property
+    def takes_words(self) -> bool:
+        """Whether it reads its words itself, as its options depend on a recipe."""
+        return self.name in ("fit", "resume")
+
+    def run(self, words: Sequence[str]) -> int:
+        """Runs it; its exit status."""
+        if self.takes_words:
+            return self.function(*words)
+        if self.actions or "-h" in words or "--help" in words:
+            print_line(self.help_text())
+            return 0
+        return self.function(**self.given, **self.read(words))
+
+    def read(self, words: Sequence[str]) -> dict[str, Any]:
+        """The values of its parameters."""
+        known = self.parameters
+        try:
+            values = list(of_words(words, known, [*known, "help"], dash="-"))
+            bare = [value for value in values if not value.name]
+            given = [*_placed(bare, known), *_gathered([value for value in values if value.name], known)]
+            there = {value.name for value in given}
+            if missing := [each for each in known.values() if each.required and each.name not in there]:
+                raise ConfigError(f"{' and '.join(map(_shown, missing))} is missing.")
+            for value in given:
+                if known[value.name].choices and value.given not in known[value.name].choices:
+                    raise ConfigError(unknown(_called(known[value.name]), value.given, known[value.name].choices))
+            return typed_values(known, given)
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
+
+    def help_text(self) -> str:
+        """What it takes, for people."""
+        about = f"{self.help[0].upper()}{self.help[1:]}."
+        if self.actions:
+            listed = {"actions": [(word, action.help) for word, action in actions(self).items()]}
+            return page(f"headrace {self.name} ACTION ...", about, listed)
+        known = self.parameters
+        said = _SAID | described(self.function)
+        places = [each for each in known.values() if not each.keyword_only]
+        options = [each for each in known.values() if each.keyword_only]
+        usage = " ".join([f"headrace {self.name}", *map(_in_usage, places), "[--option value ...]"])
+        groups = {
+            "": [(_shown(each), said.get(each.name, "")) for each in places],
+            "options": [(_shown(each) + _value_of(each), said.get(each.name, "")) for each in options],
+        }
+        return page(usage, about, groups)
+
+
+def _placed(bare: Sequence[Value], known: Mapping[str, Parameter]) -> list[Value]:
+    """Words without a name as the values of the places; one that takes several leaves as many as come after it."""
+    left, found = list(bare), []
+    places = [each for each in known.values() if not each.keyword_only]
+    for k, place in enumerate(places):
+        count = len(left) - (len(places) - k - 1) if place.repeated else 1
+        taken, left = left[: max(count, 1)], left[max(count, 1) :]
+        if taken:
+            given = [value.given for value in taken] if place.repeated else taken[0].given
+            found.append(Value(place.name, given, _shown(place)))
+    if left:
+        raise of_no_option(left[0], known)
+    return found
+
+
+def _gathered(values: Sequence[Value], known: Mapping[str, Parameter]) -> list[Value]:
+    """Options with their values; of one that may be given several times, all of them in one."""
+    return [
+        Value(value.name, [each.given for each in values if each.name == value.name], value.where)
+        if known[value.name].repeated
+        else value
+        for value in values
+    ]
+
+
+def _shown(parameter: Parameter) -> str:
+    return flag_of(parameter.name, "-") if parameter.keyword_only else parameter.name.upper()
+
+
+def _in_usage(place: Parameter) -> str:
+    name = place.name.upper() + ("..." if place.repeated else "")
+    return name if place.required else f"[{name}]"
+
+
+def _called(parameter: Parameter) -> str:
+    return _CALLED.get(parameter.name, parameter.name.upper())
+
+
+def _value_of(option: Parameter) -> str:
+    return "" if option.switch else f" {'|'.join(option.choices) or _called(option)}"
+
+
+def page(usage: str, description: str, groups: Mapping[str, Iterable[tuple[str, str]]], epilog: str = "") -> str:
+    """A page of help: in each group, what there is and what is said of it."""
+    width = min(110, shutil.get_terminal_size().columns - 2)
+    lines = [f"usage: {usage}", "", *textwrap.wrap(description, width)]
+    for title, rows in groups.items():
+        lines += ["", *([f"{title}:"] if title else [])]
+        for name, said in rows:
+            head = f"  {name}" if len(name) > 20 else ""
+            lines += [head] if head else []
+            first = " " * 24 if head else f"  {name:<22}"
+            lines += textwrap.wrap(said, width, initial_indent=first, subsequent_indent=" " * 24) or [first.rstrip()]
+    return "\n".join([*lines, *(["", *textwrap.wrap(epilog, width)] if epilog else [])])
+
+
+COMMANDS: Mapping[str, Sequence[Command]] = {
+    "train": (
+        Command("fit", "trains a recipe, with one worker or several", "fit:fit"),
+        Command("resume", "goes on with a run from where it stands", "fit:resume"),
+        Command("rehearse", "a recipe on virtual workers, by one strategy after the other", "rehearse:rehearse"),
+        Command("new", "starts a recipe that works, with a test", "prepare:new"),
+    ),
+    "use what was trained": (
+        Command(
+            "validate", "scores of a run's weights on the validation data, or on a file", "use:score", {"name": "val"}
+        ),
+        Command("test", "scores of a run's weights on the test data, or on a file", "use:score", {"name": "test"}),
+        Command("predict", "what the model says of every row of a file", "use:predict"),
+        Command(
+            "checkpoint",
+            "what a run has saved: list, verify, export",
+            actions=(
+                Command("checkpoint list", "the checkpoints of a run", "use:list_checkpoints"),
+                Command("checkpoint verify", "whether every byte of them is as it was written", "use:verify"),
+                Command("checkpoint export", "the weights of one, for other programs", "use:export"),
+            ),
+        ),
+    ),
+    "look": (
+        Command("runs", "the runs in a directory", "look:runs"),
+        Command("report", "a run as one page, report.html, and pictures", "look:report"),
+        Command("board", "runs in TensorBoard", "look:board"),
+        Command("doctor", "versions, devices, threads, disk, and what is slow", "doctor:doctor"),
+    ),
+    "prepare": (
+        Command("convert", "data files into a file of another kind", "prepare:convert"),
+        Command("completion", "what makes a shell complete these commands", "complete:completion"),
+    ),
+}
+"""By what they are for."""
+
+
+def commands() -> dict[str, Command]:
+    """Every command by its name."""
+    return {command.name: command for group in COMMANDS.values() for command in group}
+
+
+def actions(command: Command) -> dict[str, Command]:
+    """Of a command that has some, by the word that comes after it."""
+    return {action.name.split()[1]: action for action in command.actions}
+
+
+def one_of(what: str, words: Sequence[str], known: Mapping[str, Command]) -> Command:
+    """The command or action that the first word names."""
+    if not words or words[0] not in known:
+        said = unknown(what, words[0], known) if words else f"{what} is missing: {', '.join(known)}."
+        raise UsageError(said)
+    return known[words[0]]
+
+
+def overview() -> str:
+    """The help of `headrace` itself: all commands."""
+    listed = {group: [(each.name, each.help) for each in each_of] for group, each_of in COMMANDS.items()}
+    return page(
+        "headrace COMMAND ...", "Trains PyTorch models.", listed, "headrace COMMAND --help says what a command takes."
+    )
