@@ -13,6 +13,7 @@ from .parameters import Parameter, check_parameters, parameters_of, spelled
 
 LIST = "'[3, 4]'"
 """How a list is written, as an example."""
+_SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 class Value(NamedTuple):
@@ -40,7 +41,7 @@ def typed_values(known: Mapping[str, Parameter], values: Sequence[Value]) -> dic
     for value in values:
         if value.name not in kinds:
             raise ConfigError(unknown("option", value.name, kinds))
-        _merge(tree, value, kinds)
+        _merge(tree, value, kinds[value.name])
     found = {name: _default(parameter) for name, parameter in known.items() if not parameter.required}
     try:
         for name, given in tree.items():
@@ -79,19 +80,26 @@ def _default(parameter: Parameter) -> Any:
 def _parts(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
     """The parameter and, if it is a dataclass, its fields, by name."""
     yield name, kind
-    if is_dataclass(kind):
-        for part, inner in get_type_hints(kind).items():
-            yield from _parts(f"{name}.{part}", inner)
+    for part, inner in _fields(kind).items():
+        yield from _parts(f"{name}.{part}", inner)
 
 
-def _merge(tree: dict[str, Any], value: Value, kinds: Mapping[str, Any]) -> None:
+def _fields(kind: Any) -> dict[str, Any]:
+    """The types of the fields, if a type is a dataclass, or one that may be missing."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return {name: inner for each in kinds if is_dataclass(each) for name, inner in get_type_hints(each).items()}
+
+
+def _merge(tree: dict[str, Any], value: Value, kind: Any) -> None:
     """Puts a value into its place; fields of a dataclass are replaced one by one."""
     *way, last = value.name.split(".")
     for part in way:
-        tree = tree.setdefault(part, {})
-    given = _parsed(value.given) if is_dataclass(kinds[value.name]) else value.given
-    both = isinstance(given, Mapping) and isinstance(tree.get(last), Mapping) and is_dataclass(kinds[value.name])
-    tree[last] = {**tree[last], **given} if both else given
+        if not isinstance(tree.get(part), dict):
+            tree[part] = {}
+        tree = tree[part]
+    given, before = _parsed(value.given) if _fields(kind) else value.given, tree.get(last)
+    both = isinstance(given, dict) and isinstance(before, dict) and _fields(kind)
+    tree[last] = {**before, **given} if both else given
 
 
 def as_type(kind: Any, given: Any, name: str = "", before: Any = None) -> Any:
@@ -101,23 +109,23 @@ def as_type(kind: Any, given: Any, name: str = "", before: Any = None) -> Any:
     """
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
+        if NoneType in parts and given in (None, "null"):
+            return None
         for part in parts:
             with suppress(MisfitError):
-                return as_type(part, given, name, before)
+                if part is not NoneType:
+                    return as_type(part, given, name, before)
     elif origin is Literal:
         for choice in parts:
             if given in (choice, str(choice)):
                 return choice
-    elif origin is NoneType:
-        if given in (None, "null"):
-            return None
     elif origin is bool:
-        if str(given).lower() in ("true", "false"):
-            return str(given).lower() == "true"
+        if str(given).lower() in _SWITCHES:
+            return _SWITCHES[str(given).lower()]
     elif origin in (int, float):
         if isinstance(given, str | int | origin) and not isinstance(given, bool):
             with suppress(ValueError):
-                return origin(given)
+                return int(given, 0) if origin is int and isinstance(given, str) else origin(given)
     elif origin in (Any, object):
         return _parsed(given)
     elif not isinstance(origin, type):

@@ -205,7 +205,8 @@ def _of_file(file: str, config: Mapping[str, Any], known: Known) -> Iterator[Val
         name = str(key).replace("-", "_")
         if name.partition(".")[0] not in known:
             raise ConfigError(f"{file}: {unknown('key', str(key), known)}")
-        yield Value(name, value if isinstance(value, str) else json.dumps(value, default=str), f"{file}: {key}")
+        given = value if value is None or isinstance(value, str | list | dict) else json.dumps(value, default=str)
+        yield Value(name, given, f"{file}: {key}")
 
 
 def _listed(command: str, known: Known) -> list[str]:
