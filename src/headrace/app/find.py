@@ -4,7 +4,7 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
@@ -26,17 +26,25 @@ def find_recipe(name: str) -> Callable[..., Any]:
     """The function that `file.py:function` names, or the only one of `file.py` that says it returns a Recipe."""
     path, _, wanted = name.partition(":")
     module = _module(Path(path))
-    found: Mapping[str, Callable[..., Any]] = _recipes_in(module)
-    found = found if wanted else _own(found, module)
-    if wanted and wanted not in found:
-        raise ConfigError(unknown("recipe", wanted, found) if found else _without(path))
-    if not wanted and len(found) != 1:
-        if not found:
-            raise ConfigError(_without(path))
+    found: dict[str, Callable[..., Any]]
+    found = {key: value for key, value in vars(module).items() if _returns_recipe(value)}
+    if not wanted:  # what it does not import from another module, if there is anything
+        found = {key: value for key, value in found.items() if value.__module__ == module.__name__} or found
+    if not found:
+        stem = Path(path).stem
+        raise ConfigError(f"{path} has no function that returns a Recipe: write def {stem}(...) -> hr.Recipe.")
+    if not wanted and len(found) > 1:
         raise ConfigError(
             f"{path} has {len(found)} functions that return a Recipe: {', '.join(found)}. Say {path}:name."
         )
+    if wanted and wanted not in found:
+        raise ConfigError(unknown("recipe", wanted, found))
     return found[wanted or next(iter(found))]
+
+
+def _returns_recipe(value: Any) -> bool:
+    said = getattr(value, "__annotations__", {}).get("return")
+    return callable(value) and (said in _MADE or getattr(said, "__qualname__", "") == "Recipe")
 
 
 def located(name: str) -> str:
@@ -104,23 +112,6 @@ def read_file(file: str) -> dict[str, Any]:
 # --- a file as a module ------------------------------------------------------------------------------------
 
 
-def _recipes_in(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    def returns_recipe(value: Any) -> bool:
-        said = getattr(value, "__annotations__", {}).get("return")
-        return callable(value) and (said in _MADE or getattr(said, "__qualname__", "") == "Recipe")
-
-    return {key: value for key, value in vars(module).items() if returns_recipe(value)}
-
-
-def _own(found: Mapping[str, Callable[..., Any]], module: ModuleType) -> Mapping[str, Callable[..., Any]]:
-    """What a module does not import from another, if there is anything."""
-    return {key: value for key, value in found.items() if value.__module__ == module.__name__} or found
-
-
-def _without(path: str) -> str:
-    return f"{path} has no function that returns a Recipe: write def {Path(path).stem}(...) -> hr.Recipe."
-
-
 def _module(path: Path) -> ModuleType:
     """A file as a module, which may import what lies beside it, as a script may."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -171,8 +162,5 @@ def _place(error: Exception) -> str:
 
 def _nearest(path: Path) -> str:
     """A hint at the file that may be meant."""
-    there = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    if not there:
-        return ""
-    hint = unknown("file", path.name, there).partition(". ")[2]
-    return f" {hint}"
+    there = [file.name for file in path.parent.glob("*.py")]
+    return f" {unknown('file', path.name, there).partition('. ')[2]}" if there else ""

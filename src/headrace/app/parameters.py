@@ -70,6 +70,8 @@ def spelled(kind: Any) -> str:
     """A type in words: "float", "a|b" for literals, "int or all" for a choice; that it may be `None` is left out."""
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
+        return f"{spelled(get_args(kind)[0])}, one or more"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(spelled(each) for each in get_args(kind) if each is not NoneType)
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else inspect.formatannotation(kind)

@@ -19,7 +19,7 @@ from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
-from .find import RECIPE_FILE, find_recipe, recipe_of
+from .find import RECIPE_FILE, find_recipe, read_file, recipe_of
 from .parameters import parameters_of
 from .values import typed
 
@@ -151,13 +151,11 @@ def run_recipe(training: Training) -> Trained:
 
 def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
     """What a recipe is given now and was given another value of when the run was trained."""
-    import yaml
-
     try:
-        had = yaml.safe_load((run / RECIPE_FILE).read_text())["arguments"]
-        return config.differences({name: had.get(name, value) for name, value in arguments.items()}, arguments)
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        had = read_file(str(run / RECIPE_FILE)).get("arguments") or {}
+    except ConfigError:
         return []
+    return config.differences({name: had.get(name, value) for name, value in arguments.items()}, arguments)
 
 
 def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

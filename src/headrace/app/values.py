@@ -50,7 +50,8 @@ def typed_values(known: Mapping[str, Parameter], values: Sequence[Value]) -> dic
         value = next(value for value in reversed(values) if f"{misfit.name}.".startswith(f"{value.name}."))
         kind = spelled(misfit.kind)
         example = f", as in --{misfit.name} {LIST}" if kind.startswith("list[") else ""
-        raise ConfigError(f"{value.where}: expected {kind}{example}, got {value.given!r}.") from None
+        part = f" as {misfit.name}" if misfit.name != value.name else ""
+        raise ConfigError(f"{value.where}: expected {kind}{part}{example}, got {value.given!r}.") from None
     return found
 
 
@@ -97,9 +98,10 @@ def _merge(tree: dict[str, Any], value: Value, kind: Any) -> None:
         if not isinstance(tree.get(part), dict):
             tree[part] = {}
         tree = tree[part]
-    given, before = _parsed(value.given) if _fields(kind) else value.given, tree.get(last)
-    both = isinstance(given, dict) and isinstance(before, dict) and _fields(kind)
-    tree[last] = {**before, **given} if both else given
+    given = _parsed(value.given) if _fields(kind) else value.given
+    if isinstance(given, dict) and isinstance(before := tree.get(last), dict) and _fields(kind):
+        given = {**before, **given}
+    tree[last] = given
 
 
 def as_type(kind: Any, given: Any, name: str = "", before: Any = None) -> Any:

@@ -5,7 +5,7 @@ Only the module of the command that is asked for is imported.
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -71,16 +71,17 @@ class Command:
     def read(self, words: Sequence[str]) -> dict[str, Any]:
         """The values of its parameters."""
         known = self.parameters
+        options = {name: each for name, each in known.items() if each.keyword_only}
         try:
-            values = list(of_words(words, known, [*known, "help"], dash="-"))
-            bare = [value for value in values if not value.name]
-            given = [*_placed(bare, known), *_gathered([value for value in values if value.name], known)]
+            values = list(of_words(words, options, [*options, "help"], dash="-"))
+            given = [*_placed(values, known), *_of_options(values, options)]
             there = {value.name for value in given}
-            if missing := [each for each in known.values() if each.required and each.name not in there]:
-                raise ConfigError(f"{' and '.join(map(_shown, missing))} is missing.")
+            if missing := [_shown(each) for each in known.values() if each.required and each.name not in there]:
+                raise ConfigError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing.")
             for value in given:
-                if known[value.name].choices and value.given not in known[value.name].choices:
-                    raise ConfigError(unknown(_called(known[value.name]), value.given, known[value.name].choices))
+                choices = known[value.name].choices
+                if choices and value.given not in choices:
+                    raise ConfigError(unknown(_called(known[value.name]), value.given, choices))
             return typed_values(known, given)
         except ConfigError as error:
             raise UsageError(str(error)) from None
@@ -97,15 +98,15 @@ class Command:
         options = [each for each in known.values() if each.keyword_only]
         usage = " ".join([f"headrace {self.name}", *map(_in_usage, places), "[--option value ...]"])
         groups = {
-            "": [(_shown(each), said.get(each.name, "")) for each in places],
-            "options": [(_shown(each) + _value_of(each), said.get(each.name, "")) for each in options],
+            "": [(_shown(each), said[each.name]) for each in places],
+            "options": [(_shown(each) + _value_of(each), said[each.name]) for each in options if each.name in said],
         }
         return page(usage, about, groups)
 
 
-def _placed(bare: Sequence[Value], known: Mapping[str, Parameter]) -> list[Value]:
+def _placed(values: Sequence[Value], known: Mapping[str, Parameter]) -> list[Value]:
     """Words without a name as the values of the places; one that takes several leaves as many as come after it."""
-    left, found = list(bare), []
+    left, found = [value for value in values if not value.name], []
     places = [each for each in known.values() if not each.keyword_only]
     for k, place in enumerate(places):
         count = len(left) - (len(places) - k - 1) if place.repeated else 1
@@ -118,14 +119,13 @@ def _placed(bare: Sequence[Value], known: Mapping[str, Parameter]) -> list[Value
     return found
 
 
-def _gathered(values: Sequence[Value], known: Mapping[str, Parameter]) -> list[Value]:
-    """Options with their values; of one that may be given several times, all of them in one."""
-    return [
-        Value(value.name, [each.given for each in values if each.name == value.name], value.where)
-        if known[value.name].repeated
-        else value
-        for value in values
-    ]
+def _of_options(values: Sequence[Value], options: Mapping[str, Parameter]) -> list[Value]:
+    """Values with a name; of an option that may be given several times, all of them in one."""
+    found = {value.name: value for value in values if value.name}
+    for name in [name for name in found if options[name].repeated]:
+        given = [value.given for value in values if value.name == name]
+        found[name] = Value(name, given, found[name].where)
+    return list(found.values())
 
 
 def _shown(parameter: Parameter) -> str:
@@ -145,17 +145,18 @@ def _value_of(option: Parameter) -> str:
     return "" if option.switch else f" {'|'.join(option.choices) or _called(option)}"
 
 
-def page(usage: str, description: str, groups: Mapping[str, Iterable[tuple[str, str]]], epilog: str = "") -> str:
+def page(usage: str, description: str, groups: Mapping[str, Sequence[tuple[str, str]]], epilog: str = "") -> str:
     """A page of help: in each group, what there is and what is said of it."""
     width = min(110, shutil.get_terminal_size().columns - 2)
+    column = min(24, max(len(name) for rows in groups.values() for name, _ in rows) + 4)
     lines = [f"usage: {usage}", "", *textwrap.wrap(description, width)]
     for title, rows in groups.items():
         lines += ["", *([f"{title}:"] if title else [])]
         for name, said in rows:
-            head = f"  {name}" if len(name) > 20 else ""
-            lines += [head] if head else []
-            first = " " * 24 if head else f"  {name:<22}"
-            lines += textwrap.wrap(said, width, initial_indent=first, subsequent_indent=" " * 24) or [first.rstrip()]
+            fits = len(name) + 4 <= column
+            lines += [] if fits else [f"  {name}"]
+            first = f"  {name}".ljust(column) if fits else " " * column
+            lines += textwrap.wrap(said, width, initial_indent=first, subsequent_indent=" " * column) or [first]
     return "\n".join([*lines, *(["", *textwrap.wrap(epilog, width)] if epilog else [])])
 
 
@@ -208,9 +209,12 @@ def actions(command: Command) -> dict[str, Command]:
 
 def one_of(what: str, words: Sequence[str], known: Mapping[str, Command]) -> Command:
     """The command or action that the first word names."""
-    if not words or words[0] not in known:
-        said = unknown(what, words[0], known) if words else f"{what} is missing: {', '.join(known)}."
-        raise UsageError(said)
+    if not words:
+        raise UsageError(f"{what} is missing: {', '.join(known)}.")
+    if words[0].startswith("-"):
+        raise UsageError(unknown("option", words[0], ["--help", "--version"]))
+    if words[0] not in known:
+        raise UsageError(unknown(what, words[0], known))
     return known[words[0]]
 
 

@@ -8,7 +8,7 @@ import ast
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -32,9 +32,8 @@ def completion(
 
     Args:
         shell: the shell that is to do it
-        line: what the script asks about: a command line up to the cursor
-        breaks: where the shell itself parts words
     """
+    # The scripts ask for `line`, what is typed up to the cursor, and say with `breaks` where the shell parts words.
     if line is not None:
         print_text("".join(f"{word}\n" for word in candidates(line, breaks)))
     elif shell is None:
@@ -107,32 +106,32 @@ def _values(parameter: Parameter, current: str) -> Iterator[str]:
     if parameter.choices:
         yield from parameter.choices
     elif parameter.name in ("run", "runs"):
-        yield from _directories(current, lambda path: "" if (path / RUN).is_file() else "/")
+        there = ((name, path) for name, path in _entries(current) if path.is_dir())
+        yield from (name if (path / RUN).is_file() else f"{name}/" for name, path in there)
     elif parameter.name == "recipe":
         yield from _recipes(current)
 
 
-def _directories(current: str, ending: Callable[[Path], str]) -> Iterator[str]:
-    """The directories where somebody is typing, those without a name first; `ending` says what follows each."""
+def _entries(current: str) -> Iterator[tuple[str, Path]]:
+    """What there is where somebody is typing, as it is typed; what begins with a dot if that is typed."""
     head = current[: current.rfind("/") + 1]
     with suppress(OSError):
         for entry in os.scandir(os.path.expanduser(head) or "."):
-            if entry.is_dir() and (not entry.name.startswith(".") or current[len(head) :].startswith(".")):
-                yield head + entry.name + ending(Path(entry.path))
+            if not entry.name.startswith(".") or current[len(head) :].startswith("."):
+                yield head + entry.name, Path(entry.path)
 
 
 def _recipes(current: str) -> Iterator[str]:
     """Files with recipes, the recipes of a file once its name is there, and directories on the way."""
-    path, colon, _ = current.partition(":")
+    name, colon, _ = current.partition(":")
     if colon:
-        yield from (f"{path}:{function.name}" for function in recipes_in(Path(path)))
+        yield from (f"{name}:{function.name}" for function in recipes_in(Path(name)))
         return
-    yield from _directories(current, lambda path: "/")
-    head = current[: current.rfind("/") + 1]
-    with suppress(OSError):
-        for entry in os.scandir(os.path.expanduser(head) or "."):
-            if entry.name.endswith(".py") and recipes_in(Path(entry.path)):
-                yield head + entry.name
+    for name, path in _entries(current):
+        if path.is_dir():
+            yield f"{name}/"
+        elif path.suffix == ".py" and recipes_in(path):
+            yield name
 
 
 def recipes_in(path: Path) -> list[ast.FunctionDef]:

@@ -12,9 +12,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -46,20 +47,6 @@ _RECIPE = re.compile(r"[^-].*\.py(:\w+)?")
 
 Config = tuple[str, dict[str, Any]]
 """The name of a file of options, and what is in it."""
-
-
-class Asked(NamedTuple):
-    """What a command line asks for."""
-
-    recipe: str
-    arguments: dict[str, Any]
-    """Of the recipe, as plain values."""
-    options: Options
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """All of it as `--config` takes it."""
-        return {"recipe": self.recipe, "arguments": self.arguments, "fit": self.options.said()}
 
 
 def fit(*words: str) -> int:
@@ -107,11 +94,11 @@ def _run(command: str, words: list[str]) -> int:
         if recipe is None or function is None or asks_help:
             print_line(_help(command, function))
             return 0
-        asked = _asked(command, recipe, function, configs, words)
+        options, training = _asked(command, recipe, function, configs, words)
     if prints:
-        print_text(yaml.safe_dump(asked.document, sort_keys=False))
+        print_text(yaml.safe_dump(dict(training.document), sort_keys=False))
         return 0
-    return _train(asked)
+    return _train(options, training)
 
 
 @contextmanager
@@ -163,7 +150,8 @@ def _after_a_switch(words: list[str], like: Sequence[int]) -> str | None:
 
 def _asked(
     command: str, recipe: str, function: Callable[..., Any], configs: Sequence[Config], words: Sequence[str]
-) -> Asked:
+) -> tuple[Options, Training]:
+    """The options of the training, and what is to be trained."""
     known, of_recipe = _known(function), parameters_of(function)
     values = [*_of_environment(known)]
     for file, config in configs:
@@ -180,7 +168,10 @@ def _asked(
     found = typed_values(known, values)
     options = Options(**{name: found[name] for name in known if name not in of_recipe})
     options.check()
-    return Asked(located(recipe), {name: plain(found[name]) for name in of_recipe}, options)
+    strategy = None if options.strategy is None else named(options.strategy)
+    arguments, name = {name: plain(found[name]) for name in of_recipe}, located(recipe)
+    document = {"recipe": name, "arguments": arguments, "fit": options.said()}
+    return options, Training(name, arguments, options.of_fit(), strategy, document, options.needs_run())
 
 
 def _of_environment(known: Known) -> Iterator[Value]:
@@ -266,15 +257,11 @@ def _default(option: Parameter) -> str:
 # --- training ----------------------------------------------------------------------------------------------
 
 
-def _train(asked: Asked) -> int:
+def _train(options: Options, training: Training) -> int:
     """Trains what was asked for, and prints how it ended."""
-    options = asked.options
-    strategy = None if options.strategy is None else named(options.strategy)
     with tempfile.TemporaryDirectory(prefix="headrace-") as room:
         note = Path(room, "run")
-        training = Training(
-            asked.recipe, asked.arguments, options.of_fit(), strategy, asked.document, options.needs_run(), str(note)
-        )
+        training = replace(training, note=str(note))
         try:
             trained: Trained = launch(run_recipe, training, workers=options.workers, engine=options.engine)
         except KeyboardInterrupt:

@@ -44,7 +44,8 @@ def make(target: Path) -> list[Path]:
     name = target.name
     texts = {at.format(name=name): (TEMPLATES / source).read_text() for at, source in FILES.items()}
     _check_name(name)
-    _check_place(target)
+    if os.path.lexists(target):
+        raise RunError(f"{target} is there already, and is left as it is. Remove it, or choose another name.")
     beside = target.with_name(f".{name}.{os.getpid()}")
     try:
         disk.make_dirs(beside)
@@ -78,11 +79,6 @@ def _check_name(name: str) -> None:
     else:
         return
     raise ConfigError(f"{name!r} {taken}. Try {name + '_model'!r}.")
-
-
-def _check_place(target: Path) -> None:
-    if os.path.lexists(target):
-        raise RunError(f"{target} is there already, and is left as it is. Remove it, or choose another name.")
 
 
 def _names(recipe: Path) -> set[str]:
