@@ -24,7 +24,8 @@ class Parameter:
     default: Any = None
     """`None` where there is none."""
     required: bool = False
-    keyword_only: bool = True
+    place: bool = False
+    """Whether a command takes it by its place, without a flag."""
     line: int = 1
     """Where it stands in its file."""
 
@@ -50,8 +51,8 @@ class Parameter:
         return [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]
 
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a function by name."""
+def parameters_of(function: Callable[..., Any], *, places: bool = False) -> dict[str, Parameter]:
+    """The parameters of a function by name; all are options, unless those have `places` that are not keywords."""
     lines, types = _lines(function), _types(function)
     return {
         name: Parameter(
@@ -59,7 +60,7 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
             types.get(name),
             None if given.default is given.empty else given.default,
             given.default is given.empty,
-            given.kind is given.KEYWORD_ONLY,
+            places and given.kind is not given.KEYWORD_ONLY,
             lines.get(name, 1),
         )
         for name, given in inspect.signature(function).parameters.items()

@@ -5,14 +5,14 @@ Only the module of the command that is asked for is imported.
 
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from ...errors import ConfigError, unknown
 from ..parameters import Parameter, described, parameters_of
-from ..values import Value, typed_values
+from ..values import LIST, Value, typed_values
 from .output import print_line
 from .words import UsageError, flag_of, of_no_option, of_words
 
@@ -26,8 +26,8 @@ _SAID = {
 """What help says of parameters that several commands have."""
 
 
-_CALLED = {"to": "FORMAT", "out": "FILE", "batch_size": "ROWS"}
-"""What help calls the value of an option, where it is not its name."""
+_CALLED = {"to": "FORMAT"}
+"""What errors call the value of an option, where it is not its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Command:
     @property
     def parameters(self) -> dict[str, Parameter]:
         """What it takes, by name; nothing if it reads its words itself."""
-        known = {} if self.takes_words else parameters_of(self.function)
+        known = {} if self.takes_words else parameters_of(self.function, places=True)
         return {name: each for name, each in known.items() if name not in self.given}
 
     @property
@@ -71,7 +71,7 @@ class Command:
     def read(self, words: Sequence[str]) -> dict[str, Any]:
         """The values of its parameters."""
         known = self.parameters
-        options = {name: each for name, each in known.items() if each.keyword_only}
+        options = {name: each for name, each in known.items() if not each.place}
         try:
             values = list(of_words(words, options, [*options, "help"], dash="-"))
             given = [*_placed(values, known), *_of_options(values, options)]
@@ -81,7 +81,7 @@ class Command:
             for value in given:
                 choices = known[value.name].choices
                 if choices and value.given not in choices:
-                    raise ConfigError(unknown(_called(known[value.name]), value.given, choices))
+                    raise ConfigError(unknown(_CALLED.get(value.name, value.name.upper()), value.given, choices))
             return typed_values(known, given)
         except ConfigError as error:
             raise UsageError(str(error)) from None
@@ -94,20 +94,17 @@ class Command:
             return page(f"headrace {self.name} ACTION ...", about, listed)
         known = self.parameters
         said = _SAID | described(self.function)
-        places = [each for each in known.values() if not each.keyword_only]
-        options = [each for each in known.values() if each.keyword_only]
+        places = [each for each in known.values() if each.place]
+        options = [each for each in known.values() if not each.place]
         usage = " ".join([f"headrace {self.name}", *map(_in_usage, places), "[--option value ...]"])
-        groups = {
-            "": [(_shown(each), said[each.name]) for each in places],
-            "options": [(_shown(each) + _value_of(each), said[each.name]) for each in options if each.name in said],
-        }
+        groups = {"": rows(places, said, "-"), "options": rows(options, said, "-")}
         return page(usage, about, groups)
 
 
 def _placed(values: Sequence[Value], known: Mapping[str, Parameter]) -> list[Value]:
     """Words without a name as the values of the places; one that takes several leaves as many as come after it."""
     left, found = [value for value in values if not value.name], []
-    places = [each for each in known.values() if not each.keyword_only]
+    places = [each for each in known.values() if each.place]
     for k, place in enumerate(places):
         count = len(left) - (len(places) - k - 1) if place.repeated else 1
         taken, left = left[: max(count, 1)], left[max(count, 1) :]
@@ -129,7 +126,7 @@ def _of_options(values: Sequence[Value], options: Mapping[str, Parameter]) -> li
 
 
 def _shown(parameter: Parameter) -> str:
-    return flag_of(parameter.name, "-") if parameter.keyword_only else parameter.name.upper()
+    return parameter.name.upper() if parameter.place else flag_of(parameter.name, "-")
 
 
 def _in_usage(place: Parameter) -> str:
@@ -137,17 +134,30 @@ def _in_usage(place: Parameter) -> str:
     return name if place.required else f"[{name}]"
 
 
-def _called(parameter: Parameter) -> str:
-    return _CALLED.get(parameter.name, parameter.name.upper())
+def rows(parameters: Iterable[Parameter], said: Mapping[str, str], dash: str = "_") -> list[tuple[str, str]]:
+    """What help has of parameters: how each is given, with its type, what is said of it, and its default."""
+    found = []
+    for each in parameters:
+        name, kind = (flag_of(each.name, dash), each.type) if not each.place else (each.name.upper(), "")
+        if each.name in said:
+            told = said[each.name].rstrip(".") + _default(each)
+            found.append((name if each.switch else f"{name} {kind}".rstrip(), told))
+    return found
 
 
-def _value_of(option: Parameter) -> str:
-    return "" if option.switch else f" {'|'.join(option.choices) or _called(option)}"
+def _default(option: Parameter) -> str:
+    """What help says of the default of an option."""
+    if option.switch:
+        return f" (on, unless --no_{option.name})" if option.default else ""
+    if option.type.startswith("list["):
+        return f" (a list is written as {LIST}{'' if option.default is None else f'; {option.default}'})"
+    return "" if option.default in (None, ()) else f" ({option.default})"
 
 
 def page(usage: str, description: str, groups: Mapping[str, Sequence[tuple[str, str]]], epilog: str = "") -> str:
     """A page of help: in each group, what there is and what is said of it."""
     width = min(110, shutil.get_terminal_size().columns - 2)
+    groups = {title: rows for title, rows in groups.items() if rows}
     column = min(24, max(len(name) for rows in groups.values() for name, _ in rows) + 4)
     lines = [f"usage: {usage}", "", *textwrap.wrap(description, width)]
     for title, rows in groups.items():
@@ -209,10 +219,10 @@ def actions(command: Command) -> dict[str, Command]:
 
 def one_of(what: str, words: Sequence[str], known: Mapping[str, Command]) -> Command:
     """The command or action that the first word names."""
-    if not words:
-        raise UsageError(f"{what} is missing: {', '.join(known)}.")
-    if words[0].startswith("-"):
+    if words and words[0].startswith("-") and what == "command":
         raise UsageError(unknown("option", words[0], ["--help", "--version"]))
+    if not words or words[0].startswith("-"):
+        raise UsageError(f"{what} is missing: {', '.join(known)}.")
     if words[0] not in known:
         raise UsageError(unknown(what, words[0], known))
     return known[words[0]]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import ConfigError
-from ..parameters import Parameter, parameters_of
+from ..parameters import Parameter
 from .commands import Command, actions, commands
-from .options import OF_A_NEW_RUN, Options
+from .options import options_of
 from .output import print_text
 from .words import flag_of
 
@@ -79,8 +79,8 @@ def _after(command: Command, words: Sequence[str], current: str) -> Iterator[str
     """What a command takes after these words."""
     known = _of_a_recipe(command.name, words) if command.takes_words else command.parameters
     dash = "_" if command.takes_words else "-"
-    flags = {flag_of(each.name, dash): each for each in known.values() if each.keyword_only}
-    places = [each for each in known.values() if not each.keyword_only]
+    flags = {flag_of(each.name, dash): each for each in known.values() if not each.place}
+    places = [each for each in known.values() if each.place]
     waiting: Parameter | None = None  # an option that has no value yet
     for word in words:
         if waiting is not None:
@@ -158,13 +158,8 @@ def _of_a_recipe(command: str, words: Sequence[str]) -> Mapping[str, Parameter]:
     recipe = _recipe_of(command, words)
     arguments = [] if recipe is None else [*recipe.args.args, *recipe.args.kwonlyargs]
     of_recipe = {each.arg: Parameter(each.arg, _kind(each.annotation)) for each in arguments}
-    training = parameters_of(Options)
-    left_out = () if command == "fit" else OF_A_NEW_RUN
-    both = {"config": Parameter("config"), "print_config": Parameter("print_config", bool)}
-    known = {name: each for name, each in (training | of_recipe | both).items() if name not in left_out}
-    if command == "fit":
-        return {"recipe": Parameter("recipe", keyword_only=False)} | known
-    return {"RUN": Parameter("run", keyword_only=False)} | known | {"recipe": Parameter("recipe")}
+    place = Parameter("recipe" if command == "fit" else "run", place=True)
+    return {"": place} | options_of(command, of_recipe)
 
 
 def _recipe_of(command: str, words: Sequence[str]) -> ast.FunctionDef | None:

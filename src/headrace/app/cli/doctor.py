@@ -64,7 +64,7 @@ def doctor(*, run: Path = Path("runs"), json: bool = False) -> int:
     """Prints what there is, what is slow, and what to do about it.
 
     Args:
-        run: where runs go, to be tried (runs)
+        run: where runs go, to be tried
     """
     start = time.perf_counter()
     parts = {name: _tried(check) for name, check in checks(run).items()}

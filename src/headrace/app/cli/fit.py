@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -26,15 +26,20 @@ from ...workers.named import named
 from ..find import PARTS, find_recipe, located, read_file, recipe_file
 from ..parameters import Parameter, check_parameters, described, parameters_of
 from ..recipe import LIMITS, Trained, Training, run_recipe
-from ..values import LIST, Value, plain, typed_values
-from .commands import page
-from .options import INTERRUPTED, OF_A_NEW_RUN, OWN, PREEMPTED, Options
+from ..values import Value, plain, typed_values
+from .commands import page, rows
+from .options import INTERRUPTED, OF_A_NEW_RUN, OWN, PREEMPTED, Options, options_of
 from .output import numbers, print_line, print_result, print_text
 from .words import Known, UsageError, flag_of, of_no_option, of_words, taken
 
 _TAKES = {
     "fit": "RECIPE: file.py or file.py:function, which returns a Recipe. What the function takes are options, too.",
     "resume": "RUN: the directory of a run. Options are as the run has them, unless others are given; limits may grow.",
+}
+_BOTH = {
+    "config": ("--config FILE", "options from a YAML file; may be given several times"),
+    "recipe": ("--recipe RECIPE", "file.py or file.py:function, if the run does not know it"),
+    "print_config": ("--print_config", "print all of it as --config takes it, and end"),
 }
 _ORDER = (
     "A value is the last of these that there is: the default, the environment (HEADRACE_LR=0.1), the files that "
@@ -152,11 +157,12 @@ def _asked(
     command: str, recipe: str, function: Callable[..., Any], configs: Sequence[Config], words: Sequence[str]
 ) -> tuple[Options, Training]:
     """The options of the training, and what is to be trained."""
-    known, of_recipe = _known(function), parameters_of(function)
+    of_recipe = _of_recipe(function)
+    known = parameters_of(Options) | of_recipe
     values = [*_of_environment(known)]
     for file, config in configs:
         values += _of_file(file, config, known)
-    flags = list(of_words(words, known, _listed(command, known)))
+    flags = list(of_words(words, known, [*options_of(command, of_recipe), "help"]))
     if extra := next((value for value in flags if not value.name), None):
         raise of_no_option(extra, known)
     if command == "resume" and any(value.name in LIMITS for value in flags):  # instead of those that it began with
@@ -200,18 +206,12 @@ def _of_file(file: str, config: Mapping[str, Any], known: Known) -> Iterator[Val
         yield Value(name, given, f"{file}: {key}")
 
 
-def _listed(command: str, known: Known) -> list[str]:
-    """What a command takes, by name."""
-    names = [name for name in known if command == "fit" or name not in OF_A_NEW_RUN]
-    return [*names, "config", "print_config", "help", *(["recipe"] if command == "resume" else [])]
-
-
-def _known(function: Callable[..., Any] | None) -> Known:
-    """Every option by its name: the training's, and the recipe's."""
-    of_recipe = {} if function is None else parameters_of(function)
-    if reserved := next((name for name in OWN if name in of_recipe), None):
+def _of_recipe(function: Callable[..., Any] | None) -> dict[str, Parameter]:
+    """The parameters of the recipe by name."""
+    found = {} if function is None else parameters_of(function)
+    if reserved := next((name for name in OWN if name in found), None):
         raise ConfigError(f"the recipe has a parameter {reserved!r}, which the command line has itself. Rename it.")
-    return parameters_of(Options) | of_recipe
+    return found
 
 
 # --- help --------------------------------------------------------------------------------------------------
@@ -219,39 +219,19 @@ def _known(function: Callable[..., Any] | None) -> Known:
 
 def _help(command: str, function: Callable[..., Any] | None) -> str:
     """What there is, with types and defaults."""
-    takes, known = _TAKES[command], _known(function)
-    of_recipe = {} if function is None else parameters_of(function)
-    of_training = [known[name] for name in _listed(command, known) if name in known and name not in of_recipe]
-    both = [("--config FILE", "options from a YAML file; may be given several times")]
-    if command == "resume":
-        both.append(("--recipe RECIPE", "file.py or file.py:function, if the run does not know it"))
-    both.append(("--print_config", "print all of it as --config takes it, and end"))
+    takes = _TAKES[command]
+    of_recipe = _of_recipe(function)
+    options = options_of(command, of_recipe)
+    training = [options[name] for name in parameters_of(Options) if name in options.keys() - of_recipe.keys()]
     groups = {
-        "The recipe": _rows(of_recipe.values(), {} if function is None else described(function)),
-        "The training": _rows(of_training, described(Options)),
-        "Both together": both,
+        "The recipe": rows(of_recipe.values(), {} if function is None else described(function)),
+        "The training": rows(
+            [options[name] for name in training if name in options.keys() - of_recipe], described(Options)
+        ),
+        "Both together": [row for name, row in _BOTH.items() if name in options],
     }
     usage = f"headrace {command} {takes.partition(':')[0]} [--option value ...]"
-    return page(usage, takes, {title: rows for title, rows in groups.items() if rows}, _ORDER)
-
-
-def _rows(options: Iterable[Parameter], said: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [
-        (
-            f"{flag_of(each.name)} {'' if each.switch else each.type}".rstrip(),
-            said[each.name].rstrip(".") + _default(each),
-        )
-        for each in options
-    ]
-
-
-def _default(option: Parameter) -> str:
-    """What help says of the default of an option."""
-    if option.switch:
-        return f" (on, unless --no_{option.name})" if option.default else ""
-    if option.type.startswith("list["):
-        return f" (a list is written as {LIST}{'' if option.default is None else f'; {option.default}'})"
-    return "" if option.default is None else f" ({option.default})"
+    return page(usage, takes, groups, _ORDER)
 
 
 # --- training ----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def runs(dir: Path = Path("runs"), *, json: bool = False) -> int:
     """Lists the runs in a directory.
 
     Args:
-        dir: where to look (runs)
+        dir: where to look
     """
     if not dir.is_dir():
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")

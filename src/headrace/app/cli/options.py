@@ -1,10 +1,12 @@
 """What `headrace fit` takes beside the parameters of the recipe; and how a command ends."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ..parameters import Parameter, parameters_of
 
 INTERRUPTED, PREEMPTED = 130, 143
 """The exit status after Ctrl-C, and after a signal that asks for the machine."""
@@ -97,3 +99,12 @@ class Options:
         """What was said, by name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def options_of(command: str, of_recipe: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """What `headrace fit` or `headrace resume` takes, by name; of two options with one name, the recipe's counts."""
+    more = [Parameter("config", str), Parameter("print_config", bool)]
+    if command == "resume":
+        more.append(Parameter("recipe", str))
+    known = parameters_of(Options) | dict(of_recipe) | {each.name: each for each in more}
+    return {name: each for name, each in known.items() if command == "fit" or name not in OF_A_NEW_RUN}

@@ -40,15 +40,15 @@ def rehearse(
         epochs: passes over the data, instead of the recipe's limits
         steps: updates of a worker, instead of the recipe's limits
         every: how often losses are looked at, as in "20 steps"
-        bandwidth: of every worker's link, a second (10 Gbit)
-        latency: of every message (50 us)
-        rows_per_s: that a worker of speed 1 trains on (1e5)
+        bandwidth: of every worker's link, a second
+        latency: of every message
+        rows_per_s: that a worker of speed 1 trains on
         speeds: of workers that are slower or quicker, as in 3=0.5, with commas between
         stragglers: slow at times, as in 3=0.1:5, which is five times as long in 10% of them
         failures: when workers die, as in "3=12.5 s"
-        restart: until one that has died is back, or never (30 s)
-        seed: of who is slow when (0)
-        out: the picture: .pdf .png .svg (rehearsal.png)
+        restart: until one that has died is back, or never
+        seed: of who is slow when
+        out: the picture: .pdf .png .svg
     """
     for flag, count in {"--workers": workers, "--epochs": epochs, "--steps": steps}.items():
         check_count(count, flag)
