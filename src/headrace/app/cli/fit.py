@@ -225,9 +225,7 @@ def _help(command: str, function: Callable[..., Any] | None) -> str:
     training = [options[name] for name in parameters_of(Options) if name in options.keys() - of_recipe.keys()]
     groups = {
         "The recipe": rows(of_recipe.values(), {} if function is None else described(function)),
-        "The training": rows(
-            [options[name] for name in training if name in options.keys() - of_recipe], described(Options)
-        ),
+        "The training": rows(training, described(Options)),
         "Both together": [row for name, row in _BOTH.items() if name in options],
     }
     usage = f"headrace {command} {takes.partition(':')[0]} [--option value ...]"
