@@ -8,12 +8,11 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 
 from ... import __version__
 from ...errors import ConfigError, HeadraceError
 from .commands import Command, actions, commands, one_of, overview
-from .options import INTERRUPTED, Options
+from .options import INTERRUPTED
 from .output import print_line, print_text
 from .words import UsageError, flag_of
 
@@ -63,12 +62,7 @@ def _print_error(words: Sequence[str], error: HeadraceError, message: str, befor
 def _in_flags(error: HeadraceError, command: Command | None) -> str:
     """The message of an error, in which an argument of Python, `keep= is ...`, is named as the flag of the command."""
     name = error.argument if isinstance(error, ConfigError) else ""
-    if command is None or not name:
+    if command is None or name not in command.parameters:
         return str(error)
-    if command.takes_words:
-        flags = {option.name: flag_of(option.name) for option in fields(Options)}
-    else:
-        flags = {each: flag_of(each, "-") for each in command.parameters}
-    if name not in flags:
-        return str(error)
-    return f" {error}".replace(f" {name}= ", f" {flags[name]} ").replace(f" {name}=", f" {flags[name]}=")[1:]
+    flag = flag_of(name, command.dash)
+    return f" {error}".replace(f" {name}= ", f" {flag} ").replace(f" {name}=", f" {flag}=")[1:]

@@ -13,6 +13,7 @@ from typing import Any
 from ...errors import ConfigError, unknown
 from ..parameters import Parameter, described, parameters_of
 from ..values import LIST, Value, typed_values
+from .options import options_of
 from .output import print_line
 from .words import UsageError, flag_of, of_no_option, of_words
 
@@ -50,9 +51,14 @@ class Command:
 
     @property
     def parameters(self) -> dict[str, Parameter]:
-        """What it takes, by name; nothing if it reads its words itself."""
-        known = {} if self.takes_words else parameters_of(self.function, places=True)
+        """What it takes, by name; without what depends on a recipe."""
+        known = options_of(self.name, {}) if self.takes_words else parameters_of(self.function, places=True)
         return {name: each for name, each in known.items() if name not in self.given}
+
+    @property
+    def dash(self) -> str:
+        """What joins the words of its options: `_` where they may be parameters of a recipe."""
+        return "_" if self.takes_words else "-"
 
     @property
     def takes_words(self) -> bool:

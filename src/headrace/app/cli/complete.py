@@ -78,8 +78,7 @@ def _all(words: Sequence[str], current: str) -> Iterator[str]:
 def _after(command: Command, words: Sequence[str], current: str) -> Iterator[str]:
     """What a command takes after these words."""
     known = _of_a_recipe(command.name, words) if command.takes_words else command.parameters
-    dash = "_" if command.takes_words else "-"
-    flags = {flag_of(each.name, dash): each for each in known.values() if not each.place}
+    flags = {flag_of(each.name, command.dash): each for each in known.values() if not each.place}
     places = [each for each in known.values() if each.place]
     waiting: Parameter | None = None  # an option that has no value yet
     for word in words:
