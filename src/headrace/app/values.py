@@ -1,4 +1,4 @@
-"""Plain values, as a command line or a file has them, as the types that a function takes; and back."""
+"""Converts plain values, as a command line or a file has them, to the types that a function takes, and back."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress

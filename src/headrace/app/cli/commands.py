@@ -144,10 +144,10 @@ def rows(parameters: Iterable[Parameter], said: Mapping[str, str], dash: str = "
     """What help has of parameters: how each is given, with its type, what is said of it, and its default."""
     found = []
     for each in parameters:
-        name, kind = (flag_of(each.name, dash), each.type) if not each.place else (each.name.upper(), "")
+        name = each.name.upper() if each.place else flag_of(each.name, dash)
+        kind = "" if each.place or each.switch else f" {each.type}"
         if each.name in said:
-            told = said[each.name].rstrip(".") + _default(each)
-            found.append((name if each.switch else f"{name} {kind}".rstrip(), told))
+            found.append((name + kind, said[each.name].rstrip(".") + _default(each)))
     return found
 
 

@@ -108,7 +108,7 @@ def _run(command: str, words: list[str]) -> int:
 
 @contextmanager
 def _as_usage() -> Iterator[None]:
-    """A command line that makes no sense is told as one."""
+    """Turns the errors of settings into errors of the command line, which have an exit status of their own."""
     try:
         yield
     except ConfigError as error:
