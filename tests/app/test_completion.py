@@ -11,8 +11,8 @@ import pytest
 
 import headrace as hr
 from headrace.app.cli import main
-from headrace.app.cli.candidates import candidates
-from headrace.app.cli.parser import commands
+from headrace.app.cli.commands import commands
+from headrace.app.cli.complete import candidates
 
 RECIPES = """
 from typing import Literal
@@ -99,8 +99,8 @@ def test_every_command_can_be_completed() -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     program = (
-        "import sys; from headrace.app.cli.candidates import candidates as c; assert c('headrace fit digits.py --l');"
-        "print([m for m in ('torch', 'numpy', 'yaml', 'jsonargparse', 'rich') if m in sys.modules])"
+        "import sys; from headrace.app.cli.complete import candidates as c; assert c('headrace fit digits.py --l');"
+        "print([m for m in ('torch', 'numpy', 'yaml', 'docstring_parser', 'rich') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": SOURCE}, capture_output=True, text=True

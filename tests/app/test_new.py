@@ -12,7 +12,7 @@ import pytest
 from kit.forked import start
 
 from headrace.app.cli import main
-from headrace.app.cli.parser import commands
+from headrace.app.cli.commands import commands
 
 
 @pytest.fixture(scope="module")

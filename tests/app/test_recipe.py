@@ -1,16 +1,20 @@
 """Recipes: which function of a file it is, what it takes, and values for that as files have them."""
 
 import sys
+from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import yaml
 
 import headrace as hr
 from headrace.app.find import find_recipe
-from headrace.app.parameters import check_parameters, parameters_of, typed
+from headrace.app.parameters import check_parameters, parameters_of
 from headrace.app.recipe import load_recipe
+from headrace.app.values import MisfitError, as_type, plain, typed
 
 TYPED = '''
 from dataclasses import dataclass
@@ -186,6 +190,78 @@ def test_plain_values_become_what_the_function_takes(in_tmp_path: Path) -> None:
     found = typed(function, {"lr": 1, "net": {"width": 7}, "where": "there", "most": None, "keep": "all"})
     assert (found["lr"], found["net"].width, str(found["where"]), found["keep"]) == (1.0, 7, "there", "all")
     assert (found["kind"], found["layers"], found["loud"]) == ("a", [1, 2], False), "the defaults"
+
+
+@dataclass
+class Net:
+    """A network."""
+
+    width: int
+    depth: int = 2
+
+
+class Colour(Enum):
+    RED = 1
+
+
+KINDS = [
+    (str | None, "null", None),
+    (str | None, "3", "3"),
+    (str, "null", "null"),
+    (int | str, "3", 3),
+    (str | int, 3, 3),
+    (int, "0x10", 16),
+    (float, "1e-3", 0.001),
+    (float | None, None, None),
+    (bool, "yes", True),
+    (Any, "[1, {a: b}]", [1, {"a": "b"}]),
+    (dict[str, Any], {"a": {"b": 1}}, {"a": {"b": 1}}),
+    (dict, "{a: 1}", {"a": 1}),
+    (list, [1, "b"], [1, "b"]),
+    (list[list[int]], "[[1, 2], [3]]", [[1, 2], [3]]),
+    (tuple[int, str], "[1, b]", (1, "b")),
+    (tuple[int, ...], [1, 2], (1, 2)),
+    (set[str], "[a]", {"a"}),
+    (Colour, "RED", Colour.RED),
+    (Net, "{width: 3}", Net(3)),
+    (Net | None, {"width": 3, "depth": 4}, Net(3, 4)),
+    (list[Net], "[{width: 3}]", [Net(3)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "made"), KINDS, ids=str)
+def test_a_value_becomes_its_type_and_goes_through_a_file(kind: Any, given: Any, made: Any) -> None:
+    found = as_type(kind, given)
+    assert (found, type(found)) == (made, type(made))
+    assert as_type(kind, yaml.safe_load(yaml.safe_dump(plain(found)))) == made
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (int, "1.5"),
+        (int, True),
+        (bool, "1"),
+        (str, 3),
+        (list[int], "[a]"),
+        (list[int], "3"),
+        (tuple[int, str], "[1]"),
+        (Colour, "GREEN"),
+        (Net, "x"),
+        (Net | None, "x"),
+        (dict[str, int], "{a: b}"),
+        (Literal["a", 1], "b"),
+    ],
+)
+def test_a_value_of_another_type_is_a_misfit(kind: Any, given: Any) -> None:
+    with pytest.raises(MisfitError):
+        as_type(kind, given)
+
+
+@pytest.mark.parametrize("kind", [hr.Trainer, "nowhere"])
+def test_what_no_file_can_hold_can_be_no_flag(kind: Any) -> None:
+    with pytest.raises(hr.ConfigError, match="can be no flag"):
+        as_type(kind, "x")
 
 
 def test_values_that_do_not_fit_are_refused(in_tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ import torch
 from PIL import Image
 
 import headrace as hr
-from headrace.app import picture
 from headrace.app.cli import main
 from headrace.app.recipe import follow, load_recipe, merged
-from headrace.app.rehearse import Rehearsal, rehearse
+from headrace.app.rehearse import Rehearsed, draw, key_of, rehearse
 from headrace.errors import ConfigError
 from headrace.workers.named import STRATEGIES, named
 
@@ -165,9 +164,9 @@ def test_json_says_all_of_it(place: Path, capsys: Any) -> None:
 def test_a_picture_of_training_losses_is_drawn_where_there_are_no_others(place: Path) -> None:
     worker = {f"{share}_s": 0.0 for share in ("computing", "communicating", "idle", "down")}
     worker |= {"clock_s": 0.0, "updates": 0, "sent_bytes": 0.0}
-    empty = Rehearsal("none", [], [worker], 0.0)
-    assert picture.key_of([empty]) == "train/loss"
-    picture.draw([empty], place / "empty.png", "nothing")
+    empty = Rehearsed("none", [], [worker], 0.0)
+    assert key_of([empty]) == "train/loss"
+    draw([empty], place / "empty.png", "nothing")
     assert (place / "empty.png").stat().st_size > 1000
 
 

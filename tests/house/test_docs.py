@@ -15,8 +15,9 @@ import yaml
 
 import headrace
 from headrace.app.cli import main
+from headrace.app.cli.commands import actions
+from headrace.app.cli.commands import commands as known_commands
 from headrace.app.cli.options import Options
-from headrace.app.cli.parser import find
 from headrace.app.parameters import parameters_of
 from headrace.watch.callback import HOOKS
 
@@ -197,10 +198,13 @@ def test_every_command_that_is_shown_is_taken() -> None:
     shown = [words for page in [ROOT / "README.md", *PAGES] for words in commands(page)]
     assert len(shown) >= 15
     for words in shown:
-        parser, _ = find(words[0])
-        taken = parser.parse_args(words[1:])  # exits on what it does not know
-        if parser.takes_all:
-            flags = {word for word in taken.words if word.startswith("--")}
+        command, rest = known_commands()[words[0]], words[1:]
+        if command.actions:
+            command, rest = actions(command)[rest[0]], rest[1:]
+        if not command.takes_words:
+            command.read(rest)  # raises on what it does not know
+        else:
+            flags = {word for word in rest if word.startswith("--")}
             known = {f"--{name}" for name in [*parameters_of(Options), "config", "print_config", "help"]}
             assert flags - known <= {"--lr", "--hidden"}, words
 

@@ -106,7 +106,7 @@ HEAVY = {
     "rich",
     "pyarrow",
     "tensorboard",
-    "jsonargparse",
+    "docstring_parser",
     "matplotlib",
     "sklearn",
     "pandas",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import rewound
-from ..errors import ConfigError, ModelError, RunError, unknown
+from ..errors import ConfigError, ModelError, RunError
 from ..loss.objective import Objective
 from ..step.given import source_on
 from ..step.weights import load_weights, saved_weights
@@ -31,18 +31,16 @@ def export(
     run: Path,
     out: Path,
     *,
-    to: str = "safetensors",
-    which: str | int = "best",
-    recipe: str | None = None,
-    arguments: Mapping[str, Any] | None = None,
+    to: str,
+    which: str | int,
+    recipe: str | None,
+    arguments: Mapping[str, Any],
 ) -> int:
     """Writes the weights of a run, or the whole model that a recipe makes, with these weights; the step they are of.
 
-    `recipe` is `file.py` or `file.py:function`; it is run with these `arguments`, as formats that hold the model need
-    the model.
+    `to` is a key of `SUFFIXES`. `recipe` is `file.py` or `file.py:function`; it is run with these `arguments`, as
+    formats that hold the model need the model.
     """
-    if to not in SUFFIXES:
-        raise ConfigError(unknown("format", to, SUFFIXES))
     if out.exists():
         raise RunError(f"{out} is there already. Name another file, or remove it first.")
     folder = next(each for each in out.absolute().parents if each.exists())
@@ -51,14 +49,14 @@ def export(
     if to != "safetensors" and recipe is None:
         raise ConfigError(f"{to} holds the model itself, which a run does not: name its recipe, --recipe file.py.")
     if to == "onnx":
-        need_onnx()
+        _check_onnx()
     if recipe is None or to == "safetensors":
         contents = saved_weights(run, which)
         step, write = contents.step, partial(_write_weights, contents.tensors_of(MODEL))
     else:
         made = load_recipe(recipe, arguments)
         step = load_weights(made.trainer.model, run, which=which)
-        write = partial(_write_onnx if to == "onnx" else _write_torch, *example(made))
+        write = partial(_write_onnx if to == "onnx" else _write_torch, *_example(made))
     beside = out.with_name(f".{out.stem}.new{out.suffix}")
     try:
         disk.make_dirs(out.absolute().parent)
@@ -73,7 +71,7 @@ def export(
     return step
 
 
-def need_onnx() -> None:
+def _check_onnx() -> None:
     """Raises unless what torch needs to write ONNX is installed."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
@@ -81,7 +79,7 @@ def need_onnx() -> None:
         raise ConfigError(f'ONNX needs {needed}, which is not installed: pip install "headrace[onnx]".')
 
 
-def example(recipe: Recipe) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _example(recipe: Recipe) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """The model as a module of plain tensors, and tensors to call it with: two rows of the training data."""
     trainer = recipe.trainer
     source = source_on(recipe.train, trainer.device, "train")

@@ -1,18 +1,23 @@
-"""The function of a recipe, from the name of a file."""
+"""Finds recipes: the function that the name of a file means, and what a run says of its own."""
 
 import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
 from types import ModuleType
 from typing import Any
 
-from ..errors import ConfigError, unknown
+from ..errors import ConfigError, RunError, unknown
+from ..store.run import run_id
 
+RECIPE_FILE = "recipe.yaml"
+"""Where a run keeps what its recipe is and what it was given."""
+PARTS = ("arguments", "fit")
+"""What a file of options may put under keys of their own, as a run does."""
 _MADE = ("Recipe", "hr.Recipe", "headrace.Recipe")
 """What a recipe's function says it returns, where annotations are text."""
 
@@ -21,17 +26,25 @@ def find_recipe(name: str) -> Callable[..., Any]:
     """The function that `file.py:function` names, or the only one of `file.py` that says it returns a Recipe."""
     path, _, wanted = name.partition(":")
     module = _module(Path(path))
-    found: Mapping[str, Callable[..., Any]] = _recipes_in(module)
-    found = found if wanted else _own(found, module)
-    if wanted and wanted not in found:
-        raise ConfigError(unknown("recipe", wanted, found) if found else _without(path))
-    if not wanted and len(found) != 1:
-        if not found:
-            raise ConfigError(_without(path))
+    found: dict[str, Callable[..., Any]]
+    found = {key: value for key, value in vars(module).items() if _returns_recipe(value)}
+    if not wanted:  # what it does not import from another module, if there is anything
+        found = {key: value for key, value in found.items() if value.__module__ == module.__name__} or found
+    if not found:
+        stem = Path(path).stem
+        raise ConfigError(f"{path} has no function that returns a Recipe: write def {stem}(...) -> hr.Recipe.")
+    if not wanted and len(found) > 1:
         raise ConfigError(
             f"{path} has {len(found)} functions that return a Recipe: {', '.join(found)}. Say {path}:name."
         )
+    if wanted and wanted not in found:
+        raise ConfigError(unknown("recipe", wanted, found))
     return found[wanted or next(iter(found))]
+
+
+def _returns_recipe(value: Any) -> bool:
+    said = getattr(value, "__annotations__", {}).get("return")
+    return callable(value) and (said in _MADE or getattr(said, "__qualname__", "") == "Recipe")
 
 
 def located(name: str) -> str:
@@ -40,21 +53,63 @@ def located(name: str) -> str:
     return f"{Path(path).absolute()}{colon}{wanted}"
 
 
-def _recipes_in(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    def returns_recipe(value: Any) -> bool:
-        said = getattr(value, "__annotations__", {}).get("return")
-        return callable(value) and (said in _MADE or getattr(said, "__qualname__", "") == "Recipe")
-
-    return {key: value for key, value in vars(module).items() if returns_recipe(value)}
-
-
-def _own(found: Mapping[str, Callable[..., Any]], module: ModuleType) -> Mapping[str, Callable[..., Any]]:
-    """What a module does not import from another, if there is anything."""
-    return {key: value for key, value in found.items() if value.__module__ == module.__name__} or found
+def check_run(run: Path) -> None:
+    """Raises unless there is a directory that may be a run."""
+    if run.exists() and not run.is_dir():
+        raise RunError(f"{run} is a file; name the directory of a run.")
+    if not run.is_dir():
+        raise RunError(f"there is no run {run}.")
 
 
-def _without(path: str) -> str:
-    return f"{path} has no function that returns a Recipe: write def {Path(path).stem}(...) -> hr.Recipe."
+def recipe_file(run: Path, given: str | None = None) -> Path | None:
+    """The file in which a run says what its recipe is; there may be none if the recipe is given."""
+    check_run(run)
+    run_id(run)
+    file = run / RECIPE_FILE
+    if file.is_file():
+        return file
+    if given is None:
+        raise RunError(
+            f"{run} does not say what its recipe is: a script has made it. Run the script again, "
+            "or name the recipe: --recipe file.py."
+        )
+    return None
+
+
+def recipe_of(run: Path, given: str | None) -> tuple[str, dict[str, Any]]:
+    """The recipe of a run and its arguments."""
+    file = recipe_file(run, given)
+    if file is None:
+        return str(given), {}
+    try:
+        found = read_file(str(file))
+    except ConfigError as error:
+        raise RunError(f"{error} Name the recipe: --recipe file.py.") from None
+    name = given or found.get("recipe")
+    if not isinstance(name, str):
+        raise RunError(f"{file} names no recipe. Name it: --recipe file.py.")
+    if not Path(name.partition(":")[0]).is_file():
+        raise RunError(f"the recipe {name} is not there{'' if given else ' any more. Name it: --recipe file.py'}.")
+    return name, found.get("arguments") or {}
+
+
+def read_file(file: str) -> dict[str, Any]:
+    """A file of options: keys with values, and `recipe:`, `arguments:` and `fit:` as a run has them."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(file).read_text())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}.") from None
+    parts = [found.get(part) or {} for part in PARTS] if isinstance(found, dict) else [None]
+    if not all(isinstance(part, dict) for part in parts):
+        raise ConfigError(f"{file} does not hold keys with values. Write lr: 0.1 and the like, a line for each.")
+    return dict(found)
+
+
+# --- a file as a module ------------------------------------------------------------------------------------
 
 
 def _module(path: Path) -> ModuleType:
@@ -107,8 +162,5 @@ def _place(error: Exception) -> str:
 
 def _nearest(path: Path) -> str:
     """A hint at the file that may be meant."""
-    there = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    if not there:
-        return ""
-    hint = unknown("file", path.name, there).partition(". ")[2]
-    return f" {hint}"
+    there = [file.name for file in path.parent.glob("*.py")]
+    return f" {unknown('file', path.name, there).partition('. ')[2]}" if there else ""

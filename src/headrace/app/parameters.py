@@ -1,80 +1,100 @@
-"""What a recipe takes: its parameters with their types, and values for them as a command line or a file has them."""
+"""What a function takes: its parameters with their types and defaults, and what its docstring says of each."""
 
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..errors import ConfigError, unknown
-
-if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+from ..errors import ConfigError
 
 _LOOSE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a recipe."""
+    """A parameter of a recipe or of a command."""
 
     name: str
-    type: str
-    """As help says it: "float", "a|b", "int or all"."""
-    switch: bool
-    """Whether it is true or false."""
-    default: Any
+    kind: Any = None
+    """Its type; `None` if it has none."""
+    default: Any = None
     """`None` where there is none."""
-    line: int
+    required: bool = False
+    place: bool = False
+    """Whether a command takes it by its place, without a flag."""
+    line: int = 1
     """Where it stands in its file."""
 
+    @property
+    def type(self) -> str:
+        """Its type as help says it: "float", "a|b", "int or all"."""
+        return "" if self.kind is None else spelled(self.kind)
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a recipe by name."""
+    @property
+    def switch(self) -> bool:
+        """Whether it is true or false."""
+        return self.kind is bool
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a command takes several."""
+        return get_origin(self.kind) is tuple
+
+    @property
+    def choices(self) -> list[str]:
+        """The words that it may be, if its type lists some."""
+        parts = get_args(self.kind) if get_origin(self.kind) in (Union, UnionType) else (self.kind,)
+        return [str(choice) for part in parts if get_origin(part) is Literal for choice in get_args(part)]
+
+
+def parameters_of(function: Callable[..., Any], *, places: bool = False) -> dict[str, Parameter]:
+    """The parameters of a function by name; all are options, unless those have `places` that are not keywords."""
     lines, types = _lines(function), _types(function)
     return {
         name: Parameter(
             name,
-            spelled(types[name]) if name in types else "",
-            types.get(name) is bool,
+            types.get(name),
             None if given.default is given.empty else given.default,
+            given.default is given.empty,
+            places and given.kind is not given.KEYWORD_ONLY,
             lines.get(name, 1),
         )
         for name, given in inspect.signature(function).parameters.items()
     }
 
 
-def required(function: Callable[..., Any]) -> list[str]:
-    """The parameters without a default."""
-    given = inspect.signature(function).parameters.values()
-    return [each.name for each in given if each.default is each.empty]
-
-
 def spelled(kind: Any) -> str:
     """A type in words: "float", "a|b" for literals, "int or all" for a choice; that it may be `None` is left out."""
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
+        return f"{spelled(get_args(kind)[0])}, one or more"
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(spelled(each) for each in get_args(kind) if each is not NoneType)
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else inspect.formatannotation(kind)
 
 
-def check_parameters(function: Callable[..., Any]) -> None:
-    """Raises unless every parameter has a type, and the docstring says what it is."""
+def described(function: Callable[..., Any]) -> dict[str, str]:
+    """What the docstring of a function says of its parameters, by name."""
     from docstring_parser import parse
 
-    described = {each.arg_name for each in parse(function.__doc__ or "").params if each.description}
-    file = function.__code__.co_filename
+    return {each.arg_name: each.description for each in parse(function.__doc__ or "").params if each.description}
+
+
+def check_parameters(function: Callable[..., Any]) -> None:
+    """Raises unless every parameter of a recipe has a type, and the docstring says what it is."""
+    said, file = described(function), function.__code__.co_filename
     if loose := [each for each in inspect.signature(function).parameters.values() if each.kind in _LOOSE]:
         raise ConfigError(f"{file}: {function.__name__} takes {loose[0]}, which can be no flag. Name each parameter.")
     for name, parameter in parameters_of(function).items():
         where = f"{file}, line {parameter.line}: the parameter {name!r} of {function.__name__}"
         if not parameter.type:
             raise ConfigError(f"{where} has no type, and becomes a flag. Write {_with_type(parameter)}.")
-        if name not in described:
+        if name not in said:
             raise ConfigError(
                 f'{where} has no word in the docstring, and becomes a flag. Write under "Args:" there '
                 f'"{name}: what it is."'
@@ -86,36 +106,6 @@ def _with_type(parameter: Parameter) -> str:
     if parameter.default is None:
         return f"{parameter.name}: float, or whatever it is"
     return f"{parameter.name}: {type(parameter.default).__name__} = {parameter.default!r}"
-
-
-def parser_of(function: Callable[..., Any], **options: Any) -> "ArgumentParser":
-    """A parser that takes what a function takes; it raises `argparse.ArgumentError` on what makes no sense."""
-    from jsonargparse import ArgumentParser
-
-    options = {"exit_on_error": False, "print_config": None, "add_help": False, "allow_abbrev": False} | options
-    parser = ArgumentParser(**options)
-    try:
-        parser.add_function_arguments(function, fail_untyped="all")
-    except ValueError as error:
-        raise ConfigError(f"{function.__name__} takes what can be no flag: {error}") from None
-    return parser
-
-
-def typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values, as a file has them, as the values that a function takes."""
-    from argparse import ArgumentError
-
-    known = parameters_of(function)
-    for name in arguments:
-        if name not in known:
-            raise ConfigError(f"{function.__name__} has an {unknown('argument', name, known)}")
-    check_parameters(function)
-    parser = parser_of(function)
-    try:
-        found = parser.instantiate(parser.parse_object(dict(arguments)))
-    except ArgumentError as error:
-        raise ConfigError(f"the arguments of {function.__name__}: {error}") from None
-    return {name: found[name] for name in known}
 
 
 def _types(function: Callable[..., Any]) -> dict[str, Any]:

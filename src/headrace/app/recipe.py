@@ -4,23 +4,25 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..data.arrays import ArrayTable
 from ..errors import CheckpointError, ConfigError, CorruptError
 from ..step import config
+from ..step.weights import best_of, load_weights
 from ..store import disk
+from ..store.checkpoints import Store
+from ..store.contents import TRAINER
+from ..store.run import CHECKPOINTS, run_id
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.history import History
+from ..watch.info import Info
 from ..workers.strategy import Strategy
-from .find import find_recipe
-from .parameters import required, typed
+from .find import RECIPE_FILE, find_recipe, read_file, recipe_of
+from .parameters import parameters_of
+from .values import typed
 
-if TYPE_CHECKING:
-    from ..data.arrays import ArrayTable
-    from ..watch.info import Info
-
-RECIPE_FILE = "recipe.yaml"
 LIMITS = ("epochs", "steps", "samples", "minutes")
 
 
@@ -43,22 +45,22 @@ class Recipe:
         `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last.
         `recipe`: `file.py` or `file.py:function`, if the run does not know it or the file has moved.
         """
-        from .of_run import load_run
+        name, arguments = recipe_of(Path(run), recipe)
+        made = load_recipe(name, arguments)
+        made.step = load_weights(made.trainer.model, run, which=which_weights(Path(run), which))
+        return made
 
-        return load_run(Path(run), which, recipe)
-
-    def predict(self, data: Any, *, batch_size: int | None = None) -> "ArrayTable":
+    def predict(self, data: Any, *, batch_size: int | None = None) -> ArrayTable:
         """What the model says of every row, as columns: `output`, or the names of several outputs, and of a classifier
         `class` and `probability`.
 
         `data`: what `Trainer.predict` takes, or the name of a file, which is read as the training data were.
         """
-        from .answers import answers_of
-        from .data import like_training
+        from .predict import answers_of, like_training  # they import all formats of files
 
         if isinstance(data, str | Path):
-            data = like_training(self, str(data), "predict", targets=False)
-        return answers_of(self, self.trainer.predict(data, batch_size=batch_size))
+            data = like_training(self.trainer, self.train, str(data), "predict", targets=False)
+        return answers_of(self.trainer, self.train, self.trainer.predict(data, batch_size=batch_size))
 
     def run(self, **options: Any) -> History:
         """Trains; `options` go before the recipe's own."""
@@ -102,12 +104,22 @@ class Trained:
 def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe:
     """Runs the recipe of a file with these arguments, plain values as a file has them: see `find_recipe`."""
     function = find_recipe(name)
-    if not arguments and (needed := required(function)):
+    needed = [each.name for each in parameters_of(function).values() if each.required]
+    if not arguments and needed:
         raise ConfigError(f"{name} has to be told {' and '.join(needed)}. Give what it takes a default.")
     made = function(**typed(function, arguments)) if arguments else function()
     if not isinstance(made, Recipe):
         raise ConfigError(f"{name} returned a {type(made).__name__}, not a Recipe.")
     return made
+
+
+def which_weights(run: Path, which: str | int | None) -> str | int:
+    """The weights that were asked for: if none were, the best if anything told good from bad, else the last."""
+    if which is not None:
+        return which
+    newest = Store(run / CHECKPOINTS, run_id(run)).newest(lambda name: name == TRAINER)
+    has_best = newest is not None and best_of(newest) is not None
+    return "best" if has_best else "last"
 
 
 def run_recipe(training: Training) -> Trained:
@@ -139,13 +151,11 @@ def run_recipe(training: Training) -> Trained:
 
 def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
     """What a recipe is given now and was given another value of when the run was trained."""
-    import yaml
-
     try:
-        had = yaml.safe_load((run / RECIPE_FILE).read_text())["arguments"]
-        return config.differences({name: had.get(name, value) for name, value in arguments.items()}, arguments)
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        had = read_file(str(run / RECIPE_FILE)).get("arguments") or {}
+    except ConfigError:
         return []
+    return config.differences({name: had.get(name, value) for name, value in arguments.items()}, arguments)
 
 
 def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,14 +171,14 @@ def follow(trainer: Trainer, strategy: Strategy) -> None:
 
 
 class _Written(Callback):
-    """Writes down, in a run that has begun, which recipe it is of."""
+    """Writes the recipe and its arguments into the directory of a run that has begun."""
 
     everywhere = False
 
     def __init__(self, run: Path, training: Training) -> None:
         self._run, self._path, self._training = run, run / RECIPE_FILE, training
 
-    def on_fit_start(self, info: "Info") -> None:
+    def on_fit_start(self, info: Info) -> None:
         import yaml
 
         if self._training.note:

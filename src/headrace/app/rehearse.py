@@ -1,9 +1,12 @@
-"""Rehearsals: a recipe on virtual workers, by a strategy; what it reaches, when, and what the network carries."""
+"""Rehearsals: a recipe on virtual workers, by a strategy; what it reaches, when, what the network carries; and a
+picture of it: loss against virtual time, what was sent, and what workers did with their time.
+"""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..adapters.adapt import as_data
@@ -19,7 +22,8 @@ from .recipe import follow, load_recipe, merged
 
 TIME = "virtual_s"
 """Of a row of the history: when it was reported, on worker 0's virtual clock."""
-SHARES = ("computing", "communicating", "idle", "down")
+COLOURS = {"computing": "#3b7dd8", "communicating": "#e6a23c", "idle": "#c8ccd2", "down": "#d64545"}
+SHARES = tuple(COLOURS)
 _OWN = ("run", "resume", "progress")
 """What a rehearsal settles itself, whatever the recipe passes to `fit`."""
 
@@ -27,7 +31,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
+class Rehearsed:
     """What has become of a recipe by one strategy."""
 
     strategy: str
@@ -82,7 +86,7 @@ class Rehearsal:
 
 def rehearse(
     recipe: str, strategy: str, *, workers: int, network: Network, options: Mapping[str, Any] | None = None
-) -> Rehearsal:
+) -> Rehearsed:
     """Trains the recipe of a file on so many virtual workers, by the strategy that is called so.
 
     `options` go before those that the recipe passes to `fit`; a limit among them replaces all of the recipe's. Nothing
@@ -98,7 +102,7 @@ def rehearse(
         error.args = (f"{strategy}: {error}",)
         raise
     found = report()
-    return Rehearsal(strategy, rows, found["workers"], found["clock_s"])
+    return Rehearsed(strategy, rows, found["workers"], found["clock_s"])
 
 
 def perform(recipe: str, strategy: Strategy, options: Mapping[str, Any]) -> tuple[list[Row], Callable[[], Any]]:
@@ -131,3 +135,53 @@ def _check_rows(train: Any, workers: int) -> None:
     data = as_data(train)
     if isinstance(data, Table) and len(data) < workers:
         raise ConfigError(f"{workers} workers for {len(data)} rows of training data: some would have nothing to do.")
+
+
+# --- the picture -------------------------------------------------------------------------------------------
+
+
+def key_of(found: Sequence[Rehearsed]) -> str:
+    """The loss to compare by: of the validation, if there is one."""
+    return "val/loss" if any(one.curve("val/loss") for one in found) else "train/loss"
+
+
+def draw(found: Sequence[Rehearsed], out: Path, title: str) -> None:
+    """Draws one line for each strategy, and bars below in the same colours."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5 + 0.3 * len(found)), layout="constrained")
+    FigureCanvasAgg(figure)
+    parts = figure.subplot_mosaic([["loss", "loss"], ["sent", "time"]], height_ratios=[3, 0.6 + 0.25 * len(found)])
+    colours = _lines(parts["loss"], found, key_of(found), title)
+    names = [one.strategy for one in found]
+    parts["sent"].barh(names, [one.sent_bytes / 1e6 for one in found], color=colours)
+    parts["sent"].set_xlabel("MB sent by a worker")
+    before = [0.0] * len(found)
+    for share in SHARES:
+        widths = [100 * one.shares[share] for one in found]
+        if any(widths) or share != "down":  # as it usually is, and nobody wants to know
+            parts["time"].barh(names, widths, left=before, color=COLOURS[share], label=share)
+        before = [start + width for start, width in zip(before, widths, strict=True)]
+    parts["time"].set_xlabel("% of the workers' time")
+    parts["time"].set_yticks([])
+    parts["time"].legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, fontsize="small", frameon=False)
+    for part in (parts["sent"], parts["time"]):
+        part.invert_yaxis()  # the first on top
+    figure.savefig(out, dpi=120)
+
+
+def _lines(axes: Any, found: Sequence[Rehearsed], key: str, title: str) -> list[Any]:
+    """The curves; the colour of each."""
+    colours = []
+    for one in found:
+        curve = one.curve(key)
+        (line,) = axes.plot(
+            [time for time, _ in curve], [loss for _, loss in curve], marker=".", label=one.strategy, alpha=0.85
+        )
+        colours.append(line.get_color())
+    axes.set(xlabel="virtual seconds", ylabel=key, title=title)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return colours

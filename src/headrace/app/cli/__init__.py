@@ -8,15 +8,15 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
 
+from ... import __version__
 from ...errors import ConfigError, HeadraceError
-from .options import Options
-from .parser import Parser, UsageError, find, overview
-from .say import put
+from .commands import Command, actions, commands, one_of, overview
+from .options import INTERRUPTED
+from .output import print_line, print_text
+from .words import UsageError, flag_of
 
-INTERRUPTED, PREEMPTED = 130, 143
-"""The exit status after Ctrl-C, and after a signal that asks for the machine."""
+_HELP = (["-h"], ["--help"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,39 +28,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         warnings.formatwarning = before
         for file in (sys.stdout, sys.stderr):
-            put("", file)
+            print_text("", file)
 
 
 def _run(words: Sequence[str]) -> int:
-    parser = overview()
+    command, program = None, "headrace"
     try:
-        if not words or words[0].startswith("-"):
-            parser.parse_args(words)
-            parser.print_help()
+        if not words or words[:1] in _HELP or words[0] == "--version":
+            print_line(f"headrace {__version__}" if words[:1] == ["--version"] else overview())
             return 0
-        parser, run = find(words[0])
-        return run(parser.parse_args(words[1:]))
+        command, rest = one_of("command", words, commands()), words[1:]
+        program = f"headrace {command.name}"
+        if command.actions and rest[:1] not in _HELP:
+            command, rest = one_of("action", rest, actions(command)), rest[1:]
+            program = f"headrace {command.name}"
+        return command.run(rest)
     except UsageError as error:
-        _tell(words, error, str(error))
+        _print_error(words, error, f"{program}: {error} ({program} --help lists what there is.)")
         return 2
     except HeadraceError as error:
-        _tell(words, error, _in_flags(error, parser), "headrace: ")
+        _print_error(words, error, _in_flags(error, command), "headrace: ")
         return 1
     except KeyboardInterrupt:
-        put("headrace: interrupted\n", sys.stderr)
+        print_line("headrace: interrupted", sys.stderr)
         return INTERRUPTED
 
 
-def _tell(words: Sequence[str], error: HeadraceError, said: str, before: str = "") -> None:
-    document = {"error": said, "kind": type(error).__name__}
-    put(f"{json.dumps(document) if '--json' in words else before + said}\n", sys.stderr)
+def _print_error(words: Sequence[str], error: HeadraceError, message: str, before: str = "") -> None:
+    document = {"error": message, "kind": type(error).__name__}
+    print_line(json.dumps(document) if "--json" in words else before + message, sys.stderr)
 
 
-def _in_flags(error: HeadraceError, parser: Parser) -> str:
-    """What is said of an argument of Python, `keep= is ...`, with the flag that a command has for it."""
-    flags = {option.name: f"--{option.name}" for option in fields(Options)} if parser.takes_all else {}
-    flags |= {flag[2:].replace("-", "_"): flag for flag in parser.flags()}
+def _in_flags(error: HeadraceError, command: Command | None) -> str:
+    """The message of an error, in which an argument of Python, `keep= is ...`, is named as the flag of the command."""
     name = error.argument if isinstance(error, ConfigError) else ""
-    if name not in flags:
+    if command is None or name not in command.parameters:
         return str(error)
-    return f" {error}".replace(f" {name}= ", f" {flags[name]} ").replace(f" {name}=", f" {flags[name]}=")[1:]
+    flag = flag_of(name, command.dash)
+    return f" {error}".replace(f" {name}= ", f" {flag} ").replace(f" {name}=", f" {flag}=")[1:]

@@ -1,6 +1,5 @@
 """`headrace doctor`: versions, devices, threads, memory, disk, and what of it makes a training slow."""
 
-import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -16,15 +15,14 @@ from ...step.memory import groups
 from ...store import disk
 from . import measure
 from .measure import Finding, Part
-from .parser import add_json
-from .say import say
+from .output import print_result
 
 NEEDED = (
     "torch",
     "numpy",
     "safetensors",
     "pyarrow",
-    "jsonargparse",
+    "docstring_parser",
     "pyyaml",
     "rich",
     "tensorboard",
@@ -62,23 +60,21 @@ _OFF = {"TORCH_DISTRIBUTED_DEBUG": ("OFF",), "NCCL_DEBUG": ("WARN", "VERSION"), 
 _SET_BY_HAND = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CI", "LD_PRELOAD")
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--run", type=Path, default=Path("runs"), metavar="DIR", help="where runs go, to be tried (runs)"
-    )
-    add_json(parser)
+def doctor(*, run: Path = Path("runs"), json: bool = False) -> int:
+    """Prints what there is, what is slow, and what to do about it.
 
-
-def run(options: argparse.Namespace) -> int:
+    Args:
+        run: where runs go, to be tried
+    """
     start = time.perf_counter()
-    parts = {name: _tried(check) for name, check in checks(options.run).items()}
+    parts = {name: _tried(check) for name, check in checks(run).items()}
     took_s = round(time.perf_counter() - start, 1)
     findings = [(name, finding) for name, part in parts.items() for finding in part.findings]
     document = {name: dict(part.facts) for name, part in parts.items()} | {
         "findings": [{"part": name, **finding._asdict()} for name, finding in findings],
         "seconds": took_s,
     }
-    say(options, document, "\n".join([*_lines(parts), *_told(findings, took_s)]))
+    print_result(json, document, "\n".join([*_lines(parts), *_advice(findings, took_s)]))
     return int(any(finding.stops for _, finding in findings))
 
 
@@ -115,7 +111,7 @@ def _lines(parts: Mapping[str, Part]) -> list[str]:
     return lines
 
 
-def _told(findings: list[tuple[str, Finding]], took_s: float) -> list[str]:
+def _advice(findings: list[tuple[str, Finding]], took_s: float) -> list[str]:
     if not findings:
         return [f"Nothing is slow, of what was looked at in {took_s} s."]
     lines = [f"what to do ({took_s} s)"]

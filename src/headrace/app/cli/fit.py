@@ -1,45 +1,245 @@
-"""`headrace fit RECIPE`: trains a recipe, with one worker or several."""
+"""`headrace fit RECIPE` and `headrace resume RUN`: train a recipe, whose parameters are options too.
 
-import argparse
+A value is the last of these that there is: the default, the environment (`HEADRACE_LR`), the files that `--config`
+names in their order, the flags.
+"""
+
+import json
+import os
+import re
+import shlex
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING
+from typing import Any
 
-from . import INTERRUPTED, PREEMPTED
-from .say import numbers, put, say
+import yaml
 
-if TYPE_CHECKING:
-    from ..recipe import Trained
-    from .flags import Asked
-    from .parser import Parser
+from ...engines.launch import launch
+from ...errors import ConfigError, RunError, unknown
+from ...workers.here import here
+from ...workers.named import named
+from ..find import PARTS, find_recipe, located, read_file, recipe_file
+from ..parameters import Parameter, check_parameters, described, parameters_of
+from ..recipe import LIMITS, Trained, Training, run_recipe
+from ..values import Value, plain, typed_values
+from .commands import page, rows
+from .options import INTERRUPTED, OF_A_NEW_RUN, OWN, PREEMPTED, Options, options_of
+from .output import numbers, print_line, print_result, print_text
+from .words import Known, UsageError, flag_of, of_no_option, of_words, taken
+
+_TAKES = {
+    "fit": "RECIPE: file.py or file.py:function, which returns a Recipe. What the function takes are options, too.",
+    "resume": "RUN: the directory of a run. Options are as the run has them, unless others are given; limits may grow.",
+}
+_BOTH = {
+    "config": ("--config FILE", "options from a YAML file; may be given several times"),
+    "recipe": ("--recipe RECIPE", "file.py or file.py:function, if the run does not know it"),
+    "print_config": ("--print_config", "print all of it as --config takes it, and end"),
+}
+_ORDER = (
+    "A value is the last of these that there is: the default, the environment (HEADRACE_LR=0.1), the files that "
+    "--config names in their order, the flags. Of two options with one name, the recipe's counts."
+)
+PREFIX = "HEADRACE_"
+_NOT_OPTIONS = {"CONFIG", "TIMEOUT_S"}
+_NEAR = 0.8  # how alike a variable and an option are for one to be a slip of the other
+_RECIPE = re.compile(r"[^-].*\.py(:\w+)?")
+
+Config = tuple[str, dict[str, Any]]
+"""The name of a file of options, and what is in it."""
 
 
-def add(parser: "Parser") -> None:
-    parser.takes_all = True
+def fit(*words: str) -> int:
+    """Trains the recipe that the words name."""
+    return _run("fit", list(words))
 
 
-def run(options: argparse.Namespace) -> int:
-    from .flags import read
+def resume(*words: str) -> int:
+    """Goes on with a run that a recipe has made."""
+    left = list(words)
+    if "-h" in left or "--help" in left:
+        return _run("resume", ["--help"])
+    if not left or left[0].startswith("-"):
+        raise UsageError("RUN comes first: the directory of a run.")
+    at = next((k for k, word in enumerate(left) if word.partition("=")[0] == "--recipe"), len(left))
+    left, after = left[:at], left[at:]
+    with _as_usage():
+        recipe = taken(after, "--recipe", "file.py")
+    run, *left = [*left, *after]
+    if any(word.partition("=")[0].removeprefix("--") in OF_A_NEW_RUN for word in left if word.startswith("--")):
+        raise UsageError("it goes on with RUN, from its last checkpoint: leave --run and --resume out.")
+    if left and not left[0].startswith("-"):
+        raise UsageError(f"{left[0]!r} is too much: RUN comes first, then options. Another recipe is --recipe file.py.")
+    file = recipe_file(Path(run), recipe)
+    known = [*([recipe] if recipe else []), *(["--config", str(file)] if file else [])]
+    if not any(Path(run, "checkpoints").glob("step-*")):
+        again = shlex.join(["headrace", "fit", *known, "--run", run])
+        raise RunError(f"{run} has no checkpoint yet. Start it: {again}")
+    return _run("resume", [*known, *left, "--run", run, "--resume", "must"])
 
-    return train(read("fit", options.words))
+
+def _run(command: str, words: list[str]) -> int:
+    """Trains what the words ask for, unless they ask for help or for all options."""
+    asks_help, prints = ({"-h", "--help"} & {*words}, {"--print_config", "--print-config"} & {*words})
+    words = [word for word in words if word not in asks_help | prints]
+    with _as_usage():
+        configs = _configs(words)
+        recipe = _recipe_in(words, configs)
+        if recipe is None and not asks_help:
+            raise ConfigError("RECIPE is missing: file.py or file.py:function, which returns a Recipe.")
+    function = None if recipe is None else find_recipe(recipe)
+    if function is not None:
+        check_parameters(function)
+    with _as_usage():
+        if recipe is None or function is None or asks_help:
+            print_line(_help(command, function))
+            return 0
+        options, training = _asked(command, recipe, function, configs, words)
+    if prints:
+        print_text(yaml.safe_dump(dict(training.document), sort_keys=False))
+        return 0
+    return _train(options, training)
 
 
-def train(asked: "Asked") -> int:
-    """Trains what was asked for, and tells how it ended."""
-    from ...engines.launch import launch
-    from ...workers.here import here
-    from ...workers.named import named
-    from ..recipe import Training, run_recipe
+@contextmanager
+def _as_usage() -> Iterator[None]:
+    """Turns the errors of settings into errors of the command line, which have an exit status of their own."""
+    try:
+        yield
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
 
-    options = asked.options
+
+# --- what the words ask for --------------------------------------------------------------------------------
+
+
+def _configs(words: list[str]) -> list[Config]:
+    """The files of options, which are taken out of the words."""
+    files = [file] if (file := os.environ.get(PREFIX + "CONFIG")) else []
+    left, words[:] = list(words), []
+    while left:
+        if (file := taken(left, "--config", "a file")) is not None:
+            files.append(file)
+        else:
+            words.append(left.pop(0))
+    return [(file, read_file(file)) for file in files]
+
+
+def _recipe_in(words: list[str], configs: Sequence[Config]) -> str | None:
+    """The recipe, which is taken out of the words and the files: where the words name none, that of the last file."""
+    named = [str(config.pop("recipe")) for _, config in configs if "recipe" in config]
+    if words and not words[0].startswith("-"):
+        return words.pop(0)
+    like = [k for k, word in enumerate(words) if _RECIPE.fullmatch(word)]
+    free = [k for k in like if not words[k - 1].startswith("--") or "=" in words[k - 1]]
+    if free:
+        return words.pop(free[0])
+    return named[-1] if named else _after_a_switch(words, like)
+
+
+def _after_a_switch(words: list[str], like: Sequence[int]) -> str | None:
+    """The recipe where it stands after an option, which is a switch then; which one has to be clear."""
+    known = parameters_of(Options)
+    before = {k: words[k - 1][2:].replace("-", "_") for k in like}
+    after = [k for k in like if before[k] not in known or known[before[k]].switch]
+    if len(after) > 1:
+        said = " or ".join(" ".join(words[k - 1 : k + 1]) for k in after)
+        raise ConfigError(f"which is the recipe is not clear of {said}. Put RECIPE first.")
+    return words.pop(after[0]) if after else None
+
+
+def _asked(
+    command: str, recipe: str, function: Callable[..., Any], configs: Sequence[Config], words: Sequence[str]
+) -> tuple[Options, Training]:
+    """The options of the training, and what is to be trained."""
+    of_recipe = _of_recipe(function)
+    known = parameters_of(Options) | of_recipe
+    values = [*_of_environment(known)]
+    for file, config in configs:
+        values += _of_file(file, config, known)
+    flags = list(of_words(words, known, [*options_of(command, of_recipe), "help"]))
+    if extra := next((value for value in flags if not value.name), None):
+        raise of_no_option(extra, known)
+    if command == "resume" and any(value.name in LIMITS for value in flags):  # instead of those that it began with
+        values = [value for value in values if value.name not in LIMITS or value.name in of_recipe]
+    values += flags
+    given = {value.name.partition(".")[0] for value in values}
+    if missing := [name for name, each in known.items() if each.required and name not in given]:
+        raise ConfigError(f"{' and '.join(map(flag_of, missing))} is missing: the recipe has no default.")
+    found = typed_values(known, values)
+    options = Options(**{name: found[name] for name in known if name not in of_recipe})
+    options.check()
     strategy = None if options.strategy is None else named(options.strategy)
+    arguments, name = {name: plain(found[name]) for name in of_recipe}, located(recipe)
+    document = {"recipe": name, "arguments": arguments, "fit": options.said()}
+    return options, Training(name, arguments, options.of_fit(), strategy, document, options.needs_run())
+
+
+def _of_environment(known: Known) -> Iterator[Value]:
+    """`HEADRACE_LR=0.1` and the like; a variable that is not near to any option may be another recipe's."""
+    names = {name.upper(): name for name in known}
+    for variable, text in os.environ.items():
+        name = variable.removeprefix(PREFIX)
+        if not variable.startswith(PREFIX) or name in _NOT_OPTIONS:
+            continue
+        if name in names:
+            yield Value(names[name], text, variable)
+        elif near := get_close_matches(name, names, n=1, cutoff=_NEAR):
+            raise ConfigError(f"{variable} is in the environment. Did you mean {PREFIX}{near[0]}?")
+
+
+def _of_file(file: str, config: Mapping[str, Any], known: Known) -> Iterator[Value]:
+    """The keys of a file of options."""
+    flat = {key: value for key, value in config.items() if key not in PARTS}
+    for part in PARTS:
+        flat |= config.get(part) or {}
+    for key, value in flat.items():
+        name = str(key).replace("-", "_")
+        if name.partition(".")[0] not in known:
+            raise ConfigError(f"{file}: {unknown('key', str(key), known)}")
+        given = value if value is None or isinstance(value, str | list | dict) else json.dumps(value, default=str)
+        yield Value(name, given, f"{file}: {key}")
+
+
+def _of_recipe(function: Callable[..., Any] | None) -> dict[str, Parameter]:
+    """The parameters of the recipe by name."""
+    found = {} if function is None else parameters_of(function)
+    if reserved := next((name for name in OWN if name in found), None):
+        raise ConfigError(f"the recipe has a parameter {reserved!r}, which the command line has itself. Rename it.")
+    return found
+
+
+# --- help --------------------------------------------------------------------------------------------------
+
+
+def _help(command: str, function: Callable[..., Any] | None) -> str:
+    """What there is, with types and defaults."""
+    takes = _TAKES[command]
+    of_recipe = _of_recipe(function)
+    options = options_of(command, of_recipe)
+    training = [options[name] for name in parameters_of(Options) if name in options.keys() - of_recipe.keys()]
+    groups = {
+        "The recipe": rows(of_recipe.values(), {} if function is None else described(function)),
+        "The training": rows(training, described(Options)),
+        "Both together": [row for name, row in _BOTH.items() if name in options],
+    }
+    usage = f"headrace {command} {takes.partition(':')[0]} [--option value ...]"
+    return page(usage, takes, groups, _ORDER)
+
+
+# --- training ----------------------------------------------------------------------------------------------
+
+
+def _train(options: Options, training: Training) -> int:
+    """Trains what was asked for, and prints how it ended."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as room:
         note = Path(room, "run")
-        training = Training(
-            asked.recipe, asked.arguments, options.of_fit(), strategy, asked.document, options.needs_run(), str(note)
-        )
+        training = replace(training, note=str(note))
         try:
             trained: Trained = launch(run_recipe, training, workers=options.workers, engine=options.engine)
         except KeyboardInterrupt:
@@ -50,35 +250,38 @@ def train(asked: "Asked") -> int:
             return _ended_early(options.run, note, PREEMPTED)
     if here().leader:  # under torchrun, this is one of the workers
         report = _report(trained) if options.report else None
-        say(options, trained.last | {"run": trained.run, "report": report, "why": trained.why}, _told(trained, report))
+        document = trained.last | {"run": trained.run, "report": report, "why": trained.why}
+        print_result(options.json, document, _result(trained, report))
     return 0
 
 
 def _ended_early(run: str | None, note: Path, status: int) -> int:
-    """Tells whoever has ended a training early how it goes on; a run that the recipe names is in the note."""
+    """Prints how a training goes on that somebody has ended early; a run that the recipe names is in the note."""
     run = run or (note.read_text() if note.is_file() else None)
-    goes_on = f": headrace resume {quote(run)} goes on from there" if run is not None and Path(run).is_dir() else ""
-    put(f"headrace: ended early{goes_on}\n", sys.stderr)
+    known = run is not None and Path(run).is_dir()
+    goes_on = f": headrace resume {shlex.quote(str(run))} goes on from there" if known else ""
+    print_line(f"headrace: ended early{goes_on}", sys.stderr)
     return status
 
 
-def _report(trained: "Trained") -> str | None:
+def _report(trained: Trained) -> str | None:
     from ...watch.report import write
 
     return None if trained.run is None else str(write(trained.run))
 
 
-def _told(trained: "Trained", report: str | None) -> str:
+def _result(trained: Trained, report: str | None) -> str:
     """The last numbers, where all of it is, and what may come next."""
     last = trained.last
     data = next((name for name in ("test/", "val/") if any(key.startswith(name) for key in last)), "train/")
     lines = numbers({key: value for key, value in last.items() if key in ("epoch", "step") or key.startswith(data)})
-    if trained.run is not None:
-        lines += ["", f"run     {trained.run}"]
-        lines += [f"report  {report}"] if report else []
-        named = quote(trained.run)
-        after = [] if report else [f"headrace report {named}"]
-        lines += ["next    " + "    ".join([*after, f"headrace resume {named} --{trained.limit} N"])]
+    if trained.run is None:
+        return "\n".join([*lines, "", "nothing is kept: --run DIR keeps weights, curves and what a report is made of"])
+    run = shlex.quote(trained.run)
+    after = [f"headrace resume {run} --{trained.limit} N"]
+    lines += ["", f"run     {trained.run}"]
+    if report:
+        lines.append(f"report  {report}")
     else:
-        lines += ["", "nothing is kept: --run DIR keeps weights, curves and what a report is made of"]
-    return "\n".join(lines)
+        after.insert(0, f"headrace report {run}")
+    return "\n".join([*lines, "next    " + "    ".join(after)])

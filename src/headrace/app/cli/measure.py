@@ -185,20 +185,15 @@ def disk_at(where: Path) -> Part:
 
 def _written(where: Path, count: int) -> tuple[float, float]:
     """Bytes a second, and seconds that a small file takes, until they are on the disk."""
-    with tempfile.TemporaryFile(dir=where) as file:
+    with tempfile.TemporaryFile(dir=where, buffering=0) as file:
         start = time.perf_counter()
         file.write(os.urandom(1 << 20) * (count >> 20))
-        _sync(file)
+        os.fsync(file)
         rate = count / (time.perf_counter() - start)
         took = []
         for _ in range(5):
             file.write(b"x" * 4096)
             start = time.perf_counter()
-            _sync(file)
+            os.fsync(file)
             took.append(time.perf_counter() - start)
     return rate, statistics.median(took)
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -1,11 +1,15 @@
-"""What `headrace fit` takes beside the parameters of the recipe."""
+"""What `headrace fit` takes beside the parameters of the recipe; and how a command ends."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import ConfigError
+from ..parameters import Parameter, parameters_of
 
+INTERRUPTED, PREEMPTED = 130, 143
+"""The exit status after Ctrl-C, and after a signal that asks for the machine."""
 OWN = (
     *("config", "print_config", "help", "recipe", "arguments", "fit"),
     *("run", "resume", "override", "progress", "report", "json"),
@@ -14,20 +18,10 @@ OWN = (
 OF_A_NEW_RUN = ("run", "resume")
 """What `headrace fit` takes and `headrace resume` does not: the run to go on with has said it."""
 _COUNTS = ("epochs", "steps", "samples", "minutes", "keep", "workers")
-_OF_FIT = (
-    "run",
-    "epochs",
-    "steps",
-    "samples",
-    "minutes",
-    "resume",
-    "override",
-    "checkpoint_every",
-    "validate_every",
-    "keep",
-    "progress",
-)
-"""What is passed on to `Trainer.fit`."""
+_NOT_OF_FIT = ("report", "workers", "engine", "strategy", "json")
+"""What is not passed on to `Trainer.fit`."""
+_PASSING = ("run", "resume", "override", "progress", "report", "json")
+"""What a later command is not to repeat."""
 _OF_A_RUN = ("resume", "override", "checkpoint_every", "keep", "report")
 
 
@@ -79,10 +73,6 @@ class Options:
                 raise ConfigError(f"--{name} is greater than 0, got {given}.")
         if self.run is not None and Path(self.run).exists() and not Path(self.run).is_dir():
             raise ConfigError(f"--run {self.run}: it is a file; name a directory.")
-        if self.strategy is not None:
-            from ...workers.named import named
-
-            named(self.strategy)
         if self.json and self.progress in ("bar", "plain"):
             raise ConfigError(f"--json prints nothing but JSON, --progress {self.progress} more. Leave one out.")
         if self.override and self.resume == "never":
@@ -90,19 +80,31 @@ class Options:
 
     def needs_run(self) -> str:
         """What was asked for that makes no sense without a run, as a flag; empty if nothing was."""
-        given = {name: getattr(self, name) for name in _OF_A_RUN}
-        return next((f"--{name}" for name, value in given.items() if value is not None and value is not False), "")
+        return next((f"--{name}" for name in _OF_A_RUN if name in self._given()), "")
 
     def of_fit(self) -> dict[str, Any]:
         """What to pass to `Trainer.fit`, as far as it was said."""
-        given = {name: getattr(self, name) for name in _OF_FIT}
-        asked = {name: value for name, value in given.items() if value is not None and value is not False}
-        if self.json or self.progress == "off":
-            asked["progress"] = False
-        return asked
+        asked = {name: value for name, value in self._given().items() if name not in _NOT_OF_FIT}
+        return asked | ({"progress": False} if self.json or self.progress == "off" else {})
 
     def said(self) -> dict[str, Any]:
         """What differs from the defaults, and a later command is to repeat."""
-        passing = ("run", "resume", "override", "json", "progress", "report")
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in passing}
-        return {name: value for name, value in given.items() if value != getattr(Options(), name)}
+        return {
+            name: value
+            for name, value in self._given().items()
+            if name not in _PASSING and value != getattr(Options(), name)
+        }
+
+    def _given(self) -> dict[str, Any]:
+        """What was said, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def options_of(command: str, of_recipe: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """What `headrace fit` or `headrace resume` takes, by name; of two options with one name, the recipe's counts."""
+    more = [Parameter("config", str), Parameter("print_config", bool)]
+    if command == "resume":
+        more.append(Parameter("recipe", str))
+    known = parameters_of(Options) | dict(of_recipe) | {each.name: each for each in more}
+    return {name: each for name, each in known.items() if command == "fit" or name not in OF_A_NEW_RUN}

@@ -1,40 +1,46 @@
-"""A file as data of the kind that a recipe is trained on: the same streams, dtypes, categories and maps."""
+"""Predictions on files: a file read as the training data were, and what the model answers, as columns."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+from torch import Tensor
 
 from ..adapters.adapt import as_data
 from ..adapters.compose import map as map_rows
+from ..data.arrays import ArrayTable
 from ..data.batch import Stream
 from ..data.categories import Categories
 from ..data.maps import Changed
 from ..data.reader import Reader
 from ..data.source import Table
 from ..data.views import Wrapper
-from ..errors import DataError, SourceError
+from ..errors import ConfigError, DataError, SourceError
 from ..formats.files import FileTable
 from ..formats.select import are_numbers, begins_with_numbers, no_names
 from ..formats.table import column_names, open_table
+from ..loss.objective import Objective
+from ..loss.task import likeliest, yes_or_no
 from ..step.check import same_streams
-from .recipe import Recipe
+from ..train.trainer import Trainer
 
+CLASS, PROBABILITY = "class", "probability"
 Columns = Mapping[str, Sequence[str]]
 """The columns of a file that each stream is made of."""
 
 
-def like_training(recipe: Recipe, path: str, name: str, *, targets: bool = True) -> Table:
-    """The rows of a file as the recipe's training data are; without `targets`, only what the model is given.
+def like_training(trainer: Trainer, train: Any, path: str, name: str, *, targets: bool = True) -> Table:
+    """The rows of a file as the training data are; without `targets`, only what the model is given.
 
     A file whose columns have other names is read as the only stream of the model, all its columns side by side, if
     there are as many as that stream has numbers.
     """
-    data = as_data(recipe.train)
-    table = data.table if isinstance(data, Reader) else data
-    if not isinstance(table, Table):
+    table = _table(train)
+    if table is None:
         return open_table(path)
     base, changes = _unwrapped(table)
-    inputs = _inputs(recipe, base, mapped=bool(changes))
+    inputs = _inputs(trainer, base, mapped=bool(changes))
     others = {stream.name for stream in base.streams} - inputs
-    categories = {**base.categories, **recipe.trainer.categories}  # those of the run, if it has kept any
+    categories = {**base.categories, **trainer.categories}  # those of the run, if it has kept any
     try:
         opened = _opened(path, base, categories, name, inputs, others if targets else set())
         if targets:
@@ -43,23 +49,20 @@ def like_training(recipe: Recipe, path: str, name: str, *, targets: bool = True)
     except SourceError:
         if targets or not changes:
             raise
-        return _mapped(
-            _opened(path, base, categories, name, inputs, others), changes
-        )  # a map may read the targets, too
+        with_targets = _opened(path, base, categories, name, inputs, others)  # a map may read them, too
+        return _mapped(with_targets, changes)
 
 
-def categories_of(recipe: Recipe, stream: str) -> Sequence[str] | None:
-    """What the numbers of a stream of the training data stand for, if it is known."""
-    if stream in recipe.trainer.categories:
-        return recipe.trainer.categories[stream]
-    data = as_data(recipe.train)
+def _table(train: Any) -> Table | None:
+    """The table that training data are read from, if there is one."""
+    data = as_data(train)
     table = data.table if isinstance(data, Reader) else data
-    return table.categories.get(stream) if isinstance(table, Table) else None
+    return table if isinstance(table, Table) else None
 
 
-def _inputs(recipe: Recipe, base: Table, mapped: bool) -> set[str]:
+def _inputs(trainer: Trainer, base: Table, mapped: bool) -> set[str]:
     """The streams that the model is given: all but the targets, or what `inputs=` says unless maps stand between."""
-    call = next(iter(recipe.trainer.eval_objectives.values())).call
+    call = next(iter(trainer.eval_objectives.values())).call
     names = {stream.name for stream in base.streams}
     if mapped or call.inputs is None or call.inputs == "batch":
         return names - call.targets
@@ -136,3 +139,71 @@ def _columns(base: Table, path: str, there: Sequence[str], inputs: set[str]) -> 
 def _fits(stream: Stream, columns: Sequence[str]) -> bool:
     """Whether columns may be this stream: one is, whatever its name; several are as many as its rows have numbers."""
     return len(columns) == 1 or stream.shape == (len(columns),)
+
+
+# --- what the model answers --------------------------------------------------------------------------------
+
+
+def answers_of(trainer: Trainer, train: Any, outputs: Any) -> ArrayTable:
+    """The outputs of a model as columns, with a row for each row that was read."""
+    judged = _judged(next(iter(trainer.eval_objectives.values())), outputs)
+    table = _table(train)
+    known = {**({} if table is None else table.categories), **trainer.categories}  # those of the run come first
+    names = known.get(trainer.target) if judged else None
+    return ArrayTable({**_of_outputs(outputs), **judged}, categories={CLASS: names} if names else None)
+
+
+def write_csv(table: ArrayTable, file: BinaryIO) -> None:
+    """A column for each number of a row: output_0, output_1 and so on."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    flat: dict[str, Any] = {}
+    for name, column in table.rows(0, len(table)).fields.items():
+        if not isinstance(column, Tensor):
+            raise ConfigError(
+                f".csv has one number in each place, and {name} is a {type(column).__name__}. Use .arrow."
+            )
+        numbers = column.reshape(len(column), -1)
+        of = [f"{name}_{k}" for k in range(numbers.shape[1])] if column.dim() > 1 else [name]
+        flat |= {each: pa.array(numbers[:, k].numpy()) for k, each in enumerate(of)}
+    for name, words in table.categories.items():
+        flat[name] = pa.array([words[code] for code in flat[name].to_pylist()])
+    csv.write_csv(pa.table(flat), file)
+
+
+def write_npy(table: ArrayTable, file: BinaryIO) -> None:
+    """The outputs alone, which have to be one array."""
+    import numpy as np
+
+    names = outputs_in(table)
+    columns = [column for name, column in table.rows(0, len(table)).fields.items() if name in names]
+    if len(columns) != 1 or not isinstance(columns[0], Tensor):
+        raise ConfigError(f".npy holds one array, and the model returns {', '.join(names)}. Use .arrow.")
+    np.save(file, columns[0].numpy())
+
+
+def outputs_in(table: ArrayTable) -> list[str]:
+    """What the model returned, by name, without what was made of it."""
+    return [stream.name for stream in table.streams if stream.name not in (CLASS, PROBABILITY)]
+
+
+def _of_outputs(outputs: Any) -> dict[str, Any]:
+    if isinstance(outputs, Mapping):
+        return {str(name): column for name, column in outputs.items()}
+    if isinstance(outputs, tuple):
+        return {f"output_{k}": column for k, column in enumerate(outputs)}
+    return {"output": outputs}
+
+
+def _judged(objective: Objective, outputs: Any) -> dict[str, Tensor]:
+    """The likeliest class of every row, and how likely it is; nothing where there is no one class for a row."""
+    if objective.reads is None or not isinstance(scored := objective.scored(outputs), Tensor):
+        return {}
+    if objective.reads == "classes" and scored.dim() == 2:
+        code, probability = likeliest(scored, objective.reads)
+    elif objective.reads != "classes" and scored.numel() == len(scored):
+        code, probability = yes_or_no(scored.reshape(-1), objective.reads)
+    else:
+        return {}
+    return {CLASS: code, PROBABILITY: probability}

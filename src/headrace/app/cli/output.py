@@ -10,18 +10,17 @@ from typing import Any, TextIO
 from ...store.rows import encoded
 
 
-def say(options: Any, document: Any, text: str) -> None:
+def print_result(as_json: bool, document: Any, text: str) -> None:
     """The result of a command: the document for a program, the text for people."""
-    put(f"{json.dumps(encoded(document), allow_nan=False) if options.json else text}\n")
+    print_line(json.dumps(encoded(document), allow_nan=False) if as_json else text)
 
 
-def tell(options: Any, line: str) -> None:
-    """A line on the way, for people."""
-    if not options.json:
-        put(f"{line}\n")
+def print_line(line: str, file: TextIO | None = None) -> None:
+    """A line, at once."""
+    print_text(f"{line}\n", file)
 
 
-def put(text: str, file: TextIO | None = None) -> None:
+def print_text(text: str, file: TextIO | None = None) -> None:
     """Writes at once; that a reader such as `head` has left is no error of a command, which goes on."""
     file = file or sys.stdout
     try:
@@ -50,11 +49,11 @@ def numbers(row: Mapping[str, Any]) -> list[str]:
     return [f"{key:{width}}  {value if isinstance(value, int) else f'{value:.4g}'}" for key, value in shown.items()]
 
 
-def moment(seconds: float) -> str:
+def iso_time(seconds: float) -> str:
     """A time since the epoch in ISO 8601, where this machine is, with what that is ahead of UTC."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds")
 
 
-def shown(moment: str) -> str:
-    """A moment, for people who are there: date, hour and minute."""
-    return moment[:16].replace("T", " ")
+def short_time(iso: str) -> str:
+    """A time, for people who are there: date, hour and minute."""
+    return iso[:16].replace("T", " ")

@@ -1,0 +1,203 @@
+"""Converts plain values, as a command line or a file has them, to the types that a function takes, and back."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from pathlib import PurePath
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from ..errors import ConfigError, unknown
+from .parameters import Parameter, check_parameters, parameters_of, spelled
+
+LIST = "'[3, 4]'"
+"""How a list is written, as an example."""
+_SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+class Value(NamedTuple):
+    """What is given for a parameter, or for a part of one: `net.width`."""
+
+    name: str
+    given: Any
+    """Text as a person writes it, or a plain value."""
+    where: str
+    """Who gives it, as errors call it."""
+
+
+class MisfitError(Exception):
+    """A value that is not of the type that is expected; `name` is that of the parameter or of its part."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        super().__init__(name, spelled(kind))
+        self.kind, self.name = kind, name
+
+
+def typed_values(known: Mapping[str, Parameter], values: Sequence[Value]) -> dict[str, Any]:
+    """The value of every parameter that is given one or has a default, as its type; later values replace earlier."""
+    kinds = {name: kind for parameter in known.values() for name, kind in _parts(parameter.name, parameter.kind)}
+    tree: dict[str, Any] = {}
+    for value in values:
+        if value.name not in kinds:
+            raise ConfigError(unknown("option", value.name, kinds))
+        _merge(tree, value, kinds[value.name])
+    found = {name: _default(parameter) for name, parameter in known.items() if not parameter.required}
+    try:
+        for name, given in tree.items():
+            found[name] = as_type(known[name].kind, given, name, found.get(name))
+    except MisfitError as misfit:
+        value = next(value for value in reversed(values) if f"{misfit.name}.".startswith(f"{value.name}."))
+        kind = spelled(misfit.kind)
+        example = f", as in --{misfit.name} {LIST}" if kind.startswith("list[") else ""
+        part = f" as {misfit.name}" if misfit.name != value.name else ""
+        raise ConfigError(f"{value.where}: expected {kind}{part}{example}, got {value.given!r}.") from None
+    return found
+
+
+def typed(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe is called with, from plain values as a file has them."""
+    known, what = parameters_of(function), function.__name__
+    check_parameters(function)
+    for name in arguments:
+        if name not in known:
+            raise ConfigError(f"{what} has an {unknown('argument', name, known)}")
+    if missing := [name for name in known if known[name].required and name not in arguments]:
+        raise ConfigError(f"{what} lacks what is required: {', '.join(missing)}.")
+    return typed_values(known, [Value(name, given, f'{what}, "{name}"') for name, given in arguments.items()])
+
+
+def _default(parameter: Parameter) -> Any:
+    """The default of a parameter, which has to be a plain value of its type."""
+    if parameter.default is not None:
+        try:
+            as_type(parameter.kind, plain(parameter.default))
+        except MisfitError:
+            said = f"{parameter.name} is a {parameter.type} with the default {parameter.default!r}"
+            raise ConfigError(f"the recipe takes what can be no flag: {said}.") from None
+    return parameter.default
+
+
+def _parts(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
+    """The parameter and, if it is a dataclass, its fields, by name."""
+    yield name, kind
+    for part, inner in _fields(kind).items():
+        yield from _parts(f"{name}.{part}", inner)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """The types of the fields, if a type is a dataclass, or one that may be missing."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return {name: inner for each in kinds if is_dataclass(each) for name, inner in get_type_hints(each).items()}
+
+
+def _merge(tree: dict[str, Any], value: Value, kind: Any) -> None:
+    """Puts a value into its place; fields of a dataclass are replaced one by one."""
+    *way, last = value.name.split(".")
+    for part in way:
+        if not isinstance(tree.get(part), dict):
+            tree[part] = {}
+        tree = tree[part]
+    given = _parsed(value.given) if _fields(kind) else value.given
+    if isinstance(given, dict) and isinstance(before := tree.get(last), dict) and _fields(kind):
+        given = {**before, **given}
+    tree[last] = given
+
+
+def as_type(kind: Any, given: Any, name: str = "", before: Any = None) -> Any:
+    """A plain value, or text as a person writes it, as a value of a type; raises `MisfitError` where it is none.
+
+    Fields of a dataclass that are not given are as in `before`.
+    """
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        if NoneType in parts and given in (None, "null"):
+            return None
+        for part in parts:
+            with suppress(MisfitError):
+                if part is not NoneType:
+                    return as_type(part, given, name, before)
+    elif origin is Literal:
+        for choice in parts:
+            if given in (choice, str(choice)):
+                return choice
+    elif origin is bool:
+        if str(given).lower() in _SWITCHES:
+            return _SWITCHES[str(given).lower()]
+    elif origin in (int, float):
+        if isinstance(given, str | int | origin) and not isinstance(given, bool):
+            with suppress(ValueError):
+                return int(given, 0) if origin is int and isinstance(given, str) else origin(given)
+    elif origin in (Any, object):
+        return _parsed(given)
+    elif not isinstance(origin, type):
+        raise _no_flag(kind, name)
+    elif issubclass(origin, Enum):
+        if given in origin.__members__:
+            return origin[given]
+    elif issubclass(origin, str | PurePath):
+        if isinstance(given, str):
+            return origin(given)
+    elif is_dataclass(origin):
+        return _dataclass(origin, _parsed(given), name, before)
+    elif issubclass(dict, origin):
+        if isinstance(found := _parsed(given), Mapping):
+            keys, values = parts or (Any, Any)
+            return {as_type(keys, key, name): as_type(values, each, name) for key, each in found.items()}
+    elif made := next((each for each in (list, tuple, set) if issubclass(each, origin)), None):
+        found = _parsed(given)
+        if isinstance(found, list | tuple):
+            fixed = made is tuple and parts[-1:] not in ((), (...,))
+            kinds = parts if fixed else [*parts[:1], Any][:1] * len(found)
+            with suppress(MisfitError, ValueError):
+                return made([as_type(part, each, name) for part, each in zip(kinds, found, strict=True)])
+    else:
+        raise _no_flag(kind, name)
+    raise MisfitError(kind, name)
+
+
+def _no_flag(kind: Any, name: str) -> ConfigError:
+    return ConfigError(f"{name} is a {spelled(kind)}, which can be no flag: make it in the function, of plain values.")
+
+
+def _dataclass(kind: Any, given: Any, name: str, before: Any) -> Any:
+    if not isinstance(given, Mapping):
+        raise MisfitError(kind, name)
+    types, found = get_type_hints(kind), {}
+    for part, value in given.items():
+        if part not in types:
+            raise ConfigError(unknown(f"option of {name}", part, types))
+        found[part] = as_type(types[part], value, f"{name}.{part}", getattr(before, part, None))
+    try:
+        return replace(before, **found) if isinstance(before, kind) else kind(**found)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}.") from None
+
+
+def _parsed(given: Any) -> Any:
+    """What text stands for in YAML, as [3, 4] and {width: 3}."""
+    if not isinstance(given, str):
+        return given
+    import yaml
+
+    try:
+        return yaml.safe_load(given)
+    except yaml.YAMLError:
+        return given
+
+
+def plain(value: Any) -> Any:
+    """A value as a file may hold it, from which `as_type` makes it again."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, list | tuple | set):
+        return [plain(each) for each in value]
+    if isinstance(value, Mapping):
+        return {plain(key): plain(each) for key, each in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    raise ConfigError(f"a default of the recipe is no plain value: {value!r:.60}. Make it in the function.")
