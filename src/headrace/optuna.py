@@ -16,7 +16,8 @@ except ModuleNotFoundError as missing:
 
 from .errors import ConfigError
 from .watch.callback import Callback
-from .watch.monitor import check_mode, number_of, warn_if_it_never_came, watched
+from .watch.info import warn_if_it_never_came, watched
+from .watch.monitor import check_mode, number_of
 
 if TYPE_CHECKING:
     from .watch.info import Info

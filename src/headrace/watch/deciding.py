@@ -9,7 +9,8 @@ from ..errors import ConfigError
 from ..length import Length, interval
 from ..step.frozen import matching
 from .callback import Callback
-from .monitor import check_mode, number_of, side_of, warn_if_it_never_came, watched
+from .info import warn_if_it_never_came, watched
+from .monitor import check_mode, number_of, side_of
 
 if TYPE_CHECKING:
     from .info import Info

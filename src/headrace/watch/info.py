@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..errors import ConfigError
 from ..length import Counters, Length, interval
 from ..loss.objective import Objective, Supervised
 from .history import History
-from .monitor import Expected
+from .monitor import Expected, check_watched, mode_of, side_of
 
 if TYPE_CHECKING:
     from ..arena.replica import Replica
@@ -280,3 +281,19 @@ def _terms(objectives: Mapping[str, Objective], plainly: bool, training: bool) -
         return None
     terms = {name: loss for name, loss in only.loss.items() if training or not loss.training_only}
     return [] if terms.keys() == {"loss"} and terms["loss"].coefficient == 1 else list(terms)  # it is the loss itself
+
+
+def watched(who: str, key: str, mode: str, info: Info) -> str:
+    """Raises at the start of a training if the number will not be measured; "min" or "max", whichever is better."""
+    check_watched(who, key, info.expected)
+    metrics, name = info.trainer.metrics, key.partition("/")[2] or key
+    return mode_of(key, mode, metrics.mode(name) or side_of(metrics.kind(name)), info.expected.keys)
+
+
+def warn_if_it_never_came(who: str, key: str, info: Info) -> None:
+    """Warns at the end of a training if a number that only a callback could log was never logged."""
+    if key.partition("/")[0] not in info.measured and not info.history[key]:
+        there = ", ".join(dict.fromkeys(each for row in info.history for each in row if each not in info.row()))
+        warnings.warn(
+            f"{who} looks at {key!r}, which never came: it has done nothing. There were: {there}.", stacklevel=2
+        )

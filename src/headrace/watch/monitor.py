@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from ..store.rows import Row
-
-if TYPE_CHECKING:
-    from .info import Info
 
 _SMALL = re.compile(r"loss(/.*)?|(error|mae|mse)(:.*)?")
 _LARGE = re.compile(r"(accuracy|precision|recall|f1|auroc|r2|top-\d+)(:.*)?")
@@ -66,13 +61,6 @@ def check_mode(mode: str) -> None:
         raise ConfigError(f"mode= is 'min', 'max' or 'auto', got {mode!r}.")
 
 
-def watched(who: str, key: str, mode: str, info: Info) -> str:
-    """Raises at the start of a training if the number will not be measured; "min" or "max", whichever is better."""
-    check_watched(who, key, info.expected)
-    metrics, name = info.trainer.metrics, key.partition("/")[2] or key
-    return mode_of(key, mode, metrics.mode(name) or side_of(metrics.kind(name)), info.expected.keys)
-
-
 def check_watched(who: str, key: str, expected: Expected, own: bool = True) -> None:
     """Raises unless this number will be measured or, where one's `own` will do, may be logged by a callback."""
     if key in expected.keys or key.startswith(expected.open):
@@ -107,15 +95,6 @@ def number_of(who: str, key: str, row: Row) -> float | None:
     if (f"{family}/loss" if key == f"{family}/{name}" else f"{family}/{name}") in row:
         raise _not_measured(who, key, [each for each in row if _parts(each)[0]])
     return None
-
-
-def warn_if_it_never_came(who: str, key: str, info: Info) -> None:
-    """Warns at the end of a training if a number that only a callback could log was never logged."""
-    if key.partition("/")[0] not in info.measured and not info.history[key]:
-        there = ", ".join(dict.fromkeys(each for row in info.history for each in row if each not in info.row()))
-        warnings.warn(
-            f"{who} looks at {key!r}, which never came: it has done nothing. There were: {there}.", stacklevel=2
-        )
 
 
 def _parts(key: str) -> tuple[str, str]:
