@@ -113,7 +113,7 @@ def test_twins_that_were_fed_on_several_workers_add_up_also_where_their_blocks_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", 1)
-    wanted = ["accuracy", "f1:macro", "error:macro", "confusion"]
+    wanted = ["accuracy", "f1:macro", "error:macro", "auroc", "confusion"]
     twins, joined = [Metrics(wanted, "classes") for _ in range(2)], Metrics(wanted, "classes")
     for twin, part in zip(twins, (slice(40), slice(40, None)), strict=True):
         twin.add(X[part], Y[part])
