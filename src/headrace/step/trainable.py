@@ -23,10 +23,9 @@ from ..loss.outcome import Outcome, as_outcome
 from ..workers.here import here
 from ..workers.strategy import Strategy
 from . import check, config, evaluate
-from .given import as_batch, compile_in_place, deterministic_mode, source_on
+from .given import OptimizerLike, as_batch, by_key, check_optimizers, compile_in_place, deterministic_mode, source_on
 from .guard import make_guard
 from .kept import Kept
-from .optimizers import OptimizerLike, by_key, check_optimizers
 from .precision import Precision
 from .settings import Settings
 from .signals import Signals

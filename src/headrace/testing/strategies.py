@@ -16,11 +16,11 @@ from ..errors import CheckpointError
 from ..store.checkpoints import Store
 from ..store.codec import encode
 from ..workers.strategy import Strategy
-from .batches import ROWS
 from .small_training import (
     COUNTER,
     EPOCHS,
     PARAMETER,
+    ROWS,
     STATISTIC,
     Make,
     Moment,

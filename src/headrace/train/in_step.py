@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..data.fields import has_rows
@@ -20,6 +20,7 @@ from ..errors import SourceError
 from ..length import Length
 from ..loss.metrics import Metrics
 from ..loss.outcome import LossSums
+from ..step import config
 from ..step.signals import Signals
 from ..step.team import Team, by_leader, tensors_of
 from ..step.trainable import Trainable
@@ -27,8 +28,7 @@ from ..watch.info import Best, Info
 from ..workers.comm import Comm, Pending
 from .checkpointer import Checkpointer
 from .coordinator import Coordinator, Report, compare
-from .shared_checkpointer import SharedCheckpointer
-from .state import Own
+from .state import Own, State
 from .train_state import Handed, TrainState
 
 LOOKED_AT = 1024  # elements of a field
@@ -268,3 +268,85 @@ def _digest(batch: Batch) -> str:
 def _bytes(tensor: Tensor) -> bytes:
     few = tensor.detach().reshape(-1)[:LOOKED_AT].cpu().contiguous()
     return few.view(torch.uint8).numpy().tobytes()
+
+
+class SharedCheckpointer(Checkpointer):
+    """Worker 0's checkpointer, seen by all workers."""
+
+    def __init__(self, make: Callable[[], Checkpointer], comm: Comm) -> None:
+        self._comm, self._asks = comm, False
+        self._own = make()
+        self.keeps, self.every, self.path = self._own.keeps, self._own.every, self._own.path
+        if not comm.leader:
+            self._own = Checkpointer()
+
+    def __enter__(self) -> SharedCheckpointer:
+        by_leader(self._comm, lambda: self._own.__enter__() and None)
+        if not self._comm.leader:
+            self._own.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._own.__exit__(*error)
+
+    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> State | None:
+        owns: list[Own] = []
+
+        def found() -> dict[str, Any] | None:
+            nonlocal owns
+            state = self._own.find(model, settings, limits)
+            if state is None:
+                return None
+            owns, state.owns = state.owns, []
+            return {part.name: getattr(state, part.name) for part in fields(state)} | {"owners": len(owns)}
+
+        told = by_leader(self._comm, found)
+        if told is None:
+            return None
+        owners = told.pop("owners")
+        state = State(**told)
+        if owners != self._comm.count:
+            state.owns = self._comm.share(owns)
+            return state
+        mine = self._comm.hand_out(owns)  # everybody gets what is its own, and nothing else
+        state.owns = [mine if k == self._comm.shard.index else {} for k in range(self._comm.count)]
+        return state
+
+    def begin(self, info: Info, nbytes: int) -> None:
+        def begun() -> list[dict[str, Any]]:
+            self._own.begin(info, nbytes)
+            return info.history.rows[-1:]
+
+        info.history.rows[-1:] = by_leader(self._comm, begun)  # with what was reported after the last checkpoint
+
+    def started(self, info: Info, data: str) -> None:
+        by_leader(self._comm, lambda: self._own.started(info, data))
+
+    def due(self, info: Info) -> bool:
+        every = self.every if self.keeps else None
+        by_clock = every is None or every.unit == "minutes"
+        self._asks = by_clock and self.keeps and self._comm.leader and self._own.due(info)
+        return every is not None and not by_clock and every.fires(info.counters)
+
+    def overdue(self) -> bool:
+        return self._asks
+
+    def settle(self) -> None:
+        by_leader(self._comm, self._own.settle)
+
+    def report(self, row: Mapping[str, Any], minutes: float) -> None:
+        self._own.report(row, minutes)
+
+    def save(self, state: State | None, info: Info, again: bool = False) -> None:
+        if state is not None:
+            self._own.save(state, info, again)
+
+    def mark_best(self, model: nn.Module) -> None:
+        if self._comm.leader:
+            self._own.mark_best(model)
+
+    def restore(self, best: Best, model: nn.Module) -> None:
+        by_leader(self._comm, lambda: self._own.restore(best, model))
+
+    def end(self, why: str) -> None:
+        by_leader(self._comm, lambda: self._own.end(why))

@@ -16,9 +16,8 @@ from ..data.source import Source
 from ..errors import DataError
 from ..loss.objective import scoring
 from ..step import config, evaluate
-from ..step.given import deterministic_mode
-from ..step.optimizers import groups_of, put_rate
-from ..step.signals import Interrupted
+from ..step.given import deterministic_mode, groups_of, put_rate
+from ..step.signals import Interrupted, answering, mind_if_unheard
 from ..step.trainable import Trainable
 from ..step.weights import categories_of, remember_categories
 from ..store import rng
@@ -28,7 +27,6 @@ from ..workers.leased import Leased
 from .checkpointer import Checkpointer
 from .coordinator import Coordinator
 from .duties import AFTER_THE_REPORT, Duties
-from .leaving import answering, mind_if_unheard
 from .plan import Plan
 from .schedule import make_rates
 from .train_state import Handed, TrainState, readable

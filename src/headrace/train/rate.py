@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, NonFiniteError
-from ..step.optimizers import groups_of, put_rate, shares_of
+from ..step.given import groups_of, put_rate, shares_of
 from ..step.trainable import Trainable
 from ..watch.charts import new_figure
 from .untouched import Steps, untouched, updates

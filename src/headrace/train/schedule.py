@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length, interval
 from ..step.config import plain
-from ..step.optimizers import groups_of, put_rate
+from ..step.given import groups_of, put_rate
 from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of

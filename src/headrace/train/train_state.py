@@ -21,7 +21,7 @@ from ..loss.outcome import LossSums
 from ..step import config
 from ..step.check import same_categories
 from ..step.frozen import Frozen
-from ..step.optimizers import groups_of, put_rate, shares_of
+from ..step.given import groups_of, put_rate, shares_of
 from ..step.trainable import Trainable
 from ..step.weights import as_categories, check_model, load_model
 from ..store import rng

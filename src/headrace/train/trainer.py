@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..length import Counters, Length, limits
 from ..step import check
 from ..step.given import source_on
+from ..step.signals import leave_at_exit
 from ..step.team import Team
 from ..step.trainable import Trainable
 from ..step.use import one_thread
@@ -18,7 +19,6 @@ from .at_center import AtCenter
 from .checkpointer import make_checkpointer
 from .coordinator import Coordinator
 from .in_step import InStep
-from .leaving import leave_at_exit
 from .loop import Loop
 from .plan import Plan, all_callbacks
 from .schedule import check_schedule, interval_of
