@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arena.replica import Replica
 from ..errors import CheckpointError, ConfigError, WorkerError
 from ..length import Counters, Length, interval
-from .center import Center, Push, Reply, Rule, Terms, Vectors
+from .center import Center, Push, Reply, Rule, LeaseTerms, Vectors
 from .center_state import LocalCenter
 from .strategy import State, Strategy
 
@@ -53,7 +53,7 @@ class Centered(Strategy, ABC):
         if lease is not None and (not isinstance(lease, int) or isinstance(lease, bool) or lease < 1):
             raise ConfigError(f"lease= is a number of rows, at least 1, got {lease!r}.")
         self.every, self.lease = interval(every, "every"), lease
-        self._terms: Terms | None = None
+        self._terms: LeaseTerms | None = None
         self._news: News | None = None
         self._counters = Counters()
         self._version = self._sequence = self._rows = 0
@@ -64,9 +64,9 @@ class Centered(Strategy, ABC):
         self._resumed: State | None = None
         self._own_center: Center | None = None
         self.said: Mapping[str, Any] = {}
-        """What worker 0 tells the others when the training begins: plain values."""
-        self.told: Mapping[str, Any] | None = None
-        """What worker 0 has told, if the center still knows it."""
+        """What worker 0 reports to the others when the training begins: plain values."""
+        self.reported: Mapping[str, Any] | None = None
+        """What worker 0 has reported, if the center still knows it."""
 
     @property
     def center(self) -> Center:
@@ -100,7 +100,7 @@ class Centered(Strategy, ABC):
     def take(self, reply: Reply) -> None:
         """This worker goes on with the weights of a reply."""
 
-    def lend(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> Terms:
+    def lend(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> LeaseTerms:
         """How the center is to lease the data: epochs of `rows` rows, read in batches, up to row `end`.
 
         Leases are whole batches, or whole blocks where rows are read in blocks, unless the epoch ends before. By
@@ -111,7 +111,7 @@ class Centered(Strategy, ABC):
         of_round = int(self.every.count) * (batch if self.every.unit == "steps" else 1)
         unit = block if block > 1 else batch
         wanted = fair if passes else min(fair, max(of_round, SHARES * batch))
-        self._terms = Terms(rows, min(self.lease or -(-wanted // unit) * unit, rows), end)
+        self._terms = LeaseTerms(rows, min(self.lease or -(-wanted // unit) * unit, rows), end)
         return self._terms
 
     def begin(self, replica: Replica) -> None:
@@ -125,7 +125,7 @@ class Centered(Strategy, ABC):
         reply = self.comm.center.join(self.rule, self._terms, weights, state, self.said)
         if reply is None:
             reply = self._join_alone(weights, state)
-        self.told, self._version = reply.told, reply.version
+        self.reported, self._version = reply.reported, reply.version
         self._hear(reply)
         self._write(replica, reply)
 
@@ -161,12 +161,12 @@ class Centered(Strategy, ABC):
         own.steps, own.samples, own.epochs = own.steps + 1, own.samples + rows, own.epochs + ends_epoch
         self._rows += rows
         if self._idle or self.every.fires(own, rows, ends_epoch):
-            self.meet(replica)
+            self.exchange(replica)
         return False
 
     def finish(self, replica: Replica) -> None:
         if self._rows:
-            self.meet(replica)
+            self.exchange(replica)
 
     def leave(self) -> None:
         self.center.leave()
@@ -175,11 +175,11 @@ class Centered(Strategy, ABC):
         """The center's weights."""
         return replica.joined(self.center.pull().vectors)
 
-    def meet(self, replica: Replica) -> None:
+    def exchange(self, replica: Replica) -> None:
         """Brings what has been learnt since the last meeting, and goes on with what the center says."""
         push = Push(self._sequence + 1, self._version, {}, self._rows, list(self._done), tally=self._tally)
         self.fill(push, _on_host(replica))
-        reply = self.center.meet(push)
+        reply = self.center.exchange(push)
         for name, numbers in self._tally.items() if reply.taken else ():
             _add(self._given, name, *numbers)
         self._sequence, self._version = push.sequence, reply.version
