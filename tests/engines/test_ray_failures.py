@@ -17,7 +17,7 @@ from kit.sampled import sampled
 import headrace as hr
 from headrace.engines.job import Job
 from headrace.engines.ray import cluster
-from headrace.workers.center import Lease, Push, Wait
+from headrace.workers.center import Lease, NothingYet, Push
 from headrace.workers.comm import Null
 from headrace.workers.wire import pack
 
@@ -135,7 +135,7 @@ def test_a_center_that_begins_again_knows_which_training_it_is_in_and_who(tmp_pa
     worker.call("leave")
     other.center = worker.center = kept(tmp_path)
     waits = worker.join(training=2)
-    assert isinstance(waits, Wait)
+    assert isinstance(waits, NothingYet)
     assert (waits.workers, waits.what) == ((1,), "to leave training 1")
     other.call("leave")
     other.center = worker.center = kept(tmp_path)
@@ -156,7 +156,7 @@ def test_no_wait_at_the_center_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -
     from headrace.engines.ray import center
 
     monkeypatch.setattr(center, "START_S", 0.0)
-    seen, why = center.RayCenter(None, 1, 0, timeout_s=0.0), Wait((0,), "to begin training 2")
+    seen, why = center.RayCenter(None, 1, 0, timeout_s=0.0), NothingYet((0,), "to begin training 2")
     seen.wait(why)
     with pytest.raises(hr.WorkerError, match="worker 1 has waited at the center for worker 0 to begin training 2, of"):
         seen.wait(why)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import headrace as hr
 from headrace.engines.ray import cluster
-from headrace.workers.center import Push, Rule, Terms, Vectors, Wait
+from headrace.workers.center import LeaseTerms, NothingYet, Push, Rule, Vectors
 from headrace.workers.here import here
 from kit import worker_cases
 from kit.sockets import listening
@@ -84,7 +84,7 @@ def fail(at: str, kinds: Sequence[str]) -> None:
 class Add(Rule):
     """What workers bring is added: of what they have counted, the center counts everything that it applies."""
 
-    def meet(self, center: Vectors, push: Push, staleness: int) -> Vectors:
+    def apply(self, center: Vectors, push: Push, staleness: int) -> Vectors:
         for name, vector in center.items():
             vector.add_(push.vectors[name])
         return center
@@ -123,11 +123,11 @@ def count(
     if faults:
         begin(at)
     zero = {"seen": torch.zeros(END), "other": torch.zeros(3, 2, dtype=torch.float64)}
-    reply = center.join(Add(), Terms(ROWS, LEASE, END), zero)
+    reply = center.join(Add(), LeaseTerms(ROWS, LEASE, END), zero)
     first = reply.samples
     sequence, mine = 0, 0
     while (lease := center.lease()) is not None:
-        if isinstance(lease, Wait):
+        if isinstance(lease, NothingYet):
             center.wait(lease)
             continue
         if together and sequence == 0:
@@ -139,7 +139,7 @@ def count(
             push = Push(sequence, reply.version, {k: v.clone() for k, v in zero.items()}, stop - start)
             push.vectors["seen"][start:stop] += 1
             push.done = [(lease.id, start, stop)]
-            reply = center.meet(push)
+            reply = center.exchange(push)
             mine += (stop - start) * reply.taken
             if faults and sequence == 3:
                 fault = _due(at, faults)

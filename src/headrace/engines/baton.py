@@ -8,8 +8,8 @@ from heapq import heappop, heappush
 import torch
 
 from ..errors import WorkerError
-from ..workers.cores import Cores
-from ..workers.generators import Generators
+from .cores import Cores
+from .generators import Generators
 
 STACK_BYTES = 16 << 20  # of a worker's thread: room that takes no memory until it is used
 GLANCE_S = 0.25  # worker 0 waits so long at a time: a signal just before it begins to wait does not wake it up

@@ -1,4 +1,4 @@
-"""A collective among virtual workers: what each has given, what comes of it, and what it costs."""
+"""A collective call among virtual workers: what each has given, what comes of it, and what it costs."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class Packed:
 
 
 @dataclass(slots=True)
-class Meeting:
+class Collective:
     """One collective: begun by the first worker that calls it, over when the last one has."""
 
     kind: str

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
-from ..workers.generators import seed
 from ..workers.heartbeat import write_exit, write_told
 from ..workers.here import speaking
 from ..workers.store import attempt_of, connect, within
 from ..workers.wire import pack as to_bytes
 from ..workers.wire import unpack as from_bytes
+from .generators import seed
 from .job import Job, Result, work
 
 FAILED = 1

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError, WorkerError
-from .center import TIMEOUT_S, Center, Lease, Patience, Push, Reply, Rule, LeaseTerms, Vectors, NothingYet
+from .center import TIMEOUT_S, Center, Lease, LeaseTerms, NothingYet, Patience, Push, Reply, Rule, Vectors
 from .ledger import Counts, Ledger, Member, Members
 
 REMEMBERED = 4

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arena.replica import Replica
 from ..errors import CheckpointError, ConfigError, WorkerError
 from ..length import Counters, Length, interval
-from .center import Center, Push, Reply, Rule, LeaseTerms, Vectors
+from .center import Center, LeaseTerms, Push, Reply, Rule, Vectors
 from .center_state import LocalCenter
 from .strategy import State, Strategy
 

@@ -23,7 +23,7 @@ Settings = dict[str, Any]
 class OuterStep(Protocol):
     """What becomes of the weights when a round ends."""
 
-    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+    def step(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
         """Where all workers go on, like `replica.tensors`; `rows`: used by all of them in this round."""
         ...
 
@@ -37,7 +37,7 @@ class OuterStep(Protocol):
 class Averaging:
     """θ ← mean of θᵢ: taken directly, as θ₀ − (θ₀ − θ) need not be θ."""
 
-    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+    def step(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
         return means(replica.tensors)
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Outer:
             )
         self._adapt = adapt
 
-    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+    def step(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
         now, values = replica.tensors, len(replica.values)
         changes = torch._foreach_sub(start.like(replica)[:values], now[:values])
         found = means([*changes, *now[values:]])

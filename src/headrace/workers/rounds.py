@@ -57,7 +57,7 @@ class Rounds(Strategy, ABC):
     def begin(self, replica: Replica) -> None:
         self._rows, self._total = 0, 0
         self._start = Start(replica)
-        self._ending = self.ending(self._start)
+        self._outer_step = self.ending(self._start)
         if self._saved is not None:
             self._go_back(*self._saved)
 
@@ -67,7 +67,7 @@ class Rounds(Strategy, ABC):
         if not self.due(counters, total, ends_epoch):
             return False
         if self._total:
-            replica.write(self._ending.meet(replica, self._start, self._means, self._total))
+            replica.write(self._outer_step.step(replica, self._start, self._means, self._total))
             largest(self.comm, replica.counts)
             self._start.take(replica)
             if self.reset_inner:
@@ -79,7 +79,7 @@ class Rounds(Strategy, ABC):
         return self._means(replica.tensors) if self._total else replica.tensors
 
     def state_dict(self, replica: Replica) -> State:
-        return {"start": self._start.named, "outer": self._ending.state_dict()}
+        return {"start": self._start.named, "outer": self._outer_step.state_dict()}
 
     def own_state(self) -> State:
         return {"rows": self._rows, "total": self._total}
@@ -92,7 +92,7 @@ class Rounds(Strategy, ABC):
         self._saved = None
 
     def _go_back(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        self._ending.load_state_dict(state["outer"])
+        self._outer_step.load_state_dict(state["outer"])
         if own is not None:
             self._start.load(state["start"])
             self._rows, self._total = int(own["rows"]), int(own["total"])

@@ -42,7 +42,7 @@ def _lost(index: int, what: str) -> WorkerError:
 
 
 class Shared:
-    """The workers of one host, seen from one of them; made by `meet`.
+    """The workers of one host, seen from one of them; made by `connect`.
 
     All call the same methods with vectors of the same length and type, in the same order. Values are added in the
     order of workers, 16-bit ones as float32 that is rounded once: the sum is the same for all, to the last bit.
@@ -57,14 +57,14 @@ class Shared:
         self._spin_s = SPIN_S if shard.count <= len(os.sched_getaffinity(0)) else 0.0
 
     @classmethod
-    def meet(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
+    def connect(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
         """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
-        with SameHostPeers(shard, shard.count * PLACES * PART, timeout_s) as meeting:
-            names = exchange(meeting.name)
-            found = "" not in names and meeting.call(names) and (shard.index > 0 or meeting.reserve())
+        with SameHostPeers(shard, shard.count * PLACES * PART, timeout_s) as peers_here:
+            names = exchange(peers_here.name)
+            found = "" not in names and peers_here.call(names) and (shard.index > 0 or peers_here.reserve())
             if "" in exchange("yes" if found else ""):
                 return None
-            peers, memory = meeting.join()
+            peers, memory = peers_here.join()
             return cls(shard, memory, peers, timeout_s, lost)
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:

@@ -126,7 +126,7 @@ class TorchComm(Comm):
     def _neighbours(self, timeout_s: float) -> Shared | None:
         begun_s = time.monotonic()
         try:
-            return Shared.meet(self.shard, self.all_gather, timeout_s)
+            return Shared.connect(self.shard, self.all_gather, timeout_s)
         except (OSError, ValueError, struct.error) as error:  # somebody was lost between two words
             raise self._beats.explain(error, time.monotonic() - begun_s) from error
 
