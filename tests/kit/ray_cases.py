@@ -21,7 +21,9 @@ import torch.distributed as dist
 import headrace as hr
 from headrace.engines.ray import cluster
 from headrace.workers.center import LeaseTerms, NothingYet, Push, Rule, Vectors
+from headrace.workers.heartbeat import read_heart
 from headrace.workers.here import here
+from headrace.workers.torch_comm import TorchComm
 from kit import worker_cases
 from kit.sockets import listening
 
@@ -167,7 +169,7 @@ def killed(at: Path) -> Any:
 
     A class of a function is sent as it is: its process begins before it knows where our modules are.
     """
-    from headrace.engines.ray.center import Kept
+    from headrace.engines.ray.center import CenterActor
 
     def due(what: str) -> bool:
         try:
@@ -176,25 +178,22 @@ def killed(at: Path) -> Any:
             return False
         return True
 
-    class Killed(Kept):
-        def _meet(self, worker: int, message: Any) -> Any:
-            reply = super()._meet(worker, message)
-            if self._held.version >= 7:
+    class Killed(CenterActor):
+        def call(self, worker: int, life: int, training: int, rule: Any, name: str, message: Any) -> Any:
+            reply = super().call(worker, life, training, rule, name, message)
+            if name == "exchange" and self._held.version >= 7:
                 if due(f"applied in {self._held.training}"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if due("saved"):
                     self._save(at_once=True)
                     os.kill(os.getpid(), signal.SIGKILL)
+            if name == "leave" and self._held.training == 1 and not self._held.inside and due("between"):
+                os.kill(os.getpid(), signal.SIGKILL)
             return reply
 
         def _save_changes(self, at_once: bool) -> None:
             if at_once or (at / f"applied in {self._held.training}").exists():  # else nothing would be lost, rightly
                 super()._save_changes(at_once)
-
-        def _leave(self, worker: int) -> None:
-            super()._leave(worker)
-            if self._held.training == 1 and not self._held.inside and due("between"):
-                os.kill(os.getpid(), signal.SIGKILL)
 
     return Killed
 
@@ -319,15 +318,9 @@ def wait_until(is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
 
 def until_heard(step: int) -> None:
     """Until the others can know at which step this life of a worker is."""
-    import ray
-
-    me, pulse = here().shard.index, here()._pulse  # type: ignore[attr-defined]
-
-    def is_heard() -> bool:
-        life, _, found, _ = ray.get(pulse._hall.hearts.remote()).get(me, (None, 0.0, 0, ""))
-        return (life, found) == (pulse._life, step)
-
-    wait_until(is_heard)
+    comm: Any = here()
+    pulse = comm._beats if isinstance(comm, TorchComm) else comm._pulse
+    wait_until(lambda: read_heart(pulse._store, comm.shard.index).step == step)
 
 
 def machine() -> str:

@@ -20,7 +20,7 @@ _BACKLOG = 1024  # workers that may knock at the same moment
 
 def listen(host: str, port: int, timeout_s: float) -> TCPStore:
     """A store that listens on one address and no other, as torch's own does; port 0: any that is free."""
-    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))

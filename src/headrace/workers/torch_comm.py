@@ -103,7 +103,7 @@ class TorchComm(Comm):
 
     def tell(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # whoever was asked to end does not fail
-            self._beats.tell(error)
+            self._beats.report(error)
 
     def close(self) -> None:
         if self._closed:
@@ -132,7 +132,7 @@ class TorchComm(Comm):
 
     def _call(self, call: Callable[..., Result], *arguments: Any, since_s: float | None = None) -> Result:
         beats = self._beats
-        if beats.told is not None:
+        if beats.reported is not None:
             raise beats.heard()
         begun_s = time.monotonic() if since_s is None else since_s
         beats.calls += 1
@@ -196,7 +196,7 @@ class TorchComm(Comm):
     # --- the end
 
     def _nudge(self) -> None:
-        """Makes the program look up from what it does: a signal of its own raises what has been told."""
+        """Makes the program look up from what it does: a signal of its own raises what has been reported."""
         if self._nudged_by is not None:
             signal.pthread_kill(self._thread, self._nudged_by)
 
@@ -209,7 +209,7 @@ class TorchComm(Comm):
         if os.getpid() != self._process:  # a fork of the worker
             return
         self._beats.leave()
-        if self._beats.told is not None:
+        if self._beats.reported is not None:
             faulthandler.dump_traceback_later(GRACE_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
         self.close()
 

@@ -52,7 +52,7 @@ def load(name: str = "ray") -> Any:
             warnings.simplefilter("ignore")  # about the settings and libraries of others
             ray, found = import_module("ray"), import_module(name)
     except ImportError as error:
-        raise ConfigError(f"engine='ray' needs Ray, with Ray Train ({error}). {INSTALL}", argument="engine") from None
+        raise ConfigError(f"engine='ray' needs Ray ({error}). {INSTALL}", argument="engine") from None
     if tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2]) < OLDEST:
         raise ConfigError(f"Ray {ray.__version__} has known holes: {OLDEST[0]}.{OLDEST[1]} is needed. {INSTALL}")
     return found
@@ -61,10 +61,6 @@ def load(name: str = "ray") -> Any:
 @contextmanager
 def joined(job: Job) -> Iterator[Cluster]:
     """The cluster that this process is in, that `RAY_ADDRESS` names, or one that is started and ended here."""
-    if job.interface is not None:
-        raise ConfigError(
-            "interface= is not for engine='ray': a cluster knows its own addresses. Leave it out.", argument="interface"
-        )
     with ExitStack() as stack:
         own_handlers = stack.enter_context(_handlers_kept())
         scratch = stack.enter_context(_scratch())
