@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from ..errors import ConfigError, HeadraceError, OutOfMemoryError, RunError, WorkerError
 from ..workers.heartbeat import read_end, read_place, read_report
-from ..workers.store import LOOPBACK, attempt_of, listen, loopback_interface
+from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
 from .worker import FAILED, HELD, main, unpack
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from ..errors import WorkerError
 from .baton import Baton
-from .clock import Account, Link, Timing
-from .collective import Collective
+from .collective import Account, Collective, Link, Timing
 
 
 class Lost(BaseException):

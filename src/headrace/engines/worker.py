@@ -18,7 +18,7 @@ from ..errors import ConfigError
 from ..workers import wire
 from ..workers.heartbeat import write_end, write_report
 from ..workers.here import speaking
-from ..workers.store import attempt_of, connect, within
+from ..workers.join import attempt_of, connect, within
 from .generators import seed
 from .job import Result, work
 

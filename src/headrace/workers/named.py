@@ -7,9 +7,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ..errors import ConfigError, unknown
 from .asynchronous import Asynchronous
 from .block_momentum import BlockMomentum
-from .diloco import DiLoCo
 from .elastic import Elastic
-from .periodic import Periodic
+from .rounds import DiLoCo, Periodic
 from .strategy import Strategy
 from .synchronous import Synchronous
 

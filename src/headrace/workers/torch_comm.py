@@ -20,9 +20,8 @@ from ..data.source import Shard
 from ..errors import ConfigError
 from .comm import Comm, Op, Pending
 from .heartbeat import GRACE_S, Heartbeat
-from .join import join_others, joined_group, started_by_agent, timeout_of_environment
+from .join import attempt_of, join_others, joined_group, started_by_agent, timeout_of_environment
 from .shared import Shared
-from .store import attempt_of
 from .wire import pack, unpack
 
 Result = TypeVar("Result")

@@ -44,17 +44,18 @@ def pack(value: Any) -> Tensor:
 
 
 def unpack(message: Tensor) -> Any:
-    """The value; its tensors are parts of the message, which is to be nobody else's."""
+    """The value, with tensors of its own: some of torch's calls need them to begin where memory is aligned."""
     length = int.from_bytes(message[:_LENGTH_BYTES].numpy().tobytes(), "little")
     header = json.loads(message[_LENGTH_BYTES : _LENGTH_BYTES + length].numpy().tobytes())
-    return decode(header["value"], _views(header["tensors"], message[_aligned(_LENGTH_BYTES + length) :]))
+    views = _views(header["tensors"], message[_aligned(_LENGTH_BYTES + length) :])
+    return decode(header["value"], {name: view.clone() for name, view in views.items()})
 
 
-def copied(array: Any) -> Tensor:
-    """Bytes that others may have too, in memory of their own."""
+def tensor_of(array: Any) -> Tensor:
+    """A message as it has come. Nobody may write to it: others may have the same one."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(array).clone()
+        return torch.from_numpy(array)
 
 
 def _sizes(table: Table) -> list[tuple[torch.dtype, int]]:

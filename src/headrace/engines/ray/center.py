@@ -19,7 +19,7 @@ from ...store.contents import Contents
 from ...store.saver import Saver
 from ...workers.center import Center, NothingYet, Patience, Push, Reply, Rule
 from ...workers.center_state import PAUSE_S, CenterState
-from ...workers.wire import copied, pack, unpack
+from ...workers.wire import pack, tensor_of, unpack
 from ..worker import Place
 from .cluster import START_S
 
@@ -182,7 +182,7 @@ def write(value: Any) -> Message:
 
 def read(message: Message) -> Any:
     plain, array = message
-    vectors = unpack(copied(array))
+    vectors = unpack(tensor_of(array))
     return tuple(map(_whole, plain, vectors)) if isinstance(plain, tuple) else _whole(plain, vectors)
 
 

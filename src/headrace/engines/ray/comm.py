@@ -18,7 +18,7 @@ from ...errors import WorkerError
 from ...workers.center import Center
 from ...workers.comm import Comm, Null, Op
 from ...workers.heartbeat import BEAT_S, Heart, write_heart
-from ...workers.store import attempt_of, connect
+from ...workers.join import attempt_of, connect
 from ...workers.torch_comm import TorchComm
 from ...workers.wire import pack, unpack
 from .center import RayCenter

@@ -24,7 +24,7 @@ from ...errors import ConfigError, WorkerError
 from ...workers.comm import Comm
 from ...workers.heartbeat import FailureReport, Heart, read_heart, read_place
 from ...workers.here import speaking_as
-from ...workers.store import attempt_of, listen
+from ...workers.join import attempt_of, listen
 from ..generators import seed
 from ..job import Job, Result, work
 from ..worker import Outcome, Place, pack_result, unpack
@@ -122,7 +122,7 @@ class Driver:
         self._job, self._cluster, self._stack = job, cluster, stack
         self._workers: list[_Worker] = []
         self._starts = 0  # of all workers together
-        self._failed = dict.fromkeys(range(job.workers), 0)
+        self._failures = dict.fromkeys(range(job.workers), 0)
         self._center: Any = None
         self._host = ray.util.get_node_ip_address()
         self._store = listen(self._host, 0, job.timeout_s)
@@ -195,12 +195,19 @@ class Driver:
         return group
 
     def _start_all(self) -> None:
-        processes = [self._process(number) for number in range(self._job.workers)]
         start, self._starts = self._starts, self._starts + 1
-        nodes = [""] * len(processes)
-        if self._center is None and len(processes) > 1:
-            nodes = self._nodes(processes)
-        self._workers = [self._begin(number, start, process, nodes) for number, process in enumerate(processes)]
+        if self._center is not None or self._job.workers == 1:
+            for number in range(self._job.workers):
+                self._start_one(number, start)
+            return
+        processes = [self._process(number) for number in range(self._job.workers)]
+        nodes = self._nodes(processes)
+        for number, process in enumerate(processes):
+            self._begin(number, start, process, nodes)
+
+    def _start_one(self, number: int, start: int) -> _Worker:
+        """A worker for which it is of no account where the others are."""
+        return self._begin(number, start, self._process(number), [""] * self._job.workers)
 
     def _nodes(self, processes: list[Any]) -> list[str]:
         """The machine of each worker, once all have begun."""
@@ -231,7 +238,9 @@ class Driver:
             center=self._center,
             timeout_s=self._job.timeout_s,
         )
-        return _Worker(number, start, process, process.work.remote(self._parcel, seat), time.monotonic())
+        worker = _Worker(number, start, process, process.work.remote(self._parcel, seat), time.monotonic())
+        self._workers.append(worker)
+        return worker
 
     def _let_go(self, worker: _Worker) -> None:
         self._workers.remove(worker)
@@ -268,12 +277,10 @@ class Driver:
         lost = isinstance(failure, RayError) and not isinstance(failure, RayTaskError)
         if lost and not worker.begun and not self._silent(worker):  # Ray may have sent it to a dead machine
             self._let_go(worker)
-            again = self._begin(worker.number, worker.start, self._process(worker.number), [""] * self._job.workers)
-            again.since_s = worker.since_s
-            self._workers.append(again)
+            self._start_one(worker.number, worker.start).since_s = worker.since_s
             return
         error = self._explained({worker.number: failure}, {worker.number: worker})
-        count = self._failed[worker.number] = self._failed[worker.number] + 1
+        count = self._failures[worker.number] = self._failures[worker.number] + 1
         if count > self._job.restarts:
             raise error
         self._let_go(worker)
@@ -281,12 +288,11 @@ class Driver:
         warnings.warn(f"{str(error).rstrip('.')}. {again}", stacklevel=2)
         with suppress(RayError):  # a center that is lost itself has let go of everybody
             ray.get(self._center.give_up.remote(worker.number, worker.start), timeout=self._job.timeout_s)
-        process = self._process(worker.number)
-        self._workers.append(self._begin(worker.number, worker.start + 1, process, [""] * self._job.workers))
+        self._start_one(worker.number, worker.start + 1)
 
     def _start_all_again(self, error: Exception) -> None:
         """Workers in step can only begin anew together."""
-        count = self._failed[0] = self._failed[0] + 1
+        count = self._failures[0] = self._failures[0] + 1
         if count > self._job.restarts:
             raise error
         self._end()
