@@ -15,7 +15,7 @@ import torch
 from timing import Sample, silence
 
 import headrace as hr
-from headrace.workers.center import Push, LeaseTerms
+from headrace.workers.center import LeaseTerms, Push
 from headrace.workers.here import here
 
 BYTES = 4 << 20

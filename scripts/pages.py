@@ -18,7 +18,7 @@ PARTS = {
     "Trainer": "check config evaluate length loop passes plan schedule trainer finders",
     "Callbacks": "callback info history report picture",
     "Runs and checkpoints": "checkpoint codec disk keeper preempt run snapshot standing weights export",
-    "Many workers": "comm crew engine rehearse strategy together",
+    "Many workers": "workers engines",
     "Recipes and the command line": "cli recipe __main__",
     "Other libraries": "sklearn optuna testing",
 }

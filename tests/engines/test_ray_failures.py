@@ -80,9 +80,9 @@ class Worker:
 
 def kept(at: Path) -> "CenterActor":
     from headrace.engines.ray.center import CenterActor
-    from headrace.engines.worker import Place
+    from headrace.engines.worker import ProgramPlace
 
-    return CenterActor(str(at), Place.here())
+    return CenterActor(str(at), ProgramPlace.here())
 
 
 def test_a_push_that_was_saved_and_not_answered_is_applied_once(tmp_path: Path) -> None:
@@ -238,11 +238,11 @@ def test_what_a_worker_ends_by_is_told_in_a_sentence_and_where_it_was_raised_in_
     from ray import cloudpickle
 
     from headrace.engines.ray.driver import Failure, carry_out, cause
-    from headrace.engines.worker import Place
+    from headrace.engines.worker import ProgramPlace
 
     reports = []
     for worker, raised in enumerate([hr.WorkerError("worker 0 has waited for the others"), error]):
-        parcel = cloudpickle.dumps((end_by, (raised,))), Place.here()
+        parcel = cloudpickle.dumps((end_by, (raised,))), ProgramPlace.here()
         with torch.random.fork_rng([]), pytest.raises(Failure) as failed:
             carry_out(parcel, worker, Null)
         reports.append(pickle.loads(pickle.dumps(failed.value)).report)  # as it comes from a worker

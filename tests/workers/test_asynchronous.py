@@ -249,7 +249,7 @@ def test_what_is_too_stale_is_dropped_and_its_rows_are_read_again() -> None:
         if {next(run, "ended") for run in runs} == {"ended"}:
             break
     status = held.status(0.0)
-    pushed = sum(trainee.strategy._sequence for trainee in trainees)
+    pushed = sum(trainee.strategy._pending.sequence - 1 for trainee in trainees)
     assert pushed == status["applied"] + status["dropped"]
     assert status["samples"] == sum(w["rows"] for w in status["workers"].values()) == 150
     assert sorted(row for t in trainees for row in t.rows) != sorted(3 * [*range(50)]), "some were read in vain"

@@ -46,7 +46,7 @@ def run(job: Job) -> Result:
         asked = _asked_to_end()
         store = listen(LOOPBACK, 0, job.timeout_s)
         for attempt in range(job.restarts + 1):
-            error = Workers(job, str(file), store, attempt, asked).error()
+            error = WorkerProcesses(job, str(file), store, attempt, asked).error()
             if asked:
                 raise _ending(asked[0])
             if error is None:
@@ -62,7 +62,7 @@ def run(job: Job) -> Result:
         return unpack(pickle.loads(outcome.read_bytes()))
 
 
-class Workers:
+class WorkerProcesses:
     """One start of all workers."""
 
     def __init__(self, job: Job, file: str, store: TCPStore, attempt: int, asked: list[int]) -> None:

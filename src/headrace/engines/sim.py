@@ -68,15 +68,15 @@ class SimComm(Comm):
     def tell(self, error: BaseException) -> None:
         self.world.tell(self._worker, error)
 
-    def _begin(self, kind: str, vector: Tensor) -> "_Started":
+    def _begin(self, kind: str, vector: Tensor) -> "_SimReduction":
         like = (vector.shape, vector.dtype, vector.device)
-        return _Started(self.world, self._worker, self.world.begin(self._worker, kind, like, vector.detach()))
+        return _SimReduction(self.world, self._worker, self.world.begin(self._worker, kind, like, vector.detach()))
 
     def _exchange(self, kind: str, packed: Any) -> Any:
         return self.world.wait(self._worker, self.world.begin(self._worker, kind, (), packed))
 
 
-class _Started:
+class _SimReduction:
     """A reduction that others have still to join, or that takes its time."""
 
     def __init__(self, world: VirtualCluster, worker: int, collective: Collective) -> None:

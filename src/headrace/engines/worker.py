@@ -34,14 +34,14 @@ Outcome = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProgramPlace:
     """Where a program runs, and finds its modules."""
 
     directory: str
     path: tuple[str, ...]
 
     @classmethod
-    def here(cls) -> "Place":
+    def here(cls) -> "ProgramPlace":
         return cls(os.getcwd(), tuple(os.path.abspath(entry) for entry in sys.path))
 
     def enter(self) -> None:

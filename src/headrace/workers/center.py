@@ -6,7 +6,7 @@ the center holds and what it says of the data can never differ, whoever dies whe
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -100,7 +100,7 @@ class Push:
     """What rounding has lost, for a center that has not moved since: indices into a flat tensor and values, by name."""
     origin: Vectors = field(default_factory=dict)
     """The weights of version `base`, for a rule that asks for them."""
-    tally: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    tally: dict[str, list[float]] = field(default_factory=dict)
     """Coefficient, sum and weight of loss terms since the last push."""
 
 
@@ -120,6 +120,12 @@ class Reply:
     """Why every worker is to stop, if somebody has said so."""
     reported: Mapping[str, Any] | None = None
     """What worker 0 `said` when it began, as far as the center knows: to those that join."""
+
+
+def add_terms(tally: dict[str, list[float]], name: str, coefficient: float, total: float, weight: float) -> None:
+    """Adds the sum and the weight of a loss term to those that a tally has of it."""
+    _, totals, weights = tally.get(name, (0.0, 0.0, 0.0))
+    tally[name] = [coefficient, totals + total, weights + weight]
 
 
 class Center(ABC):

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..data.source import WHOLE, Shard
 from ..errors import ConfigError
 from .center import TIMEOUT_S, Center
+from .center_state import CenterState, LocalCenter
 
 Op = Literal["sum", "max"]
 NO_CENTER = (
@@ -121,8 +122,6 @@ class Null(Comm):
 
     @property
     def center(self) -> Center:
-        from .center_state import CenterState, LocalCenter
-
         self._center = self._center or LocalCenter(CenterState(timeout_s=self._timeout_s))
         return self._center
 

@@ -14,12 +14,12 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import ConfigError, WorkerError
+from .center import TIMEOUT_S
 
 Result = TypeVar("Result")
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024  # workers that may knock at the same moment
-TIMEOUT_S = 600.0
 NETWORKS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the interface at which a worker listens."""
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

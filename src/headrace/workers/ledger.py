@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from .center import Lease, LeaseTerms, NothingYet, Push
+from .center import Lease, LeaseTerms, NothingYet, Push, add_terms
 
 Run = tuple[int, int]
 """Positions from the first to before the second."""
@@ -245,8 +245,7 @@ class Counts:
         """A push has been applied."""
         self.applied += 1
         for name, (coefficient, total, weight) in push.tally.items():
-            _, totals, weights = self.tally.get(name, (0.0, 0.0, 0.0))
-            self.tally[name] = [coefficient, totals + total, weights + weight]
+            add_terms(self.tally, name, coefficient, total, weight)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -53,7 +53,7 @@ class Shared:
         self._memory = memory.view(shard.count, PLACES, PART)
         self._places: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._part = 0
-        self._begun: _Begun | None = None
+        self._begun: _SharedReduction | None = None
         self._spin_s = SPIN_S if shard.count <= len(os.sched_getaffinity(0)) else 0.0
 
     @classmethod
@@ -93,7 +93,7 @@ class Shared:
             self.all_reduce(flat, op)
             return Done()
         self._put(0, flat)
-        self._begun = _Begun(self, flat, op)
+        self._begun = _SharedReduction(self, flat, op)
         return self._begun
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Shared:
             self._part += 1
 
 
-class _Begun:
+class _SharedReduction:
     """A sum of one part, put but not yet added up."""
 
     def __init__(self, shared: Shared, vector: Tensor, op: Op) -> None:

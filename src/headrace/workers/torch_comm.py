@@ -74,8 +74,8 @@ class TorchComm(Comm):
 
     def start(self, vector: Tensor, op: Op = "sum") -> Pending:
         if self._shared is not None and vector.device.type == "cpu":
-            return _Begun(self, self._call(self._shared.start, vector, op))
-        return _Begun(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
+            return _TorchReduction(self, self._call(self._shared.start, vector, op))
+        return _TorchReduction(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
 
     def broadcast(self, vector: Tensor) -> None:
         self._call(self._broadcast, vector)
@@ -213,7 +213,7 @@ class TorchComm(Comm):
         self.close()
 
 
-class _Begun:
+class _TorchReduction:
     """A reduction under way."""
 
     __slots__ = ("_begun_s", "_comm", "_pending")

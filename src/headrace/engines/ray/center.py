@@ -20,7 +20,7 @@ from ...store.saver import Saver
 from ...workers.center import Center, NothingYet, Patience, Push, Reply, Rule
 from ...workers.center_state import PAUSE_S, CenterState
 from ...workers.wire import pack, tensor_of, unpack
-from ..worker import Place
+from ..worker import ProgramPlace
 from .cluster import START_S
 
 EVERY_S = 5.0
@@ -39,7 +39,7 @@ class CenterActor:
     all rows have been used, that the training is to stop, or that it begins.
     """
 
-    def __init__(self, directory: str, place: Place) -> None:
+    def __init__(self, directory: str, place: ProgramPlace) -> None:
         place.enter()  # strategies have rules of their own
         keep_freed_memory()  # every call makes and frees whole sets of weights
         path = Path(directory)

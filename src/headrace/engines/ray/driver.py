@@ -27,7 +27,7 @@ from ...workers.here import speaking_as
 from ...workers.join import attempt_of, listen
 from ..generators import seed
 from ..job import Job, Result, work
-from ..worker import Outcome, Place, pack_result, unpack
+from ..worker import Outcome, ProgramPlace, pack_result, unpack
 from .center import CenterActor
 from .cluster import START_S, Cluster
 from .comm import NeedsCenter, Seat
@@ -65,12 +65,12 @@ class WorkerActor:
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    def work(self, parcel: tuple[bytes, Place], seat: Seat) -> Outcome | None:
+    def work(self, parcel: tuple[bytes, ProgramPlace], seat: Seat) -> Outcome | None:
         """Joins the others and calls the function; worker 0's outcome. `None`: the workers are to have a center."""
         return carry_out(parcel, seat.shard.index, seat.join)
 
 
-def carry_out(parcel: tuple[bytes, Place], worker: int, join: Callable[[], Comm]) -> Outcome | None:
+def carry_out(parcel: tuple[bytes, ProgramPlace], worker: int, join: Callable[[], Comm]) -> Outcome | None:
     """In a worker. Whatever the function raises is a `Failure` here, also an exit."""
     try:
         function, place = parcel
@@ -126,7 +126,7 @@ class Driver:
         self._center: Any = None
         self._host = ray.util.get_node_ip_address()
         self._store = listen(self._host, 0, job.timeout_s)
-        self._parcel = ray.put((self._packed(), Place.here()))
+        self._parcel = ray.put((self._packed(), ProgramPlace.here()))
         stack.callback(self._end)
         self._group = self._placed()
         if job.centered and job.workers > 1:
@@ -139,7 +139,7 @@ class Driver:
             max_restarts=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
         )
-        self._center = center.remote(str(self._cluster.scratch / "center"), Place.here())
+        self._center = center.remote(str(self._cluster.scratch / "center"), ProgramPlace.here())
         self._stack.callback(ray.kill, self._center)
         return self
 
