@@ -35,6 +35,22 @@ class Counters:
     samples: int = 0
     epochs: int = 0
     minutes: float = 0.0
+    batch: int = 0
+    """The batch of this epoch just used, counted from 1."""
+    rows: int = 0
+    """Of the last update, over all workers."""
+    ends_epoch: bool = False
+    """Whether the last update ended an epoch."""
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        """What has been done so far."""
+        return {name: getattr(self, name) for name in ("steps", "samples", "epochs", "minutes")}
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What the last update was."""
+        return {name: getattr(self, name) for name in ("batch", "rows", "ends_epoch")}
 
 
 @dataclass(frozen=True)
@@ -80,9 +96,9 @@ class Length:
         """Whether a run that has come this far has this length."""
         return bool(getattr(counters, self.unit) >= self.count)
 
-    def fires(self, counters: Counters, rows: int, ends_epoch: bool) -> bool:
-        """Whether the update just counted, of so many rows, ended an interval of this length."""
-        advance = {"steps": 1, "samples": rows, "epochs": int(ends_epoch)}[self.unit]
+    def fires(self, counters: Counters) -> bool:
+        """Whether the update just counted ended an interval of this length."""
+        advance = {"steps": 1, "samples": counters.rows, "epochs": int(counters.ends_epoch)}[self.unit]
         now = getattr(counters, self.unit)
         return bool(now // self.count > (now - advance) // self.count)
 

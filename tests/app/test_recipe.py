@@ -171,7 +171,7 @@ def test_a_parameter_without_type_or_word_is_told_with_its_line(in_tmp_path: Pat
     with pytest.raises(hr.ConfigError) as caught:
         check_parameters(function)
     assert told in str(caught.value)
-    assert str(in_tmp_path / "lacking.py") in str(caught.value) or "lacking.py" in str(caught.value)
+    assert "lacking.py" in str(caught.value)
 
 
 def test_what_can_be_no_flag_is_refused(in_tmp_path: Path) -> None:

@@ -124,14 +124,15 @@ def test_an_interval_fires_when_the_floor_of_count_by_n_changes(n: int, updates:
             counters.samples + rows,
             counters.epochs + ends,
         )
+        counters.rows, counters.ends_epoch = rows, ends
         now = (counters.steps // n, counters.samples // n, counters.epochs // n)
-        fired = [hr.Length(n, unit).fires(counters, rows, ends) for unit in ("steps", "samples", "epochs")]
+        fired = [hr.Length(n, unit).fires(counters) for unit in ("steps", "samples", "epochs")]
         assert fired == [b != a for a, b in zip(before, now, strict=True)]
 
 
 def test_an_interval_in_samples_fires_once_for_a_batch_that_crosses_several() -> None:
     length, counters, fired = hr.Length(10, "samples"), Counters(), []
     for rows in (4, 4, 4, 35, 3, 0):
-        counters.samples += rows
-        fired.append(length.fires(counters, rows, False))
+        counters.samples, counters.rows = counters.samples + rows, rows
+        fired.append(length.fires(counters))
     assert fired == [False, False, True, True, True, False]

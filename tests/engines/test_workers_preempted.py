@@ -35,7 +35,7 @@ from kit.sockets import free_port
 from kit.torch_workers import be_worker
 
 import headrace as hr
-from headrace.train.signals import Signals
+from headrace.step.signals import Signals
 from headrace.workers.here import here
 
 PREEMPTED, WITHIN_S = trainees.PREEMPTED, trainees.WITHIN_S

@@ -1,4 +1,4 @@
-"""Faults for tests: a process that is killed, or a call that fails, at the n-th change of a file."""
+"""Kills a process, or has a call fail, at the n-th change of a file; and checkpoints to compare afterwards."""
 
 import errno
 import hashlib
@@ -33,7 +33,7 @@ LEFTOVERS = (".tmp-", ".trash-")
 
 @contextmanager
 def performing(perform: Callable[..., Any]) -> Iterator[None]:
-    """Every change of a file goes through `perform(operation, call, *arguments)` for a while."""
+    """Sends every change of a file through `perform(operation, call, *arguments)`."""
     before = disk.perform
     disk.perform = perform
     try:
@@ -79,12 +79,12 @@ class Kill(Trace):
 
 
 class Died(BaseException):
-    """Ends a save as the end of its process would: nothing after it is performed."""
+    """Ends a save as the death of its process would."""
 
 
 @dataclass
 class Death(Kill):
-    """As `Kill` where no process has to end: what is under way raises, and whatever it still tries is not performed."""
+    """Like `Kill` without ending the process: the operation raises `Died`, and no later one is performed."""
 
     dead: bool = False
 
@@ -159,7 +159,7 @@ def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> OuterStep:
         text = pipe.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        assert os.WTERMSIG(status) != signal.SIGALRM, f"the child was still at work after {limit_s} s"
+        assert os.WTERMSIG(status) != signal.SIGALRM, f"the child was still running after {limit_s} s"
         return OuterStep(os.WTERMSIG(status), None)
     found = json.loads(text)
     assert "error" not in found, found["error"]
@@ -167,7 +167,7 @@ def in_child(work: Callable[[], Any], limit_s: float = 20.0) -> OuterStep:
 
 
 def _work(work: Callable[[], Any], writing: int, limit_s: float) -> None:
-    """Never returns: what comes after the fork belongs to the parent."""
+    """Runs `work` in the child and sends its result; never returns."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
@@ -209,7 +209,7 @@ def contents_of(step: int) -> Contents:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory, in memory where that can be had: for many files whose way to the disk is not what is tested."""
+    """A temporary directory, in memory if possible, for tests that do not test the way to the disk."""
     memory = Path("/dev/shm")
     with TemporaryDirectory(prefix="headrace-", dir=memory if os.access(memory, os.W_OK) else None) as path:
         yield Path(path)
@@ -231,7 +231,7 @@ def difference(found: Contents, expected: Contents) -> str:
 
 
 def contents_again(step: int) -> Contents:
-    """Another checkpoint of the same step, which knows more."""
+    """Another checkpoint of the same step, with other contents."""
     later = contents_of(1000 + step)
     return Contents(step, later.documents, later.tensors)
 
@@ -265,7 +265,7 @@ def hashes(path: Path) -> dict[str, str]:
 
 
 def recommit(path: Path, manifest: bytes | None = None, files: dict[str, bytes] | None = None) -> None:
-    """Changes a checkpoint as someone would who can compute a sha256: everything in it vouches for the change."""
+    """Changes a checkpoint and updates its checksums, as an attacker would."""
     where = path / MANIFEST
     data = where.read_bytes() if manifest is None else manifest
     if files:

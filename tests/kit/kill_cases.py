@@ -1,7 +1,4 @@
-"""A training of several workers for tests to kill, to stop and to ask to end, at any place of any of them.
-
-It is the training of `trainees`, each of whose parts has state, with a strategy.
-"""
+"""The training of `trainees` with several workers and a strategy, which tests kill or stop at any place of a worker."""
 
 import json
 import os
@@ -42,7 +39,7 @@ UNEVEN = Network(bandwidth="1 Mbit", latency="1 ms", rows_per_s=1000, speeds={0:
 
 
 class Place(NamedTuple):
-    """Where something happens: in which worker, when it has come there for the n-th time, from 1."""
+    """A place of a training: what it is, in which worker, and at which of its visits there, from 1."""
 
     what: str
     worker: int
@@ -54,7 +51,7 @@ def die() -> None:
 
 
 class Watch(hr.Callback):
-    """Counts how often a worker has come to each place, and acts at one of them, once."""
+    """Counts how often a worker comes to each place, and calls `act` at one of them, once."""
 
     def __init__(self, place: Place | None, act: Callable[[], None] = die) -> None:
         self.times: Counter[str] = Counter()
@@ -74,7 +71,7 @@ class Watch(hr.Callback):
             self._act()
 
     def look(self, trainer: hr.Trainer) -> None:
-        """Comes along to the places of a trainer and its strategy."""
+        """Hooks into the places of a trainer and its strategy."""
         trainer.model.register_forward_hook(self._on_forward)
         self._around(trainer, "train_step", "before the update", "after the update")
         trainer.optimizer.register_step_pre_hook(lambda *_: self.at("at the update"))
@@ -161,7 +158,7 @@ LIMIT_S = 60.0  # of a process, on a machine that has much else to do
 
 
 class Finished(NamedTuple):
-    """What a training has come to: hashes of all the state of its workers, and the lines that it reported."""
+    """The result of a training: hashes of all the state of its workers, and the lines that it reported."""
 
     digests: list[str]
     rows: list[str]
@@ -208,7 +205,7 @@ def ends(run: Path, name: str, workers: int) -> tuple[Finished, list[dict[str, i
 
 @cache
 def undisturbed(name: str, workers: int) -> tuple[Finished, list[dict[str, int]]]:
-    """The training that nobody has disturbed."""
+    """The result of the training without any interruption."""
     with tempfile.TemporaryDirectory() as at:
         return ends(Path(at) / "run", name, workers)
 

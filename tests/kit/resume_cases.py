@@ -1,4 +1,4 @@
-"""Small trainings of many kinds, made anew in every process: what is stopped, resumed and compared bit for bit."""
+"""Small trainings of many kinds, which tests stop, resume and compare bit for bit."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Trainings that are stopped, go on in another process, and are written down so that any bit that differs shows."""
+"""Stops and resumes trainings, and records what they do so that two of them can be compared bit for bit."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 class StoppedError(Exception):
-    """What ends a training from within."""
+    """Raised to end a training from within."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def stopped_and_resumed(name: str, where: Path, *stops: Stop) -> Record:
 
 
 def differences_in_one_process(name: str, where: Path, *stops: Stop) -> dict[str, str]:
-    """What differs if a training is stopped at each of these places; all its parts follow each other in one process.
+    """What differs if a training is stopped at each of these places, with all its parts in one process.
 
-    Nothing but what was saved is handed on there either: every part makes a trainer, a model and data of its own.
+    Every part makes its own trainer, model and data, so only what was saved is handed on.
     """
 
     def work() -> dict[str, str]:
@@ -85,7 +85,7 @@ def in_process(name: str, where: Path, stop: Stop | None, change: Change | None 
 
 @cache
 def warm_up() -> None:
-    """What trainings import is imported once, and not again in every process."""
+    """Imports what trainings need, once for all child processes."""
     import torch._dynamo  # noqa: F401
     import torchmetrics.classification  # noqa: F401
 
@@ -126,7 +126,7 @@ def train(case: Case, where: Path, log: Path, stop: Stop | None) -> None:
 
 
 class Events(hr.Callback):
-    """Writes down whatever happens, as lines that say which step they belong to; stops the training on the way."""
+    """Writes every event to a file with the step that it belongs to, and stops the training at its stop."""
 
     def __init__(self, path: Path, stop: Stop | None) -> None:
         self._file = path.open("a")
@@ -187,7 +187,7 @@ class Events(hr.Callback):
 
 @contextmanager
 def changed(change: Change | None) -> Iterator[None]:
-    """What comes out of a checkpoint is changed before it is used."""
+    """Changes the state that is read from a checkpoint before it is used."""
     from headrace.train import checkpointer as keeper
 
     before = keeper.decode
@@ -209,7 +209,7 @@ def changed(change: Change | None) -> Iterator[None]:
 
 
 def record(case: Case, where: Path, log: Path) -> Record:
-    """All that a training leaves, down to the last bit; of its last checkpoint everything but the time it took."""
+    """All results of a training, to the last bit, and its last checkpoint without the time it took."""
     trainer = case.trainer
     last = Store(where / "run" / "checkpoints", None).newest()
     assert last is not None
@@ -234,7 +234,7 @@ def record(case: Case, where: Path, log: Path) -> Record:
 
 
 def events_of(log: Path) -> list[Any]:
-    """What happened, what a resumed process did again counted once; what it left out stays a gap."""
+    """The events of a training; steps that a resumed process made again count once, and missing ones stay missing."""
     events: list[Any] = []
     for line in log.read_text().splitlines():
         step, what, values = json.loads(line)
@@ -246,7 +246,7 @@ def events_of(log: Path) -> list[Any]:
 
 
 def differences(found: Record, expected: Record) -> dict[str, str]:
-    """What differs, by the names in a record, each with the first place where it does."""
+    """The entries of two records that differ, each with the first place where it does."""
     assert found.keys() == expected.keys()
     return {name: _first(found[name], expected[name]) for name in expected if found[name] != expected[name]}
 
@@ -261,7 +261,7 @@ def _first(found: Any, expected: Any, at: str = "") -> str:
 
 
 def exact(value: Any) -> Any:
-    """As JSON in which values are equal only if all their bits are."""
+    """The value as JSON that is equal only if all bits are."""
     if isinstance(value, Tensor):
         data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return f"{value.dtype} {list(value.shape)} {list(value.stride())} {hashlib.sha256(data).hexdigest()[:16]}"
@@ -279,6 +279,6 @@ def exact(value: Any) -> Any:
 
 
 def cleared(where: Path) -> Path:
-    """A directory for one training; what was there is gone."""
+    """Empties a directory for a training."""
     shutil.rmtree(where, ignore_errors=True)
     return where

@@ -1,4 +1,4 @@
-"""A training for tests to interrupt. Everything in it has state, and it takes a fraction of a second.
+"""A training for tests to interrupt: every part of it has state, and it takes a fraction of a second.
 
 Dropout, batch statistics and noise from all three random generators; Adam, a schedule, clipping, two microbatches to
 an update; a shuffled table that is read on the feed's thread; validation, metrics and a best model.
@@ -32,7 +32,7 @@ WITHIN_S = 10.0  # of the signal
 
 
 class Rows(hr.Table):
-    """Rows that are made when they are asked for, on whatever thread that is; `look` is told of each question."""
+    """Rows that are computed when they are taken, on the thread that takes them; `look` gets their indices first."""
 
     def __init__(self, count: int = ROWS, look: Callable[[Tensor], None] = lambda rows: None) -> None:
         self._count, self._look = count, look
@@ -60,7 +60,7 @@ class Noise(nn.Module):
 
 
 class Right:
-    """The share of rows that are right; a metric of one's own, as torchmetrics takes a second to import."""
+    """The share of rows that are right; not from torchmetrics, which takes a second to import."""
 
     def __init__(self) -> None:
         self.reset()
@@ -112,7 +112,7 @@ def trainer(model: nn.Module | None = None, **options: Any) -> hr.Trainer:
 
 
 def fit(trainer: hr.Trainer, run: str | Path | None, train: Any = None, **options: Any) -> hr.History:
-    """The training that all of them are."""
+    """The training that all these tests run."""
     given = {
         "val": Rows(12),
         "test": Rows(9),
@@ -149,7 +149,7 @@ def _bytes(value: Tensor) -> bytes:
 
 
 class Watched(hr.Callback):
-    """A training that tells how far it is, and calls `there` at one place of it, once."""
+    """A training that tells its progress, and calls `there` at one place of it, once."""
 
     def __init__(self, place: str, number: int, there: Callable[[], None], **options: Any) -> None:
         self._place, self._number, self._there = place, number, there
@@ -204,7 +204,7 @@ class Watched(hr.Callback):
 
 
 def until_signal() -> None:
-    """Waits where the signal is to come; threads other than the main one, which no signal wakes, wait for a word."""
+    """Waits for a signal; on other threads than the main one, which no signal wakes, waits for a line from the test."""
     if threading.current_thread() is threading.main_thread():
         hold("there, main thread")
     else:
@@ -223,7 +223,7 @@ def train(run: str | None, place: str, number: int) -> None:
 
 
 class Finished(NamedTuple):
-    """What a training has come to: a hash of all its state, and the lines that it reported."""
+    """The result of a training: a hash of all its state, and the lines that it reported."""
 
     digest: str
     rows: list[str]
@@ -237,13 +237,13 @@ def finished(run: Path) -> Finished:
 
 @cache
 def reference() -> Finished:
-    """The training that nobody has disturbed."""
+    """The result of the training without any interruption."""
     with tempfile.TemporaryDirectory() as at:
         return finished(Path(at) / "run")
 
 
 def told(child: Child, wanted: str) -> None:
-    """Returns once a line has been said that begins so, before or now."""
+    """Returns once the process has told a line that begins with `wanted`."""
     if not any(line.startswith(wanted) for line in child.told):
         child.until(wanted)
 
@@ -251,7 +251,7 @@ def told(child: Child, wanted: str) -> None:
 def preempted(child: Child, number: int = signal.SIGTERM, awaited: str | None = None) -> int:
     """Sends the signal and waits for the end; the exit status.
 
-    With `awaited`, a word is said to a thread that waits for one, once the process has said this.
+    With `awaited`, a waiting thread is released once the process has told this line.
     """
     child.send(number)
     began = time.monotonic()

@@ -18,8 +18,7 @@ from headrace.length import Counters
 from headrace.testing import check_strategy
 from headrace.testing.strategies import PROMISES
 from headrace.workers.center import Push, Vectors
-from headrace.workers.comm import Comm
-from headrace.workers.mean import largest, mean
+from headrace.workers.comm import Comm, largest, mean
 
 State = Mapping[str, Any]
 

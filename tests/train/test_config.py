@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 import headrace as hr
-from headrace.train import config
+from headrace.step import config
 
 
 class Colour(enum.Enum):

@@ -13,7 +13,7 @@ from ..data.views import Wrapper
 from ..errors import DataError, SourceError
 from ..formats.select import are_numbers, begins_with_numbers, no_names
 from ..formats.table import FileTable, column_names, open_table
-from ..train.check import same_streams
+from ..step.check import same_streams
 from .recipe import Recipe
 
 Columns = Mapping[str, Sequence[str]]

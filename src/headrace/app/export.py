@@ -17,10 +17,10 @@ from ..data.feed import Feed
 from ..data.reader import rewound
 from ..errors import ConfigError, ModelError, RunError, unknown
 from ..loss.objective import Objective
+from ..step.given import source_on
 from ..step.weights import load_weights, saved_weights
 from ..store import disk
 from ..store.contents import MODEL, tensor_pieces
-from ..train.plan import source_on
 from .recipe import Recipe, load_recipe
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}

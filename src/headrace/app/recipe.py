@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, ConfigError, CorruptError
+from ..step import config
 from ..store import disk
-from ..train import config
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.history import History

@@ -1,10 +1,21 @@
-"""What is asked of all gradients together: their norm, whether they are finite, to be clipped."""
+"""The backward pass, and what is asked of all its gradients: their norm, whether they are finite, to be clipped."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import _engine_run_backward
 from torch.nn.utils import get_total_norm
+
+
+def backward(roots: Sequence[Tensor], seeds: Sequence[Tensor], inputs: Sequence[nn.Parameter] | None) -> None:
+    """As `torch.autograd.backward`, whose look at seeds that are known to fit takes longer than a small layer."""
+    if any(type(root) is not Tensor for root in roots):
+        torch.autograd.backward(roots, seeds, inputs=inputs)
+        return
+    _engine_run_backward(
+        tuple(roots), tuple(seeds), False, False, tuple(inputs or ()), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def clip(gradients: Sequence[Tensor], pieces: Sequence[Tensor], norm: float | None, value: float | None) -> None:

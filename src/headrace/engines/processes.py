@@ -41,11 +41,12 @@ def run(job: Job) -> Result:
     with ExitStack() as stack:
         stack.enter_context(_environment(job, devices))
         stack.enter_context(_as_before())
-        file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-"))) / "job"
-        file.write_bytes(parcel)
+        room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-")))
         asked = _asked_to_end()
         store = listen(LOOPBACK, 0, job.timeout_s)
         for attempt in range(job.restarts + 1):
+            file = room / f"job-{attempt}"
+            file.write_bytes(parcel)
             error = WorkerProcesses(job, str(file), store, attempt, asked).error()
             if asked:
                 raise _ending(asked[0])
@@ -83,35 +84,39 @@ class WorkerProcesses:
     def error(self) -> BaseException | None:
         """What the workers have ended by, once all have ended."""
         failed: dict[int, int] = {}
-        kill_s = ask_s = late_s = inf
-        passed_on = 0
+        passed_on, late = 0, False
+        ask_s = kill_s = late_s = inf  # when those that are left are asked to end, or ended
         while alive := [process for process in self._processes if process.is_alive()]:
             wait([process.sentinel for process in alive], POLL_S)
             now_s = time.monotonic()
             if not failed and (failed := self._failed()):
                 ask_s = now_s + (ENDING_S if _ASKED & set(failed.values()) else GRACE_S)
             if len(self._asked) > passed_on:
+                passed_on, ask_s = len(self._asked), inf
+                kill_s = now_s + (ENDING_S if passed_on == 1 else 0.0)  # asked again, it waits for nobody
                 for process in alive:
-                    os.kill(process.pid, self._asked[-1] if not passed_on else signal.SIGKILL)
-                passed_on, ask_s, kill_s = len(self._asked), inf, now_s + ENDING_S
+                    os.kill(process.pid, self._asked[0])
             elif now_s > ask_s:
+                ask_s, kill_s = inf, now_s + GRACE_S
                 for process in alive:
                     process.terminate()
-                ask_s, kill_s = inf, now_s + GRACE_S
-            elif late_s == inf and not failed and self._all_returned():
+            if late_s == inf and not failed and self._all_returned():
                 late_s = now_s + self._timeout_s
-            elif now_s > late_s > -inf:
-                late = [number for number, process in enumerate(self._processes) if process.is_alive()]
-                sys.stderr.write(
-                    f"headrace: {_workers(late)} returned {self._timeout_s:g} s ago and did not end, as when a thread "
-                    "goes on: ended now.\n"
-                )
-                late_s, kill_s = -inf, now_s
+            if now_s > late_s and not late:
+                late, kill_s = True, now_s
+                self._tell_late()
             if now_s >= kill_s:
                 for process in alive:
                     process.kill()
         failed = failed or self._failed()
-        return self._cause(failed) if failed and late_s > -inf else None
+        return self._cause(failed) if failed and not late else None
+
+    def _tell_late(self) -> None:
+        late = [str(worker) for worker, process in enumerate(self._processes) if process.is_alive()]
+        sys.stderr.write(
+            f"headrace: worker{'s' * (len(late) > 1)} {' and '.join(late)} of this node returned {self._timeout_s:g} s "
+            "ago and did not end, as when a thread goes on: ended now.\n"
+        )
 
     def _failed(self) -> dict[int, int]:
         """The exit statuses of workers that have not ended well, or have left without a word."""
@@ -283,10 +288,6 @@ def _ending(number: int) -> BaseException:
 def _may_work(error: BaseException) -> bool:
     """Whether it makes sense to start again."""
     return isinstance(error, Exception) and not (isinstance(error, HeadraceError) and not isinstance(error, _MAY_WORK))
-
-
-def _workers(numbers: list[int]) -> str:
-    return f"worker{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))} of this node"
 
 
 def _signal(number: int) -> str:

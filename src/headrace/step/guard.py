@@ -217,6 +217,8 @@ class DeviceGuard(Guard):
 
 
 def _sum(buffers: Sequence[Tensor]) -> Tensor:
+    if len(buffers) == 1:
+        return buffers[0].sum()
     return torch.cat([buffer if buffer.dim() == 1 else buffer.reshape(-1) for buffer in buffers]).sum()
 
 

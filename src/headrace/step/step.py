@@ -1,11 +1,9 @@
 """One step of one model: an update for each of its optimizers."""
 
 import math
-import warnings
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,26 +21,11 @@ from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
 from .guard import Guard
 from .precision import Precision
-from .update import Update, alone, draws_random
-
-_ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
-
-
-CHANGEABLE = ("microbatch", "clip_norm", "clip_value")
-"""The settings that may change from one update to the next."""
+from .settings import CHANGEABLE, ROWS_MEET, Settings, Updates
+from .update import Update, alone
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How every update of a training is made. `microbatch="auto"`: as large as the memory allows."""
-
-    microbatch: int | Literal["auto"] | None = None
-    clip_norm: float | None = None
-    clip_value: float | None = None
-    arena: bool = True
-
-
-class Step:
+class Step(Updates):
     """Updates a model from a batch; with several optimizers, one update each, in order.
 
     Models live in an arena between `home` and `release`; `updates` counts what has been done.
@@ -59,43 +42,19 @@ class Step:
         strategy: Strategy,
         measured: bool,
     ) -> None:
+        super().__init__(model, dict(objectives), dict(optimizers), settings, precision, guard, strategy)
         self.scored = scoring(objectives)
         """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
-        self.measured: str | None = None
-        """That key, if metrics look at its outputs."""
-        self.model, self.guard, self.settings = model, guard, Settings()
-        self.precision, self.strategy = precision, strategy
-        self.objectives, self.optimizers = dict(objectives), dict(optimizers)
-        self.updates = 0
-        self.adapts = False
-        """Whether the microbatch is made smaller when memory runs out."""
-        self.microbatch: int | None = None
-        """Rows that pass the model at once; `None`: all of a batch."""
-        self.unproven = True
-        """Whether an update of `train_step` with these settings has not been seen yet."""
         self.ends_alone = False
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
-        self.torn = ""
-        """What has ended an update while its optimizer stepped, and may have left half of it."""
         self._parts: list[Update] = []
         self._sound: set[str] | None = None  # what was finite before the first update by hand
         self.measure(measured)
-        self.change(**asdict(settings))
 
     def measure(self, measured: bool) -> None:
         """From the next training on, metrics look at the outputs, or none does."""
         self.release()
         self.measured = self.scored if measured else None
-
-    def change(self, **settings: Any) -> None:
-        """The next update is made with these settings."""
-        before, self.settings = self.settings, replace(self.settings, **settings)
-        self.unproven = True
-        wanted = self.settings.microbatch
-        if wanted != before.microbatch:
-            self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
-            if self.microbatch is not None:
-                _warn_where_splits_differ(self.model, depth=5)
 
     @property
     def homed(self) -> bool:
@@ -105,7 +64,7 @@ class Step:
         """Moves the model into its arenas."""
         if self.homed:
             return
-        buffers = Buffers(self.model)
+        buffers = Buffers(self.model, packed=self.settings.arena)
         parts: list[Update] = []
         try:
             for name, optimizer in self.optimizers.items():
@@ -114,6 +73,7 @@ class Step:
         except BaseException:
             for part in parts:
                 part.arena.release()
+            buffers.release()
             raise
         self._parts = parts
 
@@ -125,6 +85,7 @@ class Step:
         with ExitStack() as stack:  # each of them, even if one fails
             for part in parts:
                 stack.callback(part.arena.release)
+                stack.callback(part.buffers.release)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on but the model's own state and random numbers."""
@@ -187,18 +148,6 @@ class Step:
             if tensor.is_floating_point():
                 yield name, tensor.detach()
 
-    def halve(self, rows: int) -> bool:
-        """Makes the microbatch half of what did not fit; says whether it may and can."""
-        at_once = min(rows, self.microbatch or rows)
-        if not self.adapts or at_once == 1 or not all(objective.splits for objective in self.objectives.values()):
-            return False
-        self.microbatch = -(-at_once // 2)
-        warnings.warn(
-            f"memory ran out with {at_once} rows at once: going on with microbatch={self.microbatch}.", stacklevel=2
-        )
-        _warn_where_splits_differ(self.model)
-        return True
-
     def _optimizer_states(self) -> Iterator[dict[str, Any]]:
         if self._parts:
             yield from (part.arena.state_dict() for part in self._parts)
@@ -243,19 +192,9 @@ def _no_row_alone(model: nn.Module, counts: Container[int]) -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in model.modules():
-            if isinstance(module, _ROWS_MEET):
+            if isinstance(module, ROWS_MEET):
                 stack.callback(module.register_forward_pre_hook(look).remove)
         yield
-
-
-def _warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
-    kinds = {type(m).__name__ for m in model.modules() if m.training and (isinstance(m, _ROWS_MEET) or draws_random(m))}
-    if kinds:
-        warnings.warn(
-            f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "
-            "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
-            stacklevel=depth,
-        )
 
 
 def _remembered(optimizer: Optimizer) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..arena.arena import Arena
 from ..arena.buffers import Buffers
-from ..arena.gradients import clip
+from ..arena.gradients import backward, clip
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError, HeadraceError, ModelError, OutOfMemoryError, is_out_of_memory
 from ..loss.base import Term
@@ -21,20 +20,17 @@ from ..loss.objective import Objective, Terms, terms_of
 from ..loss.outcome import Outcome, detached
 from ..store.rng import capture_torch, restore_torch
 from .guard import Scalar
+from .settings import Updates, draws_random
 from .shared_terms import SharedTerms
-
-if TYPE_CHECKING:
-    from .step import Step
 
 _ALONE = "Expected more than 1 value per channel when training"
 _A_BUFFER = "(a buffer of some worker)"
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 
 
 class Update:
     """One optimizer's update."""
 
-    def __init__(self, step: Step, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
+    def __init__(self, step: Updates, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
         self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self._step, self._model = step, step.model
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
@@ -241,7 +237,7 @@ class Update:
         if inputs == []:
             pass  # all of this optimizer's parameters are frozen
         elif roots:
-            torch.autograd.backward(roots, seeds, inputs=inputs)
+            backward(roots, seeds, inputs)
         elif not any(term.sum.requires_grad for term in found.values()):
             raise ModelError(
                 f"no loss term ({', '.join(found)}) depends on a trainable parameter. "
@@ -304,9 +300,3 @@ def alone(which: str) -> DataError:
         f"{which} has a single row, and batch normalisation needs more than one. Choose another batch_size= or "
         "microbatch=, drop a row, or fill the last batch up from the next epoch: hr.Reader(table, cross_epochs=True)."
     )
-
-
-def draws_random(module: nn.Module) -> bool:
-    """Whether a module draws random numbers in training: dropout, by itself or inside a layer."""
-    rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
-    return isinstance(module, nn.RReLU) or (isinstance(module, _RANDOM) and bool(rate))

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from ..data.batch import Batch
 from ..data.reader import Reader
 from ..data.source import Source
-from ..errors import ConfigError
 from ..length import Counters, Length
 from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
+from ..step.signals import Signals
+from ..step.team import Team
+from ..step.trainable import Trainable
 from ..watch.info import Info
+from ..workers.centered import Centered
 from ..workers.leased import Leased
 from .checkpointer import Checkpointer, State
-from .signals import Signals
-from .team import Report, Team, compare
+from .coordinator import Coordinator, Report, compare
+from .train_state import TrainState
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..data.batch import Batch
-    from ..workers.centered import Centered
-    from .train_state import TrainState
-    from .trainer import Trainer
+JOINT = ("epochs", "samples")
+"""What counts what all workers do, and so the center."""
 
 
-class AtCenter(Team):
+class AtCenter(Coordinator):
     """One of the workers of a strategy with a center; nobody waits for anybody."""
 
     strategy: Centered
 
-    def __init__(self, strategy: Centered) -> None:
-        super().__init__(strategy)
+    def __init__(self, team: Team) -> None:
+        super().__init__(team)
         self.leads = self.comm.leader
         self.leased = True
         self._agrees = False
@@ -48,8 +47,8 @@ class AtCenter(Team):
         self._asked: Signals | None = None
         self._facts: Mapping[str, Any] = {}
 
-    def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
-        self._asked = trainer._preemption
+    def compare(self, trainer: Trainable, facts: Mapping[str, Any]) -> None:
+        self._asked = trainer._signals
         self._facts = {name: facts[name] for name in ("settings", "arena", "limits", "data")}  # worker 0 does the rest
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
@@ -62,7 +61,7 @@ class AtCenter(Team):
         self.strategy.lend(rows, batch_size, block, min(ends, default=None))
         return leased
 
-    def keeper(self, make: Callable[[], Checkpointer]) -> Checkpointer:
+    def checkpointer(self, make: Callable[[], Checkpointer]) -> Checkpointer:
         return make() if self.leads else Checkpointer()
 
     def handed(self, state: State) -> State:
@@ -96,12 +95,6 @@ class AtCenter(Team):
             at.keep_pace(self.strategy.reported["pace"])
             self._leased.begin_at(at.info.counters.epochs)
         self._hear(at.info)
-
-    def shared(self, batch: Batch, model: nn.Module) -> Batch:
-        raise ConfigError(
-            f"step() makes one update, and {type(self.strategy).__name__} meets a center after several. "
-            "Use fit() or steps(), or strategy=hr.Synchronous()."
-        )
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         for batch in feed:
@@ -199,7 +192,7 @@ class AtCenter(Team):
     def _hear_rows(self, at: TrainState, before: int) -> None:
         """An update counts as many rows as the center has learnt from since."""
         self._hear(at.info)
-        at.rows = at.info.rows = at.info.samples - before
+        at.info.counters.rows = at.info.samples - before
 
     def _hear(self, info: Info) -> None:
         news = self.strategy.news
@@ -209,10 +202,6 @@ class AtCenter(Team):
         if news.stop:
             info.stopping = info.stopping or news.stop
             self._told = True
-
-
-JOINT = ("epochs", "samples")
-"""What counts what all workers do, and so the center."""
 
 
 def _less(numbers: Sequence[float], before: Sequence[float] | None) -> list[float]:

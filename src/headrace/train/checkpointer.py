@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..arena.homes import plain_name
 from ..errors import CheckpointError, ConfigError, CorruptError, RunError, unknown
 from ..length import Length
+from ..step import config
 from ..step.weights import check_model, load_model
 from ..store import codec
 from ..store.checkpoints import Keep, Store
@@ -26,7 +27,6 @@ from ..store.shape import DICT, check
 from ..store.snapshot import Copier
 from ..store.texts import Texts
 from ..watch.info import Best, Info
-from . import config
 
 RESUME = ("auto", "must", "never")
 State = dict[str, Any]
@@ -64,7 +64,7 @@ class Checkpointer:
     def started(self, info: Info, data: str) -> None:
         """Called after `on_fit_start`, when nothing has refused the training."""
 
-    def due(self, info: Info, rows: int) -> bool:
+    def due(self, info: Info) -> bool:
         """Whether a checkpoint is to be written now."""
         return False
 
@@ -198,11 +198,11 @@ class RunCheckpointer(Checkpointer):
         self._run.log(f"going on from step {info.step}" if info.resumed else "started")
         self._run.log(data)
 
-    def due(self, info: Info, rows: int) -> bool:
+    def due(self, info: Info) -> bool:
         assert self.every is not None
         if self.every.unit == "minutes":
             return time.perf_counter() - self._saved_at >= 60 * self.every.count
-        return self.every.fires(info.counters, rows, info.ends_epoch)
+        return self.every.fires(info.counters)
 
     def settle(self) -> None:
         self._saver.wait()

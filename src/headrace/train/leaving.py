@@ -13,10 +13,10 @@ import traceback
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import CodeType, FrameType
 
+from ..step.signals import Signals
 from ..watch.info import Info
-from .signals import Signals
 
 _ASK_S = 0.001  # between two signals
 _SHUTDOWN = getattr(threading._shutdown, "__code__", None)  # type: ignore[attr-defined]
@@ -53,13 +53,16 @@ def mind_if_unheard(error: BaseException) -> None:
 
 
 @contextmanager
-def answering(asked: Signals) -> Iterator[None]:
-    """Ends the program after a loop that was left by `break` when it had been asked to end."""
+def answering(asked: Signals, loop: CodeType) -> Iterator[None]:
+    """Ends the program after a loop, with this code, that was left by `break` when it had been asked to end."""
     try:
         yield
     except GeneratorExit:
         if asked.heard and threading.current_thread() is threading.main_thread():
-            _answer_once_left(asked.error(), asked.signal, asked.status, sys._getframe(2))
+            frame = sys._getframe()
+            while frame.f_code is not loop and frame.f_back is not None:
+                frame = frame.f_back
+            _answer_once_left(asked.error(), asked.signal, asked.status, frame)
         raise
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, NonFiniteError
+from ..step.optimizers import groups_of, put_rate, shares_of
 from ..watch.plot import new_figure
-from .schedule import groups_of, put_rate, shares_of
 from .untouched import untouched, updates
 
 if TYPE_CHECKING:

@@ -3,21 +3,22 @@
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length, interval
+from ..step.config import plain
+from ..step.optimizers import groups_of, put_rate
 from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of
-from .config import plain
 from .maker import Maker, check_maker, is_factor, scheduler_of
 
 Factor = Callable[[float], float]
@@ -104,7 +105,7 @@ class Rates(Protocol):
     def before(self, counters: Counters) -> None:
         """The rates of the next update."""
 
-    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+    def after(self, counters: Counters, history: History) -> None:
         """An update has been made, and what it was time for has been measured."""
 
     def state_dict(self) -> list[Any]: ...
@@ -162,7 +163,7 @@ class _Constant:
     def before(self, counters: Counters) -> None:
         pass
 
-    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
+    def after(self, counters: Counters, history: History) -> None:
         pass
 
     def state_dict(self) -> list[Any]:
@@ -201,8 +202,8 @@ class _ByProgress(_Constant):
         for group in self._groups:
             put_rate(group, group["initial_lr"] * factor)
 
-    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
-        if ends_epoch:
+    def after(self, counters: Counters, history: History) -> None:
+        if counters.ends_epoch:
             self._epoch.begin(counters)
 
     def _share(self, limit: Length, counters: Counters) -> float:
@@ -282,8 +283,8 @@ class _ByTorch:
     def before(self, counters: Counters) -> None:
         pass
 
-    def after(self, counters: Counters, rows: int, ends_epoch: bool, history: History) -> None:
-        if self._every.fires(counters, rows, ends_epoch):
+    def after(self, counters: Counters, history: History) -> None:
+        if self._every.fires(counters):
             self._waits = bool(self._plateaus)
             for scheduler in self._schedulers:
                 if not isinstance(scheduler, ReduceLROnPlateau):
@@ -333,25 +334,6 @@ class _ByTorch:
             for part in [scheduler, *getattr(scheduler, "_schedulers", [])]:
                 if isinstance(part, LRScheduler) and hasattr(part, "base_lrs"):
                     part.base_lrs = [group["initial_lr"] for group in part.optimizer.param_groups]
-
-
-def groups_of(optimizers: Iterable[Optimizer]) -> list[dict[str, Any]]:
-    """The groups of parameters of all optimizers."""
-    return [group for optimizer in optimizers for group in optimizer.param_groups]
-
-
-def shares_of(groups: Sequence[dict[str, Any]]) -> list[float]:
-    """What each group's rate is of the first one's; nothing where that is 0."""
-    first = float(groups[0]["lr"])
-    return [float(group["lr"]) / first for group in groups] if first else []
-
-
-def put_rate(group: dict[str, Any], rate: float) -> None:
-    """Gives a group of an optimizer its learning rate, which may be a tensor."""
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
 
 
 def _check_shares(schedule: object, names: Sequence[str]) -> None:

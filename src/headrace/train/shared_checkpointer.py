@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
-from .. import errors
-from ..errors import HeadraceError, WorkerError
+from ..step import config
+from ..step.team import by_leader
 from ..watch.info import Best, Info
 from ..workers.comm import Comm
-from . import config
 from .checkpointer import Checkpointer, State
-
-Found = TypeVar("Found")
-
-
-def by_leader(comm: Comm, act: Callable[[], Found]) -> Found:
-    """What worker 0 finds out, for all; if it fails there, it fails everywhere, and for the same reason."""
-    said: Any = None
-    failure: BaseException | None = None
-    if comm.leader:
-        try:
-            said = {"found": act()}
-        except Exception as error:
-            failure, said = error, {"kind": type(error).__name__, "why": str(error)}
-    said = comm.share(said)
-    if failure is not None:
-        raise failure
-    if "found" not in said:
-        kind = getattr(errors, said["kind"], WorkerError)
-        known = isinstance(kind, type) and issubclass(kind, HeadraceError)
-        raise (kind if known else WorkerError)(f"worker 0: {said['why']}")
-    return said["found"]  # type: ignore[no-any-return]
 
 
 class SharedCheckpointer(Checkpointer):
-    """Worker 0's keeper, seen by all workers."""
+    """Worker 0's checkpointer, seen by all workers."""
 
     def __init__(self, make: Callable[[], Checkpointer], comm: Comm) -> None:
         self._comm, self._asks = comm, False
@@ -82,11 +60,11 @@ class SharedCheckpointer(Checkpointer):
     def started(self, info: Info, data: str) -> None:
         by_leader(self._comm, lambda: self._own.started(info, data))
 
-    def due(self, info: Info, rows: int) -> bool:
+    def due(self, info: Info) -> bool:
         every = self.every if self.keeps else None
         by_clock = every is None or every.unit == "minutes"
-        self._asks = by_clock and self.keeps and self._comm.leader and self._own.due(info, rows)
-        return every is not None and not by_clock and every.fires(info.counters, rows, info.ends_epoch)
+        self._asks = by_clock and self.keeps and self._comm.leader and self._own.due(info)
+        return every is not None and not by_clock and every.fires(info.counters)
 
     def overdue(self) -> bool:
         return self._asks

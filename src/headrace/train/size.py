@@ -15,9 +15,9 @@ import torch
 from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, OutOfMemoryError, is_out_of_memory
+from ..step import check
 from ..step.memory import groups
 from ..watch.plot import new_figure
-from . import check
 from .rate import rate_setter
 from .untouched import untouched, updates
 

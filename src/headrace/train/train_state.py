@@ -6,8 +6,8 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,17 +18,16 @@ from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, 
 from ..length import Counters
 from ..loss.loss_sums import LossSums
 from ..loss.objective import scoring
+from ..step import config
+from ..step.check import same_categories
 from ..step.frozen import Frozen
+from ..step.optimizers import groups_of, put_rate, shares_of
+from ..step.trainable import Trainable
 from ..step.weights import as_categories, check_model, load_model
 from ..store import machine, rng
 from ..watch.info import Best, Info
-from . import config
-from .check import same_categories
 from .plan import Plan
-from .schedule import Rates, groups_of, make_rates, put_rate, shares_of
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
+from .schedule import Rates, make_rates
 
 _OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerprint")
 
@@ -36,18 +35,16 @@ _OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerpr
 class TrainState:
     """A training between two updates."""
 
-    def __init__(self, trainer: Trainer, plan: Plan, info: Info) -> None:
+    def __init__(self, trainer: Trainable, plan: Plan, info: Info) -> None:
         self._trainer, self._plan, self.info = trainer, plan, info
         self.model = trainer.model
         objective = trainer.objectives[scoring(trainer.objectives)]
-        self.metrics = trainer._team.metrics(trainer.metrics.fresh(objective.reads, objective.ignores))
+        self.metrics = trainer._team.fresh(trainer.metrics.fresh(objective.reads, objective.ignores))
         self.tally = LossSums()
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(trainer.model)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
-        self.rows = 0
-        """Rows of the last update."""
         self.done: set[str] = set()
         """What has been done of what was due after the last update."""
         self.complete = True
@@ -77,8 +74,8 @@ class TrainState:
             "extra": {plain_name(name): value for name, value in saved.items() if not isinstance(value, Tensor)},
             "step": trainer._step.state_dict(),
             "modules": {"transient": transient, "others": others},
-            "counters": asdict(info.counters),
-            "place": self.place(),
+            "counters": info.counters.totals,
+            "place": info.counters.place,
             "done": sorted(self.done),
             "complete": self.complete,
             "rates": self.rates.state_dict(),
@@ -109,11 +106,11 @@ class TrainState:
     def pace(self) -> dict[str, Any]:
         """How far the training has come, and its rates: plain values."""
         rates = [float(group["lr"]) for group in groups_of(self._trainer.optimizers.values())]
-        return {"counters": asdict(self.info.counters), "schedule": self.rates.state_dict(), "rates": rates}
+        return {"counters": self.info.counters.totals, "schedule": self.rates.state_dict(), "rates": rates}
 
     def keep_pace(self, pace: dict[str, Any]) -> None:
         """It has come as far as another one."""
-        self.info.counters = Counters(**pace["counters"])
+        self.info.counters = replace(self.info.counters, **pace["counters"])
         self.rates.load_state_dict(copy.deepcopy(pace["schedule"]))
         for group, rate in zip(groups_of(self._trainer.optimizers.values()), pace["rates"], strict=True):
             put_rate(group, rate)
@@ -168,9 +165,8 @@ class TrainState:
 
     def mark_round(self) -> None:
         """All workers have the same weights now: others than these could go on from here."""
-        counters = asdict(self.info.counters)
-        rates = copy.deepcopy(self.rates.state_dict())
-        self.round = {"counters": counters, "place": self.place(), "cursor": self.cursor, "rates": rates}
+        counters, rates = self.info.counters, copy.deepcopy(self.rates.state_dict())
+        self.round = {"counters": counters.totals, "place": counters.place, "cursor": self.cursor, "rates": rates}
 
     def warn_of_gaps(self, new: bool) -> None:
         """Says what a run cannot keep; of the source when the run is `new`."""
@@ -186,9 +182,6 @@ class TrainState:
                 "after a resume within an epoch it counts the rows since then only.",
                 stacklevel=3,
             )
-
-    def place(self) -> dict[str, Any]:
-        return {"batch": self.info.batch, "rows": self.rows, "ends_epoch": self.info.ends_epoch}
 
     def _put_transient(self, saved: dict[str, Tensor]) -> None:
         """Puts back the buffers that are no part of the model's `state_dict`.
@@ -233,8 +226,8 @@ class TrainState:
             )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes back to a state that has been checked, and handed to this worker: see `Team.handed`."""
-        trainer, info, place = self._trainer, self.info, state["place"]
+        """Goes back to a state that has been checked, and handed to this worker: see `Coordinator.handed`."""
+        trainer, info = self._trainer, self.info
         changed = {difference.partition(":")[0].partition(".")[0] for difference in state["overridden"]}
         if "schedule" not in changed:
             self.rates.load_state_dict(state["rates"])
@@ -251,8 +244,7 @@ class TrainState:
         trainer._step.load_state_dict(state["step"], overridden=anew)
         if anew:
             self.rates.rebase()
-        info.counters = Counters(**state["counters"])
-        info.batch, self.rows, info.ends_epoch = place["batch"], place["rows"], place["ends_epoch"]
+        info.counters = Counters(**state["counters"], **state["place"])
         info.resumed = state["saved"]
         info.history.rows[:] = [row for row in state["history"] if row["step"] <= info.step]
         info.marks = {name: Best(**mark) for name, mark in state["marks"].items()}

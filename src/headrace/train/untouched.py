@@ -12,10 +12,10 @@ from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError
 from ..loss.metrics import Metrics
+from ..step.given import source_on
 from ..step.kept import Kept
 from ..store import rng
 from ..workers.here import here
-from . import plan as plans
 
 if TYPE_CHECKING:
     from ..watch.info import Info
@@ -35,7 +35,7 @@ def untouched(trainer: Trainer, data: Any) -> Iterator[Source]:
     trainer.release()
     with ExitStack() as stack:
         stack.callback(rng.restore, rng.capture(trainer.device), trainer.device)
-        source = plans.source_on(data, trainer.device, "train", trainer.order, trainer.seed)
+        source = source_on(data, trainer.device, "train", trainer.order, trainer.seed)
         for generator in generators_of(data):
             stack.callback(generator.set_state, generator.get_state())
         if source.state_dict() is None:

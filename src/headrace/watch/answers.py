@@ -44,7 +44,7 @@ class Answers(Callback):
 
     def on_fit_end(self, info: Info) -> None:
         name = next((name for name in ("test", "val") if name in info.scored), None)
-        hurries = info.stopping == "left" or info.trainer._preemption.why
+        hurries = info.stopping == "left" or info.trainer._signals.why
         if info.run is None or name is None or not info.alone or not info.step or hurries:
             return
         try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..data.batch import Batch
     from ..data.source import Source
     from ..loss.outcome import Outcome
-    from ..train.trainer import Trainer
+    from ..step.trainable import Trainable
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Best:
 class Info:
     """One object for the whole training, kept up to date; copy what you want to keep."""
 
-    trainer: Trainer
+    trainer: Trainable
     counters: Counters
     limits: list[Length]
     history: History
@@ -50,14 +50,10 @@ class Info:
     """Whose numbers there will be: keys begin with them."""
     expected: Expected = field(default_factory=Expected)
     """The numbers that there will be, as far as they are known beforehand."""
-    batch: int = 0
-    """The batch of this epoch just used, counted from 1."""
     batches: int | None = None
-    rows: int = 0
-    """Of the last update, over all workers."""
+    """Of an epoch, where that is known."""
     macrobatch: int = 0
     macrobatches: int | None = None
-    ends_epoch: bool = False
     outcome: Outcome | None = None
     stopping: str = ""
     """Why the loop ends after this update, if it does."""
@@ -109,6 +105,21 @@ class Info:
         return self.counters.epochs
 
     @property
+    def batch(self) -> int:
+        """The batch of this epoch just used, counted from 1."""
+        return self.counters.batch
+
+    @property
+    def rows(self) -> int:
+        """Rows of the last update, over all workers."""
+        return self.counters.rows
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the last update ended an epoch."""
+        return self.counters.ends_epoch
+
+    @property
     def losses(self) -> dict[str, float]:
         """`total_loss` and every term of the last update, read from the device now."""
         return {} if self.outcome is None else {name: float(loss) for name, loss in self.outcome.losses.items()}
@@ -140,9 +151,9 @@ class Info:
         counters.samples += batch.samples
         counters.epochs += batch.ends_epoch
         counters.minutes = (time.perf_counter() - self._began) / 60
-        self.batch += 1
-        self.rows = batch.samples
-        self.macrobatch, self.ends_epoch = macrobatch, batch.ends_epoch
+        counters.batch += 1
+        counters.rows, counters.ends_epoch = batch.samples, batch.ends_epoch
+        self.macrobatch = macrobatch
         self.look_at_limits()
 
     def look_at_limits(self) -> None:
@@ -186,7 +197,7 @@ class Info:
 
     def fires(self, every: str | Length) -> bool:
         """Whether the last update ended an interval of this length, as "100 steps"."""
-        return interval(every, "every").fires(self.counters, self.rows, self.ends_epoch)
+        return interval(every, "every").fires(self.counters)
 
     def log(self, numbers: Mapping[str, float]) -> None:
         """Adds numbers to the report of this step: they stand in the history, in metrics.jsonl and with trackers.
@@ -252,20 +263,20 @@ class Info:
         return {"epoch": self.epoch, "step": self.step, "samples": self.samples, "rate": self.rate}
 
 
-def expected(trainer: Trainer, families: Iterable[str], hooks: Iterable[Callable[..., Any]]) -> Expected:
+def expected(trainer: Trainable, families: Iterable[str], hooks: Iterable[Callable[..., Any]]) -> Expected:
     """The numbers that a training will measure; `hooks` are those from which a callback can log others."""
     known = {
-        "train": _terms(trainer.objectives, trainer.train_step, training=True),
-        "val": _terms(trainer.eval_objectives, trainer.evaluate_step, training=False),
+        "train": _terms(trainer.objectives, trainer.updates_plainly, training=True),
+        "val": _terms(trainer.eval_objectives, trainer.evaluates_plainly, training=False),
     }
     own = any(not str(getattr(hook, "__module__", "")).startswith("headrace.") for hook in hooks)
     return Expected.of({family: known[family] for family in families}, trainer.metrics.names, own)
 
 
-def _terms(objectives: Mapping[str, Objective], step: Callable[..., Any], training: bool) -> list[str] | None:
+def _terms(objectives: Mapping[str, Objective], plainly: bool, training: bool) -> list[str] | None:
     """The names of the loss terms; `None` where only a batch tells them."""
     only = next(iter(objectives.values()))
-    if len(objectives) > 1 or type(only) is not Supervised or step.__module__ != "headrace.train.trainer":
+    if len(objectives) > 1 or type(only) is not Supervised or not plainly:
         return None
     terms = {name: loss for name, loss in only.loss.items() if training or not loss.training_only}
     return [] if terms.keys() == {"loss"} and terms["loss"].coefficient == 1 else list(terms)  # it is the loss itself

@@ -157,8 +157,9 @@ class Centered(Strategy, ABC):
     def after(self, replica: Replica, counters: Counters, rows: int, total: int, ends_epoch: bool) -> bool:
         own = self._counters
         own.steps, own.samples, own.epochs = own.steps + 1, own.samples + rows, own.epochs + ends_epoch
+        own.rows, own.ends_epoch = rows, ends_epoch
         self._pending.rows += rows
-        if self._idle or self.every.fires(own, rows, ends_epoch):
+        if self._idle or self.every.fires(own):
             self.exchange(replica)
         return False
 

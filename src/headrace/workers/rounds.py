@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.optim import SGD, Optimizer
 from ..arena.replica import Replica
 from ..errors import ConfigError, unknown
 from ..length import Counters, Length, interval
-from .mean import largest, mean
+from .comm import largest, mean
 from .outer import Averaging, MakeOptimizer, Outer, OuterStep, RoundStart, check_settings
 from .strategy import State, Strategy
 
@@ -52,7 +53,7 @@ class Rounds(Strategy, ABC):
 
     def due(self, counters: Counters, total: int, ends_epoch: bool) -> bool:
         """Whether the update just counted, of `total` rows on all workers, ends a round."""
-        return self.every is not None and self.every.fires(counters, total, ends_epoch)
+        return self.every is not None and self.every.fires(replace(counters, rows=total, ends_epoch=ends_epoch))
 
     def begin(self, replica: Replica) -> None:
         self._rows, self._total = 0, 0

@@ -10,9 +10,8 @@ from ..arena.arena import Arena
 from ..arena.replica import Replica
 from ..errors import ConfigError, ModelError, unknown
 from ..length import Length
-from .comm import Comm
+from .comm import Comm, mean
 from .gradient_buckets import GradientBuckets
-from .mean import mean
 from .strategy import Strategy
 
 _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}

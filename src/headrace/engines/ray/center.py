@@ -134,8 +134,7 @@ class RayCenter(Center):
         super().__init__(worker)
         self._actor, self._life, self._timeout_s = actor, life, timeout_s
         self._rule: Rule | None = None
-        # the driver first replaces whoever is silent for timeout_s, which takes as long as starting a worker
-        self._patience = Patience(worker, 2 * timeout_s + START_S)
+        self._patience = Patience(worker, patience_s(timeout_s))
         keep_freed_memory()
 
     def call(self, name: str, *given: Any) -> Any:
@@ -164,6 +163,11 @@ class RayCenter(Center):
     def wait(self, why: NothingYet) -> None:
         self._patience.check(why)
         time.sleep(PAUSE_S)
+
+
+def patience_s(timeout_s: float) -> float:
+    """How long a worker waits for others: who is silent for `timeout_s` is first replaced, by one that has to start."""
+    return 2 * timeout_s + START_S
 
 
 Message = tuple[Any, Any]

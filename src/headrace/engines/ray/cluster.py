@@ -41,8 +41,6 @@ class Cluster:
     """A private directory on the driver's machine, gone afterwards."""
     gpus: bool
     """Whether every worker has an accelerator."""
-    ours: bool
-    """Whether it is here for this job alone."""
 
 
 def load(name: str = "ray") -> Any:
@@ -64,7 +62,7 @@ def joined(job: Job) -> Iterator[Cluster]:
     with ExitStack() as stack:
         own_handlers = stack.enter_context(_handlers_kept())
         scratch = stack.enter_context(_scratch())
-        known, ours = sys.modules.get("ray"), False
+        known = sys.modules.get("ray")
         address = job.address or os.environ.get("RAY_ADDRESS", "")
         if known is not None and known.is_initialized():
             gpus = _fits(load(), job)
@@ -75,9 +73,9 @@ def joined(job: Job) -> Iterator[Cluster]:
             gpus = _fits(ray, job)
         else:
             stack.enter_context(_own(job, scratch))
-            gpus, ours = _gpus(job) > 0, True
+            gpus = _gpus(job) > 0
         own_handlers()
-        yield Cluster(scratch, gpus, ours)
+        yield Cluster(scratch, gpus)
 
 
 # --- a cluster that is there ------------------------------------------------------------------------------

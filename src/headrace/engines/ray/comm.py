@@ -21,7 +21,7 @@ from ...workers.heartbeat import BEAT_S, Heart, write_heart
 from ...workers.join import attempt_of, connect
 from ...workers.torch_comm import TorchComm
 from ...workers.wire import pack, unpack
-from .center import RayCenter
+from .center import RayCenter, patience_s
 
 PIECE_BYTES = 4 << 20
 """A store takes no more than 8 MiB at a time."""
@@ -125,7 +125,7 @@ class RayComm(Comm):
 
     def __init__(self, seat: Seat) -> None:
         self.shard = seat.shard
-        self._timeout_s, self._rounds = seat.timeout_s, 0
+        self._patience_s, self._rounds = patience_s(seat.timeout_s), 0
         self._pulse = Pulse(seat.store(), self.shard.index)
         self._store = PrefixStore("rounds", connect(seat.host, seat.port, seat.timeout_s))
         self._center = RayCenter(seat.center, self.shard.index, seat.start, seat.timeout_s)
@@ -194,16 +194,16 @@ class RayComm(Comm):
         self._store.set(key, str(len(pieces)))
 
     def _take(self, key: str) -> Tensor:
-        end = time.monotonic() + self._timeout_s
+        end = time.monotonic() + self._patience_s
         try:
-            self._store.wait([key], timedelta(seconds=self._timeout_s))
+            self._store.wait([key], timedelta(seconds=self._patience_s))
             pieces = range(int(self._store.get(key)))
             data = bytearray(b"".join(self._store.get(f"{key}/piece {number}") for number in pieces))
         except RuntimeError:
             if time.monotonic() < end - BEAT_S:
                 raise WorkerError("the process that started the workers is gone, or does not answer.") from None
             raise WorkerError(
-                f"worker {self.shard.index} has waited for the others for {self._timeout_s:g} s, "
+                f"worker {self.shard.index} has waited for the others for {self._patience_s:g} s, "
                 f"at step {self._pulse.step} ({self._pulse.doing}). If they may take longer, raise timeout_s."
             ) from None
         return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

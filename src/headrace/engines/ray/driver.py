@@ -201,7 +201,13 @@ class Driver:
                 self._start_one(number, start)
             return
         processes = [self._process(number) for number in range(self._job.workers)]
-        nodes = self._nodes(processes)
+        try:
+            nodes = self._nodes(processes)
+        except WorkerError as error:
+            for process in processes:
+                ray.kill(process)
+            self._start_all_again(error)
+            return
         for number, process in enumerate(processes):
             self._begin(number, start, process, nodes)
 
@@ -325,7 +331,7 @@ class Driver:
         if (found := cause([*reports.values()])) is not None:
             return found
         first = next(iter(reports.values()), None)
-        for number in failures.keys() - reports.keys():
+        for number in sorted(failures.keys() - reports.keys()):
             others = "" if first is None else f" Worker {first.worker} says: {first}"
             what = self._last_word(workers[number], failures[number])
             return WorkerError(f"worker {number} of {self._job.workers} {what}.{others}")

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
@@ -20,7 +19,6 @@ from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length
 from ..length import whole as whole_number
 from ..loss.objective import Objective, scoring
-from .schedule import check_schedule
 
 SCAN_ROWS = 65536
 OF_UPDATES = {"clip_norm": None, "clip_value": None, "microbatch": None, "precision": "fp32", "nonfinite": "stop"}
@@ -45,8 +43,6 @@ def setting(name: str, value: Any) -> None:
         positive(name, value, whole=name == "microbatch")
     elif name == "nonfinite" and value not in ("stop", "skip"):
         raise ConfigError(unknown("nonfinite", value, ("stop", "skip")))
-    elif name == "schedule":
-        check_schedule(value)
 
 
 def own_update(given: Mapping[str, Any], shared: bool) -> str:
@@ -91,31 +87,6 @@ def device_for(device: str | torch.device, model: nn.Module) -> torch.device:
     if held and (own := held.pop()).type != "cpu":
         return own
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def optimizers_fit(model: nn.Module, optimizers: Mapping[str, Optimizer], objectives: Mapping[str, Any]) -> None:
-    """Raises unless every optimizer holds parameters of this model (or of its objective), and none twice."""
-    known = {id(p) for p in model.parameters()}
-    for objective in objectives.values():
-        if isinstance(objective, nn.Module):
-            known |= {id(p) for p in objective.parameters()}
-    seen: dict[int, str] = {}
-    for name, optimizer in optimizers.items():
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ModelError(
-                "LBFGS asks for the loss again within a step, by a closure; headrace makes one pass a step."
-            )
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        strange = sum(id(p) not in known for p in params)
-        if strange:
-            raise ModelError(
-                f"{type(optimizer).__name__} holds {strange} of {len(params)} parameters that are not in the model. "
-                "Make the optimizer from this model's parameters, after the model is complete; if another trainer "
-                "has the model at work, call its release() first."
-            )
-        for p in params:
-            if seen.setdefault(id(p), name) != name:
-                raise ModelError(f"optimizers {seen[id(p)]!r} and {name!r} hold the same parameter. Give each its own.")
 
 
 def is_batch(batch: Any, giver: str) -> None:

@@ -1,38 +1,35 @@
-"""What the workers of one training settle among themselves. One worker alone settles everything by itself."""
+"""What the workers of one training settle among themselves; one worker alone settles everything by itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..arena.replica import Replica
 from ..data.batch import Batch
-from ..data.source import WHOLE, Shard, Source
+from ..data.source import Source
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length
 from ..loss.loss_sums import LossSums
 from ..loss.metrics import Metrics
-from ..step.evaluate import Gather
+from ..step.config import differences
+from ..step.signals import Signals
+from ..step.team import Team
+from ..step.trainable import Trainable
 from ..watch.info import Info
-from ..workers.strategy import Single, Strategy
+from ..workers.strategy import Single
 from .checkpointer import Checkpointer, State
-from .config import differences
-from .signals import Signals
 from .train_state import TrainState
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
-
 
 Report = tuple[dict[str, float], dict[str, Any]]
 """Losses and metrics by name."""
 
 
-class Team:
+class Coordinator:
     """A worker alone, and what is the same with several."""
 
     leads = True
@@ -41,26 +38,14 @@ class Team:
     """Whether a center lends out the data, and counts epochs and samples."""
     alone = True
     """Whether there is nobody to agree with about when to stop."""
-    gather: Gather | None = None
-    """Puts together what several workers predict; `None` where one does it all."""
-    scores: Shard = WHOLE
-    """The part that is this worker's of data to be scored or predicted."""
     epoch_rows: int | None = None
     """Rows of an epoch, where a center counts them."""
-    times: int = 1
-    """How many times as large as a worker's update a batch of all workers is."""
 
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy, self.comm = strategy, strategy.comm
-        self.device = torch.device("cpu")
+    def __init__(self, team: Team) -> None:
+        self.team, self.strategy, self.comm = team, team.strategy, team.comm
         self._agrees = True  # whether all workers have the same weights
         self.rates: list[float] = []
         """Rows a second of each worker, as of the last report."""
-
-    @property
-    def trains(self) -> Shard:
-        """The part that is this worker's of every batch that is trained on."""
-        return self.scores if self.strategy.started else WHOLE
 
     @property
     def _idle(self) -> bool:
@@ -71,11 +56,11 @@ class Team:
         """The training data as this worker reads them, whose updates have so many rows."""
         return train
 
-    def keeper(self, make: Callable[[], Checkpointer]) -> Checkpointer:
+    def checkpointer(self, make: Callable[[], Checkpointer]) -> Checkpointer:
         """What keeps the training."""
         return make()
 
-    def greet(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+    def compare(self, trainer: Trainable, facts: Mapping[str, Any]) -> None:
         """Before anything else: raises unless these facts about the training are the same for all."""
 
     def handed(self, state: State) -> State:
@@ -121,13 +106,6 @@ class Team:
         self.strategy.load_state_dict(replica, state["strategy"], None if mine is None else mine["strategy"])
         self._agrees = mine is None or bool(state["agrees"])
 
-    def shared(self, batch: Batch, model: nn.Module) -> Batch:
-        """A batch for one update of this model by hand, of which every worker brings its part."""
-        return batch
-
-    def torn(self, error: BaseException) -> None:
-        """An update by hand was left by an error."""
-
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of an epoch, as many for every worker."""
         yield from feed
@@ -152,21 +130,16 @@ class Team:
         """
         return due
 
-    def scored(self, tally: LossSums, metrics: Metrics) -> Report:
-        """Losses and metrics over data that were scored, each worker's part of them."""
-        return tally.read(), metrics.compute()
-
     def trained(self, tally: LossSums, metrics: Metrics) -> Report:
         """Losses and metrics over what was trained since the last report."""
         return tally.read(), metrics.compute()
 
+    def has_scored(self) -> None:
+        """Data were scored: the time that it took is no time of the training."""
+
     def last_news(self, info: Info) -> bool:
         """All rows have been used: whether more is known than was reported."""
         return False
-
-    def metrics(self, metrics: Metrics) -> Metrics:
-        """Metrics of which every worker sees a part."""
-        return metrics
 
     def starts(self, at: TrainState) -> bool:
         """Whether the workers, who have made all updates by themselves so far, now begin to work together."""
@@ -209,16 +182,13 @@ class Team:
 
     def _result(self, at: TrainState) -> Sequence[Tensor]:
         """What all workers together think that the model should be, or whoever watches the training."""
-        shadow = at.info.evaluated_weights
-        if shadow is None:
+        averages = at.info.evaluated_weights
+        if averages is None:
             return self.strategy.agreed(at.replica())
         if self._agrees:
-            return shadow
-        with _changed(at, shadow):
+            return averages
+        with _changed(at, averages):
             return [tensor.clone() for tensor in self.strategy.agreed(at.replica())]
-
-    def restored(self, model: nn.Module) -> None:
-        """The model of the worker who keeps the training has been set back to what it was at its best."""
 
     def keeps(self, info: Info, common: bool) -> bool:
         """Whether the weights of this step are to be kept; `common`: all workers have come to where they report."""
@@ -319,9 +289,3 @@ def compare(facts: Mapping[int, Mapping[str, Any]]) -> None:
                 f"worker {number} is to do something else than worker 0:\n  {listed}\n"
                 "Give every worker the same model, data and settings."
             )
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Everything that a model's state is made of, by name."""
-    saved = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    return {**saved, **dict(model.named_buffers())}

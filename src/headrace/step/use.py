@@ -1,4 +1,4 @@
-"""Keeps two threads from using a trainer at the same time, and puts it back where it refuses what it is to train."""
+"""Keeps two threads from using a trainer at the same time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ..data.feed import READS
 from ..errors import ConfigError
-from ..step.weights import categories_of, remember_categories
-from .schedule import groups_of, put_rate
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 LOOK_S = 1.0
@@ -82,23 +77,3 @@ def one_thread(method: Method) -> Method:
             return method(self, *arguments, **options)
 
     return cast(Method, call)
-
-
-@contextmanager
-def unless_refused(trainer: Trainer, loaded: Callable[[], bool]) -> Iterator[None]:
-    """What is refused before the first update leaves a trainer's history and its optimizers' settings as they were.
-
-    The settings only as long as no state has been `loaded`, which has changed the rest of the optimizers too.
-    """
-    before, categories = (trainer.history, trainer._known_streams), categories_of(trainer.model)
-    groups = [(group, dict(group), float(group["lr"])) for group in groups_of(trainer.optimizers.values())]
-    try:
-        yield
-    except BaseException:
-        trainer.history, trainer._known_streams = before
-        remember_categories(trainer.model, categories)
-        for group, settings, rate in groups if not loaded() else ():
-            group.clear()
-            group.update(settings)
-            put_rate(group, rate)
-        raise

@@ -1,0 +1,98 @@
+"""How every update of a training is made, and how far the updates have come."""
+
+import warnings
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..loss.objective import Objective
+from ..workers.strategy import Strategy
+from .guard import Guard
+from .precision import Precision
+
+CHANGEABLE = ("microbatch", "clip_norm", "clip_value")
+"""The settings that may change from one update to the next."""
+ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
+"""Layers in which the rows of a batch look at each other."""
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How every update of a training is made. `microbatch="auto"`: as large as the memory allows."""
+
+    microbatch: int | Literal["auto"] | None = None
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    arena: bool = True
+
+
+class Updates:
+    """What the updates of a model have in common, whichever optimizer makes them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objectives: dict[str, Objective],
+        optimizers: dict[str, Optimizer],
+        settings: Settings,
+        precision: Precision,
+        guard: Guard,
+        strategy: Strategy,
+    ) -> None:
+        self.model, self.objectives, self.optimizers = model, objectives, optimizers
+        self.precision, self.guard, self.strategy = precision, guard, strategy
+        self.settings = Settings()
+        self.updates = 0
+        """How many have been made."""
+        self.measured: str | None = None
+        """The key of the objective whose outputs metrics look at, if they do."""
+        self.adapts = False
+        """Whether the microbatch is made smaller when memory runs out."""
+        self.microbatch: int | None = None
+        """Rows that pass the model at once; `None`: all of a batch."""
+        self.unproven = True
+        """Whether an update of `train_step` with these settings has not been seen yet."""
+        self.torn = ""
+        """What has ended an update while its optimizer stepped, and may have left half of it."""
+        self.change(**asdict(settings))
+
+    def change(self, **settings: Any) -> None:
+        """The next update is made with these settings."""
+        before, self.settings = self.settings, replace(self.settings, **settings)
+        self.unproven = True
+        wanted = self.settings.microbatch
+        if wanted != before.microbatch:
+            self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
+            if self.microbatch is not None:
+                _warn_where_splits_differ(self.model, depth=5)
+
+    def halve(self, rows: int) -> bool:
+        """Makes the microbatch half of what did not fit; says whether it may and can."""
+        at_once = min(rows, self.microbatch or rows)
+        if not self.adapts or at_once == 1 or not all(objective.splits for objective in self.objectives.values()):
+            return False
+        self.microbatch = -(-at_once // 2)
+        warnings.warn(
+            f"memory ran out with {at_once} rows at once: going on with microbatch={self.microbatch}.", stacklevel=2
+        )
+        _warn_where_splits_differ(self.model)
+        return True
+
+
+def draws_random(module: nn.Module) -> bool:
+    """Whether a module draws random numbers in training: dropout, by itself or inside a layer."""
+    rate = module.p if isinstance(module, nn.modules.dropout._DropoutNd) else getattr(module, "dropout", 0)
+    return isinstance(module, nn.RReLU) or (isinstance(module, _RANDOM) and bool(rate))
+
+
+def _warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
+    kinds = {type(m).__name__ for m in model.modules() if m.training and (isinstance(m, ROWS_MEET) or draws_random(m))}
+    if kinds:
+        warnings.warn(
+            f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "
+            "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
+            stacklevel=depth,
+        )

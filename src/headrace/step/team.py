@@ -1,0 +1,189 @@
+"""The workers of a trainer, as an update by hand, a score and a prediction see them; one alone shares nothing."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .. import errors
+from ..data.batch import Batch
+from ..data.ragged import Ragged
+from ..data.source import WHOLE, Shard
+from ..errors import CheckpointError, ConfigError, DataError, HeadraceError, NonFiniteError, WorkerError
+from ..loss.loss_sums import LossSums
+from ..loss.metrics import Metrics
+from ..workers.centered import Centered
+from ..workers.comm import Comm
+from ..workers.here import here
+from ..workers.strategy import Single, Strategy
+from ..workers.synchronous import Synchronous
+from .evaluate import Gather
+
+Found = TypeVar("Found")
+RAGGED = "headrace.Ragged"
+
+
+class Team:
+    """All workers of a trainer, seen from one of them."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy, self.comm = strategy, strategy.comm
+        self.in_step = self.comm.count > 1 and not isinstance(strategy, Centered)
+        """Whether there are others, and all make equally many updates."""
+        self.scores: Shard = self.comm.shard if self.in_step else WHOLE
+        """The part that is this worker's of data to be scored or predicted."""
+        self.times = self.comm.count if self.in_step and not strategy.joint else 1
+        """How many times as large as a worker's update a batch of all workers is."""
+        self.gather: Gather | None = self._gather if self.in_step else None
+        """Puts together what several workers predict; `None` where one does it all."""
+        self.device = torch.device("cpu")
+        self._model: nn.Module | None = None
+        self._torn = ""  # what has ended an update by hand that others may have made
+
+    @property
+    def trains(self) -> Shard:
+        """The part that is this worker's of every batch that is trained on."""
+        return self.scores if self.strategy.started else WHOLE
+
+    def begin(self, modules: Sequence[nn.Module]) -> None:
+        """A training begins: worker 0's weights become everybody's."""
+        self._model, self._torn = modules[0], ""
+        self.spread(modules)
+
+    def share(self, batch: Batch, model: nn.Module) -> Batch:
+        """A batch for one update of this model by hand, of which every worker brings its part."""
+        if isinstance(self.strategy, Centered) or (self.in_step and not self.strategy.shares_updates):
+            how = "meets a center after several" if isinstance(self.strategy, Centered) else "has rounds of several"
+            raise ConfigError(
+                f"step() makes one update, and {type(self.strategy).__name__} {how}. "
+                "Use fit() or steps(), or strategy=hr.Synchronous()."
+            )
+        if not self.in_step:
+            return batch
+        if self._torn:
+            raise WorkerError(
+                f"worker {self.comm.shard.index} failed in an update that the workers make together ({self._torn}). "
+                "The others may have made it, or may be waiting: end all workers, and go on from the last checkpoint."
+            )
+        if self._model is not model:
+            self._model = model
+            self.spread([model])
+        rows = torch.tensor([float(batch.rows)], dtype=torch.float64)
+        self.comm.all_reduce(rows)
+        return Batch(batch.fields, batch.rows, total=int(rows))
+
+    def tear(self, error: BaseException) -> None:
+        """An update by hand was left by an error; what is not finite all workers find in the same numbers."""
+        if self.in_step and not isinstance(error, NonFiniteError):
+            self._torn = f"{type(error).__name__}: {error}"
+            self.comm.tell(error)
+
+    def fresh(self, metrics: Metrics) -> Metrics:
+        """Metrics of which every worker sees a part."""
+        if self.in_step:
+            metrics.hold()
+        return metrics
+
+    def scored(self, sums: LossSums, metrics: Metrics) -> tuple[dict[str, float], dict[str, Any]]:
+        """Losses and metrics over data that were scored, each worker's part of them."""
+        if not self.in_step:
+            return sums.read(), metrics.compute()
+        losses, scores, _ = self.added_up(sums, metrics, range(self.comm.count))
+        return losses, scores
+
+    def added_up(
+        self, sums: LossSums, metrics: Metrics, workers: Iterable[int], joint: bool = False, fact: Any = None
+    ) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
+        """Losses and metrics over what these workers have seen, and a `fact` of each; `joint`: all know all losses."""
+        said = self.comm.gather([sums.totals(), metrics.state_dict() if metrics else None, fact])
+
+        def found() -> list[Any]:
+            assert said is not None
+            of = [said[k] for k in workers]
+            if metrics:
+                metrics.join([state for _, state, _ in of], self.device)
+            losses = LossSums.of([totals for totals, _, _ in of[: 1 if joint else None]]).read()
+            return [losses, metrics.compute(), [fact for _, _, fact in said]]
+
+        losses, scores, facts = by_leader(self.comm, found)
+        return losses, scores, facts
+
+    def spread(self, modules: Sequence[nn.Module]) -> None:
+        """Worker 0's weights become everybody's."""
+        if not self.in_step:
+            return
+        with torch.no_grad():
+            for tensor in [tensor for module in modules for tensor in tensors_of(module).values()]:
+                whole = tensor.contiguous()
+                self.comm.broadcast(whole.view(-1))
+                if whole is not tensor:
+                    tensor.copy_(whole)
+
+    def _gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:
+        """The outputs of all workers in the order of the rows; `totals`: how many rows each batch has."""
+        try:
+            flat = [tree_flatten(output) for output in outputs]
+            every = self.comm.all_gather([[_sent(leaf) for leaf in leaves] for leaves, _ in flat])
+        except CheckpointError as error:
+            raise DataError(f"what several workers predict has to be made of tensors: {error}") from None
+        left, shards = [iter(found) for found in every], [Shard(k, self.comm.count) for k in range(self.comm.count)]
+        found = []
+        for total in totals:
+            for shard, theirs in zip(shards, left, strict=True):
+                start, stop = shard.of(total)
+                if start < stop:
+                    leaves = [_received(leaf) for leaf in next(theirs)]
+                    whole = leaves[0] if len(leaves) == 1 else tuple(leaves)
+                    found.append(tree_unflatten(leaves, flat[0][1]) if flat else whole)  # else of what form, who knows
+        return found
+
+
+def make_team(strategy: Strategy | None) -> Team:
+    """The team for a strategy, on the worker that asks; without a strategy, several share every update."""
+    comm = here()
+    if strategy is None:
+        strategy = Single() if comm.count == 1 else Synchronous()
+    if not isinstance(strategy, Strategy):
+        what = f"the class {strategy.__name__}" if isinstance(strategy, type) else f"a {type(strategy).__name__}"
+        raise ConfigError(
+            f"strategy= takes a Strategy, as in hr.Periodic(every='1 epoch'), got {what}.", argument="strategy"
+        )
+    strategy.join(comm)
+    return Team(strategy)
+
+
+def by_leader(comm: Comm, act: Callable[[], Found]) -> Found:
+    """What worker 0 finds out, for all; if it fails there, it fails everywhere, and for the same reason."""
+    said: Any = None
+    failure: BaseException | None = None
+    if comm.leader:
+        try:
+            said = {"found": act()}
+        except Exception as error:
+            failure, said = error, {"kind": type(error).__name__, "why": str(error)}
+    said = comm.share(said)
+    if failure is not None:
+        raise failure
+    if "found" not in said:
+        kind = getattr(errors, said["kind"], WorkerError)
+        known = isinstance(kind, type) and issubclass(kind, HeadraceError)
+        raise (kind if known else WorkerError)(f"worker 0: {said['why']}")
+    return said["found"]  # type: ignore[no-any-return]
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Everything that a model's state is made of, by name."""
+    saved = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    return {**saved, **dict(model.named_buffers())}
+
+
+def _sent(leaf: Any) -> Any:
+    """A part of an output as it travels: sequences as what they are made of."""
+    return {RAGGED: [_sent(leaf.values), leaf.offsets]} if isinstance(leaf, Ragged) else leaf
+
+
+def _received(sent: Any) -> Any:
+    """What `_sent` was given."""
+    return Ragged(*map(_received, sent[RAGGED])) if isinstance(sent, dict) else sent

@@ -1,0 +1,357 @@
+"""A model with its losses and optimizers: updated by hand, scored and applied, without a training around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..data.batch import Batch, Stream
+from ..data.feed import Feed
+from ..data.reader import rewound
+from ..data.sizes import BatchSize, Sizes
+from ..data.source import Source
+from ..errors import ConfigError
+from ..length import whole
+from ..loss.metrics import Metrics, Wanted
+from ..loss.objective import Inputs, Supervised, as_objective, scoring
+from ..loss.outcome import Outcome, as_outcome
+from ..workers.here import here
+from ..workers.strategy import Strategy
+from . import check, config, evaluate
+from .given import as_batch, compile_in_place, deterministic_mode, source_on
+from .guard import make_guard
+from .kept import Kept
+from .optimizers import OptimizerLike, by_key, check_optimizers
+from .precision import Precision
+from .settings import Settings
+from .signals import Signals
+from .step import Step
+from .team import make_team
+from .use import Use, one_thread
+from .weights import categories_of, remember_categories
+
+DEFAULT_BATCH = 128
+_BETWEEN_TRAININGS = ("batch_size", "schedule", "metrics", "seed", "order", "macrobatch", "deterministic")
+"""Settings that may be changed between two trainings."""
+_MADE_WITH = (
+    *("model", "loss", "optimizer", "precision", "strategy", "device", "inputs", "target", "compile", "nonfinite"),
+    *("eval_loss", "arena", "objectives", "optimizers", "eval_objectives"),
+)
+"""What stays as it was given."""
+
+
+class Trainable:
+    """What a `Trainer` is before it trains: see there for its arguments."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any,
+        optimizer: OptimizerLike | Mapping[str, Optimizer],
+        *,
+        batch_size: BatchSize | None = None,
+        microbatch: int | Literal["auto"] | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        precision: str = "fp32",
+        metrics: Wanted = (),
+        schedule: Any = None,
+        strategy: Strategy | None = None,
+        device: str | torch.device = "auto",
+        seed: int = 0,
+        order: str = "full",
+        macrobatch: int | str = "auto",
+        inputs: Inputs = None,
+        target: str = "y",
+        compile: bool = False,
+        deterministic: bool = False,
+        nonfinite: str = "stop",
+        eval_loss: Any = None,
+        arena: bool = True,
+    ) -> None:
+        given = locals().copy()
+        for name, value in given.items():
+            self._check_setting(name, value)
+        microbatch = whole(microbatch) or microbatch
+        self._wanted, self._team = strategy, make_team(strategy)
+        self.device = check.device_for(device, model)
+        self.model, self._team.device = model.to(self.device), self.device
+        self.objectives, self.optimizers = by_key(loss, optimizer, model)
+        self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss, "eval_loss")}
+        self._modules = [model]
+        """Everything that has a train and an eval mode."""
+        for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
+            objective.bind(inputs, target)
+            if isinstance(objective, nn.Module) and objective not in self._modules:
+                self._modules.append(objective.to(self.device))
+        check_optimizers(model, self.optimizers, self.objectives)
+        self.precision = Precision(precision, self.device)
+        self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
+        self.target, self.deterministic, self.schedule = target, deterministic, schedule
+        self.metrics, self.strategy = Metrics(metrics), self._team.strategy
+        check.can_split(self.objectives, microbatch)
+        settings = Settings(microbatch, clip_norm, clip_value, arena)
+        guard = make_guard(self.device, skip=nonfinite == "skip")
+        parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy
+        self._step = Step(*parts, measured=bool(self.metrics))
+        self._known_streams: list[Stream] | None = None
+        self._history: Any = None  # what the last training has reported
+        self._signals, self._use = Signals(), Use()
+        self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
+        if compile:
+            compile_in_place(model)
+        self._made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_made" in vars(self):
+            if name in _MADE_WITH:
+                raise ConfigError(
+                    f"{name} is what a trainer is made with, and stays as it is. Make another Trainer with it."
+                )
+            if name in _BETWEEN_TRAININGS:
+                value = self._between_trainings(name, value)
+        super().__setattr__(name, value)
+
+    @property
+    def microbatch(self) -> int | Literal["auto"] | None:
+        """Rows that pass the model at once, from the next update on; "auto": fewer when memory runs out."""
+        return self._step.settings.microbatch
+
+    @microbatch.setter
+    def microbatch(self, rows: int | Literal["auto"] | None) -> None:
+        check.can_split(self.objectives, rows)
+        self._from_the_next_update("microbatch", whole(rows) or rows)
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The largest norm of the gradients, from the next update on."""
+        return self._step.settings.clip_norm
+
+    @clip_norm.setter
+    def clip_norm(self, norm: float | None) -> None:
+        self._from_the_next_update("clip_norm", norm)
+
+    @property
+    def clip_value(self) -> float | None:
+        """The largest value in the gradients, from the next update on."""
+        return self._step.settings.clip_value
+
+    @clip_value.setter
+    def clip_value(self, value: float | None) -> None:
+        self._from_the_next_update("clip_value", value)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; the first of several."""
+        return next(iter(self.optimizers.values()))
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
+        return self._step.guard.skipped
+
+    @property
+    def categories(self) -> dict[str, list[str]]:
+        """What the numbers of each stream stood for in the training, where they were strings.
+
+        They are those of the last `fit` of the model, or of the run whose weights it was given.
+        """
+        known = categories_of(self.model) or {}
+        return {stream: list(strings) for stream, strings in known.items() if strings}
+
+    @one_thread
+    def validate(
+        self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
+    ) -> dict[str, Any]:
+        """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`."""
+        source = self._source_of(data, name, batch_size, limit)
+        for objective in self.eval_objectives.values():
+            objective.prepare(source.streams, {name: check.columns_of(source)})
+        if self.metrics:
+            check.measurable(self.eval_objectives, source.streams, self.target)
+        return self._score(source, name, batch_size, limit)
+
+    def test(self, data: Any, *, batch_size: int | None = None) -> dict[str, Any]:
+        """As `validate`, with keys that begin with "test"."""
+        return self.validate(data, "test", batch_size=batch_size)
+
+    @one_thread
+    def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
+        """What the model returns for every row, in order, on the host."""
+        source = self._source_of(data, "predict", batch_size)
+        objective = next(iter(self.eval_objectives.values()))
+        with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, batch_size) as feed:
+            return evaluate.predictions(objective, self.model, feed, self.precision, self._team.gather)
+
+    @one_thread
+    def step(self, batch: Any) -> dict[str, Any]:
+        """One update from a Batch, a tuple, a dict or a list of sample dicts: `total_loss` and every term.
+
+        The model stays in its arena between calls; `release` takes it out.
+        """
+        self._find_workers()
+        self._team.comm.at(self._step.updates, "training")
+        batch = self._team.share(self._batch_of(batch).to(self.device), self.model)
+        try:
+            if (streams := batch.streams) != self._known_streams:
+                for objective in self.objectives.values():
+                    objective.prepare(streams, {})
+                self._known_streams = streams
+            with evaluate.mode(self._modules, training=True), deterministic_mode(self.deterministic):
+                outcome = self._update(batch)
+                self._step.guard.settle()
+        except BaseException as error:
+            self._team.tear(error)
+            raise
+        return outcome.losses
+
+    def train_step(self, batch: Batch) -> Outcome:
+        """One update. Override it to do something before or after, or an update of your own instead.
+
+        Return what this returns, an `Outcome(losses, outputs)`, or losses by name, as means over the rows of the batch;
+        without outputs there are no training metrics. An override that never comes here finds an ordinary model and
+        optimizer, and the trainer can have no `clip_norm`, `clip_value`, `microbatch`, `precision` or
+        `nonfinite="skip"`; one that mixes both says `arena=False`.
+        """
+        check.is_batch(batch, "train_step")
+        return self._step(batch)
+
+    def evaluate_step(self, batch: Batch) -> Outcome:
+        """One batch of a validation. Override it as you override `train_step`."""
+        check.is_batch(batch, "evaluate_step")
+        read, scored = self._step.guard.read, bool(self.metrics)
+        return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
+
+    @one_thread
+    def release(self) -> None:
+        """Makes model and optimizer ordinary again; `fit` does so at its end."""
+        self._step.release()
+
+    @property
+    def updates_plainly(self) -> bool:
+        """Whether nobody has overridden `train_step`."""
+        return getattr(self.train_step, "__func__", None) is Trainable.train_step
+
+    @property
+    def evaluates_plainly(self) -> bool:
+        """Whether nobody has overridden `evaluate_step`."""
+        return type(self).evaluate_step is Trainable.evaluate_step
+
+    def _update(self, batch: Batch) -> Outcome:
+        """One update by `train_step`. After one by an override, the guard checks the weights."""
+        if self.updates_plainly:
+            return self.train_step(batch)
+        step, made = self._step, self._step.updates
+        refusal = self._refusal() if step.unproven else ""
+        kept = self._kept() if refusal else None  # whether an update is its own is known once it is made
+        step.expect()
+        outcome = as_outcome(self.train_step(batch), "train_step", batch)
+        if step.updates == made:
+            if kept is not None:
+                kept.restore()
+            if refusal := refusal or self._refusal():
+                raise ConfigError(refusal)
+            step.updates += 1
+        step.unproven = False
+        step.watch(outcome)
+        return outcome
+
+    def _refusal(self) -> str:
+        return check.own_update(self._config | asdict(self._step.settings), self.strategy.shares_updates)
+
+    def _kept(self) -> Kept:
+        """What an update changes, to be put back."""
+        kept = Kept()
+        for holder in (*(module for root in self._modules for module in root.modules()), *self.optimizers.values()):
+            kept.keep(vars(holder))
+        return kept
+
+    def _score(self, source: Source, name: str, size: int | None = None, limit: int | None = None) -> dict[str, Any]:
+        """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
+        objective, team = self.eval_objectives[scoring(self.eval_objectives)], self._team
+        metrics = team.fresh(self.metrics.fresh(objective.reads, objective.ignores))
+        joins = self.evaluates_plainly and len(self.eval_objectives) == 1
+        with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, size) as feed:
+            batches = evaluate.limited(feed, limit, self._signals.check_scoring)
+            outcomes = evaluate.apart(self.evaluate_step, batches)
+            if joins and isinstance(objective, Supervised) and objective.joins:
+                read, scored = self._step.guard.read, [self.target] if metrics else []
+                outcomes = evaluate.together(objective, self.model, batches, self.precision, read, scored)
+            return evaluate.score(outcomes, name, metrics, objective, self.target, team.scored)
+
+    def _once(self, source: Source, batch_size: int | None) -> Feed:
+        """The batches of one pass over data, this worker's part of them."""
+        return Feed(
+            source,
+            self.device,
+            batch_size=batch_size or self._sizes.first,
+            macrobatch=self.macrobatch,
+            waiting=self._signals.check_scoring,
+            shard=self._team.scores,
+            once=True,
+        )
+
+    @property
+    def _sizes(self) -> Sizes:
+        """How large the batches of a training are."""
+        return Sizes(self.batch_size or DEFAULT_BATCH)
+
+    def _source_of(self, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:
+        """Data for one pass, checked; `name` is what errors call them."""
+        self._find_workers()
+        check.positive("batch_size", batch_size, whole=True)
+        known = categories_of(self.model)
+        source = source_on(data, self.device, name, categories=known)
+        check.can_be_read(source, name, known, limit)
+        return source
+
+    def _batch_of(self, batch: Any) -> Batch:
+        """A batch of whatever `step` takes; strings keep the numbers that they have in the first one."""
+        if isinstance(batch, Batch):
+            return batch
+        known = categories_of(self.model)
+        found, held = as_batch(batch, known)
+        if known is None:
+            remember_categories(self.model, held or None)
+        return found
+
+    def _check_setting(self, name: str, value: Any) -> None:
+        """Raises on a setting that nothing could work with."""
+        check.setting(name, value)
+
+    def _from_the_next_update(self, name: str, value: Any) -> None:
+        """Changes a setting; within a training, which then keeps it in its state, that is no setting of the run."""
+        self._check_setting(name, value)
+        with self._use.during(f"setting {name}"):
+            self._step.change(**{name: value})
+            if not self._use.trains:
+                self._config = self._config | {name: config.plain(value)}
+
+    def _between_trainings(self, name: str, value: Any) -> Any:
+        """A setting of the next training, checked."""
+        if self._use.trains:
+            hint = "Say batch_size={0: 32, '5 epochs': 64}." if name == "batch_size" else "Set it before fit()."
+            raise ConfigError(f"{name} cannot be changed while a training is under way. {hint}")
+        self._check_setting(name, value)
+        if name in self._config:
+            self._config = self._config | {name: config.plain(value)}
+        if name == "metrics":
+            value = value if isinstance(value, Metrics) else Metrics(value)
+            self._step.measure(bool(value))
+        return value
+
+    def _find_workers(self) -> None:
+        """Learns who the other workers are: the trainer may have been made before they were there."""
+        if self._team.comm is not here() and not (self._team.comm.count == 1 == here().count):
+            self._follow(self._wanted)
+
+    def _follow(self, strategy: Strategy | None) -> None:
+        """From now on it works with the others, or alone, as this strategy says."""
+        self._wanted, self._team = strategy, make_team(strategy)
+        self._team.device, self._step.strategy = self.device, self._team.strategy
+        vars(self)["strategy"] = self._team.strategy

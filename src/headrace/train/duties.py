@@ -1,0 +1,170 @@
+"""What is due after an update: to measure, validate, move rates, report, and keep the best weights."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+from ..data.source import Source
+from ..errors import ConfigError
+from ..step import evaluate
+from ..step.signals import Interrupted
+from ..step.trainable import Trainable
+from ..store import rng
+from .checkpointer import Checkpointer
+from .coordinator import Coordinator
+from .plan import Plan
+from .train_state import TrainState
+
+AFTER_THE_REPORT = ("on_report", "on_checkpoint", "on_fit_end")
+"""Hooks from which a number would come too late for the report of its step."""
+
+
+class Duties:
+    """Does each thing once for a step, also where a training goes on from that step: its state knows what is done."""
+
+    def __init__(
+        self, trainer: Trainable, plan: Plan, at: TrainState, checkpointer: Checkpointer, workers: Coordinator
+    ) -> None:
+        self._trainer, self._plan, self._at, self._info = trainer, plan, at, at.info
+        self._checkpointer, self._workers = checkpointer, workers
+        self._step = -1  # at which this was looked at last
+        self.save = False
+        """Whether a checkpoint is due."""
+        self._put_off = False  # whether one waits for the end of the epoch
+        self.common = False
+        """Whether something was due after the last update for all workers."""
+
+    def settle(self) -> None:
+        """What was asked for, and what is due at this step: called before and after the driver's turn."""
+        info, step = self._info, self._info.counters.steps
+        if info.asked:
+            self.grant()
+        due = self._plan.within_epochs or info.counters.ends_epoch or info.stopping or info.extra_numbers
+        if due and step != self._step:
+            self._step = step
+            self.do()
+        elif info.extra_numbers:  # which the driver has logged
+            self.report(info.history.keys_at(step), info.row())
+
+    def do(self) -> None:
+        """Each thing once for a step, also where a training goes on from that step: what is done is in its state."""
+        info, at = self._info, self._at
+        at.complete = False
+        told = info.history.keys_at(info.step) if "row" in at.done else set()
+        counters = info.row()  # before the rates of the next update
+        self.common |= info.ends_epoch
+        for what, act in (
+            ("log", self._measure),
+            ("val", self._validate),
+            ("rates", self._move_rates),
+            ("epoch", self._end_epoch),
+        ):
+            if what not in at.done and act(counters):
+                at.done.add(what)
+        self.report(told, counters)
+        self.keep_best()
+        at.complete = True
+        if "save" not in at.done:
+            at.done.add("save")
+            self.save |= self._save_is_due()
+
+    def _measure(self, counters: dict[str, Any]) -> bool:
+        """What has been trained since the last report."""
+        if not (self._plan.log_every.fires(self._info.counters) or self._info.stopping):
+            return False
+        self._trainer._step.guard.settle()
+        self.common = True
+        found = evaluate.report("train", self._at.tally, self._at.metrics, self._workers.trained)
+        self._info.rates = self._workers.rates
+        self._info.history.at(counters).update(found)
+        return True
+
+    def _validate(self, counters: dict[str, Any]) -> bool:
+        plan = self._plan
+        if plan.val is None or not (plan.validate_every.fires(self._info.counters) or self._info.stopping):
+            return False
+        self.common = True
+        self.score(plan.val, "val")
+        return True
+
+    def _move_rates(self, counters: dict[str, Any]) -> bool:
+        self._at.rates.after(self._info.counters, self._info.history)
+        return True
+
+    def _end_epoch(self, counters: dict[str, Any]) -> bool:
+        info = self._info
+        if info.ends_epoch:
+            row = info.history.rows[-1] if info.history.keys_at(info.step) else counters
+            self.call("on_epoch_end", info, row)
+        return info.ends_epoch
+
+    def score(self, source: Source, name: str) -> None:
+        """Scores a data set in the middle of a training and writes it into the history."""
+        before = rng.capture(self._trainer.device)
+        try:
+            with self._trainer._signals.scoring(), self._workers.agreed(self._at):
+                scores = self._trainer._score(source, name)
+        except Interrupted:
+            rng.restore(before, self._trainer.device)
+            raise
+        self._workers.has_scored()
+        self._info.history.at(self._info.row()).update(scores)
+        self.call("on_validation_end", self._info, scores)
+
+    def report(self, told: Set[str], counters: dict[str, Any]) -> None:
+        """The report of this step is complete, with what was logged: what has not been `told` of it goes out."""
+        info = self._info
+        if info.extra_numbers:
+            info.history.at(counters).update(info.extra_numbers)
+            info.extra_numbers = {}
+        if not info.history.keys_at(info.step) - told:
+            return
+        row = {key: value for key, value in info.history.rows[-1].items() if key in counters or key not in told}
+        self.call("on_report", info, row)
+        self._checkpointer.report(row, info.counters.minutes)
+        self._at.done.add("row")
+
+    def keep_best(self) -> None:
+        """The weights of this step are kept, if a callback or whoever drives the loop has marked it."""
+        info = self._info
+        if not self._workers.keeps(info, self.common):
+            return
+        if info.best is not None and info.step == info.best.step != info.history.marked:
+            info.history.marked = info.step
+            with self._workers.agreed(self._at):
+                self._checkpointer.mark_best(self._trainer.model)
+        if "best" not in self._at.done:
+            self._at.done.add("best")
+            self.save = True
+
+    def _save_is_due(self) -> bool:
+        """Whether a checkpoint is to be written. Where data have no state, it waits for the end of the epoch."""
+        self._put_off |= self._checkpointer.due(self._info)
+        due = self._put_off and (self._at.initial is not None or self._info.ends_epoch)
+        self._put_off &= not due
+        return due
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Calls a hook, and does what is asked for there."""
+        self._info.sealed = hook in AFTER_THE_REPORT
+        self._plan.callbacks.call(hook, *arguments)
+        self._info.sealed = False
+        if self._info.asked:
+            self.grant()
+
+    def grant(self) -> None:
+        """What callbacks have asked for is done, in the order in which they have."""
+        asked, self._info.asked = self._info.asked, []
+        if self._info.leased:
+            raise ConfigError(
+                f"a callback asks to change {', '.join(what for what, _ in asked)}, which workers at a center cannot "
+                "agree on: each goes at its own pace. Use a strategy without a center."
+            )
+        for what, value in asked:
+            if what == "rate":
+                self._at.set_rate(value)
+            elif what == "freeze":
+                self._at.frozen.freeze(*value)
+            else:
+                self._at.frozen.thaw(*value)
