@@ -1,4 +1,4 @@
-"""Threads that run one at a time, each on a clock of its own: whoever is due first has the baton."""
+"""Runs threads one at a time, each on a clock of its own: the one that is due first runs next."""
 
 import contextvars
 import ctypes

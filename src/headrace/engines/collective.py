@@ -1,4 +1,4 @@
-"""Virtual time and collective calls: what workers have given, what comes of it, and how long it all takes."""
+"""The model of a virtual network: collective calls, and how long they and the computing take."""
 
 import json
 from collections.abc import Callable, Sequence

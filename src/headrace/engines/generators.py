@@ -1,4 +1,4 @@
-"""What a process has only once, and every virtual worker for itself: random states, and a few settings.
+"""Gives every virtual worker what a process has only once: random states, and a few settings.
 
 They change hands with the baton, thousands of times a second. So NumPy's generator is exchanged as an object, whose
 state is asked for only if its memory has changed, and Python's is exchanged as memory.

@@ -1,4 +1,4 @@
-"""What is to be run in every worker, and where."""
+"""The function that every worker is to call, its result, and the models among its arguments."""
 
 import copy
 from collections.abc import Callable, Sequence

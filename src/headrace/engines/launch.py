@@ -1,4 +1,4 @@
-"""One function for every worker: checked, and given to the engine that is named."""
+"""`launch`: checks what is asked for, and gives it to the engine that is named."""
 
 import os
 from collections.abc import Callable, Sequence

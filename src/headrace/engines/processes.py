@@ -1,4 +1,4 @@
-"""Workers that are processes of this machine: started, watched, and all started again when one fails."""
+"""The engine of processes on this machine: starts and watches them, and starts all again when one fails."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""What a virtual worker sees of the others: a communicator and a center, both in virtual time."""
+"""The communicator and the center of a virtual worker, both in virtual time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

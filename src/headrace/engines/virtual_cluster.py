@@ -1,4 +1,4 @@
-"""What virtual workers have in common: clocks, a network, collectives, and their end."""
+"""The cluster of virtual workers: their clocks, network, collectives and failures."""
 
 from collections.abc import Callable
 from functools import partial

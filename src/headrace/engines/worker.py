@@ -1,4 +1,4 @@
-"""What happens in the process of a worker that `launch` has started, and what comes back from it."""
+"""Runs the function of a launch in a worker's process, and packs what it returns."""
 
 import os
 import pickle

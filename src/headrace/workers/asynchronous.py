@@ -1,4 +1,4 @@
-"""Asynchronous training: workers bring changes to a center that has moved on meanwhile."""
+"""Asynchronous training: each worker sends its change to a center that others have changed meanwhile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The center's contract: weights at which workers meet without waiting for each other, and the data that they lease.
+"""The center as a worker sees it: it applies changes to shared weights without making workers wait, and leases rows.
 
 One exchange does everything: it applies what a worker has learnt, and records which rows it learnt it from. So what
 the center holds and what it says of the data can never differ, whoever dies when.

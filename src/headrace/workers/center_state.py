@@ -1,4 +1,4 @@
-"""A center in this process: the weights, who has brought what, and which rows it has learnt from."""
+"""The state of a center: the weights, what each worker has pushed, and which rows the weights have learnt from."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What strategies have in common whose workers meet a center, each at its own pace."""
+"""The base of strategies whose workers exchange weights with a center, each at its own pace."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How workers learn what becomes of the others: each one's heart beats in the store that all of them know.
+"""Finds workers that are lost, stand still or fail: each writes its state to a store that all can read.
 
 A thread of its own does all that speaks with the store, so that a store that does not answer holds up nobody. The
 first error that any worker reports is the cause; what the others then run into is its consequence.
@@ -32,7 +32,7 @@ _TEXT, _TRACE = 4_000, 20_000  # characters of a message and of a traceback that
 
 @dataclass(frozen=True, slots=True)
 class Heart:
-    """A worker as it was at its last beat."""
+    """What a worker last wrote about itself."""
 
     beat: int = 0
     step: int = 0

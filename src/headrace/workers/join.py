@@ -1,4 +1,4 @@
-"""How a worker joins the others: the key-value store that all know, and the process group, as its environment says."""
+"""Connects a worker with the others as its environment says: the key-value store, and the process group."""
 
 import os
 import socket

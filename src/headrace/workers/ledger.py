@@ -1,4 +1,4 @@
-"""What a center records: which rows are leased or used, which workers are there, and what became of their pushes."""
+"""What a center records: which rows are leased or used, which workers take part, and what became of their pushes."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Strategies by name, as a command line says them: "diloco", or "periodic:every=16 steps,weights=equal"."""
+"""Makes strategies from text, as on the command line: "diloco", or "periodic:every=16 steps,weights=equal"."""
 
 from inspect import signature
 from types import NoneType, UnionType

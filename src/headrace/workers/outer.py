@@ -1,4 +1,4 @@
-"""Where a round began, and how it ends: at the workers\' mean, or where an optimizer of its own goes from there."""
+"""The end of a round: all workers go on with their mean, or where an outer optimizer steps from it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real

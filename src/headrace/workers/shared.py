@@ -1,4 +1,4 @@
-"""Sums of vectors among workers on one host, through memory that they share.
+"""Adds up vectors of workers on one host, through memory that they share.
 
 Every worker copies its vector into a place of its own, part by part, says so, and adds up what lies in all places.
 The places are few and small, so that what is read has just been written and is still in the processor's cache.

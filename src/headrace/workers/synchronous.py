@@ -1,4 +1,4 @@
-"""One batch for all workers: their gradients are added up, and every replica makes the same update."""
+"""Synchronous training: the workers share one batch, add up their gradients and make the same update."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal

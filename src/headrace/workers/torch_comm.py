@@ -1,4 +1,4 @@
-"""Workers that torchrun, `launch` or Ray Train have started: they speak through torch.distributed."""
+"""The communicator over torch.distributed, for workers that torchrun, `launch` or Ray has started."""
 
 import atexit
 import faulthandler

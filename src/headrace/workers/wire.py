@@ -1,4 +1,4 @@
-"""Values as one vector of bytes: JSON of what `codec` makes of them, and the tensors behind it.
+"""Packs values into one vector of bytes: JSON of what `codec` makes of them, and the tensors behind it.
 
 length of the JSON, 8 bytes │ JSON {"value", "tensors": {dtype: [[name, shape], ...]}} │ tensors, one behind the other
 

@@ -1,4 +1,4 @@
-"""The center as an actor, whose state outlives it, and as a worker sees it."""
+"""The center on Ray: an actor that saves its state and may be restarted, and the client of a worker."""
 
 import math
 import time

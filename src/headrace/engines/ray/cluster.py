@@ -1,4 +1,4 @@
-"""The Ray cluster that workers are placed on: the one that is there, or one of our own on this machine."""
+"""Joins the Ray cluster that is there, or starts a private one on this machine."""
 
 import logging
 import os

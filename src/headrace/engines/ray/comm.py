@@ -1,4 +1,4 @@
-"""What a worker on Ray sees of the others: through torch.distributed, or through the driver's store at a center."""
+"""The communicators of workers on Ray: through torch.distributed, or through the driver's store at a center."""
 
 import os
 import threading

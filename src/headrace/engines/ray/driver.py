@@ -1,4 +1,4 @@
-"""Workers on Ray: each is an actor in a placement group; the driver starts them, and starts again whom it loses.
+"""Starts and watches the workers on Ray: each is an actor in a placement group, and is started again when it is lost.
 
 Workers that go in step are all started again when one is lost. Those at a center are started again one by one, while
 the others go on. https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
