@@ -242,9 +242,9 @@ def test_what_a_worker_ends_by_is_told_in_a_sentence_and_where_it_was_raised_in_
 
     reports = []
     for worker, raised in enumerate([hr.WorkerError("worker 0 has waited for the others"), error]):
-        parcel = cloudpickle.dumps((end_by, (raised,))), ProgramPlace.here()
+        packed = cloudpickle.dumps((end_by, (raised,))), ProgramPlace.here()
         with torch.random.fork_rng([]), pytest.raises(Failure) as failed:
-            carry_out(parcel, worker, Null)
+            carry_out(packed, worker, Null)
         reports.append(pickle.loads(pickle.dumps(failed.value)).report)  # as it comes from a worker
     found = cause(reports)
     assert found is not None

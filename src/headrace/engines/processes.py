@@ -37,7 +37,7 @@ def run(job: Job) -> Result:
     """Runs the job's workers to their end: what worker 0 has to give."""
     _check_place()
     devices = _devices(job)
-    parcel = pack(job)
+    packed = pack(job)
     with ExitStack() as stack:
         stack.enter_context(_environment(job, devices))
         stack.enter_context(_as_before())
@@ -46,7 +46,7 @@ def run(job: Job) -> Result:
         store = listen(LOOPBACK, 0, job.timeout_s)
         for attempt in range(job.restarts + 1):
             file = room / f"job-{attempt}"
-            file.write_bytes(parcel)
+            file.write_bytes(packed)
             error = WorkerProcesses(job, str(file), store, attempt, asked).error()
             if asked:
                 raise _ending(asked[0])

@@ -51,7 +51,7 @@ class TorchComm(Comm):
         atexit.register(self._leave)
         if self._nudged_by is not None:
             signal.signal(self._nudged_by, lambda *_: self._beats.interrupt())
-        self._shared = self._neighbours(timeout_s) if self.count > 1 else None
+        self._shared = self._on_one_host(timeout_s) if self.count > 1 else None
         self.overlaps = self._shared is None or torch.cuda.is_available()
 
     @classmethod
@@ -122,7 +122,7 @@ class TorchComm(Comm):
 
     # --- calls that need the others
 
-    def _neighbours(self, timeout_s: float) -> Shared | None:
+    def _on_one_host(self, timeout_s: float) -> Shared | None:
         begun_s = time.monotonic()
         try:
             return Shared.connect(self.shard, self.all_gather, timeout_s)

@@ -65,15 +65,15 @@ class WorkerActor:
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    def work(self, parcel: tuple[bytes, ProgramPlace], seat: Seat) -> Outcome | None:
+    def work(self, packed: tuple[bytes, ProgramPlace], seat: Seat) -> Outcome | None:
         """Joins the others and calls the function; worker 0's outcome. `None`: the workers are to have a center."""
-        return carry_out(parcel, seat.shard.index, seat.join)
+        return carry_out(packed, seat.shard.index, seat.join)
 
 
-def carry_out(parcel: tuple[bytes, ProgramPlace], worker: int, join: Callable[[], Comm]) -> Outcome | None:
+def carry_out(packed: tuple[bytes, ProgramPlace], worker: int, join: Callable[[], Comm]) -> Outcome | None:
     """In a worker. Whatever the function raises is a `Failure` here, also an exit."""
     try:
-        function, place = parcel
+        function, place = packed
         place.enter()
         main, arguments = cloudpickle.loads(function)
         comm = join()
@@ -126,7 +126,7 @@ class Driver:
         self._center: Any = None
         self._host = ray.util.get_node_ip_address()
         self._store = listen(self._host, 0, job.timeout_s)
-        self._parcel = ray.put((self._packed(), ProgramPlace.here()))
+        self._packed_job = ray.put((self._packed(), ProgramPlace.here()))
         stack.callback(self._end)
         self._group = self._placed()
         if job.centered and job.workers > 1:
@@ -244,7 +244,7 @@ class Driver:
             center=self._center,
             timeout_s=self._job.timeout_s,
         )
-        worker = _Worker(number, start, process, process.work.remote(self._parcel, seat), time.monotonic())
+        worker = _Worker(number, start, process, process.work.remote(self._packed_job, seat), time.monotonic())
         self._workers.append(worker)
         return worker
 
