@@ -15,7 +15,7 @@ import torch
 from timing import Sample, silence
 
 import headrace as hr
-from headrace.workers.center import Push, Terms
+from headrace.workers.center import LeaseTerms, Push
 from headrace.workers.here import here
 
 BYTES = 4 << 20
@@ -48,7 +48,7 @@ def _exchange(strategy: hr.Elastic, repeats: int) -> dict[str, list[float]]:
             for _ in range(CALLS):
                 rivals[name]()
             found[name].append(time.perf_counter() - start)
-    comm.center.leave(ended=True)
+    comm.center.leave()
     return found
 
 
@@ -69,12 +69,12 @@ def _raw() -> Callable[[], None]:
 
 def _center(strategy: hr.Elastic, center: Any) -> Callable[[], None]:
     weights = {f"layer.{k}": torch.zeros(BYTES // 4 // 8) for k in range(8)}
-    version = center.join(strategy.rule, Terms(rows=1 << 40, lease=1 << 40), weights).version
+    version = center.join(strategy.rule, LeaseTerms(rows=1 << 40, lease=1 << 40), weights).version
     sequence = 0
 
     def exchange() -> None:
         nonlocal version, sequence
         sequence += 1
-        version = center.meet(Push(sequence, version, weights, rows=0)).version
+        version = center.exchange(Push(sequence, version, weights, rows=0)).version
 
     return exchange

@@ -65,9 +65,8 @@ _HOMES = {
     "watch.trackers": ["MLflow", "WandB"],
     "workers.asynchronous": ["Asynchronous"],
     "workers.block_momentum": ["BlockMomentum"],
-    "workers.diloco": ["DiLoCo"],
     "workers.elastic": ["Elastic"],
-    "workers.periodic": ["Periodic"],
+    "workers.rounds": ["DiLoCo", "Periodic"],
     "workers.strategy": ["Strategy"],
     "workers.synchronous": ["Synchronous"],
 }
@@ -158,9 +157,9 @@ if TYPE_CHECKING:
     from .watch.trackers import WandB as WandB
     from .workers.asynchronous import Asynchronous as Asynchronous
     from .workers.block_momentum import BlockMomentum as BlockMomentum
-    from .workers.diloco import DiLoCo as DiLoCo
     from .workers.elastic import Elastic as Elastic
-    from .workers.periodic import Periodic as Periodic
+    from .workers.rounds import DiLoCo as DiLoCo
+    from .workers.rounds import Periodic as Periodic
     from .workers.strategy import Strategy as Strategy
     from .workers.synchronous import Synchronous as Synchronous
 

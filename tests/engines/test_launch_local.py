@@ -23,7 +23,7 @@ from headrace.engines.launch import launch
 from headrace.engines.network import Network
 from headrace.engines.sim import SimComm
 from headrace.errors import ConfigError, WorkerError
-from headrace.workers.center import Push, Terms, Vectors, Wait
+from headrace.workers.center import LeaseTerms, NothingYet, Push, Vectors
 from headrace.workers.elastic import Elastic
 from headrace.workers.here import here
 from headrace.workers.synchronous import Synchronous
@@ -61,11 +61,11 @@ def nothing() -> None:
         ({"engine": "Ray"}, "Did you mean 'ray'?"),
         ({"engine": None}, "unknown engine None. Choose one of: local, processes, ray."),
         ({"nodes": 0}, "nodes= is a whole number"),
-        ({"workers": 4, "nodes": 3, "engine": "processes"}, "4 workers for 3 nodes"),
-        ({"workers": 4, "nodes": 2}, "nodes= is for engine='processes' or 'ray'"),
+        ({"workers": 4, "nodes": 3, "engine": "ray"}, "4 workers for 3 nodes"),
+        ({"workers": 4, "nodes": 2}, "nodes= is for engine='ray'; engine='local' is this machine alone"),
+        ({"workers": 4, "nodes": 2, "engine": "processes"}, "On several machines, start the script with torchrun"),
         ({"workers": 2, "devices": [0, 1]}, "devices= is for engine='processes' or 'ray'"),
         ({"workers": 2, "address": "10.0.0.1:29500"}, "address= is for engine="),
-        ({"workers": 2, "interface": "eth0"}, "interface= is for engine="),
         ({"devices": "cuda", "engine": "processes"}, "devices= lists the accelerators"),
         ({"devices": [0, 0], "engine": "processes"}, "each accelerator once"),
         ({"devices": [0], "workers": 2, "engine": "processes"}, "each of a node's 2 workers needs a device"),
@@ -425,7 +425,7 @@ def test_an_error_of_the_function_starts_nothing_again() -> None:
 class Add:
     """The center adds up what is pushed."""
 
-    def meet(self, center: Vectors, push: Push, staleness: int) -> Vectors | None:
+    def apply(self, center: Vectors, push: Push, staleness: int) -> Vectors | None:
         for name, value in push.vectors.items():
             center[name].add_(value)
         return center
@@ -437,10 +437,10 @@ EPOCH, LEASE = 60, 4
 def train_by_leases(log: list[Any] | None = None, pause: float = 0.0) -> dict[str, Any]:
     """Leases rows, works on them, and pushes a 1 for each row, until all are used."""
     comm, center = me(), me().center
-    reply = center.join(Add(), Terms(EPOCH, LEASE, EPOCH), {"w": torch.zeros(250)})
+    reply = center.join(Add(), LeaseTerms(EPOCH, LEASE, EPOCH), {"w": torch.zeros(250)})
     sequence = 0
     while (lease := center.lease()) is not None:
-        if isinstance(lease, Wait):
+        if isinstance(lease, NothingYet):
             center.wait(lease)
             continue
         rows = lease.stop - lease.start
@@ -450,7 +450,7 @@ def train_by_leases(log: list[Any] | None = None, pause: float = 0.0) -> dict[st
             sequence, reply.version, {"w": torch.full((250,), float(rows))}, rows, [(lease.id, lease.start, lease.stop)]
         )
         begun = comm.now()
-        reply = center.meet(push)
+        reply = center.exchange(push)
         if log is not None:
             log.append((comm.shard.index, round(begun, 9), round(comm.now(), 9), reply.version))
     final = center.pull()
@@ -533,11 +533,11 @@ def test_a_death_at_any_time_loses_no_row_and_uses_none_twice(at: float) -> None
 def test_who_waits_for_a_lease_that_nobody_can_free_is_told() -> None:
     def main() -> None:
         center = me().center
-        center.join(Add(), Terms(8, 8, 8), {"w": torch.zeros(1)})
+        center.join(Add(), LeaseTerms(8, 8, 8), {"w": torch.zeros(1)})
         if me().shard.index == 0:
             center.lease()
-            center.wait(Wait())  # for itself
-        while isinstance(lease := center.lease(), Wait):
+            center.wait(NothingYet())  # for itself
+        while isinstance(lease := center.lease(), NothingYet):
             center.wait(lease)
 
     with pytest.raises(WorkerError, match=r"no worker can go on: worker 0 waits in center.wait"):
@@ -547,12 +547,12 @@ def test_who_waits_for_a_lease_that_nobody_can_free_is_told() -> None:
 def test_workers_end_without_leaving_and_their_rows_are_free() -> None:
     def main() -> int:
         center = me().center
-        center.join(Add(), Terms(8, 8, 8), {"w": torch.zeros(1)})
+        center.join(Add(), LeaseTerms(8, 8, 8), {"w": torch.zeros(1)})
         if me().shard.index == 1:
             return 0 if center.lease() is None else 1
         me().worked(1)
         waits = 0
-        while isinstance(lease := center.lease(), Wait):
+        while isinstance(lease := center.lease(), NothingYet):
             center.wait(lease)
             waits += 1
         return waits
@@ -564,13 +564,13 @@ def test_workers_end_without_leaving_and_their_rows_are_free() -> None:
 def test_what_the_center_gives_is_a_copy() -> None:
     def main() -> list[float]:
         center = me().center
-        reply = center.join(Add(), Terms(8, 1, 8), {"w": torch.zeros(1)})
+        reply = center.join(Add(), LeaseTerms(8, 1, 8), {"w": torch.zeros(1)})
         reply.vectors["w"].add_(100.0)
         lease = center.lease()
         assert lease is not None
-        assert not isinstance(lease, Wait)
-        first = center.meet(Push(1, 0, {"w": torch.ones(1)}, 1, [(lease.id, lease.start, lease.stop)])).vectors["w"]
-        center.wait(Wait()) if me().leader else None
+        assert not isinstance(lease, NothingYet)
+        first = center.exchange(Push(1, 0, {"w": torch.ones(1)}, 1, [(lease.id, lease.start, lease.stop)])).vectors["w"]
+        center.wait(NothingYet()) if me().leader else None
         return [first.item(), center.pull().vectors["w"].item()]
 
     assert launch(main, workers=2)[0] in (1.0, 2.0)

@@ -10,7 +10,7 @@ import pytest
 from kit.process_workers import TIMEOUT_S, acted, launched, pids, raised, times
 from kit.torch_workers import SOON_S, wait_until_gone
 
-from headrace.engines.agent import GRACE_S
+from headrace.engines.processes import GRACE_S
 
 # --- failures -------------------------------------------------------------------------------------------
 

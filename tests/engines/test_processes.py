@@ -6,16 +6,15 @@ import random
 import runpy
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from kit.forked import start, tell
+from kit.forked import start
 from kit.process_workers import launched, pids
-from kit.sockets import LOOPBACK, free_port, listening
+from kit.sockets import LOOPBACK, listening
 from kit.torch_workers import fork_workers, run_torchrun
 from torch import nn
 
@@ -162,35 +161,3 @@ def test_a_plain_script_works_under_torchrun(tmp_path: Path) -> None:
     assert ended.stdout == "total [3.0, 3.0, 3.0] ['x', 'x']\n"
     assert "Traceback" not in ended.stderr
     assert "destroy_process_group" not in ended.stderr
-
-
-# --- several nodes --------------------------------------------------------------------------------------
-
-
-def is_a_node(address: str, how: str) -> None:
-    fork_workers()
-    job = Job(meets, (how,), workers=4, nodes=2, restarts=1, address=address, interface="lo", timeout_s=10.0)
-    tell(f"result {run(job).value}")
-
-
-def meets(how: str) -> list[Any]:
-    comm = here()
-    comm.all_reduce(total := torch.tensor([float(comm.shard.index)]))
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    if how == "fails" and first and comm.shard.index == 3:
-        raise ValueError("a bad start")
-    comm.all_reduce(total)
-    return [comm.all_gather(os.environ["GROUP_RANK"]), total.item()]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["well", pytest.param("fails", marks=pytest.mark.slow)])
-def test_nodes_meet_at_an_address_and_start_again_together(tmp_path: Path, how: str) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(start(is_a_node, tmp_path, address, how)) for _ in range(2)]
-        for node in nodes:
-            assert node.until("result") == "[['0', '0', '1', '1'], 24.0]"
-            assert node.ending() == 0, node.output
-        again = "headrace: all workers start again (1 of 1)."
-        assert [again in node.output for node in nodes] == [how == "fails"] * 2

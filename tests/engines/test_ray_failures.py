@@ -15,14 +15,12 @@ from kit import forked, ray_cases
 from kit.sampled import sampled
 
 import headrace as hr
-from headrace.engines.job import Job
 from headrace.engines.ray import cluster
-from headrace.workers.center import Lease, Push, Wait
+from headrace.workers.center import Lease, LeaseTerms, NothingYet, Push
 from headrace.workers.comm import Null
-from headrace.workers.wire import pack
 
 if TYPE_CHECKING:
-    from headrace.engines.ray.center import Kept
+    from headrace.engines.ray.center import CenterActor
 
 pytest_plugins = ["kit.ray_cluster"]
 pytestmark = [
@@ -40,23 +38,19 @@ SILENT_S = 20.0  # after which a worker is given up that has stopped
 class Worker:
     """Calls a center as `RayCenter` does, and brings counts of what it has leased."""
 
-    def __init__(self, center: "Kept", number: int, life: int = 0) -> None:
+    def __init__(self, center: "CenterActor", number: int, life: int = 0) -> None:
         self.center, self.number, self.life, self.sequence, self.requests = center, number, life, 0, 0
         self.training = 0
         self.leases: list[Lease] = []
 
     def call(self, name: str, *said: Any) -> Any:
-        return self.center.call(self.number, self.life, self.training, ray_cases.Add(), name, *said)
+        from headrace.engines.ray.center import read, write
+
+        return read(self.center.call(self.number, self.life, self.training, ray_cases.Add(), name, write(said)))
 
     def join(self, training: int = 1) -> Any:
-        said = {
-            "terms": {"rows": ray_cases.ROWS, "lease": ray_cases.LEASE, "end": ray_cases.END},
-            "weights": {"seen": torch.zeros(ray_cases.END)},
-            "state": None,
-            "said": None,
-            "training": training,
-        }
-        found = self.call("join", pack(said).numpy(), ray_cases.Add())
+        terms, weights = LeaseTerms(ray_cases.ROWS, ray_cases.LEASE, ray_cases.END), torch.zeros(ray_cases.END)
+        found = self.call("join", ray_cases.Add(), terms, {"seen": weights}, None, None, training)
         self.training, self.sequence = training, 0
         return found
 
@@ -73,36 +67,32 @@ class Worker:
         done = [(lease.id, lease.start, lease.stop)]
         return Push(self.sequence, base, {"seen": seen}, lease.stop - lease.start, done)
 
-    def meet(self, push: Push) -> Any:
-        from headrace.engines.ray.center import _received, _sent_push
-
-        return _received(self.call("meet", _sent_push(push)))
+    def exchange(self, push: Push) -> Any:
+        return self.call("exchange", push)
 
     def pull(self) -> Any:
-        from headrace.engines.ray.center import _received
-
-        return _received(self.call("pull"))
+        return self.call("pull")
 
     @property
     def seen(self) -> torch.Tensor:
         return self.pull().vectors["seen"]
 
 
-def kept(at: Path) -> "Kept":
-    from headrace.engines.ray.center import Kept
-    from headrace.engines.ray.parcel import Place
+def kept(at: Path) -> "CenterActor":
+    from headrace.engines.ray.center import CenterActor
+    from headrace.engines.worker import ProgramPlace
 
-    return Kept(str(at), Place.here())
+    return CenterActor(str(at), ProgramPlace.here())
 
 
 def test_a_push_that_was_saved_and_not_answered_is_applied_once(tmp_path: Path) -> None:
     worker = Worker(kept(tmp_path), 0)
     worker.join()
     push = worker.push(worker.lease())
-    worker.meet(push)
+    worker.exchange(push)
     worker.center._save(at_once=True)
     worker.center = kept(tmp_path)  # the other is dead
-    again = worker.meet(push)
+    again = worker.exchange(push)
     assert (again.taken, again.version, again.samples) == (True, 1, ray_cases.LEASE)
     assert worker.seen.sum() == ray_cases.LEASE
 
@@ -113,15 +103,15 @@ def test_a_push_that_was_lost_with_the_center_is_not_taken_and_its_rows_are_leas
     worker.join()
     first = worker.lease()
     push = worker.push(first)
-    assert worker.meet(push).taken
+    assert worker.exchange(push).taken
     other.center = worker.center = kept(tmp_path)
     other.join()
     theirs = other.lease()
     assert (theirs.start, theirs.stop) == (first.start, first.stop), "as if it had never been used"
     assert theirs.id != first.id
-    late = worker.meet(push)
+    late = worker.exchange(push)
     assert (late.taken, late.samples) == (False, 0)
-    assert other.meet(other.push(theirs)).taken
+    assert other.exchange(other.push(theirs)).taken
     assert torch.equal(worker.seen[: ray_cases.LEASE], torch.ones(ray_cases.LEASE))
     assert worker.seen.sum() == ray_cases.LEASE
 
@@ -131,11 +121,11 @@ def test_a_center_that_begins_again_knows_which_training_it_is_in_and_who(tmp_pa
     other.center = worker.center
     worker.join()
     other.join()
-    worker.meet(worker.push(worker.lease()))
+    worker.exchange(worker.push(worker.lease()))
     worker.call("leave")
     other.center = worker.center = kept(tmp_path)
     waits = worker.join(training=2)
-    assert isinstance(waits, Wait)
+    assert isinstance(waits, NothingYet)
     assert (waits.workers, waits.what) == ((1,), "to leave training 1")
     other.call("leave")
     other.center = worker.center = kept(tmp_path)
@@ -156,7 +146,7 @@ def test_no_wait_at_the_center_lasts_for_ever(monkeypatch: pytest.MonkeyPatch) -
     from headrace.engines.ray import center
 
     monkeypatch.setattr(center, "START_S", 0.0)
-    seen, why = center.RayCenter(None, 1, 0, timeout_s=0.0), Wait((0,), "to begin training 2")
+    seen, why = center.RayCenter(None, 1, 0, timeout_s=0.0), NothingYet((0,), "to begin training 2")
     seen.wait(why)
     with pytest.raises(hr.WorkerError, match="worker 1 has waited at the center for worker 0 to begin training 2, of"):
         seen.wait(why)
@@ -173,7 +163,7 @@ def test_what_everybody_has_heard_is_never_lost(tmp_path: Path) -> None:
     worker = Worker(kept(tmp_path), 0)
     worker.join()
     while worker.call("lease", worker.requests + 1) is not None:
-        worker.meet(worker.push(worker.lease()))
+        worker.exchange(worker.push(worker.lease()))
     worker.center = kept(tmp_path)
     assert torch.equal(worker.seen, torch.ones(ray_cases.END))
     worker.call("ask_to_stop", "enough")
@@ -187,7 +177,7 @@ def test_a_worker_that_was_given_up_says_nothing_any_more(tmp_path: Path) -> Non
     lease = worker.lease()
     worker.center.give_up(0, 0)
     with pytest.raises(hr.WorkerError, match="worker 0 was given up, and another process has taken its place"):
-        worker.meet(worker.push(lease))
+        worker.exchange(worker.push(lease))
     successor = Worker(worker.center, 0, life=1)
     successor.join()
     assert successor.lease().start == lease.start
@@ -207,13 +197,13 @@ def test_a_worker_that_computes_for_long_keeps_its_rows(tmp_path: Path, monkeypa
     now = center._now()
     monkeypatch.setattr(center, "_now", lambda: now + 1e6)
     assert other.lease().start == lease.stop
-    assert slow.meet(slow.push(lease)).taken
+    assert slow.exchange(slow.push(lease)).taken
 
 
 def test_a_save_of_the_center_that_is_damaged_is_not_believed(tmp_path: Path) -> None:
     worker = Worker(kept(tmp_path), 0)
     worker.join()
-    worker.meet(worker.push(worker.lease()))
+    worker.exchange(worker.push(worker.lease()))
     worker.center._save(at_once=True)
     newest = max((tmp_path / "states").glob("step-*"))
     file = newest / "center.safetensors"
@@ -236,25 +226,28 @@ def end_by(error: BaseException) -> None:
     ("error", "told"),
     [
         (hr.ConfigError("worker 1 cannot have this."), "worker 1 cannot have this."),
-        (ZeroDivisionError("in the user's code"), "worker 1 of 2 failed: ZeroDivisionError: in the user's code."),
-        (SystemExit(3), "worker 1 of 2 failed: SystemExit: 3."),
-        (KeyboardInterrupt(), "worker 1 of 2 failed: KeyboardInterrupt."),
+        (ZeroDivisionError("in the user's code"), "worker 1 failed at step 0: ZeroDivisionError: in the user's code"),
+        (SystemExit(3), "worker 1 failed at step 0: SystemExit: 3"),
+        (KeyboardInterrupt(), "worker 1 failed at step 0: KeyboardInterrupt"),
     ],
     ids=["own", "theirs", "exit", "interrupt"],
 )
 def test_what_a_worker_ends_by_is_told_in_a_sentence_and_where_it_was_raised_in_a_note(
     error: BaseException, told: str
 ) -> None:
-    from headrace.engines.ray.parcel import Failure, carry_out
-    from headrace.engines.ray.parcel import pack as packed
-    from headrace.engines.ray.train import _Failures, explained
+    from ray import cloudpickle
 
-    failures: dict[int, Exception] = {}
+    from headrace.engines.ray.driver import Failure, carry_out, cause
+    from headrace.engines.worker import ProgramPlace
+
+    reports = []
     for worker, raised in enumerate([hr.WorkerError("worker 0 has waited for the others"), error]):
+        packed = cloudpickle.dumps((end_by, (raised,))), ProgramPlace.here()
         with torch.random.fork_rng([]), pytest.raises(Failure) as failed:
-            carry_out(packed(Job(end_by, (raised,), workers=2)), worker, 2, Null)
-        failures[worker] = pickle.loads(pickle.dumps(failed.value))  # as it comes from a worker
-    found = explained(_Failures(failures), 2, {})
+            carry_out(packed, worker, Null)
+        reports.append(pickle.loads(pickle.dumps(failed.value)).report)  # as it comes from a worker
+    found = cause(reports)
+    assert found is not None
     assert type(found) is (hr.ConfigError if isinstance(error, hr.ConfigError) else hr.WorkerError)
     assert str(found) == told
     assert "test_ray_failures.py" in "".join(found.__notes__)
@@ -297,7 +290,7 @@ def test_a_worker_that_is_lost_and_one_that_stops_begin_again_while_the_others_g
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_workers_in_step_are_started_again_as_often_as_asked_and_each_failure_is_told_in_a_sentence(
-    ray_cluster: cluster.Cluster, tmp_path: Path
+    ray_cluster: cluster.Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kinds = ["own", "stops", "lost"]
     with pytest.raises(hr.WorkerError, match=r"worker 1 .*was lost.* at step 7 \(training\)") as failed:
@@ -305,16 +298,12 @@ def test_workers_in_step_are_started_again_as_often_as_asked_and_each_failure_is
     assert begun(tmp_path, 2) == [3, 3]
     assert str(failed.value).count("\n") == 0
     assert not getattr(failed.value, "__notes__", []), "nothing of Ray's"
-    for said in (  # by Ray's controller, which has no other place for it
+    printed = capsys.readouterr().err
+    for said in (
         r"headrace: worker 1 cannot have this\. All are started again, for the 1\. of 2 times\.",
         r"headrace: worker 1 .*(keeps the others waiting since|has stopped).* started again, for the 2\. of 2 times\.",
     ):
-        assert ray_cases.wait_until(lambda said=said: re.search(said, printed(ray_cluster)) is not None), said
-
-
-def printed(there: cluster.Cluster) -> str:
-    """What processes of a cluster have printed."""
-    return "".join(file.read_text() for file in there.scratch.glob("ray/session_*/logs/worker-*.out"))
+        assert re.search(said, printed), said
 
 
 # --- trainings --------------------------------------------------------------------------------------------
@@ -326,7 +315,9 @@ def test_every_row_is_trained_with_once_an_epoch_though_a_worker_is_lost_and_ano
     ray_cluster: Any, tmp_path: Path
 ) -> None:
     model, run, faults = ray_cases.Visits(211), str(tmp_path / "run"), {0: "lost", 1: "fails"}
-    lost, failed = (f"worker {told}.* It is started again" for told in ("0 of 3 was lost", "1 of 3 failed: ZeroDiv"))
+    lost, failed = (
+        f"worker {told}.* It is started again" for told in ("0 of 3 was lost", r"1 failed at step \d+: ZeroDiv")
+    )
     with pytest.warns(UserWarning, match=lost), pytest.warns(UserWarning, match=failed):
         arguments = model, ray_cases.asynchronous(), 3, run, str(tmp_path), faults
         found = job(ray_cases.visit, *arguments, workers=3, restarts=1)
@@ -353,11 +344,11 @@ def though_it_was_killed(
     ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ray_cases.Visits, dict[str, Any], dict[str, Any]]:
     """What comes of two trainings at a center that is killed four times: the caller's model, and what worker 0 says."""
-    from headrace.engines.ray import apart
+    from headrace.engines.ray import driver
 
     model, at = ray_cases.Visits(211), tmp_path_factory.mktemp("killed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apart, "Kept", ray_cases.killed(at))
+        patch.setattr(driver, "CenterActor", ray_cases.killed(at))
         counted, trained = job(ray_cases.count_and_train, model, ray_cases.asynchronous())
     assert {file.name for file in at.iterdir()} == {"applied in 1", "saved", "between", "applied in 2"}
     return model, counted, trained

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.engines import generators
 from headrace.engines.launch import launch
 from headrace.engines.network import Network
 from headrace.engines.sim import SimComm
 from headrace.errors import ConfigError, HeadraceError, WorkerError
-from headrace.workers import generators
 from headrace.workers.here import here
 
 SLOW = Network(bandwidth="8 kbit", latency="100 ms", rows_per_s=10)
@@ -175,7 +175,7 @@ def test_without_the_exchange_workers_would_draw_from_each_other(monkeypatch: py
         return torch.rand(()).item()
 
     before = on_all(one, 3)
-    monkeypatch.setattr("headrace.workers.generators.Generators.swap", lambda *_: None)
+    monkeypatch.setattr("headrace.engines.generators.Generators.swap", lambda *_: None)
     assert on_all(one, 3) != before
 
 

@@ -24,7 +24,7 @@ from torch import nn
 
 import headrace as hr
 from headrace.errors import WorkerError
-from headrace.workers.periodic import Periodic
+from headrace.workers.rounds import Periodic
 
 TIMEOUT_S = 6.0  # how long a worker waits for the other one, where the link is cut
 PATIENCE_S = 60.0  # and where it is not: nobody is late then, however busy the machine is

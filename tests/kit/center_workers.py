@@ -47,7 +47,7 @@ class Seat(Null):
 class Marks:
     """A rule that shows what has been applied: a push adds what it brings, and the worker takes the center."""
 
-    def meet(self, center: Vectors, push: Push, staleness: int) -> Vectors | None:
+    def apply(self, center: Vectors, push: Push, staleness: int) -> Vectors | None:
         for name, tensor in center.items():
             tensor.add_(push.vectors[name])  # type: ignore[attr-defined]
         return center

@@ -78,7 +78,7 @@ class Watch(hr.Callback):
         strategy, comm = trainer.strategy, here()
         self._around(strategy, "reduce" if isinstance(strategy, hr.Synchronous) else "after", "meets", "has met")
         if strategy.centered:
-            self._around(comm.center, "meet", "", "meeting")
+            self._around(comm.center, "exchange", "", "meeting")
         else:
             self._around(comm, "start", "", "meeting")
 

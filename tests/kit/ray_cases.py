@@ -20,8 +20,10 @@ import torch.distributed as dist
 
 import headrace as hr
 from headrace.engines.ray import cluster
-from headrace.workers.center import Push, Rule, Terms, Vectors, Wait
+from headrace.workers.center import LeaseTerms, NothingYet, Push, Rule, Vectors
+from headrace.workers.heartbeat import read_heart
 from headrace.workers.here import here
+from headrace.workers.torch_comm import TorchComm
 from kit import worker_cases
 from kit.sockets import listening
 
@@ -84,7 +86,7 @@ def fail(at: str, kinds: Sequence[str]) -> None:
 class Add(Rule):
     """What workers bring is added: of what they have counted, the center counts everything that it applies."""
 
-    def meet(self, center: Vectors, push: Push, staleness: int) -> Vectors:
+    def apply(self, center: Vectors, push: Push, staleness: int) -> Vectors:
         for name, vector in center.items():
             vector.add_(push.vectors[name])
         return center
@@ -123,11 +125,11 @@ def count(
     if faults:
         begin(at)
     zero = {"seen": torch.zeros(END), "other": torch.zeros(3, 2, dtype=torch.float64)}
-    reply = center.join(Add(), Terms(ROWS, LEASE, END), zero)
+    reply = center.join(Add(), LeaseTerms(ROWS, LEASE, END), zero)
     first = reply.samples
     sequence, mine = 0, 0
     while (lease := center.lease()) is not None:
-        if isinstance(lease, Wait):
+        if isinstance(lease, NothingYet):
             center.wait(lease)
             continue
         if together and sequence == 0:
@@ -139,7 +141,7 @@ def count(
             push = Push(sequence, reply.version, {k: v.clone() for k, v in zero.items()}, stop - start)
             push.vectors["seen"][start:stop] += 1
             push.done = [(lease.id, start, stop)]
-            reply = center.meet(push)
+            reply = center.exchange(push)
             mine += (stop - start) * reply.taken
             if faults and sequence == 3:
                 fault = _due(at, faults)
@@ -167,7 +169,7 @@ def killed(at: Path) -> Any:
 
     A class of a function is sent as it is: its process begins before it knows where our modules are.
     """
-    from headrace.engines.ray.center import Kept
+    from headrace.engines.ray.center import CenterActor
 
     def due(what: str) -> bool:
         try:
@@ -176,25 +178,22 @@ def killed(at: Path) -> Any:
             return False
         return True
 
-    class Killed(Kept):
-        def _meet(self, worker: int, message: Any) -> Any:
-            reply = super()._meet(worker, message)
-            if self._held.version >= 7:
+    class Killed(CenterActor):
+        def call(self, worker: int, life: int, training: int, rule: Any, name: str, message: Any) -> Any:
+            reply = super().call(worker, life, training, rule, name, message)
+            if name == "exchange" and self._held.version >= 7:
                 if due(f"applied in {self._held.training}"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if due("saved"):
                     self._save(at_once=True)
                     os.kill(os.getpid(), signal.SIGKILL)
+            if name == "leave" and self._held.training == 1 and not self._held.inside and due("between"):
+                os.kill(os.getpid(), signal.SIGKILL)
             return reply
 
         def _save_changes(self, at_once: bool) -> None:
             if at_once or (at / f"applied in {self._held.training}").exists():  # else nothing would be lost, rightly
                 super()._save_changes(at_once)
-
-        def _leave(self, worker: int) -> None:
-            super()._leave(worker)
-            if self._held.training == 1 and not self._held.inside and due("between"):
-                os.kill(os.getpid(), signal.SIGKILL)
 
     return Killed
 
@@ -319,15 +318,9 @@ def wait_until(is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
 
 def until_heard(step: int) -> None:
     """Until the others can know at which step this life of a worker is."""
-    import ray
-
-    me, pulse = here().shard.index, here()._pulse  # type: ignore[attr-defined]
-
-    def is_heard() -> bool:
-        life, _, found, _ = ray.get(pulse._hall.hearts.remote()).get(me, (None, 0.0, 0, ""))
-        return (life, found) == (pulse._life, step)
-
-    wait_until(is_heard)
+    comm: Any = here()
+    pulse = comm._beats if isinstance(comm, TorchComm) else comm._pulse
+    wait_until(lambda: read_heart(pulse._store, comm.shard.index).step == step)
 
 
 def machine() -> str:

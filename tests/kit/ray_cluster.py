@@ -21,7 +21,6 @@ from headrace.engines.ray import cluster
 from kit import left_behind, ray_cases
 
 SETTINGS = {
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_prestart_worker_first_driver": "0",  # most of them would never be used
     "SHLVL": "1",  # else the shell that starts a worker reads the user's .bashrc
 }

@@ -41,7 +41,7 @@ def run_torchrun(options: list[str], function: Callable[..., None], *arguments: 
 
 def over_gloo() -> None:
     """Makes the workers exchange vectors over gloo, as workers of several hosts do."""
-    Shared.meet = classmethod(lambda *_: None)  # type: ignore[assignment,method-assign]
+    Shared.connect = classmethod(lambda *_: None)  # type: ignore[assignment,method-assign]
 
 
 def is_killed() -> None:

@@ -17,8 +17,7 @@ from headrace.arena.replica import Replica
 from headrace.length import Counters
 from headrace.testing.strategies import PROMISES, check_strategy
 from headrace.workers.center import Push, Vectors
-from headrace.workers.comm import Comm
-from headrace.workers.mean import largest, mean
+from headrace.workers.comm import Comm, largest, mean
 
 State = Mapping[str, Any]
 

@@ -17,11 +17,11 @@ import headrace as hr
 from headrace import Asynchronous, ConfigError, Elastic, Strategy
 from headrace.arena.arena import Arena
 from headrace.workers.asynchronous import Descent
-from headrace.workers.center import Push, Terms
+from headrace.workers.center import LeaseTerms, Push
 from headrace.workers.center_state import CenterState, LocalCenter
 from headrace.workers.centered import Centered
 
-NO_DATA = Terms(rows=1, lease=1, end=0)
+NO_DATA = LeaseTerms(rows=1, lease=1, end=0)
 PLAIN = Descent(lr=1.0, bound=10, down_weight=True, compensate=None)
 
 
@@ -52,7 +52,7 @@ def center_of(rule: Descent, weights: Tensor, version: int = 0) -> tuple[CenterS
 def test_a_push_weighs_as_much_as_its_staleness_allows(rule: Descent, staleness: int, gamma: float) -> None:
     start, delta = numbers(6), numbers(6, seed=1)
     held, seat = center_of(rule, start, version=staleness)
-    reply = seat.meet(Push(1, 0, {"w": delta}, rows=0))
+    reply = seat.exchange(Push(1, 0, {"w": delta}, rows=0))
     assert float((reply.vectors["w"] - (start - gamma * delta)).abs().max()) < 1e-15
     assert reply.taken == bool(gamma)
     assert held.version == staleness + bool(gamma)
@@ -64,7 +64,7 @@ def test_the_compensation_is_that_of_the_paper() -> None:
     rule = Descent(lr=1.0, bound=10, down_weight=False, compensate=0.04)
     for staleness, moved in ((0, torch.zeros(6)), (2, start - base)):
         _, seat = center_of(rule, start, version=staleness)
-        reply = seat.meet(Push(1, 0, {"w": delta}, rows=0, origin={"w": base}))
+        reply = seat.exchange(Push(1, 0, {"w": delta}, rows=0, origin={"w": base}))
         expected = start - (delta + 0.04 * delta * delta * moved)
         assert float((reply.vectors["w"] - expected).abs().max()) < 1e-15
 
@@ -76,7 +76,7 @@ def test_pushes_of_one_moment_commute() -> None:
     def merged(order: tuple[int, ...]) -> Tensor:
         held, seat = center_of(rule, numbers(8))
         for sequence, index in enumerate(order, 1):
-            seat.meet(Push(sequence, 0, {"w": numbers(8, seed=10 + index)}, rows=0))
+            seat.exchange(Push(sequence, 0, {"w": numbers(8, seed=10 + index)}, rows=0))
         return held.weights["w"]
 
     results = [merged(order) for order in itertools.permutations(range(4))]
@@ -193,7 +193,7 @@ def test_any_values_reach_the_center_to_the_bit(dtype: torch.dtype) -> None:
         strategy.take(strategy.comm.center.join(strategy.rule, NO_DATA, {"w": shaped(base)}))
         push = Push(1, 0, {}, rows=0)
         strategy.fill(push, {"w": shaped(x)})
-        strategy.comm.center.meet(push)
+        strategy.comm.center.exchange(push)
         assert bits(held.weights) == bits({"w": shaped(x)})
 
 
@@ -214,9 +214,9 @@ def test_at_equal_speed_staleness_is_one_less_than_there_are_workers(count: int)
     assert isinstance(inner, Descent)
 
     class Watching(Descent):
-        def meet(self, center: Any, push: Push, staleness: int) -> Any:
+        def apply(self, center: Any, push: Push, staleness: int) -> Any:
             seen.append(staleness)
-            return super().meet(center, push, staleness)
+            return super().apply(center, push, staleness)
 
     held.rule = Watching(inner.lr, inner.bound, inner.down_weight, inner.compensate)
     in_turn(trainees, updates=200 // 4 // count - 1)
@@ -249,7 +249,7 @@ def test_what_is_too_stale_is_dropped_and_its_rows_are_read_again() -> None:
         if {next(run, "ended") for run in runs} == {"ended"}:
             break
     status = held.status(0.0)
-    pushed = sum(trainee.strategy._sequence for trainee in trainees)
+    pushed = sum(trainee.strategy._pending.sequence - 1 for trainee in trainees)
     assert pushed == status["applied"] + status["dropped"]
     assert status["samples"] == sum(w["rows"] for w in status["workers"].values()) == 150
     assert sorted(row for t in trainees for row in t.rows) != sorted(3 * [*range(50)]), "some were read in vain"

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from headrace.errors import CheckpointError, ConfigError, WorkerError
 from headrace.workers.asynchronous import Descent
-from headrace.workers.center import Center, Lease, Patience, Push, Reply, Terms, Wait
+from headrace.workers.center import Center, Lease, LeaseTerms, NothingYet, Patience, Push, Reply
 from headrace.workers.center_state import REMEMBERED, CenterState, LocalCenter
 from headrace.workers.comm import Null
 from headrace.workers.elastic import Spring
 
-TERMS = Terms(rows=10, lease=4, end=20)
+TERMS = LeaseTerms(rows=10, lease=4, end=20)
 START = {"w": torch.zeros(3)}
 SPRING = Spring(0.5, take_center=False)
 
@@ -30,11 +30,11 @@ SPRING = Spring(0.5, take_center=False)
 class Bounded(Marks):
     """Takes no push that is older than two."""
 
-    def meet(self, center: Any, push: Push, staleness: int) -> Any:
-        return super().meet(center, push, staleness) if staleness <= 2 else None
+    def apply(self, center: Any, push: Push, staleness: int) -> Any:
+        return super().apply(center, push, staleness) if staleness <= 2 else None
 
 
-def joined(rule_: Any = None, workers: int = 1, terms: Terms = TERMS, **options: Any) -> CenterState:
+def joined(rule_: Any = None, workers: int = 1, terms: LeaseTerms = TERMS, **options: Any) -> CenterState:
     held = CenterState(**options)
     for worker in range(workers):
         assert isinstance(held.join(worker, 0.0, rule_ or Marks(), terms, START), Reply)
@@ -62,7 +62,7 @@ def counts(held: CenterState) -> list[int]:
 
 def test_worker_0_gives_the_weights_and_the_others_wait_for_them() -> None:
     held = CenterState()
-    assert isinstance(held.join(4, 0.0, Marks(), TERMS, {"w": torch.full((3,), 2.0)}), Wait)
+    assert isinstance(held.join(4, 0.0, Marks(), TERMS, {"w": torch.full((3,), 2.0)}), NothingYet)
     for worker, value in ((0, 1.0), (4, 2.0)):
         reply = held.join(worker, 0.0, Marks(), TERMS, {"w": torch.full((3,), value)})
         assert isinstance(reply, Reply)
@@ -71,15 +71,15 @@ def test_worker_0_gives_the_weights_and_the_others_wait_for_them() -> None:
 
 
 def test_whoever_comes_when_all_is_over_finds_nothing_left_to_read() -> None:
-    held = joined(terms=Terms(4, 4, 4))
-    held.meet(0, 0.0, push_of(lease_of(held, 0)))
+    held = joined(terms=LeaseTerms(4, 4, 4))
+    held.exchange(0, 0.0, push_of(lease_of(held, 0)))
     held.leave(0)
-    late = held.join(3, 0.0, Marks(), Terms(4, 4, 4), START)
+    late = held.join(3, 0.0, Marks(), LeaseTerms(4, 4, 4), START)
     assert isinstance(late, Reply)
     assert (late.version, late.samples) == (1, 4)
     assert held.lease(3, 0.0, 1) is None
     held.leave(3)
-    assert isinstance(held.join(3, 0.0, Marks(), TERMS, START, training=2), Wait), "worker 0 begins the next one"
+    assert isinstance(held.join(3, 0.0, Marks(), TERMS, START, training=2), NothingYet), "worker 0 begins the next one"
     assert isinstance(held.join(0, 0.0, Marks(), TERMS, START, training=2), Reply)
     assert held.join(4, 0.0, Marks(), TERMS, START) is None, "the first one is over"
     again = held.join(3, 0.0, Marks(), TERMS, START, training=2)
@@ -91,7 +91,7 @@ def test_the_weights_that_were_given_stay_the_workers_own() -> None:
     mine = {"w": torch.zeros(3)}
     held = CenterState()
     held.join(0, 0.0, Marks(), TERMS, mine)
-    held.meet(0, 0.0, push_of(lease_of(held, 0)))
+    held.exchange(0, 0.0, push_of(lease_of(held, 0)))
     assert mine["w"].tolist() == [0.0, 0.0, 0.0]
 
 
@@ -103,8 +103,8 @@ def test_the_weights_that_were_given_stay_the_workers_own() -> None:
         ({"weights": {"w": torch.zeros(3), "b": torch.zeros(1)}}, CheckpointError, "only a worker has 'b'"),
         ({"weights": {}}, CheckpointError, "only the center has 'w'"),
         ({"rule_": SPRING}, ConfigError, "different strategies.*Spring"),
-        ({"terms": Terms(11, 4, 20)}, ConfigError, "10 rows at the center and has 11 here"),
-        ({"terms": Terms(10, 4, 30)}, ConfigError, "20 and 30"),
+        ({"terms": LeaseTerms(11, 4, 20)}, ConfigError, "10 rows at the center and has 11 here"),
+        ({"terms": LeaseTerms(10, 4, 30)}, ConfigError, "20 and 30"),
     ],
 )
 def test_who_is_not_like_the_others_is_refused(options: dict[str, Any], error: Any, message: str) -> None:
@@ -112,7 +112,7 @@ def test_who_is_not_like_the_others_is_refused(options: dict[str, Any], error: A
     given = {"rule_": Marks(), "terms": TERMS, "weights": START, **options}
     with pytest.raises(error, match=message):
         held.join(1, 0.0, given["rule_"], given["terms"], given["weights"])
-    held.join(1, 0.0, Marks(), Terms(10, 5, 20), START)
+    held.join(1, 0.0, Marks(), LeaseTerms(10, 5, 20), START)
     assert lease_of(held, 1).stop == 4, "the first worker's word for the size of a lease holds"
 
 
@@ -130,7 +130,7 @@ def test_nobody_meets_a_center_that_has_not_begun() -> None:
 
 def test_a_push_is_applied_and_its_rows_are_used() -> None:
     held = joined()
-    reply = held.meet(0, 0.0, push_of(lease_of(held, 0)))
+    reply = held.exchange(0, 0.0, push_of(lease_of(held, 0)))
     assert (reply.version, reply.taken, reply.samples, reply.epochs) == (1, True, 4, 0)
     assert reply.vectors["w"].tolist() == [1.0, 1.0, 1.0]
     assert counts(held) == [1, 0, 0, 0, 4]
@@ -139,7 +139,7 @@ def test_a_push_is_applied_and_its_rows_are_used() -> None:
 def test_a_push_that_comes_again_is_answered_again_and_not_applied() -> None:
     held = joined(SPRING)
     push = push_of(lease_of(held, 0), value=8.0)
-    first, again = held.meet(0, 0.0, push), held.meet(0, 0.0, push)
+    first, again = held.exchange(0, 0.0, push), held.exchange(0, 0.0, push)
     assert first.vectors["w"].tolist() == again.vectors["w"].tolist() == [4.0, 4.0, 4.0]
     assert (again.taken, again.version) == (True, 1)
     assert held.weights["w"].tolist() == [4.0, 4.0, 4.0]
@@ -147,12 +147,12 @@ def test_a_push_that_comes_again_is_answered_again_and_not_applied() -> None:
 
 
 def test_when_the_answer_is_forgotten_the_worker_gets_the_centers_weights() -> None:
-    held = joined(SPRING, workers=REMEMBERED + 2, terms=Terms(100, 2))
+    held = joined(SPRING, workers=REMEMBERED + 2, terms=LeaseTerms(100, 2))
     first = push_of(lease_of(held, 0), value=8.0)
-    held.meet(0, 0.0, first)
+    held.exchange(0, 0.0, first)
     for worker in range(1, REMEMBERED + 1):
-        held.meet(worker, 0.0, push_of(lease_of(held, worker), value=0.0))
-    again = held.meet(0, 0.0, first)
+        held.exchange(worker, 0.0, push_of(lease_of(held, worker), value=0.0))
+    again = held.exchange(0, 0.0, first)
     assert again.vectors is held.weights
     assert (again.taken, again.version) == (True, REMEMBERED + 1)
     assert counts(held)[3] == 1
@@ -163,27 +163,27 @@ def test_a_push_of_rows_that_are_lost_is_not_taken_and_those_that_are_not_become
     old, other = lease_of(held, 0), lease_of(held, 0, 2)
     held._ledger.free(0, [(old.id, 0, 1)])
     push = Push(1, 0, {"w": torch.ones(3)}, 6, [(old.id, 0, 4), (other.id, 4, 6)])
-    reply = held.meet(0, 0.0, push)
+    reply = held.exchange(0, 0.0, push)
     assert (reply.taken, reply.samples) == (False, 0)
     assert held.weights["w"].tolist() == [0.0, 0.0, 0.0]
     assert counts(held) == [0, 1, 1, 0, 0]
     assert [lease_of(held, 1, n) for n in (1, 2)] == [Lease(3, 0, 4), Lease(4, 4, 6)]
-    held.meet(0, 0.0, push)
+    held.exchange(0, 0.0, push)
     assert counts(held) == [0, 2, 2, 0, 0], "nor when it comes again"
     rest = Push(1, 0, {"w": torch.ones(3)}, 2, [(other.id, 6, 8)])
-    assert held.meet(0, 0.0, rest).taken, "what it has not brought is still its own"
+    assert held.exchange(0, 0.0, rest).taken, "what it has not brought is still its own"
 
 
 def test_what_the_rule_does_not_take_is_dropped_and_free() -> None:
-    held = joined(Bounded(), workers=2, terms=Terms(100, 2))
+    held = joined(Bounded(), workers=2, terms=LeaseTerms(100, 2))
     old = lease_of(held, 0)
     for sequence in range(1, 4):
-        held.meet(1, 0.0, push_of(lease_of(held, 1, sequence), sequence, base=sequence - 1))
+        held.exchange(1, 0.0, push_of(lease_of(held, 1, sequence), sequence, base=sequence - 1))
     push = push_of(old)
-    reply = held.meet(0, 0.0, push)
+    reply = held.exchange(0, 0.0, push)
     assert not reply.taken
     assert reply.vectors["w"].tolist() == [3.0, 3.0, 3.0]
-    again = held.meet(0, 0.0, push)
+    again = held.exchange(0, 0.0, push)
     assert not again.taken
     assert counts(held) == [3, 1, 0, 1, 6]
     assert lease_of(held, 1, 9).start == 0
@@ -193,7 +193,7 @@ def test_what_the_rule_does_not_take_is_dropped_and_free() -> None:
 def test_a_push_from_a_version_that_has_not_been_yet_is_not_taken() -> None:
     """Its center was lost, and this one is an older copy of it."""
     held = joined()
-    assert not held.meet(0, 0.0, push_of(lease_of(held, 0), base=3)).taken
+    assert not held.exchange(0, 0.0, push_of(lease_of(held, 0), base=3)).taken
     assert counts(held) == [0, 1, 1, 0, 0]
 
 
@@ -201,8 +201,8 @@ def test_a_push_of_another_model_changes_nothing() -> None:
     held = joined()
     lease = lease_of(held, 0)
     with pytest.raises(CheckpointError, match="a worker pushes"):
-        held.meet(0, 0.0, Push(1, 0, {"w": torch.ones(4)}, 4, [(lease.id, 0, 4)]))
-    assert held.meet(0, 0.0, push_of(lease)).taken
+        held.exchange(0, 0.0, Push(1, 0, {"w": torch.ones(4)}, 4, [(lease.id, 0, 4)]))
+    assert held.exchange(0, 0.0, push_of(lease)).taken
 
 
 def test_a_request_that_comes_again_gets_the_same_rows() -> None:
@@ -214,13 +214,13 @@ def test_a_request_that_comes_again_gets_the_same_rows() -> None:
 def test_who_joins_anew_has_lost_its_leases_and_counts_from_one_again() -> None:
     held = joined(workers=2)
     old = lease_of(held, 0)
-    held.meet(0, 0.0, Push(1, 0, {"w": torch.ones(3)}, 2, [(old.id, 0, 2)]))
+    held.exchange(0, 0.0, Push(1, 0, {"w": torch.ones(3)}, 2, [(old.id, 0, 2)]))
     held.join(0, 0.0, Marks(), TERMS, START)
     late = Push(2, 1, {"w": torch.ones(3)}, 2, [(old.id, 2, 4)])
-    assert not held.meet(0, 0.0, late).taken, "from its life before"
+    assert not held.exchange(0, 0.0, late).taken, "from its life before"
     new = lease_of(held, 0)
     assert (new.start, new.stop) == (2, 4)
-    assert held.meet(0, 0.0, push_of(new, sequence=1, base=1)).samples == 4
+    assert held.exchange(0, 0.0, push_of(new, sequence=1, base=1)).samples == 4
 
 
 def test_the_rows_of_a_silent_worker_are_read_by_others() -> None:
@@ -228,7 +228,7 @@ def test_the_rows_of_a_silent_worker_are_read_by_others() -> None:
     old = lease_of(held, 0)
     assert lease_of(held, 1, 1, now=4.0).start == 4
     assert lease_of(held, 1, 2, now=6.0).start == 0
-    assert not held.meet(0, 7.0, push_of(old)).taken
+    assert not held.exchange(0, 7.0, push_of(old)).taken
     assert lease_of(held, 0, 2, now=7.0).start == 8, "and it goes on with others"
 
 
@@ -238,7 +238,7 @@ def test_nothing_is_leased_once_somebody_has_asked_to_stop() -> None:
     held.ask_to_stop("the weather")
     held.ask_to_stop("another reason")
     assert held.lease(0, 0.0, 2) is None
-    assert held.meet(0, 0.0, push_of(lease)).stop == "the weather"
+    assert held.exchange(0, 0.0, push_of(lease)).stop == "the weather"
 
 
 # --- trainings one after the other ------------------------------------------------------------------------
@@ -246,31 +246,31 @@ def test_nothing_is_leased_once_somebody_has_asked_to_stop() -> None:
 
 def test_the_next_training_begins_when_all_have_ended_this_one() -> None:
     held = joined(workers=2)
-    held.meet(0, 0.0, push_of(lease_of(held, 0)))
+    held.exchange(0, 0.0, push_of(lease_of(held, 0)))
     held.leave(0)
     assert held.pull(0, 0.0).vectors["w"].tolist() == [1.0, 1.0, 1.0]
     other = {"w": torch.full((3,), 7.0)}
-    waits = held.join(0, 0.0, SPRING, Terms(5, 1), other, training=2)
-    assert isinstance(waits, Wait)
+    waits = held.join(0, 0.0, SPRING, LeaseTerms(5, 1), other, training=2)
+    assert isinstance(waits, NothingYet)
     assert (waits.workers, waits.what) == ((1,), "to leave training 1")
     held.leave(1)
-    reply = held.join(0, 0.0, SPRING, Terms(5, 1), other, training=2)
+    reply = held.join(0, 0.0, SPRING, LeaseTerms(5, 1), other, training=2)
     assert isinstance(reply, Reply)
-    assert (reply.vectors["w"].tolist(), reply.version, held.terms) == ([7.0, 7.0, 7.0], 0, Terms(5, 1))
+    assert (reply.vectors["w"].tolist(), reply.version, held.terms) == ([7.0, 7.0, 7.0], 0, LeaseTerms(5, 1))
     assert counts(held) == [0, 0, 0, 0, 0]
 
 
 def test_who_is_silent_is_not_waited_for() -> None:
     held = joined(workers=2, timeout_s=5.0)
     held.leave(0)
-    assert isinstance(held.join(0, 5.0, Marks(), TERMS, START, training=2), Wait)
+    assert isinstance(held.join(0, 5.0, Marks(), TERMS, START, training=2), NothingYet)
     assert isinstance(held.join(0, 5.5, Marks(), TERMS, START, training=2), Reply)
 
 
 @pytest.mark.parametrize("others_end", [False, True])
 def test_who_was_lost_comes_back_into_the_same_training(others_end: bool) -> None:
     held = joined(workers=2)
-    held.meet(0, 0.0, push_of(lease_of(held, 0)))
+    held.exchange(0, 0.0, push_of(lease_of(held, 0)))
     lease_of(held, 1)
     held.leave(1)
     held.leave(1)
@@ -298,7 +298,7 @@ def test_views_wait_for_the_others_to_end() -> None:
 
 
 def test_a_wait_ends_when_nothing_is_heard_of_those_that_are_waited_for() -> None:
-    held, clock = joined(workers=2, terms=Terms(4, 4, 4), timeout_s=math.inf), [0.0]
+    held, clock = joined(workers=2, terms=LeaseTerms(4, 4, 4), timeout_s=math.inf), [0.0]
     lease, patience = lease_of(held, 0), Patience(1, 5.0, lambda: clock[0])
     message = (
         "worker 1 has waited at the center for worker 0 to train with the rows that they have been given, of whom "
@@ -306,10 +306,10 @@ def test_a_wait_ends_when_nothing_is_heard_of_those_that_are_waited_for() -> Non
     )
     for clock[0] in (0.0, 4.0, 8.0):
         found = held.lease(1, clock[0], 1)
-        assert isinstance(found, Wait)
+        assert isinstance(found, NothingYet)
         patience.check(found)
         if clock[0] == 4.0:
-            held.meet(0, clock[0], Push(1, 0, {"w": torch.ones(3)}, 2, [(lease.id, 0, 2)]))
+            held.exchange(0, clock[0], Push(1, 0, {"w": torch.ones(3)}, 2, [(lease.id, 0, 2)]))
     clock[0] = 12.9
     patience.check(found)
     clock[0] = 13.1
@@ -337,10 +337,10 @@ def test_what_a_view_gives_does_not_change_when_others_go_on() -> None:
     state = one.state_dict()
     lease = two.lease()
     assert isinstance(lease, Lease)
-    replies += [one.pull(), two.meet(push_of(lease))]
+    replies += [one.pull(), two.exchange(push_of(lease))]
     mine = one.lease()
     assert isinstance(mine, Lease)
-    one.meet(push_of(mine))
+    one.exchange(push_of(mine))
     assert [reply.vectors["w"][0].item() for reply in replies] == [0.0, 0.0, 0.0, 1.0]
     assert state["weights"]["w"].tolist() == [0.0, 0.0, 0.0]
     assert one.pull().vectors["w"].tolist() == [2.0, 2.0, 2.0]
@@ -352,14 +352,14 @@ def test_a_worker_alone_has_a_center_of_its_own() -> None:
     assert center is comm.center
     center.join(Marks(), TERMS, START)
     while isinstance(lease := center.lease(), Lease):
-        center.meet(push_of(lease, sequence=lease.id, base=lease.id - 1))
+        center.exchange(push_of(lease, sequence=lease.id, base=lease.id - 1))
     assert center.status()["samples"] == 20
     center.leave()
 
 
 def test_a_worker_alone_waits_there_no_longer_than_it_was_told() -> None:
     center = Null(timeout_s=5.0).center
-    center.join(Marks(), Terms(4, 4, 4), START)
+    center.join(Marks(), LeaseTerms(4, 4, 4), START)
     held, silent_since = center.held, time.monotonic() - 10.0
     held.join(1, silent_since, Marks(), held.terms, START)
     lease_of(held, 1, now=silent_since)
@@ -377,7 +377,7 @@ def test_the_state_holds_who_has_pushed_what_and_which_rows_were_used() -> None:
     held = joined(Bounded(), workers=2)
     first, second = lease_of(held, 0), lease_of(held, 1)
     push = Push(1, 0, {"w": torch.ones(3)}, 2, [(first.id, 0, 2)], tally={"loss": [0.5, 3.0, 2.0]})
-    held.meet(0, 0.0, push)
+    held.exchange(0, 0.0, push)
     state = through_codec(held.state_dict())
     again = CenterState(generation=1)
     again.load_state_dict(state)
@@ -385,9 +385,9 @@ def test_the_state_holds_who_has_pushed_what_and_which_rows_were_used() -> None:
     assert counts(again) == counts(held) == [1, 0, 0, 0, 2]
     assert again.counts.tally == {"loss": [0.5, 3.0, 2.0]}
     assert again.terms == TERMS
-    assert again.meet(0, 0.0, push).taken, "it had been applied"
+    assert again.exchange(0, 0.0, push).taken, "it had been applied"
     assert again.weights["w"].tolist() == [1.0, 1.0, 1.0]
-    assert not again.meet(1, 0.0, push_of(second)).taken, "what was leased is free"
+    assert not again.exchange(1, 0.0, push_of(second)).taken, "what was leased is free"
     assert lease_of(again, 1) == Lease((1 << 32) + 1, 2, 4)
     tensors = [value for value in state["weights"].values() if isinstance(value, Tensor)]
     assert torch.equal(tensors[0], torch.ones(3)), "the center has its own"
@@ -396,25 +396,25 @@ def test_the_state_holds_who_has_pushed_what_and_which_rows_were_used() -> None:
 def test_worker_0_brings_the_state_to_go_on_from() -> None:
     held = joined(workers=2)
     first = lease_of(held, 0)
-    held.meet(0, 0.0, Push(1, 0, {"w": torch.ones(3)}, 2, [(first.id, 0, 2)]))
+    held.exchange(0, 0.0, Push(1, 0, {"w": torch.ones(3)}, 2, [(first.id, 0, 2)]))
     state = held.state_dict()
     again = CenterState()
-    assert isinstance(again.join(1, 0.0, Marks(), Terms(10, 4, 40), START), Wait)
+    assert isinstance(again.join(1, 0.0, Marks(), LeaseTerms(10, 4, 40), START), NothingYet)
     for worker in (0, 1):
-        reply = again.join(worker, 0.0, Marks(), Terms(10, 4, 40), START, state)
+        reply = again.join(worker, 0.0, Marks(), LeaseTerms(10, 4, 40), START, state)
         assert isinstance(reply, Reply)
         assert (reply.version, reply.vectors["w"].tolist()) == (1, [1.0, 1.0, 1.0])
-    assert again.meet(0, 0.0, Push(1, 1, {"w": torch.ones(3)}, 2, [(lease_of(again, 0).id, 2, 4)])).taken
+    assert again.exchange(0, 0.0, Push(1, 1, {"w": torch.ones(3)}, 2, [(lease_of(again, 0).id, 2, 4)])).taken
     assert counts(again) == [2, 0, 0, 0, 4]
     assert again.terms.end == 40, "limits may have grown"
     other = CenterState()
     with pytest.raises(ConfigError, match="10 rows at the center and has 9 here"):
-        other.join(0, 0.0, Marks(), Terms(9, 4, 40), START, state)
+        other.join(0, 0.0, Marks(), LeaseTerms(9, 4, 40), START, state)
 
 
 def test_the_status_is_for_a_person_to_see() -> None:
     held = joined(workers=2)
-    held.meet(1, 3.0, push_of(lease_of(held, 1, now=2.0)))
+    held.exchange(1, 3.0, push_of(lease_of(held, 1, now=2.0)))
     lease_of(held, 0)
     assert held.status(5.0) == {
         "training": 1,
@@ -437,7 +437,7 @@ def test_the_status_is_for_a_person_to_see() -> None:
 # --- whatever happens -------------------------------------------------------------------------------------
 
 END = 26
-DATA = Terms(rows=12, lease=5, end=END)
+DATA = LeaseTerms(rows=12, lease=5, end=END)
 
 
 class Worker:
@@ -505,9 +505,9 @@ class Anything(RuleBasedStateMachine):
         if fate == "late":  # the worker is killed before it arrives
             del self.workers[number]
             return
-        reply = self.held.meet(number, self.now, push)
+        reply = self.held.exchange(number, self.now, push)
         if fate != "arrives":  # the answer was lost, or the push came twice: an answer is given again
-            again = self.held.meet(number, self.now, push)
+            again = self.held.exchange(number, self.now, push)
             assert again.taken == reply.taken
             reply = again
         if fate == "no answer":
@@ -519,7 +519,7 @@ class Anything(RuleBasedStateMachine):
     @rule(data=st.data())
     def hears_something_again(self, data: st.DataObject) -> None:
         number, push = data.draw(st.sampled_from(self.said))
-        self.held.meet(number, self.now, push)
+        self.held.exchange(number, self.now, push)
 
     @rule(number=st.integers(0, 3))
     def is_lost(self, number: int) -> None:

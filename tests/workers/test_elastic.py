@@ -11,11 +11,11 @@ from kit.toy_workers import apart, same
 from torch import Tensor, nn
 
 from headrace import ConfigError, Elastic
-from headrace.workers.center import Push, Terms
+from headrace.workers.center import LeaseTerms, Push
 from headrace.workers.center_state import CenterState, LocalCenter
 from headrace.workers.elastic import Spring
 
-NO_DATA = Terms(rows=1, lease=1, end=0)
+NO_DATA = LeaseTerms(rows=1, lease=1, end=0)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -36,15 +36,15 @@ class Tied:
     def center(self) -> Tensor:
         return self.held.weights["w"]
 
-    def meet(self, index: int) -> None:
+    def exchange(self, index: int) -> None:
         self.sequences[index] += 1
         push = Push(self.sequences[index], self.held.version, {"w": self.workers[index]}, rows=0)
-        self.workers[index] = self.seats[index].meet(push).vectors["w"]
+        self.workers[index] = self.seats[index].exchange(push).vectors["w"]
 
 
 def test_a_meeting_pulls_both_by_the_same_amount() -> None:
     tied = Tied(Spring(0.25, take_center=False), torch.tensor([0.0, 8.0]), [torch.tensor([4.0, 0.0])])
-    tied.meet(0)
+    tied.exchange(0)
     assert (tied.center.tolist(), tied.workers[0].tolist()) == ([1.0, 6.0], [3.0, 2.0])
 
 
@@ -52,7 +52,7 @@ def test_meetings_conserve_the_sum_of_center_and_workers() -> None:
     tied = Tied(Spring(0.3, take_center=False), numbers(7), [numbers(7, seed=s) for s in (1, 2, 3)])
     before = tied.center + sum(tied.workers)
     for meeting in range(500):
-        tied.meet((meeting * 7) % 3)
+        tied.exchange((meeting * 7) % 3)
     assert float((tied.center + sum(tied.workers) - before).abs().max()) < 1e-12
     assert max(float((x - tied.center).abs().max()) for x in tied.workers) < 1e-9, "and they have met"
 
@@ -61,7 +61,7 @@ def test_taking_the_center_does_not_conserve_it() -> None:
     """The control: what is conserved is a property of the springs, not of the test."""
     tied = Tied(Spring(0.3, take_center=True), numbers(7), [numbers(7, seed=s) for s in (1, 2, 3)])
     before = tied.center + sum(tied.workers)
-    tied.meet(0)
+    tied.exchange(0)
     assert float((tied.center + sum(tied.workers) - before).abs().max()) > 0.1
 
 
@@ -73,7 +73,7 @@ def size_after(alpha: float, curvature: float, old: bool, rounds: int = 1500) ->
             step = curvature * tied.workers[index]
             if not old:
                 tied.workers[index] = tied.workers[index] - step
-            tied.meet(index)
+            tied.exchange(index)
             if old:
                 tied.workers[index] = tied.workers[index] - step
     return max(float(x.abs().max()) for x in [tied.center, *tied.workers])
@@ -107,7 +107,7 @@ def test_the_commutative_merge_weighs_the_last_to_arrive_most() -> None:
         [torch.eye(5, dtype=torch.float64)[index + 1] for index in range(4)],
     )
     for index in arrivals:
-        tied.meet(index)
+        tied.exchange(index)
     golden = torch.tensor([1 / 16, 1 / 8, 1 / 2, 1 / 4, 1 / 16], dtype=torch.float64)  # center, workers 0 to 3
     assert float((tied.center - golden).abs().max()) < 1e-6
     assert torch.equal(tied.workers[1], tied.center), "the last one goes on with it"
@@ -126,7 +126,7 @@ def test_a_long_commutative_merge_is_the_legacy_formula() -> None:
         tied.workers[index] = tied.workers[index] + drift
         g = (g + workers[index]) / 2
         workers[index] = g.clone()
-        tied.meet(index)
+        tied.exchange(index)
         assert float((tied.center - g).abs().max()) < 1e-6
         assert float((tied.workers[index] - workers[index]).abs().max()) < 1e-6
 
@@ -137,7 +137,7 @@ def test_the_order_of_arrival_matters() -> None:
     def merged(order: tuple[int, ...]) -> Tensor:
         tied = Tied(Spring(0.5, take_center=True), numbers(5), [numbers(5, seed=s) for s in (1, 2, 3)])
         for index in order:
-            tied.meet(index)
+            tied.exchange(index)
         return tied.center.clone()
 
     results = [merged(order) for order in itertools.permutations(range(3))]
@@ -189,8 +189,8 @@ def test_leases_suit_rounds_batches_and_blocks(every: str, given: dict[str, int]
 
 def test_a_lease_that_is_given_is_kept() -> None:
     strategy = Elastic("16 steps", lease=7)
-    assert strategy.lend(rows=1000, batch=10, end=500) == Terms(1000, 7, 500)
-    assert strategy.lend(rows=5, batch=10) == Terms(5, 5, None)
+    assert strategy.lend(rows=1000, batch=10, end=500) == LeaseTerms(1000, 7, 500)
+    assert strategy.lend(rows=5, batch=10) == LeaseTerms(5, 5, None)
 
 
 def test_a_worker_hears_at_its_next_meeting_that_all_are_to_stop() -> None:

@@ -10,7 +10,7 @@ from kit.center_workers import Marks, NothingToReadError, pause
 import headrace as hr
 from headrace.data.batch import Batch
 from headrace.errors import ConfigError, SourceError
-from headrace.workers.center import Push, Terms
+from headrace.workers.center import LeaseTerms, Push
 from headrace.workers.center_state import CenterState, LocalCenter
 from headrace.workers.leased import Leased
 
@@ -29,7 +29,7 @@ class Worker:
         self.reader = hr.Reader(table(), seed=3) if reader is None else reader
         rows = self.reader.order.n
         end = None if epochs is None else epochs * rows
-        self.center.join(Marks(), Terms(rows, lease, end), {"w": torch.zeros(1)})
+        self.center.join(Marks(), LeaseTerms(rows, lease, end), {"w": torch.zeros(1)})
         self.source = Leased(self.reader, self.center)
         self.sequence = 0
 
@@ -46,7 +46,7 @@ class Worker:
         assert batch.cursor is not None
         self.sequence += 1
         push = Push(self.sequence, 0, {"w": torch.ones(1)}, batch.rows, [tuple(batch.cursor["used"])])
-        assert self.center.meet(push).taken
+        assert self.center.exchange(push).taken
 
     def batches(self, size: int) -> Iterator[Batch]:
         """Each is pushed when the next is asked for."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.store.codec import decode, encode
-from headrace.workers.center import Lease, Terms, Wait
+from headrace.workers.center import Lease, LeaseTerms, NothingYet
 from headrace.workers.ledger import Ledger, Positions
 
 TIMEOUT_S = 10.0
@@ -30,28 +30,28 @@ def used_up(ledger: Ledger, worker: int) -> list[tuple[int, int]]:
 
 
 def test_leases_are_cut_at_the_ends_of_epochs_and_of_the_data() -> None:
-    ledger = Ledger(Terms(rows=10, lease=4, end=23))
+    ledger = Ledger(LeaseTerms(rows=10, lease=4, end=23))
     assert used_up(ledger, 0) == [(0, 4), (4, 8), (8, 10), (10, 14), (14, 18), (18, 20), (20, 23)]
     assert (ledger.samples, ledger.epochs) == (23, 2)
     assert ledger.lease(0) is None
 
 
 def test_without_an_end_there_are_always_leases() -> None:
-    ledger = Ledger(Terms(rows=3, lease=2))
+    ledger = Ledger(LeaseTerms(rows=3, lease=2))
     assert [given(ledger, 0) for _ in range(4)][-1] == Lease(4, 5, 6)
 
 
 def test_nothing_is_used_up_while_a_lease_is_out() -> None:
-    ledger = Ledger(Terms(rows=4, lease=4, end=4))
+    ledger = Ledger(LeaseTerms(rows=4, lease=4, end=4))
     lease = given(ledger, 0)
-    assert ledger.lease(1) == Wait()
-    assert ledger.lease(0) == Wait(), "its own rows may become free again too"
+    assert ledger.lease(1) == NothingYet()
+    assert ledger.lease(0) == NothingYet(), "its own rows may become free again too"
     assert ledger.use(0, [(lease.id, 0, 4)])
     assert ledger.lease(1) is None
 
 
 def test_what_a_worker_leaves_is_free_the_earliest_first_and_falls_into_the_same_places() -> None:
-    ledger = Ledger(Terms(rows=100, lease=10))
+    ledger = Ledger(LeaseTerms(rows=100, lease=10))
     first, _, third = given(ledger, 0), given(ledger, 1), given(ledger, 0)
     assert ledger.use(0, [(first.id, 0, 3), (third.id, 24, 26)])
     ledger.leave(0)
@@ -60,7 +60,7 @@ def test_what_a_worker_leaves_is_free_the_earliest_first_and_falls_into_the_same
 
 
 def test_runs_that_are_free_next_to_each_other_are_leased_place_by_place() -> None:
-    ledger = Ledger(Terms(rows=100, lease=10))
+    ledger = Ledger(LeaseTerms(rows=100, lease=10))
     lease, _ = given(ledger, 0), given(ledger, 0)
     assert ledger.use(0, [(lease.id, 0, 5)])
     ledger.leave(0)
@@ -82,7 +82,7 @@ def test_runs_that_are_free_next_to_each_other_are_leased_place_by_place() -> No
 def test_what_was_not_leased_to_a_worker_is_not_used_and_nothing_beside_it(
     worker: int, done: list[tuple[int, int, int]]
 ) -> None:
-    ledger = Ledger(Terms(rows=100, lease=10))
+    ledger = Ledger(LeaseTerms(rows=100, lease=10))
     given(ledger, 0), given(ledger, 0)
     assert not ledger.use(worker, done)
     assert ledger.samples == 0
@@ -91,7 +91,7 @@ def test_what_was_not_leased_to_a_worker_is_not_used_and_nothing_beside_it(
 
 
 def test_a_late_word_about_a_lease_that_was_lost_is_not_believed() -> None:
-    ledger = Ledger(Terms(rows=100, lease=10))
+    ledger = Ledger(LeaseTerms(rows=100, lease=10))
     old = given(ledger, 0)
     ledger.leave(0)
     new = given(ledger, 0)
@@ -102,14 +102,14 @@ def test_a_late_word_about_a_lease_that_was_lost_is_not_believed() -> None:
 
 
 def test_ids_of_another_generation_are_others() -> None:
-    state = Ledger(Terms(rows=100, lease=10)).state_dict()
-    ledger = Ledger(Terms(rows=100, lease=10), first=1 << 32)
+    state = Ledger(LeaseTerms(rows=100, lease=10)).state_dict()
+    ledger = Ledger(LeaseTerms(rows=100, lease=10), first=1 << 32)
     ledger.load_state_dict(state)
     assert given(ledger, 0).id > 1 << 32
 
 
 def test_rows_that_are_given_back_are_free_and_the_rest_of_the_lease_is_not() -> None:
-    ledger = Ledger(Terms(rows=100, lease=10))
+    ledger = Ledger(LeaseTerms(rows=100, lease=10))
     lease = given(ledger, 0)
     ledger.free(0, [(lease.id, 2, 5), (77, 0, 9)])
     ledger.free(1, [(lease.id, 5, 10)])
@@ -119,7 +119,7 @@ def test_rows_that_are_given_back_are_free_and_the_rest_of_the_lease_is_not() ->
 
 
 def test_silent_workers_lose_their_leases_and_others_do_not() -> None:
-    ledger = Ledger(Terms(rows=100, lease=10))
+    ledger = Ledger(LeaseTerms(rows=100, lease=10))
     for worker in (0, 1):
         ledger.hear(worker, 0.0)
         given(ledger, worker)
@@ -131,7 +131,7 @@ def test_silent_workers_lose_their_leases_and_others_do_not() -> None:
 
 
 def test_only_whole_epochs_count() -> None:
-    ledger = Ledger(Terms(rows=10, lease=10))
+    ledger = Ledger(LeaseTerms(rows=10, lease=10))
     leases = [given(ledger, 0) for _ in range(4)]
     for lease, stop, epochs in ((leases[0], 9, 0), (leases[2], 30, 1), (leases[1], 20, 2), (leases[3], 31, 2)):
         assert ledger.use(0, [(lease.id, lease.start, stop)])
@@ -141,7 +141,7 @@ def test_only_whole_epochs_count() -> None:
 
 
 def test_the_state_is_a_few_integers_however_much_was_used() -> None:
-    ledger = Ledger(Terms(rows=1000, lease=10))
+    ledger = Ledger(LeaseTerms(rows=1000, lease=10))
     for _ in range(2000):
         lease = given(ledger, 0)
         assert ledger.use(0, [(lease.id, lease.start, lease.stop)])
@@ -164,7 +164,7 @@ class Interleaved(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.terms = Terms(rows=13, lease=5, end=31)
+        self.terms = LeaseTerms(rows=13, lease=5, end=31)
         self.ledger = Ledger(self.terms)
         self.now = 0.0
         self.committed: list[int] = []
@@ -185,7 +185,7 @@ class Interleaved(RuleBasedStateMachine):
         taken = {*self.committed, *(p for _, rest in self.leases.values() for p in rest)}
         free = [p for p in range(31) if p not in taken]
         if not free:
-            assert found == Wait() if self.leases else found is None
+            assert found == NothingYet() if self.leases else found is None
             return
         assert isinstance(found, Lease)
         assert found.id not in {*self.leases, *(lease for _, lease, _ in self.lost)}

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from headrace import BlockMomentum, ConfigError, DiLoCo, Periodic, Strategy
-from headrace.workers.comm import Comm, Null
-from headrace.workers.mean import largest, mean
+from headrace.workers.comm import Comm, Null, largest, mean
 from headrace.workers.strategy import Single
 
 Make = Callable[[], Strategy]

@@ -44,7 +44,7 @@ class Words:
 
 def met(at: str, index: int, count: int, timeout_s: float = 10.0) -> Shared:
     shard = Shard(index, count)
-    shared = Shared.meet(shard, Words(at, shard), timeout_s)
+    shared = Shared.connect(shard, Words(at, shard), timeout_s)
     assert shared is not None
     return shared
 
@@ -203,7 +203,7 @@ def leaves_nothing(at: str, index: int, count: int) -> None:
     before = set(os.listdir("/dev/shm"))
     shard = Shard(index, count)
     words = Words(at, shard)
-    assert Shared.meet(shard, words, 10.0) is not None
+    assert Shared.connect(shard, words, 10.0) is not None
     words("met")
     assert set(os.listdir("/dev/shm")) == before
     for name in words.heard[:count]:
@@ -225,7 +225,7 @@ def descriptors_of_meetings(at: str, index: int, count: int) -> None:
     words("first")
     before = held()
     for _ in range(3):
-        shared = Shared.meet(shard, words, 10.0)
+        shared = Shared.connect(shard, words, 10.0)
         assert shared is not None
         shared.close()
     assert held() == before
@@ -240,7 +240,7 @@ def without_room(at: str, index: int, count: int, limited: int) -> None:
     if index == limited:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     shard = Shard(index, count)
-    tell(str(Shared.meet(shard, Words(at, shard), 10.0)))
+    tell(str(Shared.connect(shard, Words(at, shard), 10.0)))
 
 
 def test_without_room_for_it_there_is_no_shared_memory_for_anybody(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def from_another_network(at: str, index: int, count: int) -> None:
     if index == 1:
         assert ctypes.CDLL(None, use_errno=True).unshare(0x40000000) == 0, os.strerror(ctypes.get_errno())
     shard = Shard(index, count)
-    tell(str(Shared.meet(shard, Words(at, shard), 10.0)))
+    tell(str(Shared.connect(shard, Words(at, shard), 10.0)))
 
 
 @pytest.mark.root
@@ -281,7 +281,7 @@ def with_a_stranger(at: str, index: int, count: int) -> None:
             assert hear() == "go on"
         return heard
 
-    shared = Shared.meet(shard, exchange, 10.0)
+    shared = Shared.connect(shard, exchange, 10.0)
     assert shared is not None
     shared.all_reduce(vector := torch.ones(3))
     tell(str(vector.tolist()))

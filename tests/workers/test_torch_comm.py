@@ -19,7 +19,7 @@ from torch import Tensor
 from headrace.errors import CheckpointError, ConfigError, WorkerError
 from headrace.workers.heartbeat import Heartbeat
 from headrace.workers.here import here
-from headrace.workers.join import join_others, timeout_of_environment
+from headrace.workers.join import backends, join_others, timeout_of_environment
 from headrace.workers.torch_comm import TorchComm
 from headrace.workers.wire import pack, unpack
 
@@ -322,3 +322,11 @@ def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, bad: 
 def test_to_say_where_a_worker_stands_costs_nothing_that_could_wait() -> None:
     assert set(TorchComm.at.__code__.co_names) <= {"_beats", "step", "doing"}  # attributes, no calls
     assert isinstance(Heartbeat, type)
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(True, "cpu:gloo,cuda:nccl"), (False, "gloo")])
+def test_vectors_on_gpus_go_over_nccl_and_those_on_the_host_over_gloo(
+    gpus: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    assert backends() == expected

@@ -1,4 +1,4 @@
-"""Workers started: virtual ones on a simulated network, processes, torchrun's, Ray's.
+"""Starts workers: virtual ones on a simulated network, processes, or actors on Ray; torchrun starts its own.
 
 All run one function and fill in `workers.here()`; the trainer does not know who started it. It calls `workers`.
 """

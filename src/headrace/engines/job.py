@@ -1,4 +1,4 @@
-"""What is to be run in every worker, and where."""
+"""The function that every worker is to call, its result, and the models among its arguments."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -21,6 +21,7 @@ class Job:
     arguments: tuple[Any, ...] = ()
     workers: int = 1
     nodes: int = 1
+    """How many machines of a Ray cluster workers are spread over."""
     devices: Sequence[int] | None = None
     """The accelerators of a node that workers use, one each; `None`: all of them, or none."""
     restarts: int = 0
@@ -28,9 +29,7 @@ class Job:
     timeout_s: float = 600.0
     """How long the others wait for a worker before they give it up."""
     address: str | None = None
-    """Where nodes meet, as in "10.0.0.1:29500"; several nodes need it."""
-    interface: str | None = None
-    """The network interface to listen on; without one, only this machine is listened to."""
+    """That of a Ray cluster, as in "10.0.0.1:6379"."""
     network: "Network | None" = None
     """What a virtual cluster is like."""
     centered: bool = False

@@ -1,4 +1,4 @@
-"""One function for every worker: checked, and given to the engine that is named."""
+"""`launch`: checks what is asked for, and gives it to the engine that is named."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -26,7 +26,6 @@ def launch(
     restarts: int = 0,
     timeout_s: float = 600.0,
     address: str | None = None,
-    interface: str | None = None,
     network: Network | None = None,
 ) -> Any:
     """Calls `main(*arguments)` in every worker; what worker 0's call returns.
@@ -34,12 +33,12 @@ def launch(
     Models among the arguments, and that of a trainer among them or whose method `main` is, then have the weights that
     the workers have agreed on; everything else that `main` does to its arguments stays in the workers.
 
-    `engine`: "local" (this process; several workers are virtual ones, which take turns), "processes" (on this machine
-    or on `nodes` of them, by torch.distributed), or "ray" (a cluster, with a center for asynchronous strategies).
-    `devices`: the accelerators of a node, one for each of its workers. `restarts`: how often workers may be started
-    again after a failure. `timeout_s`: how long others wait for a worker. `address`: where nodes meet, as in
-    "10.0.0.1:29500"; `interface`: the network interface they use, this machine alone without one. `network`: what a
-    virtual cluster is like.
+    `engine`: "local" (this process; several workers are virtual ones, which take turns), "processes" (on this machine,
+    by torch.distributed), or "ray" (a cluster, with a center for asynchronous strategies). On several machines use
+    Ray, or start a script with torchrun, which calls the function itself. `devices`: the accelerators of this machine,
+    one for each worker. `restarts`: how often workers may be started again after a failure. `timeout_s`: how long
+    others wait for a worker. `nodes`: machines of a Ray cluster to spread workers over; `address`: that of the
+    cluster, as in "10.0.0.1:6379". `network`: what a virtual cluster is like.
 
     Virtual workers begin with torch's, NumPy's and Python's generators seeded by their numbers, and leave those of the
     caller as they were.
@@ -53,7 +52,6 @@ def launch(
         restarts=restarts,
         timeout_s=timeout_s,
         address=address,
-        interface=interface,
         network=network,
         centered=needs_center(main, arguments),
     )
@@ -87,12 +85,16 @@ def _check(job: Job, engine: str) -> None:
             f"workers= is shared out evenly, got {job.workers} workers for {job.nodes} nodes.", argument="workers"
         )
     _check_devices(job.devices, job.workers // job.nodes)
-    real = {"nodes": job.nodes > 1, "devices": job.devices is not None}
-    real |= {"address": bool(job.address), "interface": bool(job.interface)}
-    for name, given in real.items():
-        if given and engine == "local":
+    if job.devices is not None and engine == "local":
+        raise ConfigError(
+            "devices= is for engine='processes' or 'ray'; engine='local' is this process alone.", argument="devices"
+        )
+    for name, given in {"nodes": job.nodes > 1, "address": bool(job.address)}.items():
+        if given and engine != "ray":
             raise ConfigError(
-                f"{name}= is for engine='processes' or 'ray'; engine='local' is this process alone.", argument=name
+                f"{name}= is for engine='ray'; engine={engine!r} is this machine alone. On several machines, start the "
+                "script with torchrun: it is joined as it is.",
+                argument=name,
             )
     _check_network(job.network, job.workers, engine)
 

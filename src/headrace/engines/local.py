@@ -1,4 +1,4 @@
-"""Virtual workers: all in this process, one at a time."""
+"""The engine of virtual workers: all run in this process, one at a time."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What a virtual cluster is like: its links, its workers' speeds, who is slow at times, and who fails."""
+"""`Network`: describes a virtual cluster by its links, its workers' speeds, stragglers and failures."""
 
 import re
 from collections.abc import Mapping, Sequence

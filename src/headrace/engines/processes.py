@@ -1,74 +1,175 @@
-"""Workers that are processes: of this machine, or of several that each make the same call."""
+"""The engine of processes on this machine: starts and watches them, and starts all again when one fails."""
 
-import logging
+import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
 from multiprocessing import active_children, current_process, resource_tracker
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch.distributed.elastic.agent.server.api import WorkerSpec
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch._C._distributed_c10d import Store, TCPStore
 
-from ..errors import ConfigError, WorkerError
-from ..workers.store import is_loopback, loopback_interface
-from .agent import ENDING_S, Agent
+from ..errors import ConfigError, HeadraceError, OutOfMemoryError, RunError, WorkerError
+from ..workers.heartbeat import read_end, read_place, read_report
+from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
-from .rendezvous import host_of, rendezvous
-from .worker import HELD, main, pack, unpack
+from .worker import FAILED, HELD, main, unpack
 
 START = "spawn"  # a fork of a process that has threads, or has used an accelerator, does not work
 POLL_S = 0.1  # how often workers are looked at
-_NOISY = ("torch.distributed.elastic", "torch.multiprocessing")
+GRACE_S = 1.5  # that the others have to end by themselves after a failure, and once more when they are asked to
+ENDING_S = 30.0  # that they have for a last checkpoint where somebody was asked to end
+_ASKED = {128 + number for number in (signal.SIGINT, signal.SIGTERM)}  # statuses of those that were asked to end
+_MAY_WORK = (WorkerError, RunError, OutOfMemoryError)  # of our own errors: those that another start may not meet
 
 
 def run(job: Job) -> Result:
-    """Runs the job's workers of this node to their end: what its first worker has to give, on node 0 worker 0."""
-    workers = job.workers // job.nodes
-    _check_place(job)
-    devices = _devices(job, workers)
-    parcel = pack(job)
+    """Runs the job's workers to their end: what worker 0 has to give."""
+    _check_place()
+    devices = _devices(job)
+    packed = pack(job)
     with ExitStack() as stack:
-        host = host_of(job.interface)
-        stack.enter_context(_environment(job, workers, devices, host))
-        stack.enter_context(_quiet())
+        stack.enter_context(_environment(job, devices))
         stack.enter_context(_as_before())
-        file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-"))) / "job"
-        file.write_bytes(parcel)
-        handler = rendezvous(job, host)
-        stack.callback(handler.shutdown)
-        spec = WorkerSpec(
-            role="worker",
-            local_world_size=workers,
-            rdzv_handler=handler,
-            entrypoint=main,
-            args=(str(file), os.getpid()),
-            max_restarts=job.restarts,
-            monitor_interval=POLL_S,
-        )
-        agent = Agent(spec, DefaultLogsSpecs(log_dir=os.devnull), start_method=START, shutdown_timeout=ENDING_S)
-        agent.timeout_s = job.timeout_s
-        try:
-            outcome = agent.run()
-        except SignalException as asked:
-            raise _ending(asked.sigval) from None
-        if not outcome.return_values:
-            raise agent.error or WorkerError(
-                f"the workers of this node have ended ({outcome.state.value}), nobody says why."
+        room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-")))
+        asked = _asked_to_end()
+        store = listen(LOOPBACK, 0, job.timeout_s)
+        for attempt in range(job.restarts + 1):
+            file = room / f"job-{attempt}"
+            file.write_bytes(packed)
+            error = WorkerProcesses(job, str(file), store, attempt, asked).error()
+            if asked:
+                raise _ending(asked[0])
+            if error is None:
+                break
+            if attempt == job.restarts or not _may_work(error):
+                raise error
+            sys.stderr.write(
+                f"headrace: {error}\nheadrace: all workers start again ({attempt + 1} of {job.restarts}).\n"
             )
-        first = outcome.return_values[min(outcome.return_values)]
-        if first is None:
+        outcome = Path(f"{file}-outcome")
+        if not outcome.exists():
             raise SystemExit(0)  # as the function itself would have done
-        return unpack(pickle.loads(Path(first).read_bytes()))
+        return unpack(pickle.loads(outcome.read_bytes()))
 
 
-def _check_place(job: Job) -> None:
+class WorkerProcesses:
+    """One start of all workers."""
+
+    def __init__(self, job: Job, file: str, store: TCPStore, attempt: int, asked: list[int]) -> None:
+        self._timeout_s, self._asked = job.timeout_s, asked
+        self._store: Store = attempt_of(store, attempt)
+        context: Any = multiprocessing.get_context(START)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # half of them would be nobody's
+        try:
+            self._processes = []
+            for worker in range(job.workers):
+                environment = _place(worker, job.workers, store.port, attempt)
+                process = context.Process(target=main, args=(file, os.getpid(), environment))
+                process.start()
+                self._processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+
+    def error(self) -> BaseException | None:
+        """What the workers have ended by, once all have ended."""
+        failed: dict[int, int] = {}
+        passed_on, late = 0, False
+        ask_s = kill_s = late_s = inf  # when those that are left are asked to end, or ended
+        while alive := [process for process in self._processes if process.is_alive()]:
+            wait([process.sentinel for process in alive], POLL_S)
+            now_s = time.monotonic()
+            if not failed and (failed := self._failed()):
+                ask_s = now_s + (ENDING_S if _ASKED & set(failed.values()) else GRACE_S)
+            if len(self._asked) > passed_on:
+                passed_on, ask_s = len(self._asked), inf
+                kill_s = now_s + (ENDING_S if passed_on == 1 else 0.0)  # asked again, it waits for nobody
+                for process in alive:
+                    os.kill(process.pid, self._asked[0])
+            elif now_s > ask_s:
+                ask_s, kill_s = inf, now_s + GRACE_S
+                for process in alive:
+                    process.terminate()
+            if late_s == inf and not failed and self._all_returned():
+                late_s = now_s + self._timeout_s
+            if now_s > late_s and not late:
+                late, kill_s = True, now_s
+                self._tell_late()
+            if now_s >= kill_s:
+                for process in alive:
+                    process.kill()
+        failed = failed or self._failed()
+        return self._cause(failed) if failed and not late else None
+
+    def _tell_late(self) -> None:
+        late = [str(worker) for worker, process in enumerate(self._processes) if process.is_alive()]
+        sys.stderr.write(
+            f"headrace: worker{'s' * (len(late) > 1)} {' and '.join(late)} of this node returned {self._timeout_s:g} s "
+            "ago and did not end, as when a thread goes on: ended now.\n"
+        )
+
+    def _failed(self) -> dict[int, int]:
+        """The exit statuses of workers that have not ended well, or have left without a word."""
+        statuses = {worker: process.exitcode for worker, process in enumerate(self._processes)}
+        return {
+            worker: status
+            for worker, status in statuses.items()
+            if status or (status == 0 and not read_end(self._store, worker))
+        }
+
+    def _all_returned(self) -> bool:
+        return all(read_end(self._store, worker) == "returned" for worker in range(len(self._processes)))
+
+    def _cause(self, failed: dict[int, int]) -> BaseException:
+        """The first error of any worker, rather than what has become of the others then."""
+        report = read_report(self._store)
+        if report is not None and report.kind != WorkerError.__name__:
+            return report.for_caller()
+        for worker, status in failed.items():
+            if status < 0:
+                return WorkerError(f"worker {worker} was lost{self._where(worker)}: {_signal(-status)}.")
+        for worker, status in failed.items():
+            if status not in (0, FAILED) and read_end(self._store, worker) == "exit":
+                return KeyboardInterrupt() if status == 128 + signal.SIGINT else SystemExit(status)
+        for worker, status in failed.items():
+            if report is None or status != FAILED:
+                return WorkerError(
+                    f"worker {worker} ended with exit status {status}{self._where(worker)}, and did not say why. "
+                    "What it has printed may tell."
+                )
+        assert report is not None
+        return report.for_caller()
+
+    def _where(self, worker: int) -> str:
+        place = read_place(self._store, worker, len(self._processes))
+        return f" at {place}" if place else ""
+
+
+def pack(job: Job) -> bytes:
+    """The function and its arguments for a worker, to which nothing of them is shared with anybody."""
+    home = getattr(job.main, "__module__", None)
+    if home == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        raise ConfigError(f"main={job.main!r} is in no file that workers could read. Put it into a module.")
+    try:
+        return pickle.dumps((job.main, tuple(job.arguments)))
+    except Exception as error:
+        raise ConfigError(
+            f"main and its arguments are sent to the workers, and cannot be: {type(error).__name__}: {error}. Define "
+            "main at the top level of a module, and make in it what cannot be sent: open files, locks, threads."
+        ) from error
+
+
+def _check_place() -> None:
     """Whether workers started here would find the function."""
     if getattr(current_process(), "_inheriting", False):
         raise ConfigError(
@@ -79,8 +180,9 @@ def _check_place(job: Job) -> None:
         raise ConfigError("processes are started from the main thread, which hears Ctrl-C. Call launch there.")
 
 
-def _devices(job: Job, workers: int) -> list[str] | None:
+def _devices(job: Job) -> list[str] | None:
     """The accelerators that workers are to see, as the system names them; `None`: as they are."""
+    workers = job.workers
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if job.devices is None:
         if there and workers > there:
@@ -101,18 +203,31 @@ def _devices(job: Job, workers: int) -> list[str] | None:
 # --- around it ---------------------------------------------------------------------------------------------
 
 
+def _place(worker: int, count: int, port: int, attempt: int) -> dict[str, str]:
+    """What torchrun would put into the environment of a worker."""
+    return {
+        "RANK": str(worker),
+        "WORLD_SIZE": str(count),
+        "LOCAL_RANK": str(worker),
+        "LOCAL_WORLD_SIZE": str(count),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
 @contextmanager
-def _environment(job: Job, workers: int, devices: list[str] | None, host: str) -> Iterator[None]:
+def _environment(job: Job, devices: list[str] | None) -> Iterator[None]:
     """What workers find in their environment: some of it is read before any of their code runs."""
-    network = loopback_interface() if is_loopback(host) else str(job.interface)
-    heard = [number.name for number in HELD if _is_ours(number)]
-    given = {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}", "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(heard)}
+    given = {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}"}
     if devices is not None:
         given["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     for name, value in {
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // workers)),
-        "GLOO_SOCKET_IFNAME": network,
-        "NCCL_SOCKET_IFNAME": network,
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // job.workers)),
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
+        "NCCL_SOCKET_IFNAME": loopback_interface(),
     }.items():
         given[name] = os.environ.get(name, value)
     before = {name: os.environ.get(name) for name in given}
@@ -125,20 +240,6 @@ def _environment(job: Job, workers: int, devices: list[str] | None, host: str) -
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = old
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """What torch logs of an end is said better by the error."""
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(_NOISY)]
-    loggers = [one for one in map(logging.getLogger, names) if not one.disabled]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.disabled = False
 
 
 @contextmanager
@@ -164,13 +265,36 @@ def _as_before() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # one that is not Python's is lost
 
 
+def _asked_to_end() -> list[int]:
+    """A list of the signals that ask this process to end, from now on: they are passed on to the workers."""
+    asked: list[int] = []
+    for number in filter(_is_ours, HELD):
+        signal.signal(number, lambda number, _: asked.append(number))
+    return asked
+
+
 def _is_ours(number: signal.Signals) -> bool:
     """Whether a signal asks the workers to end: not one of nohup, nor SIGUSR1 where the user has a use for it."""
     handler = signal.getsignal(number)
     return handler != signal.SIG_IGN and (number != signal.SIGUSR1 or handler == signal.SIG_DFL)
 
 
-def _ending(number: signal.Signals) -> BaseException:
+def _ending(number: int) -> BaseException:
     if number == signal.SIGINT:
         return KeyboardInterrupt()
     return SystemExit(128 + (signal.SIGTERM if number == signal.SIGUSR1 else number))  # as a training alone ends
+
+
+def _may_work(error: BaseException) -> bool:
+    """Whether it makes sense to start again."""
+    return isinstance(error, Exception) and not (isinstance(error, HeadraceError) and not isinstance(error, _MAY_WORK))
+
+
+def _signal(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    if number == signal.SIGKILL:
+        return f"it was killed ({name}), as the system does when memory runs out"
+    return f"it was ended by {name}"

@@ -1,21 +1,24 @@
-"""A virtual worker's voice."""
+"""The communicator and the center of a virtual worker, both in virtual time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from ..data.source import Shard
 from ..errors import ConfigError
-from ..workers.center import Center
+from ..workers.center import Center, NothingYet, Push, Reply
+from ..workers.center_state import CenterState
 from ..workers.comm import Comm, Op, Pending
-from ..workers.meeting import Meeting, Packed
-from .sim_center import SimCenter
+from .collective import Collective, Packed
 from .virtual_cluster import VirtualCluster
 
 
 class SimComm(Comm):
-    """Speaks to the other virtual workers of a world, in virtual time."""
+    """The other virtual workers of a cluster, as one of them sees them."""
 
     def __init__(self, world: VirtualCluster, worker: int) -> None:
         self.world, self._worker = world, worker
@@ -65,19 +68,92 @@ class SimComm(Comm):
     def tell(self, error: BaseException) -> None:
         self.world.tell(self._worker, error)
 
-    def _begin(self, kind: str, vector: Tensor) -> "_Started":
+    def _begin(self, kind: str, vector: Tensor) -> "_SimReduction":
         like = (vector.shape, vector.dtype, vector.device)
-        return _Started(self.world, self._worker, self.world.meet(self._worker, kind, like, vector.detach()))
+        return _SimReduction(self.world, self._worker, self.world.begin(self._worker, kind, like, vector.detach()))
 
     def _exchange(self, kind: str, packed: Any) -> Any:
-        return self.world.wait(self._worker, self.world.meet(self._worker, kind, (), packed))
+        return self.world.wait(self._worker, self.world.begin(self._worker, kind, (), packed))
 
 
-class _Started:
+class _SimReduction:
     """A reduction that others have still to join, or that takes its time."""
 
-    def __init__(self, world: VirtualCluster, worker: int, meeting: Meeting) -> None:
-        self._world, self._worker, self._meeting = world, worker, meeting
+    def __init__(self, world: VirtualCluster, worker: int, collective: Collective) -> None:
+        self._world, self._worker, self._collective = world, worker, collective
 
     def wait(self) -> None:
-        self._world.wait(self._worker, self._meeting)
+        self._world.wait(self._worker, self._collective)
+
+
+class SimCenter(Center):
+    """Every call is a message to the center and one back; weights pass its link one after the other, as they come."""
+
+    def __init__(self, world: VirtualCluster, worker: int) -> None:
+        super().__init__(worker)
+        world.held = world.held or CenterState(timeout_s=inf)  # who is dead is known, and nobody else is ever silent
+        self._held: CenterState = world.held
+        self._world = world
+        self._seen = 0
+
+    def call(self, name: str, *given: Any) -> Any:
+        world, worker = self._world, self.worker
+        if name == "state_dict":  # at no time: who saves changes nothing of what comes
+            return _own(self._held.state_dict())
+        changes = name in ("join", "exchange", "ask_to_stop", "load_state_dict")
+        if name == "join":
+            world.centers[worker] = partial(self._held.leave, worker)
+        elif name == "leave":
+            known = self._held.status(0.0)["workers"].get(worker)
+            changes = bool(known and known["inside"])
+        found = self._send(lambda now: self._held.serve(worker, now, name, *given), _size(given), changes)
+        if name == "leave" or (name == "join" and found is None):
+            world.centers.pop(worker, None)
+        return found
+
+    def wait(self, why: NothingYet) -> None:
+        self._world.wait_for_change(self.worker, self._seen)
+
+    def _send(self, serve: Callable[[float], Any], sent: int, changes: bool) -> Any:
+        """Sends so many bytes, is served when they have come, and gets a reply. What has none waits for no link."""
+        world, worker = self._world, self.worker
+        begun, latency = world.turns.now[worker], world.timing.latency_s
+        world.check(worker)
+        world.until(worker, begun + latency)
+        if sent:
+            world.until(worker, world.inward.through(begun + latency, sent))
+        now = world.turns.now[worker]
+        found = _own(serve(now))
+        if changes and not isinstance(found, NothingYet):
+            world.changed(now)
+        self._seen = world.changes
+        back = _size(found)
+        done = (world.outward.through(now, back) if back else now) + latency
+        world.accounts[worker].sent_bytes += sent
+        world.accounts[worker].communicating_s += done - begun
+        world.go_on(worker, done)
+        return found
+
+
+def _own(found: Any) -> Any:
+    """What a worker gets is a copy: others go on changing the center."""
+    if isinstance(found, Tensor):
+        return found.clone()
+    if isinstance(found, Reply):
+        return replace(found, vectors=_own(found.vectors))
+    if isinstance(found, Mapping):
+        return {name: _own(value) for name, value in found.items()}
+    return found
+
+
+def _size(value: Any) -> int:
+    """Bytes of the tensors in it."""
+    if isinstance(value, Tensor):
+        return int(value.nbytes)
+    if isinstance(value, Reply):
+        return _size(value.vectors)
+    if isinstance(value, Push):
+        return _size(value.vectors) + _size(value.exact)
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0

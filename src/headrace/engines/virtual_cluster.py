@@ -1,13 +1,12 @@
-"""What virtual workers have in common: clocks, a network, meetings, and their end."""
+"""The cluster of virtual workers: their clocks, network, collectives and failures."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from ..errors import WorkerError
-from ..workers.clock import Account, Link, Timing
-from ..workers.meeting import Meeting
 from .baton import Baton
+from .collective import Account, Collective, Link, Timing
 
 
 class Lost(BaseException):
@@ -45,7 +44,7 @@ class VirtualCluster:
         self._failure: tuple[int | None, BaseException] | None = None
         self._told: tuple[int, BaseException] | None = None
         self._dead: set[int] = set()
-        self._meetings: dict[int, Meeting] = {}
+        self._collectives: dict[int, Collective] = {}
         self._calls = [0] * self.count
         self._where: list[tuple[int, str]] = [(0, "")] * self.count
 
@@ -193,67 +192,67 @@ class VirtualCluster:
         self.turns.restart_generators(worker)
         return True
 
-    # --- meetings ----------------------------------------------------------------------------------------
+    # --- collectives ---------------------------------------------------------------------------------------
 
-    def meet(self, worker: int, kind: str, like: tuple[Any, ...], given: Any) -> Meeting:
+    def begin(self, worker: int, kind: str, like: tuple[Any, ...], given: Any) -> Collective:
         """A worker calls a collective, its next one, and does not wait for it."""
         self.check(worker)
         call = self._calls[worker]
         self._calls[worker] += 1
-        meeting = self._meetings.get(call)
-        if meeting is None:
-            meeting = self._meetings[call] = Meeting(kind, like, worker, [None] * self.count, self.count)
-        elif meeting.kind != kind or meeting.like != like:
-            self._differ(meeting, Meeting(kind, like, worker, [], 0))
-        meeting.come(worker, given)
-        meeting.started_s = max(meeting.started_s, self.turns.now[worker])
-        if not meeting.left:
-            del self._meetings[call]
-            self._conclude(meeting)
+        collective = self._collectives.get(call)
+        if collective is None:
+            collective = self._collectives[call] = Collective(kind, like, worker, [None] * self.count, self.count)
+        elif collective.kind != kind or collective.like != like:
+            self._differ(collective, Collective(kind, like, worker, [], 0))
+        collective.come(worker, given)
+        collective.started_s = max(collective.started_s, self.turns.now[worker])
+        if not collective.left:
+            del self._collectives[call]
+            self._conclude(collective)
             self.check(worker)
-        return meeting
+        return collective
 
-    def wait(self, worker: int, meeting: Meeting) -> Any:
-        """What comes of a meeting, once it does."""
-        if meeting.left:
+    def wait(self, worker: int, collective: Collective) -> Any:
+        """What comes of a collective, once it does."""
+        if collective.left:
             self.check(worker)
-            meeting.waiting.append(worker)
-            self.turns.park(worker, meeting)
+            collective.waiting.append(worker)
+            self.turns.park(worker, collective)
             self.check(worker)
-            return meeting.take(worker)
+            return collective.take(worker)
         arrived = self.turns.now[worker]
-        if meeting.finish_s > arrived:
-            self._live_until(worker, meeting.finish_s)
-            self._settle(worker, meeting, arrived)
-            self.turns.until(worker, meeting.finish_s)
+        if collective.finish_s > arrived:
+            self._live_until(worker, collective.finish_s)
+            self._settle(worker, collective, arrived)
+            self.turns.until(worker, collective.finish_s)
             self.check(worker)
-        return meeting.take(worker)
+        return collective.take(worker)
 
-    def _conclude(self, meeting: Meeting) -> None:
+    def _conclude(self, collective: Collective) -> None:
         """All have come."""
-        seconds, sent = meeting.cost(self.timing)
-        meeting.started_s = max(meeting.started_s, self.ring.free_s)
-        meeting.finish_s = self.ring.free_s = meeting.started_s + seconds
+        seconds, sent = collective.cost(self.timing)
+        collective.started_s = max(collective.started_s, self.ring.free_s)
+        collective.finish_s = self.ring.free_s = collective.started_s + seconds
         for account, size in zip(self.accounts, sent, strict=True):
             account.sent_bytes += size
         mortal = [worker for worker in self._mortal if self._deaths[worker]]
         for worker in sorted(mortal, key=lambda worker: self._deaths[worker][0])[:1]:
-            if self._deaths[worker][0] <= meeting.finish_s:
+            if self._deaths[worker][0] <= collective.finish_s:
                 self._lose(worker)
         now = self.turns.now
-        for worker in meeting.waiting:
-            self._settle(worker, meeting, now[worker])
-            now[worker] = max(now[worker], meeting.finish_s)
+        for worker in collective.waiting:
+            self._settle(worker, collective, now[worker])
+            now[worker] = max(now[worker], collective.finish_s)
             self.turns.due(worker, now[worker])
 
-    def _settle(self, worker: int, meeting: Meeting, arrived: float) -> None:
+    def _settle(self, worker: int, collective: Collective, arrived: float) -> None:
         """What a worker did from its arrival until the end: it waited for others, then for the network."""
-        if meeting.finish_s > arrived:
-            account, begun = self.accounts[worker], max(arrived, meeting.started_s)
+        if collective.finish_s > arrived:
+            account, begun = self.accounts[worker], max(arrived, collective.started_s)
             account.idle_s += begun - arrived
-            account.communicating_s += meeting.finish_s - begun
+            account.communicating_s += collective.finish_s - begun
 
-    def _differ(self, known: Meeting, other: Meeting) -> None:
+    def _differ(self, known: Collective, other: Collective) -> None:
         text = (
             f"the workers do not call the same: worker {known.first} calls {known}{self._standing(known.first)}, "
             f"worker {other.first} {other}{self._standing(other.first)}."

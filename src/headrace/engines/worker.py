@@ -1,4 +1,4 @@
-"""What happens in a worker process of a launch, and what comes back from it."""
+"""Runs the function of a launch in a worker's process, and packs what it returns."""
 
 import os
 import pickle
@@ -8,19 +8,19 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import ConfigError
-from ..workers.generators import seed
-from ..workers.heartbeat import write_exit, write_told
+from ..workers import wire
+from ..workers.heartbeat import write_end, write_report
 from ..workers.here import speaking
-from ..workers.store import attempt_of, connect, within
-from ..workers.wire import pack as to_bytes
-from ..workers.wire import unpack as from_bytes
-from .job import Job, Result, work
+from ..workers.join import attempt_of, connect, within
+from .generators import seed
+from .job import Result, work
 
 FAILED = 1
 ORPHANED_S = 10.0  # that a worker has for its last checkpoint when whoever has started it is gone
@@ -33,32 +33,44 @@ Outcome = tuple[bytes, bytes]
 """The value, as the user's own classes are pickled, and the weights."""
 
 
-def pack(job: Job) -> bytes:
-    """The function and its arguments for a worker, to which nothing of them is shared with anybody."""
-    home = getattr(job.main, "__module__", None)
-    if home == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        raise ConfigError(f"main={job.main!r} is in no file that workers could read. Put it into a module.")
+@dataclass(frozen=True, slots=True)
+class ProgramPlace:
+    """Where a program runs, and finds its modules."""
+
+    directory: str
+    path: tuple[str, ...]
+
+    @classmethod
+    def here(cls) -> "ProgramPlace":
+        return cls(os.getcwd(), tuple(os.path.abspath(entry) for entry in sys.path))
+
+    def enter(self) -> None:
+        """This process goes there, as far as this machine has it."""
+        if os.path.isdir(self.directory):
+            os.chdir(self.directory)
+        sys.path.extend(entry for entry in self.path if entry not in sys.path)
+
+
+def pack_result(result: Result, dumps: Callable[[Any], bytes] = pickle.dumps) -> Outcome:
     try:
-        return pickle.dumps((job.main, tuple(job.arguments)))
+        value = dumps(result.value)
     except Exception as error:
         raise ConfigError(
-            f"main and its arguments are sent to the workers, and cannot be: {type(error).__name__}: {error}. Define "
-            "main at the top level of a module, and make in it what cannot be sent: open files, locks, threads."
+            f"what main returned, a {type(result.value).__name__}, cannot be sent back: {type(error).__name__}: "
+            f"{error}. Return plain values and tensors."
         ) from error
+    return value, wire.pack(result.weights).numpy().tobytes()
 
 
 def unpack(outcome: Outcome) -> Result:
     """What a worker has returned."""
     value, weights = outcome
-    return Result(pickle.loads(value), from_bytes(torch.frombuffer(bytearray(weights), dtype=torch.uint8)))
+    return Result(pickle.loads(value), wire.unpack(torch.frombuffer(bytearray(weights), dtype=torch.uint8)))
 
 
-def main(file: str, parent: int) -> str | None:
-    """In a worker: calls the function. The first worker of a node returns the file that holds what came of it.
-
-    `None` if that worker left by exit(). What is returned is short: a worker that is killed while it is read would keep
-    whoever reads it waiting.
-    """
+def main(file: str, parent: int, environment: dict[str, str]) -> None:
+    """In a worker process: calls the function. Worker 0 leaves what came of it in a file beside that of the job."""
+    os.environ.update(environment)
     os.setpgrp()  # Ctrl-C is for the process that has started it, which passes it on once
     threading.Thread(target=_end_without, args=(parent,), name="headrace-parent", daemon=True).start()
     _hear_as_ever()
@@ -67,25 +79,20 @@ def main(file: str, parent: int) -> str | None:
         function, arguments = pickle.loads(Path(file).read_bytes())
         seed(int(os.environ["RANK"]))
         result = work(function, arguments)
-        outcome = None
-        if os.environ["LOCAL_RANK"] == "0":
-            outcome = f"{file}-outcome-{os.environ['TORCHELASTIC_RESTART_COUNT']}"
-            Path(outcome).write_bytes(pickle.dumps(_pack_result(result)))
+        if os.environ["RANK"] == "0":
+            Path(f"{file}-outcome").write_bytes(pickle.dumps(pack_result(result)))
     except KeyboardInterrupt:
-        _in_store(write_exit)
+        _in_store(write_end, "exit")
         sys.exit(128 + signal.SIGINT)
     except SystemExit as asked:
-        if asked.code:
-            _in_store(write_exit)
-            raise
-        outcome = None
+        _in_store(write_end, "exit" if asked.code else "returned")
+        raise
     except BaseException as error:
-        _tell(error)
+        _report(error)
         sys.exit(FAILED)
     if (comm := speaking()) is not None:
         comm.close()
-    _hear_as_ever()  # while it waits for the others
-    return outcome
+    _in_store(write_end, "returned")
 
 
 def _hear_as_ever() -> None:
@@ -94,40 +101,29 @@ def _hear_as_ever() -> None:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-def _pack_result(result: Result) -> Outcome:
-    try:
-        value = pickle.dumps(result.value)
-    except Exception as error:
-        raise ConfigError(
-            f"what main returned, a {type(result.value).__name__}, cannot be sent back: {type(error).__name__}: "
-            f"{error}. Return plain values and tensors."
-        ) from error
-    return value, to_bytes(result.weights).numpy().tobytes()
-
-
-def _tell(error: BaseException) -> None:
+def _report(error: BaseException) -> None:
     """Whoever has started this worker learns why it fails, and so do the others."""
     if (comm := speaking()) is not None:
         comm.tell(error)
-    _in_store(write_told, error)
+    _in_store(write_report, error)
 
 
-def _in_store(write: Callable[..., None], *what: Any) -> None:
+def _in_store(write: Callable[..., None], what: Any) -> None:
     """Leaves something in the store, if it is there still, for whoever has started this worker."""
 
-    def work() -> None:
+    def leave() -> None:
         store = connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _TELLING_S)
-        write(attempt_of(store), int(os.environ["RANK"]), *what)
+        write(attempt_of(store), int(os.environ["RANK"]), what)
 
     with suppress(RuntimeError):
-        within(_TELLING_S, work, "the store of the workers")
+        within(_TELLING_S, leave, "the store of the workers")
 
 
 def _end_without(parent: int) -> None:
-    """No worker is left behind by a process that is killed: SIGINT has asked it to end, and it may not have heard."""
+    """No worker is left behind by a process that is killed: each is asked to end as by Ctrl-C, and then has to."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as under nohup
-        os.kill(os.getpid(), signal.SIGTERM)
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as under nohup
+    os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
     time.sleep(ORPHANED_S)
     os._exit(FAILED)

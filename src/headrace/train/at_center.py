@@ -87,9 +87,9 @@ class AtCenter(Coordinator):
         self.strategy.said = {"facts": self._facts, "pace": at.pace()} if self.leads else {}
         self.strategy.begin(replica)
         self._leased.center = self.strategy.center
-        if self.strategy.told is not None and not self.leads:
-            compare({0: self.strategy.told["facts"], self.comm.shard.index: self._facts})
-            at.keep_pace(self.strategy.told["pace"])
+        if self.strategy.reported is not None and not self.leads:
+            compare({0: self.strategy.reported["facts"], self.comm.shard.index: self._facts})
+            at.keep_pace(self.strategy.reported["pace"])
             self._leased.begin_at(at.info.counters.epochs)
         self._hear(at.info)
 

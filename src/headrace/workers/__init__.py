@@ -1,4 +1,4 @@
-"""What workers say to each other, and strategies: gradients in step, rounds, or a center.
+"""Communication between workers, and strategies: gradients in step, rounds of local updates, or a center.
 
 A strategy makes one model of what several workers learn, through one small interface (`Comm`). It calls `arena`, `data`
 and `store`.

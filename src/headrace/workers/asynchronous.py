@@ -1,4 +1,4 @@
-"""Asynchronous training: workers bring changes to a center that has moved on meanwhile."""
+"""Asynchronous training: each worker sends its change to a center that others have changed meanwhile."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Descent(Rule):
     down_weight: bool
     compensate: float | None
 
-    def meet(self, center: Vectors, push: Push, staleness: int) -> Vectors | None:
+    def apply(self, center: Vectors, push: Push, staleness: int) -> Vectors | None:
         if staleness > self.bound:
             return None
         gamma = self.lr / max(1, staleness) if self.down_weight else self.lr

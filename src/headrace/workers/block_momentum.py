@@ -8,8 +8,7 @@ from torch.optim import SGD, Optimizer
 
 from ..errors import ConfigError, unknown
 from ..length import Counters, Length, interval
-from .outer import Outer, OuterStep, check_settings, is_number
-from .round_start import Start
+from .outer import Outer, OuterStep, RoundStart, check_settings, is_number
 from .rounds import Rounds
 
 Form = Literal["mean", "cntk"]
@@ -60,7 +59,7 @@ class BlockMomentum(Rounds):
         self.lr, self.nesterov, self.form = lr, nesterov, form
         self._block = int(length.count) if form == "cntk" and length.unit == "samples" else None
 
-    def ending(self, start: Start) -> OuterStep:
+    def ending(self, start: RoundStart) -> OuterStep:
         return Outer(self._outer, start, self._adapt)
 
     def due(self, counters: Counters, total: int, ends_epoch: bool) -> bool:

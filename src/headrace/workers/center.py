@@ -1,11 +1,12 @@
-"""The center's contract: weights at which workers meet without waiting for each other, and the data that they lease.
+"""The center as a worker sees it: it applies changes to shared weights without making workers wait, and leases rows.
 
 One exchange does everything: it applies what a worker has learnt, and records which rows it learnt it from. So what
 the center holds and what it says of the data can never differ, whoever dies when.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,9 +21,9 @@ Vectors = Mapping[str, Tensor]
 
 
 class Rule(Protocol):
-    """What a meeting does to the center: a strategy's own, of plain settings, equal to another with the same ones."""
+    """What an exchange does to the center: a strategy's own, of plain settings, equal to another with the same ones."""
 
-    def meet(self, center: Vectors, push: "Push", staleness: int) -> Vectors | None:
+    def apply(self, center: Vectors, push: "Push", staleness: int) -> Vectors | None:
         """Changes the center's weights in place; what the worker goes on with, `None` if the push is not taken.
 
         That is the center itself, or memory of its own; the push is left as it is.
@@ -31,7 +32,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTerms:
     """How data are leased: positions 0 to `end` (`None`: no end), in leases of `lease` rows that end with an epoch.
 
     `lease` is the first worker's word where workers differ.
@@ -53,7 +54,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class NothingYet:
     """Nothing can be given now: the call is to be made again later."""
 
     workers: tuple[int, ...] = ()
@@ -69,9 +70,9 @@ class Patience:
 
     def __init__(self, worker: int, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._worker, self._timeout_s, self._now = worker, timeout_s, now
-        self._last, self._since = Wait(), 0.0
+        self._last, self._since = NothingYet(), 0.0
 
-    def check(self, wait: Wait) -> None:
+    def check(self, wait: NothingYet) -> None:
         """Called before each pause of a wait."""
         if wait != self._last:
             self._last, self._since = wait, self._now()
@@ -99,7 +100,7 @@ class Push:
     """What rounding has lost, for a center that has not moved since: indices into a flat tensor and values, by name."""
     origin: Vectors = field(default_factory=dict)
     """The weights of version `base`, for a rule that asks for them."""
-    tally: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    tally: dict[str, list[float]] = field(default_factory=dict)
     """Coefficient, sum and weight of loss terms since the last push."""
 
 
@@ -117,21 +118,39 @@ class Reply:
     """Whole passes over the data that have been used up."""
     stop: str = ""
     """Why every worker is to stop, if somebody has said so."""
-    told: Mapping[str, Any] | None = None
+    reported: Mapping[str, Any] | None = None
     """What worker 0 `said` when it began, as far as the center knows: to those that join."""
 
 
-class Center(Protocol):
-    """The center, as one worker sees it: whoever calls is known to it.
+def add_terms(tally: dict[str, list[float]], name: str, coefficient: float, total: float, weight: float) -> None:
+    """Adds the sum and the weight of a loss term to those that a tally has of it."""
+    _, totals, weights = tally.get(name, (0.0, 0.0, 0.0))
+    tally[name] = [coefficient, totals + total, weights + weight]
+
+
+class Center(ABC):
+    """The center, as one worker sees it. `call` carries a request there and the answer back, `wait` lets time pass.
 
     Trainings are numbered: each worker counts those that it joins, from 1. A process that takes the place of a lost
     worker counts from 1 again, and so finds which of its trainings are over.
     """
 
+    def __init__(self, worker: int) -> None:
+        self.worker = worker
+        self._requests = self._trainings = 0
+
+    @abstractmethod
+    def call(self, name: str, *given: Any) -> Any:
+        """What `CenterState.serve` answers this worker."""
+
+    @abstractmethod
+    def wait(self, why: NothingYet) -> None:
+        """Lets time pass, until a lease may be free; a `WorkerError` once that has lasted too long."""
+
     def join(
         self,
         rule: Rule,
-        terms: Terms,
+        terms: LeaseTerms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
         said: Mapping[str, Any] | None = None,
@@ -139,43 +158,50 @@ class Center(Protocol):
         """A worker joins its next training, perhaps once more: leases that it held are free again.
 
         Worker 0 begins a training once the others have left the one before, and gives the weights, or the `state` to
-        go on from. `None` if the training is over: the center has begun a later one. `said`: plain values that the
-        others are told.
+        go on from. `None` if the training is over: the center has begun a later one. `said`: plain values that are
+        reported to the others.
         """
-        ...
+        number = self._trainings + 1
+        while isinstance(reply := self.call("join", rule, terms, weights, state, said, number), NothingYet):
+            self.wait(reply)
+        self._trainings = number
+        found: Reply | None = reply
+        return found
 
-    def lease(self) -> Lease | Wait | None:
+    def lease(self) -> Lease | NothingYet | None:
         """Rows to read; `None` once all have been used, or when all workers are to stop."""
-        ...
+        self._requests += 1
+        found: Lease | NothingYet | None = self.call("lease", self._requests)
+        return found
 
-    def meet(self, push: Push) -> Reply:
+    def exchange(self, push: Push) -> Reply:
         """Applies a push, records its rows, and gives what to go on with."""
-        ...
+        reply: Reply = self.call("exchange", push)
+        return reply
 
     def pull(self) -> Reply:
         """The weights as they are."""
-        ...
+        reply: Reply = self.call("pull")
+        return reply
 
     def ask_to_stop(self, why: str) -> None:
-        """Every worker is told at its next exchange."""
-        ...
-
-    def wait(self, why: Wait) -> None:
-        """Lets time pass, until a lease may be free; a `WorkerError` once that has lasted too long."""
-        ...
+        """Every worker learns of it at its next exchange."""
+        self.call("ask_to_stop", why)
 
     def leave(self) -> None:
         """A worker goes: leases that it held are free again. Twice is no error, nor if it has never joined."""
-        ...
+        self.call("leave")
 
     def status(self) -> dict[str, Any]:
         """Counters for a person to see: pushes applied, dropped and repeated, staleness, and each worker's rows."""
-        ...
+        found: dict[str, Any] = self.call("status")
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, versions, who has pushed what, and which rows have been used or leased."""
-        ...
+        found: dict[str, Any] = self.call("state_dict")
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes back to a state; rows that were leased then, and not used, are free."""
-        ...
+        self.call("load_state_dict", state)

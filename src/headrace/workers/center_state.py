@@ -1,4 +1,4 @@
-"""A center in this process: the weights, who has brought what, and which rows it has learnt from."""
+"""The state of a center: the weights, what each worker has pushed, and which rows the weights have learnt from."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,9 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import CheckpointError, ConfigError, WorkerError
-from .center import TIMEOUT_S, Lease, Patience, Push, Reply, Rule, Terms, Vectors, Wait
-from .ledger import Ledger
-from .members import Counts, Member, Members
+from .center import TIMEOUT_S, Center, Lease, LeaseTerms, NothingYet, Patience, Push, Reply, Rule, Vectors
+from .ledger import Counts, Ledger, Member, Members
 
 REMEMBERED = 4
 """Workers whose last reply is kept, in case that it is lost on its way and the push is repeated."""
@@ -44,28 +43,33 @@ class CenterState:
         self.training = 0
         """The number of the training that worker 0 has begun last, counted from 1."""
         self._generation, self.timeout_s = generation, timeout_s
-        self._start_over(Terms(1, 1))
+        self._start_over(LeaseTerms(1, 1))
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> LeaseTerms:
         """How data are leased."""
         return self._ledger.terms
 
     @terms.setter
-    def terms(self, terms: Terms) -> None:
+    def terms(self, terms: LeaseTerms) -> None:
         self._ledger.terms = terms
+
+    def serve(self, worker: int, now: float, name: str, *given: Any) -> Any:
+        """The answer to a call that a worker makes through its `Center`."""
+        caller = {"status": (now,), "leave": (worker,), "ask_to_stop": (), "state_dict": (), "load_state_dict": ()}
+        return getattr(self, name)(*caller.get(name, (worker, now)), *given)
 
     def join(
         self,
         worker: int,
         now: float,
         rule: Rule,
-        terms: Terms,
+        terms: LeaseTerms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
         said: Mapping[str, Any] | None = None,
         training: int = 1,
-    ) -> Reply | Wait | None:
+    ) -> Reply | NothingYet | None:
         """A worker joins the training of this number; `None` if a later one has begun.
 
         Worker 0 alone knows what a training goes on from, and begins it once the others have left the one before. What
@@ -77,7 +81,7 @@ class CenterState:
         if training > self.training:
             if worker != 0:
                 return self._wait([0], f"to begin training {training}")
-            if others := [other for other in self._roll.inside(now - self.timeout_s) if other != worker]:
+            if others := [other for other in self._members.inside(now - self.timeout_s) if other != worker]:
                 return self._wait(others, f"to leave training {self.training}")
             self._begin(terms, weights, state)
             self.said, self.training = said, training
@@ -85,9 +89,9 @@ class CenterState:
         member = self._member(worker, now)
         member.sequence, member.asked = 0, None
         self._ledger.leave(worker)
-        return replace(self._reply(self.weights), told=self.said)
+        return replace(self._reply(self.weights), reported=self.said)
 
-    def lease(self, worker: int, now: float, number: int) -> Lease | Wait | None:
+    def lease(self, worker: int, now: float, number: int) -> Lease | NothingYet | None:
         """Rows to read. A request of the same number gets what was given before."""
         member = self._member(worker, now)
         if member.asked is not None and member.asked[0] == number and self._ledger.has(worker, member.asked[1].id):
@@ -95,12 +99,12 @@ class CenterState:
         self._ledger.expire(now, self.timeout_s)
         found = None if self.stop else self._ledger.lease(worker)
         member.asked = (number, found) if isinstance(found, Lease) else None
-        if isinstance(found, Wait):
+        if isinstance(found, NothingYet):
             others = sorted(self._ledger.leases.keys() - {worker})
             return self._wait(others, "to train with the rows that they have been given")
         return found
 
-    def meet(self, worker: int, now: float, push: Push) -> Reply:
+    def exchange(self, worker: int, now: float, push: Push) -> Reply:
         """Applies a push and records its rows, or neither."""
         member = self._member(worker, now)
         if push.sequence <= member.sequence:
@@ -112,7 +116,7 @@ class CenterState:
             self.counts.lost += 1
             return self._refuse(worker, push)
         assert self.rule is not None
-        vectors = self.rule.meet(self.weights, push, staleness)
+        vectors = self.rule.apply(self.weights, push, staleness)
         self.counts.staleness[staleness] = self.counts.staleness.get(staleness, 0) + 1
         member.sequence, member.taken = push.sequence, vectors is not None
         if vectors is None:
@@ -128,17 +132,17 @@ class CenterState:
     @property
     def inside(self) -> tuple[int, ...]:
         """The workers that have joined the training and not left it."""
-        return self._roll.inside()
+        return self._members.inside()
 
     def enter(self, worker: int, now: float) -> None:
         """A worker is in the training, as a center knew that was lost."""
-        self._roll.enter(worker, now)
+        self._members.enter(worker, now)
 
     def pull(self, worker: int, now: float) -> Reply:
         """The weights as they are; also for a worker that has left."""
         self._begun()
-        if worker in self._roll.members:
-            self._roll[worker].heard = now
+        if worker in self._members.members:
+            self._members[worker].heard = now
         return self._reply(self.weights)
 
     def ask_to_stop(self, why: str) -> None:
@@ -147,7 +151,7 @@ class CenterState:
 
     def leave(self, worker: int) -> None:
         """A worker goes. It may come back, and the weights stay to be read."""
-        self._roll.leave(worker)
+        self._members.leave(worker)
         self._ledger.leave(worker)
 
     def status(self, now: float) -> dict[str, Any]:
@@ -167,7 +171,7 @@ class CenterState:
                     "silent_s": max(0.0, now - member.heard),
                     "inside": member.inside,
                 }
-                for worker, member in sorted(self._roll.members.items())
+                for worker, member in sorted(self._members.members.items())
             },
         }
 
@@ -181,26 +185,26 @@ class CenterState:
             "terms": asdict(self.terms),
             "ledger": self._ledger.state_dict(),
             "counts": self.counts.state_dict(),
-            "workers": self._roll.state_dict(),
+            "workers": self._members.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes back to a state; what was leased is free."""
-        self._start_over(Terms(**state["terms"]))
+        self._start_over(LeaseTerms(**state["terms"]))
         self._ledger.load_state_dict(state["ledger"])
         self.weights = {name: tensor.detach().clone() for name, tensor in state["weights"].items()}
         self.training, self.version = int(state.get("training", 1)), int(state["version"])
         self.counts = Counts.of(state["counts"])
-        self._roll.load_state_dict(state["workers"])
+        self._members.load_state_dict(state["workers"])
 
-    def _start_over(self, terms: Terms) -> None:
+    def _start_over(self, terms: LeaseTerms) -> None:
         """Another training, of which nothing is known but what it is to read."""
         self._ledger = Ledger(terms, self._generation << 32)
-        self._roll, self.counts = Members(), Counts()
+        self._members, self.counts = Members(), Counts()
         self._remembered: dict[int, tuple[int, Reply]] = {}
         self.version, self.stop = 0, ""
 
-    def _begin(self, terms: Terms, weights: Vectors, state: Mapping[str, Any] | None) -> None:
+    def _begin(self, terms: LeaseTerms, weights: Vectors, state: Mapping[str, Any] | None) -> None:
         """A training begins, with nobody in it."""
         self.rule = None
         if state is not None:
@@ -211,7 +215,7 @@ class CenterState:
             self._start_over(terms)
             self.weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
-    def _check(self, rule: Rule, terms: Terms, weights: Vectors) -> None:
+    def _check(self, rule: Rule, terms: LeaseTerms, weights: Vectors) -> None:
         """Whoever joins has the same model, the same settings and the same data."""
         self._same(weights, "has")
         self._differ_in_rows(terms)
@@ -224,7 +228,7 @@ class CenterState:
                 f"workers read to different ends: rows {self.terms.end} and {terms.end}. Give all the same limits."
             )
 
-    def _differ_in_rows(self, terms: Terms) -> None:
+    def _differ_in_rows(self, terms: LeaseTerms) -> None:
         if self.terms.rows != terms.rows:
             raise ConfigError(
                 f"an epoch had {self.terms.rows} rows at the center and has {terms.rows} here. Read the same data."
@@ -251,10 +255,10 @@ class CenterState:
         """Who calls; one that has been given up, or that a loaded state does not know, is in again."""
         self._begun()
         self._ledger.hear(worker, now)
-        return self._roll.enter(worker, now)
+        return self._members.enter(worker, now)
 
-    def _wait(self, workers: Sequence[int], what: str) -> Wait:
-        return Wait(tuple(workers), what, self._roll.heard(workers))
+    def _wait(self, workers: Sequence[int], what: str) -> NothingYet:
+        return NothingYet(tuple(workers), what, self._members.heard(workers))
 
     def _refuse(self, worker: int, push: Push) -> Reply:
         """Not taken: others may read its rows."""
@@ -270,7 +274,7 @@ class CenterState:
         known, reply = self._remembered.get(worker, (0, None))
         if reply is not None and known == sequence:
             return replace(self._reply(reply.vectors), version=reply.version)
-        last = self._roll[worker]
+        last = self._members[worker]
         return self._reply(self.weights, taken=last.taken or sequence < last.sequence)
 
     def _remember(self, worker: int, sequence: int, reply: Reply) -> None:
@@ -282,7 +286,7 @@ class CenterState:
             del self._remembered[next(iter(self._remembered))]
 
 
-class LocalCenter:
+class LocalCenter(Center):
     """A center in this process, as one worker sees it. `now` is its clock, in seconds; `pause` lets time pass."""
 
     def __init__(
@@ -292,60 +296,21 @@ class LocalCenter:
         now: Callable[[], float] = time.monotonic,
         pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
     ) -> None:
+        super().__init__(worker)
         self.held = CenterState() if held is None else held
-        self._worker, self._now, self._pause = worker, now, pause
+        self._now, self._pause = now, pause
         self._patience = Patience(worker, self.held.timeout_s, now)
-        self._requests = self._trainings = 0
 
-    def join(
-        self,
-        rule: Rule,
-        terms: Terms,
-        weights: Vectors,
-        state: Mapping[str, Any] | None = None,
-        said: Mapping[str, Any] | None = None,
-    ) -> Reply | None:
-        number = self._trainings + 1
-        while True:
-            reply = self.held.join(self._worker, self._now(), rule, terms, weights, state, said, number)
-            if not isinstance(reply, Wait):
-                self._trainings = number
-                return reply and self._own(reply)
-            self.wait(reply)
+    def call(self, name: str, *given: Any) -> Any:
+        """Others go on changing the center: what a worker gets is a copy."""
+        found = self.held.serve(self.worker, self._now(), name, *given)
+        if isinstance(found, Reply) and found.vectors is self.held.weights:
+            return replace(found, vectors=_copied(found.vectors))
+        return {**found, "weights": _copied(found["weights"])} if name == "state_dict" else found
 
-    def lease(self) -> Lease | Wait | None:
-        self._requests += 1
-        return self.held.lease(self._worker, self._now(), self._requests)
-
-    def meet(self, push: Push) -> Reply:
-        return self._own(self.held.meet(self._worker, self._now(), push))
-
-    def pull(self) -> Reply:
-        return self._own(self.held.pull(self._worker, self._now()))
-
-    def ask_to_stop(self, why: str) -> None:
-        self.held.ask_to_stop(why)
-
-    def wait(self, why: Wait) -> None:
+    def wait(self, why: NothingYet) -> None:
         self._patience.check(why)
         self._pause()
-
-    def leave(self) -> None:
-        self.held.leave(self._worker)
-
-    def status(self) -> dict[str, Any]:
-        return self.held.status(self._now())
-
-    def state_dict(self) -> dict[str, Any]:
-        state = self.held.state_dict()
-        return {**state, "weights": _copied(state["weights"])}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.held.load_state_dict(state)
-
-    def _own(self, reply: Reply) -> Reply:
-        """Others go on changing the center: what a worker gets is a copy."""
-        return replace(reply, vectors=_copied(reply.vectors)) if reply.vectors is self.held.weights else reply
 
 
 def _copied(vectors: Vectors) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What strategies have in common whose workers meet a center, each at its own pace."""
+"""The base of strategies whose workers exchange weights with a center, each at its own pace."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arena.replica import Replica
 from ..errors import CheckpointError, ConfigError, WorkerError
 from ..length import Counters, Length, interval
-from .center import Center, Push, Reply, Rule, Terms, Vectors
+from .center import Center, LeaseTerms, Push, Reply, Rule, Vectors, add_terms
 from .center_state import LocalCenter
 from .strategy import State, Strategy
 
@@ -53,20 +53,19 @@ class Centered(Strategy, ABC):
         if lease is not None and (not isinstance(lease, int) or isinstance(lease, bool) or lease < 1):
             raise ConfigError(f"lease= is a number of rows, at least 1, got {lease!r}.")
         self.every, self.lease = interval(every, "every"), lease
-        self._terms: Terms | None = None
+        self._terms: LeaseTerms | None = None
         self._news: News | None = None
         self._counters = Counters()
-        self._version = self._sequence = self._rows = 0
-        self._done: list[tuple[int, int, int]] = []
-        self._tally: dict[str, list[float]] = {}
+        self._pending = Push(1, 0, {}, 0)
+        """What this worker has learnt since it last met the center, but for the weights."""
         self._given: dict[str, list[float]] = {}
         self._idle = False
         self._resumed: State | None = None
         self._own_center: Center | None = None
         self.said: Mapping[str, Any] = {}
-        """What worker 0 tells the others when the training begins: plain values."""
-        self.told: Mapping[str, Any] | None = None
-        """What worker 0 has told, if the center still knows it."""
+        """What worker 0 reports to the others when the training begins: plain values."""
+        self.reported: Mapping[str, Any] | None = None
+        """What worker 0 has reported, if the center still knows it."""
 
     @property
     def center(self) -> Center:
@@ -81,7 +80,7 @@ class Centered(Strategy, ABC):
     @property
     def unheard(self) -> int:
         """Rows that this worker has read since it last met the center."""
-        return self._rows
+        return self._pending.rows
 
     @property
     def given(self) -> dict[str, list[float]]:
@@ -100,7 +99,7 @@ class Centered(Strategy, ABC):
     def take(self, reply: Reply) -> None:
         """This worker goes on with the weights of a reply."""
 
-    def lend(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> Terms:
+    def lend(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> LeaseTerms:
         """How the center is to lease the data: epochs of `rows` rows, read in batches, up to row `end`.
 
         Leases are whole batches, or whole blocks where rows are read in blocks, unless the epoch ends before. By
@@ -111,7 +110,7 @@ class Centered(Strategy, ABC):
         of_round = int(self.every.count) * (batch if self.every.unit == "steps" else 1)
         unit = block if block > 1 else batch
         wanted = fair if passes else min(fair, max(of_round, SHARES * batch))
-        self._terms = Terms(rows, min(self.lease or -(-wanted // unit) * unit, rows), end)
+        self._terms = LeaseTerms(rows, min(self.lease or -(-wanted // unit) * unit, rows), end)
         return self._terms
 
     def begin(self, replica: Replica) -> None:
@@ -120,14 +119,12 @@ class Centered(Strategy, ABC):
         state, self._resumed = self._resumed, None
         weights = _on_host(replica)
         self._own_center, self._counters = None, Counters()
-        self._sequence, self._rows, self._done = 0, 0, []
-        self._tally, self._given, self._idle = {}, {}, False
+        self._given, self._idle = {}, False
         reply = self.comm.center.join(self.rule, self._terms, weights, state, self.said)
         if reply is None:
             reply = self._join_alone(weights, state)
-        self.told, self._version = reply.told, reply.version
-        self._hear(reply)
-        self._write(replica, reply)
+        self.reported = reply.reported
+        self._go_on(replica, reply, 1)
 
     def _join_alone(self, weights: Vectors, state: State | None) -> Reply:
         """The training is over for all others: of it there is what a checkpoint of worker 0 knows, and no rows."""
@@ -149,25 +146,26 @@ class Centered(Strategy, ABC):
         """Rows that the update comes from, as `Leased` says in a batch's cursor."""
         if cursor is not None and cursor.get("used") is not None:
             lease, start, stop = cursor["used"]
-            if self._done and (self._done[-1][0], self._done[-1][2]) == (lease, start):
-                start = self._done.pop()[1]
-            self._done.append((lease, start, stop))
+            done = self._pending.done
+            if done and (done[-1][0], done[-1][2]) == (lease, start):
+                start = done.pop()[1]
+            done.append((lease, start, stop))
             self._idle = not cursor["leases"]
         for name, (coefficient, total, weight) in (tally or {}).items():
-            _add(self._tally, name, coefficient, total, weight)
+            add_terms(self._pending.tally, name, coefficient, total, weight)
 
     def after(self, replica: Replica, counters: Counters, rows: int, total: int, ends_epoch: bool) -> bool:
         own = self._counters
         own.steps, own.samples, own.epochs = own.steps + 1, own.samples + rows, own.epochs + ends_epoch
         own.rows, own.ends_epoch = rows, ends_epoch
-        self._rows += rows
+        self._pending.rows += rows
         if self._idle or self.every.fires(own):
-            self.meet(replica)
+            self.exchange(replica)
         return False
 
     def finish(self, replica: Replica) -> None:
-        if self._rows:
-            self.meet(replica)
+        if self._pending.rows:
+            self.exchange(replica)
 
     def leave(self) -> None:
         self.center.leave()
@@ -176,18 +174,15 @@ class Centered(Strategy, ABC):
         """The center's weights."""
         return replica.joined(self.center.pull().vectors)
 
-    def meet(self, replica: Replica) -> None:
+    def exchange(self, replica: Replica) -> None:
         """Brings what has been learnt since the last meeting, and goes on with what the center says."""
-        push = Push(self._sequence + 1, self._version, {}, self._rows, list(self._done), tally=self._tally)
+        push = self._pending
         self.fill(push, _on_host(replica))
-        reply = self.center.meet(push)
-        for name, numbers in self._tally.items() if reply.taken else ():
-            _add(self._given, name, *numbers)
-        self._sequence, self._version = push.sequence, reply.version
-        self._rows, self._done, self._tally = 0, [], {}
+        reply = self.center.exchange(push)
+        for name, (coefficient, total, weight) in push.tally.items() if reply.taken else ():
+            add_terms(self._given, name, coefficient, total, weight)
         self._idle = False
-        self._hear(reply)
-        self._write(replica, reply)
+        self._go_on(replica, reply, push.sequence + 1)
 
     def hear(self) -> News:
         """What there is to hear at the center now."""
@@ -210,17 +205,15 @@ class Centered(Strategy, ABC):
     def _hear(self, reply: Reply) -> None:
         self._news = News(reply.samples, reply.epochs, reply.stop, reply.taken)
 
-    def _write(self, replica: Replica, reply: Reply) -> None:
+    def _go_on(self, replica: Replica, reply: Reply, sequence: int) -> None:
+        """With the weights of a reply, towards the push of that number."""
+        self._hear(reply)
         places = replica.by_name(replica.tensors)
         if missing := places.keys() - reply.vectors.keys():
             raise CheckpointError(f"the center lacks {min(missing)!r}, which the model has.")
         torch._foreach_copy_(list(places.values()), [reply.vectors[name] for name in places])
         self.take(reply)
-
-
-def _add(tally: dict[str, list[float]], name: str, coefficient: float, total: float, weight: float) -> None:
-    _, totals, weights = tally.get(name, (0.0, 0.0, 0.0))
-    tally[name] = [coefficient, totals + total, weights + weight]
+        self._pending = Push(sequence, reply.version, {}, 0)
 
 
 def _on_host(replica: Replica) -> dict[str, Tensor]:

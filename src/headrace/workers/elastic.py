@@ -21,7 +21,7 @@ class Spring(Rule):
     alpha: float
     take_center: bool
 
-    def meet(self, center: Vectors, push: Push, staleness: int) -> Vectors:
+    def apply(self, center: Vectors, push: Push, staleness: int) -> Vectors:
         c, x = list(center.values()), [push.vectors[name] for name in center]
         d = torch._foreach_sub(x, c)
         torch._foreach_mul_(d, self.alpha)

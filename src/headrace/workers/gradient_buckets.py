@@ -1,4 +1,4 @@
-"""Gradients on their way between workers: in one message, or, of large models, chunk by chunk as they become ready."""
+"""Sums gradients over workers: in one message, or, for large models, in parts that leave as they become ready."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

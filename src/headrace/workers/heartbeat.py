@@ -1,7 +1,7 @@
-"""How workers learn what becomes of the others: each one's heart beats in the store that all of them know.
+"""Finds workers that are lost, stand still or fail: each writes its state to a store that all can read.
 
 A thread of its own does all that speaks with the store, so that a store that does not answer holds up nobody. The
-first error that any worker tells is the cause; what the others then run into is its consequence.
+first error that any worker reports is the cause; what the others then run into is its consequence.
 """
 
 import json
@@ -14,24 +14,25 @@ from dataclasses import asdict, dataclass
 
 from torch._C._distributed_c10d import Store
 
+from .. import errors
 from ..data.source import Shard
-from ..errors import WorkerError
+from ..errors import HeadraceError, WorkerError
 
 BEAT_S = 0.5
 STOPPED_S = 1.2  # a heart that has not beaten for so long has stopped, if somebody misses its owner
-PATIENCE_S = 1.5  # how long those that lose a connection wait to be told why
+PATIENCE_S = 1.5  # how long those that lose a connection wait to learn why
 HASTE_S = 0.3  # those that have waited for long enough
 TELLING_S = 2.0  # how long a failing worker tries to tell
 NUDGE_S, GRACE_S = 0.75, 3.0  # how long a worker may overlook that another has failed, until it is disturbed, or ended
 _WORKERS_A_SECOND = 256  # that one worker looks at: beats are slower where there are many
-_TOLD = "told"
+_REPORTED = "reported"
 _KEEPER_IS_GONE = "the process that started the workers is gone, or does not answer."
-_TEXT, _TRACE = 4_000, 20_000  # characters of a message and of a traceback that are told
+_TEXT, _TRACE = 4_000, 20_000  # characters of a message and of a traceback that are reported
 
 
 @dataclass(frozen=True, slots=True)
 class Heart:
-    """A worker as it was at its last beat."""
+    """What a worker last wrote about itself."""
 
     beat: int = 0
     step: int = 0
@@ -47,7 +48,7 @@ class Heart:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FailureReport:
     """An error of a worker, as the others hear of it."""
 
     worker: int
@@ -57,7 +58,7 @@ class Told:
     trace: str
 
     @classmethod
-    def of(cls, error: BaseException, worker: int, step: int) -> "Told":
+    def of(cls, error: BaseException, worker: int, step: int) -> "FailureReport":
         trace = "".join(traceback.format_exception(error))
         return cls(worker, step, type(error).__name__, str(error)[:_TEXT], trace[-_TRACE:])
 
@@ -67,8 +68,18 @@ class Told:
         return f"worker {self.worker} failed at step {self.step}: {self.kind}: {self.text}".removesuffix(": ")
 
     def error(self) -> WorkerError:
+        """For the other workers to end by."""
         error = WorkerError(str(self))
         error.add_note(f"worker {self.worker} says:\n{self.trace}")
+        return error
+
+    def for_caller(self) -> HeadraceError:
+        """For whoever has started the workers: an error of our own as it was, another one as a `WorkerError`."""
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, HeadraceError)) or kind is WorkerError:
+            return self.error()
+        error: HeadraceError = kind(self.text)
+        error.add_note(f"worker {self.worker}, at step {self.step}, says:\n{self.trace}")
         return error
 
 
@@ -84,11 +95,11 @@ class Heartbeat:
     ) -> None:
         self.step, self.doing, self.calls, self.waiting = 0, "starting", 0, False  # read by the thread, at its beats
         self.met = 0
-        self.told: Told | None = None
+        self.reported: FailureReport | None = None
         """The first error of any worker."""
         self._store, self._shard, self._timeout_s, self._keeper, self._nudge = store, shard, timeout_s, keeper, nudge
         self._pause_s = max(BEAT_S, shard.count / _WORKERS_A_SECOND)
-        self._beat, self._to_say, self._noticed, self._left, self._ended = 0, "", False, False, False
+        self._beat, self._to_report, self._noticed, self._left, self._ended = 0, "", False, False, False
         self._hearts = [Heart()] * shard.count
         self._seen_s = [time.monotonic()] * shard.count
         self._complete = False
@@ -98,32 +109,32 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="headrace-beats", daemon=True)
         self._thread.start()
 
-    def tell(self, error: BaseException) -> None:
+    def report(self, error: BaseException) -> None:
         """The others learn why this worker ends; returns once the store knows, or does not answer."""
-        if self._noticed:  # it ends by what it was told
+        if self._noticed:  # it ends by what was reported
             return
         self._noticed = True
-        self._say(WorkerError(f"{error}") if isinstance(error, WorkerError) else error)
+        self._send(WorkerError(f"{error}") if isinstance(error, WorkerError) else error)
 
     def explain(self, failure: Exception, waited_s: float) -> WorkerError:
         """Why a call that needs the others has failed."""
         self._noticed = True
         self._listen(HASTE_S if self._is_late(waited_s) else PATIENCE_S)
-        if self.told is None:
+        if self.reported is None:
             found = WorkerError(self._diagnosis(failure, waited_s))
-            self._say(found)
-            return self.heard() if self.told else found
+            self._send(found)
+            return self.heard() if self.reported else found
         return self.heard()
 
     def heard(self) -> WorkerError:
-        """What has been told, for this worker to end by."""
-        assert self.told is not None
+        """What has been reported, for this worker to end by."""
+        assert self.reported is not None
         self._noticed = True
-        return self.told.error()
+        return self.reported.error()
 
     def interrupt(self) -> None:
-        """Raises what has been told, unless this worker ends by it already."""
-        if self.told is not None and not self._noticed:
+        """Raises what has been reported, unless this worker ends by it already."""
+        if self.reported is not None and not self._noticed:
             raise self.heard()
 
     def leave(self) -> None:
@@ -189,14 +200,14 @@ class Heartbeat:
 
     # --- with the thread
 
-    def _say(self, error: BaseException) -> None:
-        self._to_say = json.dumps(asdict(Told.of(error, self._shard.index, self.step)))
+    def _send(self, error: BaseException) -> None:
+        self._to_report = json.dumps(asdict(FailureReport.of(error, self._shard.index, self.step)))
         self._listen(TELLING_S)
 
     def _listen(self, limit_s: float) -> None:
-        """Waits until an error has been told, at most so long."""
+        """Waits until an error has been reported, at most so long."""
         end = time.monotonic() + limit_s
-        while self.told is None and self._thread.is_alive() and not self._is_held_up and time.monotonic() < end:
+        while self.reported is None and self._thread.is_alive() and not self._is_held_up and time.monotonic() < end:
             self._wake.set()
             time.sleep(0.02)
 
@@ -218,18 +229,18 @@ class Heartbeat:
         self._begun_s = time.monotonic()
         self._beat += 1
         heart = Heart(self._beat, self.step, self.doing, self.waiting, self.calls, self.met, self._left)
-        if self._to_say:
-            self._store.compare_set(_TOLD, "", self._to_say)
-            self._to_say = ""
-        self._store.set(_key(self._shard.index), json.dumps(asdict(heart)))
+        if self._to_report:
+            self._store.compare_set(_REPORTED, "", self._to_report)
+            self._to_report = ""
+        write_heart(self._store, self._shard.index, heart)
         if not heart.left or self._keeper == self._shard.index:  # else whoever keeps the store may be gone by now
             self._hear()
         self._begun_s = None
 
     def _hear(self) -> None:
-        """What the others have told."""
-        if self.told is None:
-            self.told = read_told(self._store)
+        """What the others have reported."""
+        if self.reported is None:
+            self.reported = read_report(self._store)
         keys = [_key(k) for k in range(self._shard.count)]
         self._complete = self._complete or self._store.check(keys)
         if self._complete:
@@ -241,61 +252,66 @@ class Heartbeat:
     def _watch(self) -> None:
         """What holds even where this worker's program hears of nothing: it computes, reads data, or hangs."""
         now = time.monotonic()
-        if self.told is None:
+        if self.reported is None:
             for k, heart in enumerate(self._hearts):
                 silent_s = now - self._seen_s[k]
                 if self._complete and not heart.left and silent_s > self._timeout_s + GRACE_S:
                     error = WorkerError(self._keeps_waiting(k, silent_s))
-                    self._to_say = json.dumps(asdict(Told.of(error, self._shard.index, self.step)))
+                    self._to_report = json.dumps(asdict(FailureReport.of(error, self._shard.index, self.step)))
         elif not self._noticed:
             self._heard_s = self._heard_s or now
             if now - self._heard_s > NUDGE_S and not self._nudged:
                 self._nudged = True
                 self._nudge()
             if now - self._heard_s > GRACE_S:
-                _end(str(self.told))
+                _end(str(self.reported))
 
     def _miss_keeper(self) -> None:
-        """Whoever keeps the store leaves after all others: it was lost, or has told why it ends."""
+        """Whoever keeps the store leaves after all others: it was lost, or has reported why it ends."""
         self._begun_s = None
-        if self.told is None and not (self._keeper is not None and self._hearts[self._keeper].left):
+        if self.reported is None and not (self._keeper is not None and self._hearts[self._keeper].left):
             gone = WorkerError(_KEEPER_IS_GONE if self._keeper is None else self._was_lost(self._keeper))
-            self.told = Told.of(gone, self._shard.index, self.step)
-        while self.told is not None and not self._noticed and not self._left:
+            self.reported = FailureReport.of(gone, self._shard.index, self.step)
+        while self.reported is not None and not self._noticed and not self._left:
             self._watch()
             time.sleep(NUDGE_S)
 
 
-def read_told(store: Store) -> Told | None:
-    """The first error that a worker has told."""
-    return Told(**json.loads(store.get(_TOLD))) if store.check([_TOLD]) else None
+def read_report(store: Store) -> FailureReport | None:
+    """The first error that a worker has reported."""
+    return FailureReport(**json.loads(store.get(_REPORTED))) if store.check([_REPORTED]) else None
 
 
 def read_place(store: Store, worker: int, count: int) -> str:
     """Where a worker was, in words, as far as anybody knows; "" if its heart has never beaten."""
-    hearts = {k: _read_heart(store, k) for k in range(count)}
+    hearts = {k: read_heart(store, k) for k in range(count)}
     if worker not in hearts or not hearts[worker].beat:
         return ""
     return _place(hearts[worker], max(heart.met for heart in hearts.values()))
 
 
-def write_exit(store: Store, worker: int) -> None:
-    """A worker is about to end by exit(), or because it was asked to: its exit status is its own."""
-    store.set(_exit(worker), "")
+def write_end(store: Store, worker: int, how: str) -> None:
+    """A worker is about to end: it has "returned", or ends by "exit", with a status of its own."""
+    store.set(_end_of(worker), how)
 
 
-def wrote_exit(store: Store, worker: int) -> bool:
-    """Whether a worker has ended so; another one has left without a word, whatever its exit status."""
-    return bool(store.check([_exit(worker)]))
+def read_end(store: Store, worker: int) -> str:
+    """How a worker has ended; "" if it has not, or has left without a word."""
+    return store.get(_end_of(worker)).decode() if store.check([_end_of(worker)]) else ""
 
 
-def write_told(store: Store, worker: int, error: BaseException) -> None:
-    """As `Heartbeat.tell`, for a worker whose heart does not beat."""
-    told = Told.of(error, worker, _read_heart(store, worker).step)
-    store.compare_set(_TOLD, "", json.dumps(asdict(told)))
+def write_report(store: Store, worker: int, error: BaseException) -> None:
+    """As `Heartbeat.report`, for a worker whose heart does not beat."""
+    report = FailureReport.of(error, worker, read_heart(store, worker).step)
+    store.compare_set(_REPORTED, "", json.dumps(asdict(report)))
 
 
-def _read_heart(store: Store, worker: int) -> Heart:
+def write_heart(store: Store, worker: int, heart: Heart) -> None:
+    store.set(_key(worker), json.dumps(asdict(heart)))
+
+
+def read_heart(store: Store, worker: int) -> Heart:
+    """A heart as it was at its last beat; a new one if it has never beaten."""
     key = _key(worker)
     return Heart(**json.loads(store.get(key))) if store.check([key]) else Heart()
 
@@ -309,8 +325,8 @@ def _key(worker: int) -> str:
     return f"heart/{worker}"
 
 
-def _exit(worker: int) -> str:
-    return f"exit/{worker}"
+def _end_of(worker: int) -> str:
+    return f"end/{worker}"
 
 
 def _end(why: str) -> None:

@@ -1,4 +1,4 @@
-"""Which worker this is: a virtual one, one that torchrun has started, or the only one."""
+"""Finds the communicator of this worker: a virtual one, one that torchrun has started, or a worker alone."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""A worker's part of the data: rows that a center leases it, read by a Reader."""
+"""A source that reads the rows which a center leases this worker."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

@@ -1,11 +1,12 @@
-"""Who reads which rows, which have been used, and which are free."""
+"""What a center records: which rows are leased or used, which workers take part, and what became of their pushes."""
 
 import copy
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
-from .center import Lease, Terms, Wait
+from .center import Lease, LeaseTerms, NothingYet, Push, add_terms
 
 Run = tuple[int, int]
 """Positions from the first to before the second."""
@@ -46,12 +47,12 @@ class _Leased:
 class Ledger:
     """Positions from 0 on, counted from the beginning of the first epoch: each is used, leased or free.
 
-    Leases are given from the earliest free position on. They end at multiples of `Terms.lease` within an epoch, so
+    Leases are given from the earliest free position on. They end at multiples of `LeaseTerms.lease` within an epoch, so
     that what is given back falls into the same places again. Lease ids are never given twice: a late word about one
     that has been lost is not believed. The state is what has been used, a few runs of it.
     """
 
-    def __init__(self, terms: Terms, first: int = 0) -> None:
+    def __init__(self, terms: LeaseTerms, first: int = 0) -> None:
         self.terms = terms
         self._next = first
         self._used = Positions()
@@ -77,12 +78,12 @@ class Ledger:
             found.setdefault(leased.worker, []).extend(leased.rest.runs)
         return found
 
-    def lease(self, worker: int) -> Lease | Wait | None:
-        """The earliest rows that are free; `Wait` if all are leased, `None` if all have been used."""
+    def lease(self, worker: int) -> Lease | NothingYet | None:
+        """The earliest rows that are free; `NothingYet` if all are leased, `None` if all have been used."""
         start, gap = self._first_free()
         rows, end = self.terms.rows, self.terms.end
         if end is not None and start >= end:
-            return Wait() if self._leases else None
+            return NothingYet() if self._leases else None
         epoch = start // rows * rows
         place = epoch + ((start - epoch) // self.terms.lease + 1) * self.terms.lease
         stop = min(bound for bound in (place, epoch + rows, gap, end) if bound is not None)
@@ -141,7 +142,7 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"used": _listed(self._used), "next": self._next}
+        return {"used": [list(run) for run in self._used.runs], "next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes back to a state; what was leased is free."""
@@ -165,5 +166,97 @@ class Ledger:
         return at, None
 
 
-def _listed(positions: Positions) -> list[list[int]]:
-    return [list(run) for run in positions.runs]
+@dataclass(slots=True)
+class Member:
+    """What the center knows of a worker."""
+
+    sequence: int = 0
+    """Its last push that has been judged: one that comes again is not applied again."""
+    taken: bool = True
+    """Whether that one was applied."""
+    pushes: int = 0
+    rows: int = 0
+    """Rows that the center has learnt from it."""
+    heard: float = 0.0
+    """When it has been heard of, in seconds."""
+    inside: bool = False
+    """Whether it has joined the training and has not left it."""
+    asked: tuple[int, Lease] | None = None
+    """The number of its last request for rows, and what it was given."""
+
+    @property
+    def kept(self) -> list[Any]:
+        """What outlives the center."""
+        return [self.sequence, self.taken, self.pushes, self.rows]
+
+
+class Members:
+    """Which workers are in a training, and what each has last done there."""
+
+    def __init__(self) -> None:
+        self.members: dict[int, Member] = {}
+
+    def __getitem__(self, worker: int) -> Member:
+        return self.members.setdefault(worker, Member())
+
+    def inside(self, since: float = -inf) -> tuple[int, ...]:
+        """The workers that are in the training, and have been heard of since."""
+        return tuple(sorted(k for k, member in self.members.items() if member.inside and member.heard >= since))
+
+    def heard(self, workers: Iterable[int]) -> float:
+        """When one of these was heard of last."""
+        return max((self.members[worker].heard for worker in workers if worker in self.members), default=0.0)
+
+    def enter(self, worker: int, now: float) -> Member:
+        member = self[worker]
+        member.inside, member.heard = True, now
+        return member
+
+    def leave(self, worker: int) -> None:
+        if worker in self.members:
+            self.members[worker].inside = False
+
+    def state_dict(self) -> list[list[Any]]:
+        return [[worker, *member.kept] for worker, member in sorted(self.members.items())]
+
+    def load_state_dict(self, state: Sequence[Sequence[Any]]) -> None:
+        self.members = {
+            int(worker): Member(int(sequence), bool(taken), int(pushes), int(rows))
+            for worker, sequence, taken, pushes, rows in state
+        }
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has become of pushes."""
+
+    applied: int = 0
+    dropped: int = 0
+    """Not taken, because they were too old, or because of `lost`."""
+    lost: int = 0
+    """Not taken, because their rows were no longer their worker's."""
+    repeated: int = 0
+    staleness: dict[int, int] = field(default_factory=dict)
+    """How many pushes had each."""
+    tally: dict[str, list[float]] = field(default_factory=dict)
+    """Coefficient, sum and weight of the loss terms that came with those that were applied."""
+
+    def add(self, push: Push) -> None:
+        """A push has been applied."""
+        self.applied += 1
+        for name, (coefficient, total, weight) in push.tally.items():
+            add_terms(self.tally, name, coefficient, total, weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "pushes": [self.applied, self.dropped, self.lost, self.repeated],
+            "staleness": [[staleness, count] for staleness, count in sorted(self.staleness.items())],
+            "tally": {name: list(numbers) for name, numbers in self.tally.items()},
+        }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "Counts":
+        applied, dropped, lost, repeated = map(int, state["pushes"])
+        staleness = {int(age): int(count) for age, count in state["staleness"]}
+        tally = {name: [float(number) for number in numbers] for name, numbers in state["tally"].items()}
+        return cls(applied, dropped, lost, repeated, staleness, tally)

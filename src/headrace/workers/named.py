@@ -1,4 +1,4 @@
-"""Strategies by name, as a command line says them: "diloco", or "periodic:every=16 steps,weights=equal"."""
+"""Makes strategies from text, as on the command line: "diloco", or "periodic:every=16 steps,weights=equal"."""
 
 from inspect import signature
 from types import NoneType, UnionType
@@ -7,9 +7,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from ..errors import ConfigError, unknown
 from .asynchronous import Asynchronous
 from .block_momentum import BlockMomentum
-from .diloco import DiLoCo
 from .elastic import Elastic
-from .periodic import Periodic
+from .rounds import DiLoCo, Periodic
 from .strategy import Strategy
 from .synchronous import Synchronous
 

@@ -1,4 +1,4 @@
-"""How a round ends: the workers' mean is where all go on, or a hint for an optimizer of its own."""
+"""The end of a round: all workers go on with their mean, or where an outer optimizer steps from it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from ..arena.optimizer import by_name, check_state, load_state
 from ..arena.replica import Replica
 from ..errors import CheckpointError, ConfigError
-from .round_start import Start
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 """Makes an optimizer of parameters, as `lambda params: torch.optim.SGD(params, lr=0.7)` does."""
@@ -20,10 +19,42 @@ Means = Callable[[Sequence[Tensor]], list[Tensor]]
 Settings = dict[str, Any]
 
 
+class RoundStart:
+    """θ₀ in memory of its own, which stays the same however often the weights are copied there.
+
+    `parameters` and `named` are views of it by name; `named` has the floating-point buffers too.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._tensors = [tensor.detach().clone() for tensor in replica.tensors]
+        self.named = replica.by_name(self._tensors)
+        self.parameters = replica.by_name(self._tensors[: len(replica.values)])
+
+    def like(self, replica: Replica) -> list[Tensor]:
+        """θ₀ as tensors like `replica.tensors`: its own memory, or a copy if parameters have left their vector."""
+        return self._tensors if self._fits(replica.tensors) else replica.joined(self.named)
+
+    def take(self, replica: Replica) -> None:
+        """θ₀ becomes what the weights are now."""
+        now = replica.tensors
+        if self._fits(now):
+            torch._foreach_copy_(self._tensors, now)
+        else:
+            self.load(replica.by_name(now))
+
+    def load(self, named: Mapping[str, Tensor]) -> None:
+        """θ₀ becomes what was saved of it."""
+        for name, place in self.named.items():
+            place.copy_(named[name])
+
+    def _fits(self, tensors: list[Tensor]) -> bool:
+        return [own.shape for own in self._tensors] == [other.shape for other in tensors]
+
+
 class OuterStep(Protocol):
     """What becomes of the weights when a round ends."""
 
-    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+    def step(self, replica: Replica, start: RoundStart, means: Means, rows: int) -> list[Tensor]:
         """Where all workers go on, like `replica.tensors`; `rows`: used by all of them in this round."""
         ...
 
@@ -37,7 +68,7 @@ class OuterStep(Protocol):
 class Averaging:
     """θ ← mean of θᵢ: taken directly, as θ₀ − (θ₀ − θ) need not be θ."""
 
-    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+    def step(self, replica: Replica, start: RoundStart, means: Means, rows: int) -> list[Tensor]:
         return means(replica.tensors)
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,7 +86,7 @@ class Outer:
     """
 
     def __init__(
-        self, make: MakeOptimizer, start: Start, adapt: Callable[[Settings, int], float] = lambda group, rows: 1.0
+        self, make: MakeOptimizer, start: RoundStart, adapt: Callable[[Settings, int], float] = lambda group, rows: 1.0
     ) -> None:
         self._params = {name: nn.Parameter(value) for name, value in start.parameters.items()}
         self._optimizer = make(list(self._params.values()))
@@ -66,7 +97,7 @@ class Outer:
             )
         self._adapt = adapt
 
-    def meet(self, replica: Replica, start: Start, means: Means, rows: int) -> list[Tensor]:
+    def step(self, replica: Replica, start: RoundStart, means: Means, rows: int) -> list[Tensor]:
         now, values = replica.tensors, len(replica.values)
         changes = torch._foreach_sub(start.like(replica)[:values], now[:values])
         found = means([*changes, *now[values:]])

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 
 from ..arena.replica import Replica
 from ..errors import ConfigError, unknown
-from ..length import Counters, Length
-from .mean import largest, mean
-from .outer import OuterStep
-from .round_start import Start
+from ..length import Counters, Length, interval
+from .comm import largest, mean
+from .outer import Averaging, MakeOptimizer, Outer, OuterStep, RoundStart, check_settings
 from .strategy import State, Strategy
 
 Weights = Literal["rows", "equal"]
@@ -48,7 +48,7 @@ class Rounds(Strategy, ABC):
         self._saved: tuple[Mapping[str, Any], Mapping[str, Any] | None] | None = None
 
     @abstractmethod
-    def ending(self, start: Start) -> OuterStep:
+    def ending(self, start: RoundStart) -> OuterStep:
         """How rounds end that begin there."""
 
     def due(self, counters: Counters, total: int, ends_epoch: bool) -> bool:
@@ -57,8 +57,8 @@ class Rounds(Strategy, ABC):
 
     def begin(self, replica: Replica) -> None:
         self._rows, self._total = 0, 0
-        self._start = Start(replica)
-        self._ending = self.ending(self._start)
+        self._start = RoundStart(replica)
+        self._outer_step = self.ending(self._start)
         if self._saved is not None:
             self._go_back(*self._saved)
 
@@ -68,7 +68,7 @@ class Rounds(Strategy, ABC):
         if not self.due(counters, total, ends_epoch):
             return False
         if self._total:
-            replica.write(self._ending.meet(replica, self._start, self._means, self._total))
+            replica.write(self._outer_step.step(replica, self._start, self._means, self._total))
             largest(self.comm, replica.counts)
             self._start.take(replica)
             if self.reset_inner:
@@ -80,7 +80,7 @@ class Rounds(Strategy, ABC):
         return self._means(replica.tensors) if self._total else replica.tensors
 
     def state_dict(self, replica: Replica) -> State:
-        return {"start": self._start.named, "outer": self._ending.state_dict()}
+        return {"start": self._start.named, "outer": self._outer_step.state_dict()}
 
     def own_state(self) -> State:
         return {"rows": self._rows, "total": self._total}
@@ -93,10 +93,71 @@ class Rounds(Strategy, ABC):
         self._saved = None
 
     def _go_back(self, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        self._ending.load_state_dict(state["outer"])
+        self._outer_step.load_state_dict(state["outer"])
         if own is not None:
             self._start.load(state["start"])
             self._rows, self._total = int(own["rows"]), int(own["total"])
 
     def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return mean(self.comm, tensors, self._rows if self.weights == "rows" else 1)
+
+
+class Periodic(Rounds):
+    """θ ← Σ nᵢθᵢ / Σ nᵢ over the workers, n being the rows that each has used since the last time.
+
+    `every`: "1 epoch", "16 steps", "4096 samples" (of all workers), or "end": once, when all is done. `outer` makes a
+    torch optimizer of parameters; then θ₀ ← Outer(θ₀, grad=Δ̄) with Δ̄ = Σ nᵢ(θ₀ − θᵢ) / Σ nᵢ, the mean change.
+
+    A worker alone trains as if there were no strategy, to the bit. Averaging after every update is `Synchronous` for
+    SGD, with momentum too, and is not for Adam. https://arxiv.org/abs/1808.07217
+    """
+
+    def __init__(
+        self,
+        every: str | Length = "1 epoch",
+        *,
+        weights: Weights = "rows",
+        outer: MakeOptimizer | None = None,
+        reset_inner: bool = False,
+        start_after: str | Length | None = None,
+    ) -> None:
+        length = None if every == "end" else interval(every, "every")
+        super().__init__(length, weights=weights, reset_inner=reset_inner, start_after=start_after)
+        if outer is not None and not callable(outer):
+            raise ConfigError(
+                "outer= is a function that makes a torch optimizer of a list of parameters, as in "
+                f"lambda params: torch.optim.SGD(params, lr=0.7), got a {type(outer).__name__}."
+            )
+        if outer is not None and length is None:
+            raise ConfigError('every="end" has no rounds for outer= to step after. Use every="1 epoch", for example.')
+        self.outer = outer
+
+    def ending(self, start: RoundStart) -> OuterStep:
+        return Averaging() if self.outer is None else Outer(self.outer, start)
+
+
+class DiLoCo(Rounds):
+    """θ₀ ← Outer(θ₀, grad=Δ̄), where Outer is SGD with Nesterov momentum and Δ̄ = Σ nᵢ(θ₀ − θᵢ) / Σ nᵢ.
+
+    Made for hundreds of steps of an inner AdamW, which keeps what it remembers. A steady change is taken
+    lr / (1 − momentum) times, seven times by default. https://arxiv.org/abs/2311.08105
+    """
+
+    def __init__(
+        self,
+        every: str | Length = "500 steps",
+        *,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        weights: Weights = "rows",
+        start_after: str | Length | None = None,
+    ) -> None:
+        super().__init__(interval(every, "every"), weights=weights, start_after=start_after)
+        check_settings(lr, momentum)
+        self.lr, self.momentum = lr, momentum
+
+    def ending(self, start: RoundStart) -> OuterStep:
+        return Outer(self._outer, start)
+
+    def _outer(self, params: list[nn.Parameter]) -> Optimizer:
+        return SGD(params, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0)

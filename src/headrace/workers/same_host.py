@@ -1,4 +1,4 @@
-"""Workers on one host: how they find each other, and what one sees of another.
+"""Connects workers on one host: a socket between each two of them, and memory that all share.
 
 Everything they have in common is handed from one to the other: sockets and memory without a name. Nothing is left
 behind, whoever dies how.

@@ -1,4 +1,4 @@
-"""Sums of vectors among workers on one host, through memory that they share.
+"""Adds up vectors of workers on one host, through memory that they share.
 
 Every worker copies its vector into a place of its own, part by part, says so, and adds up what lies in all places.
 The places are few and small, so that what is read has just been written and is still in the processor's cache.
@@ -42,7 +42,7 @@ def _lost(index: int, what: str) -> WorkerError:
 
 
 class Shared:
-    """The workers of one host, seen from one of them; made by `meet`.
+    """The workers of one host, seen from one of them; made by `connect`.
 
     All call the same methods with vectors of the same length and type, in the same order. Values are added in the
     order of workers, 16-bit ones as float32 that is rounded once: the sum is the same for all, to the last bit.
@@ -53,18 +53,18 @@ class Shared:
         self._memory = memory.view(shard.count, PLACES, PART)
         self._places: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._part = 0
-        self._begun: _Begun | None = None
+        self._begun: _SharedReduction | None = None
         self._spin_s = SPIN_S if shard.count <= len(os.sched_getaffinity(0)) else 0.0
 
     @classmethod
-    def meet(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
+    def connect(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
         """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
-        with SameHostPeers(shard, shard.count * PLACES * PART, timeout_s) as meeting:
-            names = exchange(meeting.name)
-            found = "" not in names and meeting.call(names) and (shard.index > 0 or meeting.reserve())
+        with SameHostPeers(shard, shard.count * PLACES * PART, timeout_s) as peers_here:
+            names = exchange(peers_here.name)
+            found = "" not in names and peers_here.call(names) and (shard.index > 0 or peers_here.reserve())
             if "" in exchange("yes" if found else ""):
                 return None
-            peers, memory = meeting.join()
+            peers, memory = peers_here.join()
             return cls(shard, memory, peers, timeout_s, lost)
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
@@ -93,7 +93,7 @@ class Shared:
             self.all_reduce(flat, op)
             return Done()
         self._put(0, flat)
-        self._begun = _Begun(self, flat, op)
+        self._begun = _SharedReduction(self, flat, op)
         return self._begun
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Shared:
             self._part += 1
 
 
-class _Begun:
+class _SharedReduction:
     """A sum of one part, put but not yet added up."""
 
     def __init__(self, shared: Shared, vector: Tensor, op: Op) -> None:

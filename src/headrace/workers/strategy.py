@@ -1,4 +1,4 @@
-"""The strategy's contract, and the one that has nothing to do."""
+"""The base class of strategies, and the strategy of a worker alone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""One batch for all workers: their gradients are added up, and every replica makes the same update."""
+"""Synchronous training: the workers share one batch, add up their gradients and make the same update."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -10,9 +10,8 @@ from ..arena.arena import Arena
 from ..arena.replica import Replica
 from ..errors import ConfigError, ModelError, unknown
 from ..length import Length
-from .comm import Comm
+from .comm import Comm, mean
 from .gradient_buckets import GradientBuckets
-from .mean import mean
 from .strategy import Strategy
 
 _FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}

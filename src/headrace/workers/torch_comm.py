@@ -1,4 +1,4 @@
-"""Workers that torchrun, `launch` or Ray Train have started: they speak through torch.distributed."""
+"""The communicator over torch.distributed, for workers that torchrun, `launch` or Ray has started."""
 
 import atexit
 import faulthandler
@@ -20,9 +20,8 @@ from ..data.source import Shard
 from ..errors import ConfigError
 from .comm import Comm, Op, Pending
 from .heartbeat import GRACE_S, Heartbeat
-from .join import join_others, joined_group, started_by_agent, timeout_of_environment
+from .join import attempt_of, join_others, joined_group, started_by_agent, timeout_of_environment
 from .shared import Shared
-from .store import attempt_of
 from .wire import pack, unpack
 
 Result = TypeVar("Result")
@@ -52,7 +51,7 @@ class TorchComm(Comm):
         atexit.register(self._leave)
         if self._nudged_by is not None:
             signal.signal(self._nudged_by, lambda *_: self._beats.interrupt())
-        self._shared = self._neighbours(timeout_s) if self.count > 1 else None
+        self._shared = self._on_one_host(timeout_s) if self.count > 1 else None
         self.overlaps = self._shared is None or torch.cuda.is_available()
 
     @classmethod
@@ -75,8 +74,8 @@ class TorchComm(Comm):
 
     def start(self, vector: Tensor, op: Op = "sum") -> Pending:
         if self._shared is not None and vector.device.type == "cpu":
-            return _Begun(self, self._call(self._shared.start, vector, op))
-        return _Begun(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
+            return _TorchReduction(self, self._call(self._shared.start, vector, op))
+        return _TorchReduction(self, self._call(self._group(vector).allreduce, [vector], self._options[op]))
 
     def broadcast(self, vector: Tensor) -> None:
         self._call(self._broadcast, vector)
@@ -103,7 +102,7 @@ class TorchComm(Comm):
 
     def tell(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # whoever was asked to end does not fail
-            self._beats.tell(error)
+            self._beats.report(error)
 
     def close(self) -> None:
         if self._closed:
@@ -123,16 +122,16 @@ class TorchComm(Comm):
 
     # --- calls that need the others
 
-    def _neighbours(self, timeout_s: float) -> Shared | None:
+    def _on_one_host(self, timeout_s: float) -> Shared | None:
         begun_s = time.monotonic()
         try:
-            return Shared.meet(self.shard, self.all_gather, timeout_s)
+            return Shared.connect(self.shard, self.all_gather, timeout_s)
         except (OSError, ValueError, struct.error) as error:  # somebody was lost between two words
             raise self._beats.explain(error, time.monotonic() - begun_s) from error
 
     def _call(self, call: Callable[..., Result], *arguments: Any, since_s: float | None = None) -> Result:
         beats = self._beats
-        if beats.told is not None:
+        if beats.reported is not None:
             raise beats.heard()
         begun_s = time.monotonic() if since_s is None else since_s
         beats.calls += 1
@@ -196,7 +195,7 @@ class TorchComm(Comm):
     # --- the end
 
     def _nudge(self) -> None:
-        """Makes the program look up from what it does: a signal of its own raises what has been told."""
+        """Makes the program look up from what it does: a signal of its own raises what has been reported."""
         if self._nudged_by is not None:
             signal.pthread_kill(self._thread, self._nudged_by)
 
@@ -209,12 +208,12 @@ class TorchComm(Comm):
         if os.getpid() != self._process:  # a fork of the worker
             return
         self._beats.leave()
-        if self._beats.told is not None:
+        if self._beats.reported is not None:
             faulthandler.dump_traceback_later(GRACE_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
         self.close()
 
 
-class _Begun:
+class _TorchReduction:
     """A reduction under way."""
 
     __slots__ = ("_begun_s", "_comm", "_pending")

@@ -1,8 +1,8 @@
-"""Workers on a Ray cluster, or on one of our own on this machine.
+"""The engine of workers on a Ray cluster, or on one of our own on this machine.
 
-Ray Train places workers that go in step, and starts all of them again after a failure. Workers that meet at a center
-are actors of their own: one that is lost is started again, perhaps elsewhere, while the others go on. The center is
-an actor too, whose state outlives it.
+Every worker is an actor in a placement group. Those that go in step are all started again after a failure. Of those
+that meet at a center, one that is lost is started again, perhaps elsewhere, while the others go on; the center is an
+actor too, whose state outlives it.
 """
 
 from ...errors import ConfigError
@@ -18,14 +18,6 @@ def run(job: Job) -> Result:
     if job.workers < 1:
         raise ConfigError(f"workers={job.workers}: at least one is needed.", argument="workers")
     with cluster.joined(job) as there:
-        found = None
-        if not job.centered or job.workers == 1:
-            cluster.load("ray.train.torch")
-            from . import train
+        from . import driver
 
-            found = train.run(job, there)
-        if found is None:  # the workers meet at a center
-            from . import apart
-
-            found = apart.run(job, there)
-        return found
+        return driver.run(job, there)

@@ -1,4 +1,4 @@
-"""The Ray cluster that workers are placed on: the one that is there, or one of our own on this machine."""
+"""Joins the Ray cluster that is there, or starts a private one on this machine."""
 
 import logging
 import os
@@ -41,8 +41,6 @@ class Cluster:
     """A private directory on the driver's machine, gone afterwards."""
     gpus: bool
     """Whether every worker has an accelerator."""
-    ours: bool
-    """Whether it is here for this job alone."""
 
 
 def load(name: str = "ray") -> Any:
@@ -52,7 +50,7 @@ def load(name: str = "ray") -> Any:
             warnings.simplefilter("ignore")  # about the settings and libraries of others
             ray, found = import_module("ray"), import_module(name)
     except ImportError as error:
-        raise ConfigError(f"engine='ray' needs Ray, with Ray Train ({error}). {INSTALL}", argument="engine") from None
+        raise ConfigError(f"engine='ray' needs Ray ({error}). {INSTALL}", argument="engine") from None
     if tuple(int(number) for number in re.findall(r"\d+", ray.__version__)[:2]) < OLDEST:
         raise ConfigError(f"Ray {ray.__version__} has known holes: {OLDEST[0]}.{OLDEST[1]} is needed. {INSTALL}")
     return found
@@ -61,14 +59,10 @@ def load(name: str = "ray") -> Any:
 @contextmanager
 def joined(job: Job) -> Iterator[Cluster]:
     """The cluster that this process is in, that `RAY_ADDRESS` names, or one that is started and ended here."""
-    if job.interface is not None:
-        raise ConfigError(
-            "interface= is not for engine='ray': a cluster knows its own addresses. Leave it out.", argument="interface"
-        )
     with ExitStack() as stack:
         own_handlers = stack.enter_context(_handlers_kept())
         scratch = stack.enter_context(_scratch())
-        known, ours = sys.modules.get("ray"), False
+        known = sys.modules.get("ray")
         address = job.address or os.environ.get("RAY_ADDRESS", "")
         if known is not None and known.is_initialized():
             gpus = _fits(load(), job)
@@ -79,9 +73,9 @@ def joined(job: Job) -> Iterator[Cluster]:
             gpus = _fits(ray, job)
         else:
             stack.enter_context(_own(job, scratch))
-            gpus, ours = _gpus(job) > 0, True
+            gpus = _gpus(job) > 0
         own_handlers()
-        yield Cluster(scratch, gpus, ours)
+        yield Cluster(scratch, gpus)
 
 
 # --- a cluster that is there ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a cluster of our own leaves behind is ended and removed, by a process of its own if the program is gone."""
+"""Ends the processes of a private cluster and removes its files, even if the program that started it was killed."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What a process has only once, and every virtual worker for itself: random states, and a few settings.
+"""Gives every virtual worker what a process has only once: random states, and a few settings.
 
 They change hands with the baton, thousands of times a second. So NumPy's generator is exchanged as an object, whose
 state is asked for only if its memory has changed, and Python's is exchanged as memory.
@@ -67,15 +67,15 @@ class Generators:
         np.random.seed(worker)
         random.seed(worker)
 
-    def _read(self, before: "_Kept | None") -> "_Kept":
-        return _Kept(
+    def _read(self, before: "_Snapshot | None") -> "_Snapshot":
+        return _Snapshot(
             self._torch.read(),
             self._numpy.read(before and before.numpy),
             self._python.read(),
             _settings(),
         )
 
-    def _write(self, kept: "_Kept", now: "_Kept | None") -> None:
+    def _write(self, kept: "_Snapshot", now: "_Snapshot | None") -> None:
         self._torch.write(kept.torch)
         self._numpy.write(kept.numpy)
         self._python.write(kept.python)
@@ -94,7 +94,7 @@ class Generators:
             module._filters_mutated()
 
 
-class _Kept(NamedTuple):
+class _Snapshot(NamedTuple):
     torch: list[Tensor]
     numpy: "_OfNumPy"
     python: "_OfPython"

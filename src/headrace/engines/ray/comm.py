@@ -1,0 +1,209 @@
+"""The communicators of workers on Ray: through torch.distributed, or through the driver's store at a center."""
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from ...data.source import Shard
+from ...errors import WorkerError
+from ...workers.center import Center
+from ...workers.comm import Comm, Null, Op
+from ...workers.heartbeat import BEAT_S, Heart, write_heart
+from ...workers.join import attempt_of, connect
+from ...workers.torch_comm import TorchComm
+from ...workers.wire import pack, unpack
+from .center import RayCenter, patience_s
+
+PIECE_BYTES = 4 << 20
+"""A store takes no more than 8 MiB at a time."""
+
+
+class NeedsCenter(BaseException):
+    """A worker that goes in step has been asked for a center: all of them are to be started in the other way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one start of a worker has to know of its place among the others."""
+
+    shard: Shard
+    start: int
+    """How often workers have been started before: names this start's part of the store."""
+    host: str
+    port: int
+    """Where the driver's store listens."""
+    local: Shard
+    """This worker among those of its machine."""
+    node: int
+    """The number of its machine."""
+    center: Any
+    """The actor of the center; `None` for workers that go in step."""
+    timeout_s: float
+
+    def join(self) -> Comm:
+        """In the worker's process: its communicator."""
+        os.environ |= {"TORCHELASTIC_RESTART_COUNT": str(self.start), "HEADRACE_TIMEOUT_S": f"{self.timeout_s:g}"}
+        if self.center is not None:
+            return RayComm(self)
+        if self.shard.count == 1:
+            return RayNull(self)
+        os.environ |= {
+            "RANK": str(self.shard.index),
+            "WORLD_SIZE": str(self.shard.count),
+            "LOCAL_RANK": str(self.local.index),
+            "LOCAL_WORLD_SIZE": str(self.local.count),
+            "NODE_RANK": str(self.node),
+            "MASTER_ADDR": self.host,
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        return RayTorchComm.of_environment()
+
+    def store(self) -> Store:
+        """The part of the driver's store that belongs to this start."""
+        return attempt_of(connect(self.host, self.port, self.timeout_s), self.start)
+
+
+class Pulse:
+    """Tells the driver, from a thread of its own, that a worker lives, and where it stands."""
+
+    def __init__(self, store: Store, worker: int) -> None:
+        self.step, self.doing = 0, "starting"
+        self._store, self._worker, self._ended = store, worker, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-pulse", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(BEAT_S)
+
+    def _run(self) -> None:
+        beat, ended = 0, False
+        with suppress(RuntimeError):  # the driver is gone: Ray ends its workers
+            while not ended:
+                beat, ended = beat + 1, self._ended.wait(BEAT_S if beat else 0.0)
+                write_heart(self._store, self._worker, Heart(beat, self.step, self.doing, left=ended))
+
+
+class RayTorchComm(TorchComm):
+    """One of several workers that go in step."""
+
+    @property
+    def center(self) -> Center:
+        raise NeedsCenter
+
+
+class RayNull(Null):
+    """A worker alone."""
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat.timeout_s)
+        self._pulse = Pulse(seat.store(), 0)
+
+    def at(self, step: int, doing: str) -> None:
+        self._pulse.step, self._pulse.doing = step, doing
+
+    def close(self) -> None:
+        self._pulse.end()
+
+
+class RayComm(Comm):
+    """A worker at a center, which may be started again by itself: what all exchange goes through the driver's store.
+
+    Exchanges among all are numbered, and few: at the beginning of a training, and at its end. A worker that begins
+    anew goes through those of the others once more, and finds what they have found.
+    """
+
+    def __init__(self, seat: Seat) -> None:
+        self.shard = seat.shard
+        self._patience_s, self._rounds = patience_s(seat.timeout_s), 0
+        self._pulse = Pulse(seat.store(), self.shard.index)
+        self._store = PrefixStore("rounds", connect(seat.host, seat.port, seat.timeout_s))
+        self._center = RayCenter(seat.center, self.shard.index, seat.start, seat.timeout_s)
+
+    @property
+    def center(self) -> Center:
+        return self._center
+
+    def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
+        number = self._begin(op)
+        self._give(f"{number}/{self.shard.index}", vector.detach().cpu().contiguous().view(-1).view(torch.uint8))
+        given = [self._take(f"{number}/{worker}").view(vector.dtype) for worker in range(self.count)]
+        total, *others = given
+        for other in others:  # in the order of workers: the same bits for all
+            total = torch.maximum(total, other) if op == "max" else total + other
+        vector.copy_(total.view(vector.shape))
+
+    def broadcast(self, vector: Tensor) -> None:
+        number = self._begin("broadcast")
+        if self.leader:
+            self._give(f"{number}", vector.detach().cpu().contiguous().view(-1).view(torch.uint8))
+        else:
+            vector.copy_(self._take(f"{number}").view(vector.dtype).view(vector.shape))
+
+    def gather(self, value: Any) -> list[Any] | None:
+        number = self._begin("gather")
+        self._give(f"{number}/{self.shard.index}", pack(value))
+        return [unpack(self._take(f"{number}/{worker}")) for worker in range(self.count)] if self.leader else None
+
+    def share(self, value: Any = None) -> Any:
+        number = self._begin("share")
+        if not self.leader:
+            return unpack(self._take(f"{number}"))
+        self._give(f"{number}", mine := pack(value))
+        return unpack(mine)  # a leader that begins anew goes on with what is new
+
+    def hand_out(self, values: Sequence[Any] | None = None) -> Any:
+        number = self._begin("hand_out")
+        for worker, value in enumerate(values or ()):
+            self._give(f"{number}/{worker}", pack(value))
+        return unpack(self._take(f"{number}/{self.shard.index}"))
+
+    def at(self, step: int, doing: str) -> None:
+        self._pulse.step, self._pulse.doing = step, doing
+
+    def close(self) -> None:
+        self._pulse.end()
+
+    def _begin(self, kind: str) -> int:
+        """The number of the exchange that begins, which is to be of the same kind for all."""
+        number, self._rounds = self._rounds, self._rounds + 1
+        found = self._store.compare_set(f"kind of {number}", "", f"{self.shard.index} {kind}").decode()
+        first, _, theirs = found.partition(" ")
+        if theirs != kind:
+            raise WorkerError(
+                f"workers do different things: worker {first} {theirs}, worker {self.shard.index} {kind}."
+            )
+        return number
+
+    def _give(self, key: str, message: Tensor) -> None:
+        if self._store.check([key]):  # by an earlier start of this worker
+            return
+        pieces = message.split(PIECE_BYTES)
+        for number, piece in enumerate(pieces):
+            self._store.set(f"{key}/piece {number}", piece.numpy().tobytes())
+        self._store.set(key, str(len(pieces)))
+
+    def _take(self, key: str) -> Tensor:
+        end = time.monotonic() + self._patience_s
+        try:
+            self._store.wait([key], timedelta(seconds=self._patience_s))
+            pieces = range(int(self._store.get(key)))
+            data = bytearray(b"".join(self._store.get(f"{key}/piece {number}") for number in pieces))
+        except RuntimeError:
+            if time.monotonic() < end - BEAT_S:
+                raise WorkerError("the process that started the workers is gone, or does not answer.") from None
+            raise WorkerError(
+                f"worker {self.shard.index} has waited for the others for {self._patience_s:g} s, "
+                f"at step {self._pulse.step} ({self._pulse.doing}). If they may take longer, raise timeout_s."
+            ) from None
+        return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
