@@ -1,5 +1,7 @@
 """A request to end from outside, noted at once and acted on at the next update; and loops that are left unfinished."""
 
+from __future__ import annotations
+
 import atexit
 import gc
 import io

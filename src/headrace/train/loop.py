@@ -64,8 +64,11 @@ class Loop:
                     self._agree()
                     self._save_if_due()
                 self._finish()
-            except (Interrupted, GeneratorExit) as left:
-                self._leave(left)
+            except Interrupted:
+                self._leave(self._signals.why)
+            except GeneratorExit:  # the driver has left the loop of `steps`
+                self._leave("left", unheard=True)
+                raise
         if self._signals.heard:
             raise self._signals.error()
         if self._info.raise_at_end is not None:
@@ -346,25 +349,21 @@ class Loop:
             self._duties.report(told, info.row())
         self._end(info.stopping)
 
-    def _leave(self, left: Interrupted | GeneratorExit) -> None:
-        """The training is left where it stands: it was asked to end, or its driver has left the loop of `steps`."""
-        info, why = self._info, self._signals.why if isinstance(left, Interrupted) else "left"
+    def _leave(self, why: str, unheard: bool = False) -> None:
+        """Saves where the training stands, which goes on from there; `unheard`: nobody hears of an error here."""
         self._trainer._use.go_on()
-        info.stop(why)
-        info.history.stopped = info.stopping or info.stop_request
+        self._info.stop(why)
         try:
             self._save()
             self._end(why)
         except BaseException as error:
-            if isinstance(left, GeneratorExit):
+            if unheard:
                 mind_if_unheard(error)
             raise
-        if isinstance(left, GeneratorExit):
-            raise left
 
     def _end(self, why: str) -> None:
-        self._checkpointer.end(why)
         self._info.history.stopped = self._info.stopping or self._info.stop_request
+        self._checkpointer.end(why)
         self._duties.call("on_fit_end", self._info)
 
     def _warn_if_nothing_was_learnt(self) -> None:
