@@ -315,3 +315,22 @@ def test_ctrl_c_is_raised_after_a_loop_that_is_left(tmp_path: Path) -> None:
         threading.Event().wait(20)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert trainees.last_step(tmp_path / "run") == 3
+
+
+def test_a_step_at_which_the_driver_stops_and_the_training_is_asked_to_end_is_not_its_last(tmp_path: Path) -> None:
+    """It is saved as it stands: nothing is reported of it, and the training goes on as if nobody had asked."""
+
+    def train(run: str, stop: bool = False) -> list[dict[str, Any]]:
+        torch.manual_seed(0)
+        x, model = torch.arange(40.0)[:, None] / 40, torch.nn.Linear(1, 1)
+        trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=8)
+        data = x, 2 * x
+        for info in trainer.steps(data, val=data, epochs=2, run=str(tmp_path / run)):
+            if stop and info.step == 3:
+                info.stop("enough")
+                trainer.preempt()
+        return list(trainer.history.rows)
+
+    with pytest.raises(SystemExit):
+        train("asked", stop=True)
+    assert train("asked") == train("whole")

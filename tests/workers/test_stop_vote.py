@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.train.in_step import MOST_STEPS, WORD_S, StopVote
+from headrace.train.in_step import MOST_STEPS, VOTE_S, StopVote
 from headrace.workers.comm import Null
 
 
@@ -32,14 +32,14 @@ def test_a_checkpoint_that_is_due_by_the_clock_is_asked_for_once(pace_s: float, 
             overdue = False
             saved.append(step)
     assert len(saved) == 1
-    assert 0 < saved[0] - due <= 2 * max(1, 2 * WORD_S / pace_s)
+    assert 0 < saved[0] - due <= 2 * max(1, 2 * VOTE_S / pace_s)
 
 
 def test_what_is_due_again_is_asked_for_again() -> None:
     clock = Clock()
     word, saves = StopVote(clock), 0
     for _ in range(STEPS):
-        clock.now_s += WORD_S
+        clock.now_s += VOTE_S
         said = word(False, False, True, False)  # saved each time, and due at the next step
         saves += said is not None and said.save
     assert saves == STEPS // 2

@@ -119,7 +119,7 @@ class LoaderSource(Iterated):
         self._check(batch, declared)
         if shard.count == 1:
             return batch
-        self.witness(batch)
+        self.compare_batch(batch)
         start, stop = shard.of(batch.rows)
         part = split_fields(batch.fields, [start, stop - start, batch.rows - stop])[1]
         return Batch(part, stop - start, total=batch.rows, cursor=batch.cursor, ends_epoch=batch.ends_epoch)

@@ -1,4 +1,4 @@
-"""A model's buffers as they were, for the step that fails."""
+"""A copy of a model's buffers, to undo a failed step."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

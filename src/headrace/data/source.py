@@ -92,8 +92,8 @@ class Source(ABC):
     waiting: Callable[[], None] = staticmethod(lambda: None)
     """What a source that waits for others calls every now and then; what it raises is to end the wait."""
 
-    witness: Callable[[Batch], None] = staticmethod(lambda batch: None)
-    """What sees every batch that is read whole and of which a part is kept."""
+    compare_batch: Callable[[Batch], None] = staticmethod(lambda batch: None)
+    """Called with every batch of which this worker, who has read it whole, keeps a part."""
 
     @property
     @abstractmethod
@@ -186,7 +186,7 @@ class Source(ABC):
         if shard.count > 1 and self.shards:
             self._check_total(batch, shard)
         elif shard.count > 1:
-            self.witness(batch)
+            self.compare_batch(batch)
         cursor = copy.deepcopy(self.state_dict() if batch.cursor is None else batch.cursor)
         return _part(batch, WHOLE if self.shards else shard, cursor)
 

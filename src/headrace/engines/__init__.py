@@ -1,4 +1,5 @@
-"""Starts workers: virtual ones on a simulated network, processes, or actors on Ray; torchrun starts its own.
+"""Workers started: virtual ones on a simulated network, processes, torchrun's, Ray's.
 
-All run one function and fill in `workers.here()`; the trainer does not know who started it. It calls `workers`.
+All run one function and fill in `workers.here()`; the trainer does not know who started it. It calls `store`, `data`,
+`workers` and `watch`.
 """

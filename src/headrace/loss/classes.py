@@ -1,4 +1,4 @@
-"""Which of several classes: cross entropy and its focal form."""
+"""Losses for classification: cross entropy and focal loss."""
 
 import math
 from collections.abc import Sequence

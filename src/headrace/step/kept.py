@@ -1,4 +1,4 @@
-"""Things that are changed for a while, and put back in place."""
+"""Saves containers and tensors, and restores them in place."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -130,7 +130,7 @@ def _leave(steps: weakref.ref[Generator[Any]], asked: Signals) -> None:
             _exit_badly(asked.status)
 
 
-def mind_if_unheard(error: BaseException) -> None:
+def exit_badly_if_lost(error: BaseException) -> None:
     """A loop that is left by `break` cannot raise: Python prints the error, and the exit status tells of it."""
     before = sys.unraisablehook
 
@@ -144,7 +144,7 @@ def mind_if_unheard(error: BaseException) -> None:
 
 
 @contextmanager
-def answering(asked: Signals, loop: CodeType) -> Iterator[None]:
+def raising_after_break(asked: Signals, loop: CodeType) -> Iterator[None]:
     """Ends the program after a loop, with this code, that was left by `break` when it had been asked to end."""
     try:
         yield

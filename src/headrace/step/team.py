@@ -1,4 +1,4 @@
-"""The workers of a trainer, as an update by hand, a score and a prediction see them; one alone shares nothing."""
+"""The workers of a trainer: they share updates made by hand, scores and predictions."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -39,6 +39,9 @@ class Team:
         self.gather: Gather | None = self._gather if self.in_step else None
         """Puts together what several workers predict; `None` where one does it all."""
         self.device = torch.device("cpu")
+        self.rows = 0
+        """Rows of this worker's since `rate` was asked for, or data were scored."""
+        self._since = self.comm.now()
         self._model: nn.Module | None = None
         self._torn = ""  # what has ended an update by hand that others may have made
 
@@ -91,7 +94,15 @@ class Team:
         if not self.in_step:
             return sums.read(), metrics.compute()
         losses, scores, _ = self.added_up(sums, metrics, range(self.comm.count))
+        self.rate()  # the time that it took is no time of the training
         return losses, scores
+
+    def rate(self) -> float:
+        """Rows a second of this worker since this was asked last."""
+        now = self.comm.now()
+        found = self.rows / max(1e-9, now - self._since)
+        self.rows, self._since = 0, now
+        return found
 
     def added_up(
         self, sums: LossSums, metrics: Metrics, workers: Iterable[int], joint: bool = False, fact: Any = None

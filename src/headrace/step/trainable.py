@@ -232,18 +232,18 @@ class Trainable:
         self._step.release()
 
     @property
-    def updates_plainly(self) -> bool:
+    def _updates_plainly(self) -> bool:
         """Whether nobody has overridden `train_step`."""
         return getattr(self.train_step, "__func__", None) is Trainable.train_step
 
     @property
-    def evaluates_plainly(self) -> bool:
+    def _evaluates_plainly(self) -> bool:
         """Whether nobody has overridden `evaluate_step`."""
         return type(self).evaluate_step is Trainable.evaluate_step
 
     def _update(self, batch: Batch) -> Outcome:
         """One update by `train_step`. After one by an override, the guard checks the weights."""
-        if self.updates_plainly:
+        if self._updates_plainly:
             return self.train_step(batch)
         step, made = self._step, self._step.updates
         refusal = self._refusal() if step.unproven else ""
@@ -274,7 +274,7 @@ class Trainable:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
         objective, team = self.eval_objectives[scoring(self.eval_objectives)], self._team
         metrics = team.fresh(self.metrics.fresh(objective.reads, objective.ignores))
-        joins = self.evaluates_plainly and len(self.eval_objectives) == 1
+        joins = self._evaluates_plainly and len(self.eval_objectives) == 1
         with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, size) as feed:
             batches = evaluate.limited(feed, limit, self._signals.check_scoring)
             outcomes = evaluate.apart(self.evaluate_step, batches)

@@ -1,4 +1,4 @@
-"""Workers that go at their own pace: they meet at a center, which lends them data, and worker 0 tells of all."""
+"""One worker of a training at a center: it leases rows there, and worker 0 reports for all."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .coordinator import Coordinator, Report, compare
 from .state import State
 from .train_state import Handed, TrainState
 
-JOINT = ("epochs", "samples")
-"""What counts what all workers do, and so the center."""
+COUNTED_AT_CENTER = ("epochs", "samples")
+"""Units that count the work of all workers, which the center knows."""
 
 
 class AtCenter(Coordinator):
@@ -40,16 +40,16 @@ class AtCenter(Coordinator):
         self.leads = self.comm.leader
         self.leased = True
         self._agrees = False
-        self._seen: dict[str, list[float]] = {}  # losses of the other workers that have been reported
-        self._read: dict[int, int] = {}  # by each worker, when it was last reported
+        self._reported_losses: dict[str, list[float]] = {}  # losses of the other workers that have been reported
+        self._reported_rows: dict[int, int] = {}  # by each worker, when it was last reported
         self._since = self.comm.now()
-        self._told = False
+        self._stop_sent = False
         self._pulled: list[Tensor] | None = None  # what was scored after the last update
-        self._asked: Signals | None = None
+        self._signals: Signals | None = None
         self._facts: Mapping[str, Any] = {}
 
     def compare(self, trainer: Trainable, facts: Mapping[str, Any]) -> None:
-        self._asked = trainer._signals
+        self._signals = trainer._signals
         self._facts = {name: facts[name] for name in ("settings", "arena", "limits", "data")}  # worker 0 does the rest
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
@@ -57,7 +57,11 @@ class AtCenter(Coordinator):
         reader = cast(Reader, train)
         rows = self.epoch_rows = reader.order.n
         ends = [] if reader.end is None else [reader.end]
-        ends += [int(limit.count) * (rows if limit.unit == "epochs" else 1) for limit in limits if limit.unit in JOINT]
+        ends += [
+            int(limit.count) * (rows if limit.unit == "epochs" else 1)
+            for limit in limits
+            if limit.unit in COUNTED_AT_CENTER
+        ]
         block = reader.order.block * reader.order.mix if reader.order.kind.startswith("blocks") else 1
         self.strategy.lend(rows, batch_size, block, min(ends, default=None))
         return leased
@@ -75,23 +79,23 @@ class AtCenter(Coordinator):
 
     def begin(self, at: TrainState, handed: Handed | None) -> None:
         replica = at.replica()
-        self._told, self._since, self._agrees = False, self.comm.now(), False
-        self._read, self._pulled, self._seen = {}, None, {}
+        self._stop_sent, self._since, self._agrees = False, self.comm.now(), False
+        self._reported_rows, self._pulled, self._reported_losses = {}, None, {}
         if handed is not None:
             assert handed.mine is not None
             assert handed.state.strategy is not None
             center = handed.state.strategy
-            self._read = {worker: rows for worker, *_, rows in center.get("workers", [])}
-            self._seen = handed.mine.get("heard", {})
+            self._reported_rows = {worker: rows for worker, *_, rows in center.get("workers", [])}
+            self._reported_losses = handed.mine.get("heard") or handed.mine.get("seen", {})  # as 0.1.0 called it
             self.strategy.load_state_dict(replica, center, None)
         self.strategy.said = {"facts": self._facts, "pace": at.pace()} if self.leads else {}
         self.strategy.begin(replica)
         self._leased.center = self.strategy.center
         if self.strategy.reported is not None and not self.leads:
             compare({0: self.strategy.reported["facts"], self.comm.shard.index: self._facts})
-            at.keep_pace(self.strategy.reported["pace"])
+            at.follow_pace(self.strategy.reported["pace"])
             self._leased.begin_at(at.info.counters.epochs)
-        self._hear(at.info)
+        self._update_counters(at.info)
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         for batch in feed:
@@ -110,34 +114,34 @@ class AtCenter(Coordinator):
         terms = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
         self.strategy.used(batch.cursor, {n: [t.coefficient, float(t.sum), float(t.weight)] for n, t in terms.items()})
         self.strategy.after(at.replica(), info.counters, batch.rows, batch.total, info.ends_epoch)
-        self._hear_rows(at, before)
+        self._count_rows(at, before)
 
     def decide(self, info: Info, asked: Signals, due: bool, now: bool) -> bool:
-        if self.leads and not self._told and info.stopping:
-            self._told = True
+        if self.leads and not self._stop_sent and info.stopping:
+            self._stop_sent = True
             self.strategy.center.ask_to_stop(info.stopping)
         return due
 
-    def trained(self, tally: LossSums, metrics: Metrics) -> Report:
+    def trained(self, sums: LossSums, metrics: Metrics) -> Report:
         """Losses of this worker's rows, and of those of others that the center has heard of; metrics of this one's."""
         if not self.leads:
-            return super().trained(tally, metrics)
+            return super().trained(sums, metrics)
         status = self.strategy.status()
         others = {name: _less(numbers, self.strategy.given.get(name)) for name, numbers in status["tally"].items()}
-        fresh = {name: _less(numbers, self._seen.get(name)) for name, numbers in others.items()}
-        self._seen = others
+        fresh = {name: _less(numbers, self._reported_losses.get(name)) for name, numbers in others.items()}
+        self._reported_losses = others
         self._measure({worker: facts["rows"] for worker, facts in status["workers"].items()})
-        return LossSums.of([tally.totals(), fresh]).read(), metrics.compute()
+        return LossSums.of([sums.totals(), fresh]).read(), metrics.compute()
 
     def _measure(self, read: dict[int, int]) -> None:
         """The rows a second of each worker since the last report, from those that the center has of it by now."""
-        now, before = self.comm.now(), self._read
+        now, before = self.comm.now(), self._reported_rows
         if now > self._since:
             rows = [read.get(worker, 0) - before.get(worker, 0) for worker in range(self.comm.count)]
             self.rates = [count / (now - self._since) for count in rows]
-        self._read, self._since = read, now
+        self._reported_rows, self._since = read, now
 
-    def last_news(self, info: Info) -> bool:
+    def has_more_rows(self, info: Info) -> bool:
         """All rows have been used: whether the center has heard more since this worker's last report."""
         if not self.leads:
             return False
@@ -155,8 +159,8 @@ class AtCenter(Coordinator):
             return None
         kind, center = type(self.strategy).__name__, self.strategy.state_dict(at.replica())
         weights = center["weights"] if self._pulled is None else at.named(self._pulled)  # what was scored, if it was
-        heard = {name: _plus(numbers, self._seen.get(name)) for name, numbers in self.strategy.given.items()}
-        own = at.own_state() | {"heard": self._seen | heard}
+        heard = {name: _plus(numbers, self._reported_losses.get(name)) for name, numbers in self.strategy.given.items()}
+        own = at.own_state() | {"heard": self._reported_losses | heard}
         found = at.state(weights, [own])
         found.strategy, found.kind, found.agrees = center, kind, False
         return found
@@ -178,29 +182,31 @@ class AtCenter(Coordinator):
 
     def finish(self, at: TrainState) -> None:
         self.strategy.finish(at.replica())
-        self._hear(at.info)
+        self._update_counters(at.info)
         self._pulled = None
         super().finish(at)
 
     def leave(self) -> None:
-        if self.leads and self._asked is not None and self._asked.why and not self._told:
-            self._told = True  # only now: what has been saved knows nothing of it, and goes on as if nobody had asked
-            self.strategy.center.ask_to_stop(self._asked.why)
+        if self.leads and self._signals is not None and self._signals.why and not self._stop_sent:
+            self._stop_sent = (
+                True  # only now: what has been saved knows nothing of it, and goes on as if nobody had asked
+            )
+            self.strategy.center.ask_to_stop(self._signals.why)
         self.strategy.leave()
 
-    def _hear_rows(self, at: TrainState, before: int) -> None:
+    def _count_rows(self, at: TrainState, before: int) -> None:
         """An update counts as many rows as the center has learnt from since."""
-        self._hear(at.info)
+        self._update_counters(at.info)
         at.info.counters.rows = at.info.samples - before
 
-    def _hear(self, info: Info) -> None:
+    def _update_counters(self, info: Info) -> None:
         news = self.strategy.news
         if news is None:
             return
         info.counters.samples = news.samples
         if news.stop:
             info.stopping = info.stopping or news.stop
-            self._told = True
+            self._stop_sent = True
 
 
 def _less(numbers: Sequence[float], before: Sequence[float] | None) -> list[float]:

@@ -1,4 +1,4 @@
-"""What makes a training survive: its state goes into a run and comes back. A training without a run keeps nothing."""
+"""Writes the state of a training into a run and reads it back; without a run it keeps only the best weights."""
 
 import time
 import warnings
@@ -63,7 +63,7 @@ class Checkpointer:
         """Whether, by the clock of whoever keeps the training for others, they are to save."""
         return False
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Returns once everything that was saved is on the disk; raises if it could not be."""
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
@@ -196,7 +196,7 @@ class RunCheckpointer(Checkpointer):
             return time.perf_counter() - self._saved_at >= 60 * self.every.count
         return self.every.fires(info.counters)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         self._saver.wait()
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:

@@ -1,4 +1,4 @@
-"""What the workers of one training settle among themselves; one worker alone settles everything by itself."""
+"""What differs between one worker and several in a training; this is the one for a worker alone."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Report = tuple[dict[str, float], dict[str, Any]]
 
 
 class Coordinator:
-    """A worker alone, and what is the same with several."""
+    """Coordinates a worker with itself; the base of those for several workers."""
 
     leads = True
-    """Whether this worker scores, calls the user's callbacks, and knows what is to be known."""
+    """Whether this worker scores, and calls the user's callbacks."""
     leased = False
     """Whether a center lends out the data, and counts epochs and samples."""
     alone = True
@@ -68,34 +68,50 @@ class Coordinator:
     def handed(self, state: State) -> Handed:
         """A state to go on from, with what is this worker's of it."""
         self._check_kind(state)
+        if not self._is_same(state):
+            return self._to_another_strategy(state)
+        if len(state.owns) == self.comm.count:
+            return self._to_the_same_workers(state)
+        return self._to_other_workers(state)
+
+    def _to_the_same_workers(self, state: State) -> Handed:
+        """As many workers go on, each where it was."""
         owns, here = state.owns, self.comm.shard.index
-        same, began = self._is_same(state), state.strategy is not None
-        alike = len(owns) == self.comm.count and same  # as many workers go on, each where it was
-        joint = self.strategy.joint or not same  # another strategy goes on with the weights that all had agreed on
-        mine: Own = owns[here] if here < len(owns) else {}
-        if not began:  # each had done the same, and worker 0 tells of it
-            held = owns[: 0 if here else 1]
-        elif alike:
-            held = [mine]
-        else:
-            held = [] if here else [own for own in owns if own]
-        if not same:
-            state = replace(state, strategy=None, agrees=None)
-        if not alike and not joint:
-            state, held = _anew(state), []
-        if alike and here:  # worker 0's are the step's own
+        mine = owns[here]
+        if here:  # worker 0's are the step's own
             state = replace(state, step=state.step | {p: mine[p] for p in ("optimizers", "microbatch") if p in mine})
-        trained = [own["trained"] for own in owns if "trained" in own]
-        tallies = [own["tally"] for own in held]
-        if joint and not alike and state.strategy is not None:  # every worker knows them all
-            tallies = [owns[0]["tally"]]
+        return self._with(state, [mine] if state.strategy is not None else owns[: 0 if here else 1], mine)
+
+    def _to_other_workers(self, state: State) -> Handed:
+        """Another number of workers goes on: together where all know the same, else from the round's beginning."""
+        if not self.strategy.joint:
+            return self._with(_anew(state), [])
+        found = self._with(state, self._held_by_leader(state))
+        if state.strategy is not None:  # every worker knows the losses of all
+            found = replace(found, sums=[state.owns[0]["tally"]])
+        return found
+
+    def _to_another_strategy(self, state: State) -> Handed:
+        """Another strategy goes on with the weights that all had agreed on, from where they were."""
+        held = self._held_by_leader(state)
+        return self._with(replace(state, strategy=None, agrees=None), held)
+
+    def _held_by_leader(self, state: State) -> list[Own]:
+        """What worker 0 takes over of all workers; before they began to differ, its own tells of all."""
+        if self.comm.shard.index:
+            return []
+        return state.owns[:1] if state.strategy is None else [own for own in state.owns if own]
+
+    def _with(self, state: State, held: Sequence[Own], mine: Own | None = None) -> Handed:
+        here, trained = self.comm.shard.index, [own["trained"] for own in state.owns if "trained" in own]
+        kept = mine["trained"] if mine is not None and trained else mean_of(trained) if trained else None
         return Handed(
             state=state,
-            mine=mine if alike else None,
-            rng=mine.get("rng"),
-            tallies=tallies,
+            mine=mine,
+            rng=state.owns[here].get("rng") if here < len(state.owns) else None,
+            sums=[own["tally"] for own in held],
             metrics=[own["metrics"] for own in held],
-            trained=(mine["trained"] if alike else mean_of(trained)) if trained else None,
+            trained=kept,
         )
 
     def begin(self, at: TrainState, handed: Handed | None) -> None:
@@ -140,14 +156,11 @@ class Coordinator:
         """
         return due
 
-    def trained(self, tally: LossSums, metrics: Metrics) -> Report:
+    def trained(self, sums: LossSums, metrics: Metrics) -> Report:
         """Losses and metrics over what was trained since the last report."""
-        return tally.read(), metrics.compute()
+        return sums.read(), metrics.compute()
 
-    def has_scored(self) -> None:
-        """Data were scored: the time that it took is no time of the training."""
-
-    def last_news(self, info: Info) -> bool:
+    def has_more_rows(self, info: Info) -> bool:
         """All rows have been used: whether more is known than was reported."""
         return False
 

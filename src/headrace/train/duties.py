@@ -28,7 +28,6 @@ class Duties:
     ) -> None:
         self._trainer, self._plan, self._at, self._info = trainer, plan, at, at.info
         self._checkpointer, self._workers = checkpointer, workers
-        self._step = -1  # at which this was looked at last
         self.save = False
         """Whether a checkpoint is due."""
         self._put_off = False  # whether one waits for the end of the epoch
@@ -36,22 +35,24 @@ class Duties:
         """Whether something was due after the last update for all workers."""
 
     def settle(self) -> None:
-        """What was asked for, and what is due at this step: called before and after the driver's turn."""
-        info, step = self._info, self._info.counters.steps
+        """Does what is due at this step, before the driver's turn."""
+        info = self._info
+        if self._plan.within_epochs or info.counters.ends_epoch or info.stopping or info.extra_numbers:
+            self.do()
+
+    def take_requests(self) -> None:
+        """Does what the driver has asked for, and reports what it has logged."""
+        info = self._info
         if info.asked:
             self.grant()
-        due = self._plan.within_epochs or info.counters.ends_epoch or info.stopping or info.extra_numbers
-        if due and step != self._step:
-            self._step = step
-            self.do()
-        elif info.extra_numbers:  # which the driver has logged
-            self.report(info.history.keys_at(step), info.row())
+        if info.extra_numbers:
+            self.report(info.history.keys_at(info.step), info.row())
 
     def do(self) -> None:
         """Each thing once for a step, also where a training goes on from that step: what is done is in its state."""
         info, at = self._info, self._at
         at.complete = False
-        told = info.history.keys_at(info.step) if "row" in at.done else set()
+        reported = info.history.keys_at(info.step) if "row" in at.done else set()
         counters = info.row()  # before the rates of the next update
         self.common |= info.ends_epoch
         for what, act in (
@@ -62,7 +63,7 @@ class Duties:
         ):
             if what not in at.done and act(counters):
                 at.done.add(what)
-        self.report(told, counters)
+        self.report(reported, counters)
         self.keep_best()
         at.complete = True
         if "save" not in at.done:
@@ -75,7 +76,7 @@ class Duties:
             return False
         self._trainer._step.guard.settle()
         self.common = True
-        found = evaluate.report("train", self._at.tally, self._at.metrics, self._workers.trained)
+        found = evaluate.report("train", self._at.sums, self._at.metrics, self._workers.trained)
         self._info.rates = self._workers.rates
         self._info.history.at(counters).update(found)
         return True
@@ -108,19 +109,18 @@ class Duties:
         except Interrupted:
             rng.restore(before, self._trainer.device)
             raise
-        self._workers.has_scored()
         self._info.history.at(self._info.row()).update(scores)
         self.call("on_validation_end", self._info, scores)
 
-    def report(self, told: Set[str], counters: dict[str, Any]) -> None:
-        """The report of this step is complete, with what was logged: what has not been `told` of it goes out."""
+    def report(self, reported: Set[str], counters: dict[str, Any]) -> None:
+        """The report of this step is complete, with what was logged: what has not been `reported` of it goes out."""
         info = self._info
         if info.extra_numbers:
             info.history.at(counters).update(info.extra_numbers)
             info.extra_numbers = {}
-        if not info.history.keys_at(info.step) - told:
+        if not info.history.keys_at(info.step) - reported:
             return
-        row = {key: value for key, value in info.history.rows[-1].items() if key in counters or key not in told}
+        row = {key: value for key, value in info.history.rows[-1].items() if key in counters or key not in reported}
         self.call("on_report", info, row)
         self._checkpointer.report(row, info.counters.minutes)
         self._at.done.add("row")

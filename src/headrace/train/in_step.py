@@ -1,4 +1,4 @@
-"""Workers that make the same steps: what one of them decides, all decide at the same step, from the same numbers."""
+"""Several workers that make the same number of updates, and decide together."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from .state import Own, State
 from .train_state import Handed, TrainState
 
 LOOKED_AT = 1024  # elements of a field
-WORD_S = 0.2  # between two words, about
-MOST_STEPS = 1024  # between two words
+VOTE_S = 0.2  # between two votes, about
+MOST_STEPS = 1024  # between two votes, at most
 
 
 class InStep(Coordinator):
@@ -45,7 +45,6 @@ class InStep(Coordinator):
         super().__init__(team)
         self._certain = True  # whether all workers have equally many batches
         self._vote = StopVote(self.comm)
-        self._rows, self._since = 0, self.comm.now()
         self._warned = False  # of a best step that cannot be kept
         self._measures = False  # whether each worker measures its own rows, as batch normalisation does
 
@@ -60,7 +59,7 @@ class InStep(Coordinator):
                     stacklevel=4,
                 )
             if not train.thread_safe:  # else it may be read where workers cannot speak to each other
-                train.witness = SameBatchCheck(self.comm, train.title)
+                train.compare_batch = SameBatchCheck(self.comm, train.title)
         self._certain = isinstance(train, Reader) or not train.shards
         return train
 
@@ -75,7 +74,7 @@ class InStep(Coordinator):
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         for batch in feed if self._certain else as_long_as_any(feed, self.comm):
-            self._rows += batch.rows
+            self.team.rows += batch.rows
             if not self.strategy.joint:
                 batch.total = batch.rows  # the update is this worker's own
             yield batch
@@ -85,7 +84,7 @@ class InStep(Coordinator):
         self._measures = self.strategy.shares_updates and bool(at.replica().statistics)
 
     def updated(self, at: TrainState, batch: Batch) -> None:
-        if not self.strategy.shares_updates:  # else it has been said where the update was computed
+        if not self.strategy.shares_updates:  # else it was reported where the update was computed
             self.comm.worked(batch.rows)
         if not self.strategy.started:
             return
@@ -114,13 +113,8 @@ class InStep(Coordinator):
         started = self.strategy.started  # until then all workers do the same
         workers = range(self.comm.count if started else 1)
         joint = started and self.strategy.joint  # of updates that they make together, everybody knows the losses
-        rate = self._rows / max(1e-9, self.comm.now() - self._since)
-        losses, scores, self.rates = self.team.added_up(sums, metrics, workers, joint, rate)
-        self.has_scored()
+        losses, scores, self.rates = self.team.added_up(sums, metrics, workers, joint, self.team.rate())
         return losses, scores
-
-    def has_scored(self) -> None:
-        self._rows, self._since = 0, self.comm.now()
 
     def keeps(self, info: Info, common: bool) -> bool:
         """Worker 0 tells good from bad for all, where all have come to report."""
@@ -153,7 +147,7 @@ class InStep(Coordinator):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Votes:
     """What at least one worker wants."""
 
     stop: bool
@@ -162,10 +156,10 @@ class Said:
 
 
 class StopVote:
-    """A few numbers of every worker, of which all get the largest.
+    """Lets all workers agree to stop, to leave or to save: each gives numbers, and all get the largest.
 
-    A word that begins at one step is heard some steps later, so that nobody waits for it; how many, follows from how
-    long the workers say their steps take, and is the same for all.
+    A vote that begins at one step ends some steps later, so that nobody waits for it; how many follows from the time
+    that a step is reported to take, and is the same for all.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -174,23 +168,23 @@ class StopVote:
         self._since = comm.now()
         self._under_way: tuple[Pending, Tensor] | None = None
 
-    def __call__(self, stop: bool, leave: bool, save: bool, now: bool) -> Said | None:
-        """This worker's part of the next word; what all have said, if a word has come to its end here.
+    def __call__(self, stop: bool, leave: bool, save: bool, now: bool) -> Votes | None:
+        """Takes this worker's part of the next vote; gives the result of a vote that ends here.
 
-        Whoever wants something says so at every call, until it has been heard.
+        Whoever wants something says so at every call, until a vote has it. With `now`, a vote begins and ends here.
         """
         if now:
-            self._heard()
+            self._finish_vote()
             self._begin(stop, leave, save)
-            return self._heard()
+            return self._finish_vote()
         self._left -= 1
         if self._left > 0:
             return None
-        said = self._heard()
-        if said is None or not (said.stop or said.leave):  # else this was the last one
-            answered = said is not None and said.save
-            self._begin(stop, leave, save and not answered)
-        return said
+        votes = self._finish_vote()
+        if votes is None or not (votes.stop or votes.leave):  # else this was the last one
+            saved = votes is not None and votes.save
+            self._begin(stop, leave, save and not saved)
+        return votes
 
     def _begin(self, stop: bool, leave: bool, save: bool) -> None:
         now = self._comm.now()
@@ -198,17 +192,17 @@ class StopVote:
         self._since, self._left = now, self._steps
         self._under_way = self._comm.start(vector, "max"), vector
 
-    def _heard(self) -> Said | None:
+    def _finish_vote(self) -> Votes | None:
         if self._under_way is None:
             return None
         (pending, vector), self._under_way = self._under_way, None
         pending.wait()
         stop, leave, save, seconds = vector.tolist()
-        if seconds < WORD_S / 2:
+        if seconds < VOTE_S / 2:
             self._steps = min(MOST_STEPS, 2 * self._steps)
-        elif seconds > 2 * WORD_S:
+        elif seconds > 2 * VOTE_S:
             self._steps = max(1, self._steps // 2)
-        return Said(bool(stop), bool(leave), bool(save))
+        return Votes(bool(stop), bool(leave), bool(save))
 
 
 class SameBatchCheck:
@@ -223,12 +217,12 @@ class SameBatchCheck:
         due, self._fresh = self._fresh or not self._seen & (self._seen - 1), batch.ends_epoch
         if not due:
             return
-        said = self._comm.all_gather([batch.rows, _digest(batch)])
-        for worker, other in enumerate(said):
-            if other != said[0]:
+        read = self._comm.all_gather([batch.rows, _digest(batch)])
+        for worker, other in enumerate(read):
+            if other != read[0]:
                 raise SourceError(
                     f"worker {worker} has read another batch from its {self._title} than worker 0 ({other[0]} and "
-                    f"{said[0][0]} rows). Each reads all and keeps its part, so all have to read the same: seed what "
+                    f"{read[0][0]} rows). Each reads all and keeps its part, so all have to read the same: seed what "
                     "shuffles, as in DataLoader(..., generator=torch.Generator().manual_seed(0)), or pass the Dataset."
                 )
 
@@ -242,9 +236,9 @@ def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
     while True:
         batch = None if ended else next(left, None)
         ended = batch is None or batch.ends_epoch
-        word = torch.tensor([0 if batch is None else batch.total, int(not ended)])
-        comm.all_reduce(word, "max")
-        total, ends = int(word[0]), not word[1]
+        vector = torch.tensor([0 if batch is None else batch.total, int(not ended)])
+        comm.all_reduce(vector, "max")
+        total, ends = int(vector[0]), not vector[1]
         if not total:
             return
         if batch is None:
@@ -331,8 +325,8 @@ class SharedCheckpointer(Checkpointer):
     def overdue(self) -> bool:
         return self._asks
 
-    def settle(self) -> None:
-        by_leader(self._comm, self._own.settle)
+    def wait(self) -> None:
+        by_leader(self._comm, self._own.wait)
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         self._own.report(row, minutes)

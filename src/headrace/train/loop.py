@@ -1,4 +1,4 @@
-"""The loop: epochs of updates; after each what is due, then what all workers want, then the checkpoint."""
+"""The training loop: updates; after each what is due, the agreement of the workers, and the checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..errors import DataError
 from ..loss.objective import scoring
 from ..step import config, evaluate
 from ..step.given import deterministic_mode, groups_of, put_rate
-from ..step.signals import Interrupted, answering, mind_if_unheard
+from ..step.signals import Interrupted, exit_badly_if_lost, raising_after_break
 from ..step.trainable import Trainable
 from ..step.weights import categories_of, remember_categories
 from ..store import rng
@@ -60,14 +60,14 @@ class Loop:
                     self._duties.settle()
                     yield self._info
                     self._trainer._use.go_on()
-                    self._duties.settle()
+                    self._duties.take_requests()
                     self._agree()
                     self._save_if_due()
                 self._finish()
             except Interrupted:
                 self._leave(self._signals.why)
             except GeneratorExit:  # the driver has left the loop of `steps`
-                self._leave("left", unheard=True)
+                self._leave("left", by_break=True)
                 raise
         if self._signals.heard:
             raise self._signals.error()
@@ -79,7 +79,7 @@ class Loop:
         """The trainer at work: one thread, signals heard, train mode. All is put back however the training ends."""
         trainer = self._trainer
         with (
-            answering(self._signals, type(self).run.__code__),
+            raising_after_break(self._signals, type(self).run.__code__),
             trainer._use.during("fit() or steps()", trains=True),
             self._at_work(),
             self._feed() as feed,
@@ -149,7 +149,7 @@ class Loop:
             handed = self._load(feed)
         if handed is None:
             self._save()
-            self._checkpointer.settle()  # whatever is reported from now on has a checkpoint before it
+            self._checkpointer.wait()  # whatever is reported from now on has a checkpoint before it
         else:
             self._go_on(handed)
         feed.share(self._workers.team.trains)
@@ -277,7 +277,7 @@ class Loop:
         info = self._info
         if info.leased:
             info.stopping = info.stopping or " or ".join(f"{limit} reached" for limit in info.limits)
-            if self._workers.last_news(info):  # what was reported is not what all have learnt
+            if self._workers.has_more_rows(info):  # what was reported is not what all have learnt
                 self._at.done -= {"val", "row"}
             self._duties.do()
         elif self._at.initial is not None:
@@ -298,10 +298,12 @@ class Loop:
             at.cursor = at.initial
         if at.done:
             at.done.clear()
-        evaluate.record(outcome, at.tally, at.metrics, self._objective, trainer.target)
+        evaluate.record(outcome, at.sums, at.metrics, self._objective, trainer.target)
         self._workers.updated(at, batch)
         for hook in self._plan.callbacks.on_step_end:
             hook(info)
+        if info.asked:
+            self._duties.grant()
         if feed.ends_macrobatch:
             self._guard.settle()
             self._duties.call("on_macrobatch_end", info)
@@ -344,21 +346,22 @@ class Loop:
             self._checkpointer.restore(info.best, self._trainer.model)
             self._workers.team.spread([self._trainer.model])
         if plan.test is not None and "test/loss" not in info.history.keys_at(info.step):
-            told = info.history.keys_at(info.step)
+            reported = info.history.keys_at(info.step)
             self._duties.score(plan.test, "test")
-            self._duties.report(told, info.row())
+            self._duties.report(reported, info.row())
         self._end(info.stopping)
 
-    def _leave(self, why: str, unheard: bool = False) -> None:
-        """Saves where the training stands, which goes on from there; `unheard`: nobody hears of an error here."""
+    def _leave(self, why: str, by_break: bool = False) -> None:
+        """Saves where the training stands, which goes on from there; `by_break`: an error here would be lost."""
         self._trainer._use.go_on()
         self._info.stop(why)
+        self._info.history.stopped = self._info.stopping or self._info.stop_request
         try:
             self._save()
             self._end(why)
         except BaseException as error:
-            if unheard:
-                mind_if_unheard(error)
+            if by_break:
+                exit_badly_if_lost(error)
             raise
 
     def _end(self, why: str) -> None:

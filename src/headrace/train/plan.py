@@ -1,4 +1,4 @@
-"""What one training is made of, put together and checked before it begins."""
+"""The data and the intervals of one training, checked before it begins."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

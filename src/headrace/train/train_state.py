@@ -1,4 +1,4 @@
-"""Where a training stands: all that the rest of it depends on, taken out and put back."""
+"""The state of a training between two updates: collected for a checkpoint, and restored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Handed:
     mine: Own | None
     """What was this worker's own; `None` where other workers, or another number of them, go on."""
     rng: Any
-    tallies: list[Any]
+    sums: list[Any]
     metrics: list[Any]
     trained: dict[str, Any] | None = None
     """The weights that are trained, where others are kept."""
@@ -56,7 +56,7 @@ class TrainState:
         self.model = trainer.model
         objective = trainer.objectives[scoring(trainer.objectives)]
         self.metrics = trainer._team.fresh(trainer.metrics.fresh(objective.reads, objective.ignores))
-        self.tally = LossSums()
+        self.sums = LossSums()
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(trainer.model)
         self.shares: list[float] = []
@@ -126,8 +126,8 @@ class TrainState:
         rates = [float(group["lr"]) for group in groups_of(self._trainer.optimizers.values())]
         return {"counters": self.info.counters.totals, "schedule": self.rates.state_dict(), "rates": rates}
 
-    def keep_pace(self, pace: dict[str, Any]) -> None:
-        """It has come as far as another one."""
+    def follow_pace(self, pace: dict[str, Any]) -> None:
+        """Sets counters and rates to those of another worker."""
         self.info.counters = replace(self.info.counters, **pace["counters"])
         self.rates.load_state_dict(copy.deepcopy(pace["schedule"]))
         for group, rate in zip(groups_of(self._trainer.optimizers.values()), pace["rates"], strict=True):
@@ -143,7 +143,7 @@ class TrainState:
         """What is this worker's own."""
         return {
             "rng": rng.capture(self._trainer.device),
-            "tally": self.tally.state_dict(),
+            "tally": self.sums.state_dict(),
             "metrics": self.metrics.state_dict(),
             "microbatch": self._trainer._step.microbatch,
         }
@@ -152,7 +152,7 @@ class TrainState:
         """Updates are made in another way from now on; `forget` what was trained since the last report."""
         self._trainer.release()
         if forget:
-            self.tally.reset()
+            self.sums.reset()
             self.metrics.reset()
 
     def replica(self) -> Replica:
@@ -178,7 +178,7 @@ class TrainState:
         return self._trainer._step.state_dict()
 
     def take_over(self, updates: dict[str, Any]) -> None:
-        """The next update depends on what another worker's does."""
+        """Loads what another worker's updates depend on."""
         self._trainer._step.load_state_dict(updates)
 
     def mark_round(self) -> None:
@@ -268,7 +268,7 @@ class TrainState:
         info.extra_numbers, self.shares = dict(state.noted), list(state.shares)
         self.done, self.complete = set(state.done), state.complete
         self._plan.callbacks.load_state_dict(state.callbacks)
-        self.tally = LossSums.joined(handed.tallies)
+        self.sums = LossSums.joined(handed.sums)
         self.metrics.join(handed.metrics, trainer.device)
 
     def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:

@@ -1,4 +1,4 @@
-"""A while in which a trainer may be tried out: afterwards everything is as it was, bit for bit."""
+"""Restores a trainer bit for bit after it was tried out."""
 
 from __future__ import annotations
 

@@ -267,8 +267,8 @@ class Info:
 def expected(trainer: Trainable, families: Iterable[str], hooks: Iterable[Callable[..., Any]]) -> Expected:
     """The numbers that a training will measure; `hooks` are those from which a callback can log others."""
     known = {
-        "train": _terms(trainer.objectives, trainer.updates_plainly, training=True),
-        "val": _terms(trainer.eval_objectives, trainer.evaluates_plainly, training=False),
+        "train": _terms(trainer.objectives, trainer._updates_plainly, training=True),
+        "val": _terms(trainer.eval_objectives, trainer._evaluates_plainly, training=False),
     }
     own = any(not str(getattr(hook, "__module__", "")).startswith("headrace.") for hook in hooks)
     return Expected.of({family: known[family] for family in families}, trainer.metrics.names, own)
