@@ -39,7 +39,7 @@ def imports(tree: ast.Module, module: str) -> Iterator[tuple[int, str]]:
 
 
 def upward_imports(tree: ast.Module, module: str, order: Sequence[str] = ORDER) -> list[str]:
-    """What a module imports from its own room's ceiling or from below, or from no room at all."""
+    """Imports of a module from a later room, from the package itself, or from no room that is known."""
     own, found = module.split(".")[0], []
     if own not in order:
         return [f"{module}: not in the order"]

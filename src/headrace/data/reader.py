@@ -21,9 +21,9 @@ class Reader(Source):
     """Reads a table in an order, epoch after epoch, in batches of whatever size is asked.
 
     `order`, `seed`, `block` and `mix` are those of `Order`; a table of files knows its own `block`, and any other is
-    asked for one by an order that goes by blocks. `count`: a size
-    counts "rows", or the items of a sequence stream; sequences stay whole. `cross_epochs`: the last batch of an epoch
-    is filled up with the first rows of the next. It is finished after `max_epochs` or `max_samples` rows.
+    asked for one by an order that goes by blocks. `count`: a size counts "rows", or the items of a sequence stream;
+    sequences stay whole. `cross_epochs`: the last batch of an epoch is filled up with the first rows of the next. It is
+    finished after `max_epochs` or `max_samples` rows.
 
     The size is that of the whole batch: shard r of W gets rows [g·r // W, g·(r+1) // W) of each batch of g, or the
     sequences that hold as large a part of the items. Where it stands is a few integers, so that any number of workers

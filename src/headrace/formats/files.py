@@ -1,4 +1,4 @@
-"""Files of one kind as one table: columns become streams and strings become codes."""
+"""Files of one kind as one table: columns become streams, and strings become numbers of categories."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

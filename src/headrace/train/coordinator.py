@@ -217,7 +217,7 @@ class Coordinator:
         """Whether the weights of this step are to be kept; `common`: all workers have come to where they report."""
         return any(info.step in mark.keep for mark in info.marks.values())
 
-    def tell(self, error: BaseException) -> None:
+    def report_error(self, error: BaseException) -> None:
         """This worker ends because of an error."""
 
     def _is_same(self, state: State) -> bool:

@@ -133,7 +133,7 @@ class InStep(Coordinator):
         info.marks = {name: Best(**mark) for name, mark in marks.items()}
         return super().keeps(info, common)
 
-    def tell(self, error: BaseException) -> None:
+    def report_error(self, error: BaseException) -> None:
         self.comm.tell(error)
 
     def _own_state(self, at: TrainState) -> Own:

@@ -106,8 +106,8 @@ class Loop:
             except GeneratorExit:  # the caller has left the loop of `steps`, and it was ended well
                 raise
             except BaseException as error:
-                self._workers.tell(error)
-                self._plan.callbacks.tell(info, error)
+                self._workers.report_error(error)
+                self._plan.callbacks.report_error(info, error)
                 raise
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails

@@ -136,7 +136,7 @@ class Callbacks:
         names = [kind if number == 1 else f"{kind} {number}" for kind, number in zip(kinds, numbers, strict=True)]
         return list(zip(names, self._callbacks, strict=True))
 
-    def tell(self, info: Info, error: BaseException) -> None:
+    def report_error(self, info: Info, error: BaseException) -> None:
         """Every `on_error` is called, also after one that fails: somebody has a terminal to put in order."""
         for method in self._methods["on_error"]:
             try:
