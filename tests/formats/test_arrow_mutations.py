@@ -188,4 +188,5 @@ def test_an_intact_file_is_a_table_and_a_changed_one_too_or_an_error_of_ours(tmp
 @pytest.mark.parametrize("first", sampled(range(0, 2000, AT_ONCE), of=4))
 def test_of_two_thousand_changed_files_each_is_an_error_of_ours_or_a_table(first: int, tmp_path: Path) -> None:
     for kind, outcomes in outcomes_of([*KINDS], first, AT_ONCE, tmp_path).items():
-        assert min(outcomes["an error"], outcomes["a table"]) > AT_ONCE / 20, (kind, outcomes)
+        least = AT_ONCE / (50 if kind == ".npz" else 20)  # whose checksums are compared: few changes give a table
+        assert min(outcomes["an error"], outcomes["a table"]) > least, (kind, outcomes)
