@@ -66,6 +66,8 @@ class Moment:
     agrees: bool
     """Whether the strategy says that all workers have the same weights."""
     weights: Weights
+    samples: int
+    """Rows of all workers that this one knows to be used."""
 
     @property
     def digest(self) -> tuple[Any, ...]:
@@ -143,7 +145,7 @@ class SmallTraining:
             rows = [] if worker and not strategy.started else model.used[:]
             model.used.clear()
             now = not agrees or agrees[-1]
-            trace.moments.append(Moment(info.step, info.ends_epoch, rows, now, weights_of(model)))
+            trace.moments.append(Moment(info.step, info.ends_epoch, rows, now, weights_of(model), info.samples))
             if self.ask is not None and strategy.started:
                 self.ask(worker, strategy, info.replica)
         trace.end = weights_of(model)

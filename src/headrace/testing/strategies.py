@@ -197,36 +197,39 @@ class _Workers:
             where = f"{self.name}, stopped after step {k}"
             going = replace(self.training, run=self._stopped(run, k), saves="1000 steps")
             rest = self._train(going, f"{where} and gone on", "restore")
+            known = saved[0].moments[k - 1].samples if k else 0
             if self.probe.centered:
-                self._all_learnt("restore", rest, where)
+                self._all_learnt("restore", known, rest, where)
             else:
                 self._same("restore", [trace.since(k) for trace in traces], rest, where)
             if self.others:
                 other = self.others[k % len(self.others)]
                 again = replace(going, workers=other, run=self._stopped(run, k))
-                self._taken_over(traces, k, again, f"{where}, taken up by {other}")
+                self._taken_over(traces, k, known, again, f"{where}, taken up by {other}")
 
-    def _taken_over(self, traces: list[Trace], k: int, training: SmallTraining, where: str) -> None:
+    def _taken_over(self, traces: list[Trace], k: int, known: int, training: SmallTraining, where: str) -> None:
         """Another number of workers goes on from where all agreed for the last time up to step k."""
         rest = self._train(training, where, "workers")
         if self.probe.centered:
-            self._all_learnt("workers", rest, where)
+            self._all_learnt("workers", known, rest, where)
             return
         self._ends_alike(rest, where)
         start = max(step for step in range(k + 1) if not step or traces[0].moments[step - 1].agrees)
-        known, now = traces[0].after(start), rest[0].start
-        for name in [name for name in known if now and kind_of(name) == PARAMETER]:
-            same = torch.equal(known[name], now[name])
+        agreed, now = traces[0].after(start), rest[0].start
+        for name in [name for name in agreed if now and kind_of(name) == PARAMETER]:
+            same = torch.equal(agreed[name], now[name])
             self.trial.that("workers", same, where, f"{name!r} as after step {start}", "another")
         parts = [trace.moments[:start] for trace in traces] + [trace.moments for trace in rest]
         self._used_up("workers", parts, where)
 
-    def _all_learnt(self, promise: str, rest: list[Trace], where: str) -> None:
-        """The rows that the center had learnt from, and those since."""
+    def _all_learnt(self, promise: str, known: int, rest: list[Trace], where: str) -> None:
+        """The rows that the center had learnt from, no fewer than worker 0 had heard of, and those since."""
         used = Counter(row for trace in rest for moment in trace.moments for row in moment.rows)
         rows = f"{EPOCHS * ROWS} rows, {rest[0].samples} of them before, none more than {EPOCHS} times since"
         complete = used.total() + rest[0].samples == EPOCHS * ROWS and max(used.values(), default=0) <= EPOCHS
         self.trial.that(promise, complete, where, rows, f"row: times {dict(used)}")
+        before = rest[0].samples
+        self.trial.that(promise, before >= known, where, f"at least {known} rows before", f"{before} rows")
 
     def _stopped(self, run: Path, k: int) -> Path:
         """A copy of the run as it would be if nothing had been saved after step k."""
