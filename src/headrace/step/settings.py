@@ -27,6 +27,7 @@ class Settings:
     clip_norm: float | None = None
     clip_value: float | None = None
     arena: bool = True
+    tape: bool | Literal["auto"] = "auto"
 
 
 class Updates:

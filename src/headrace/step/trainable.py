@@ -39,7 +39,7 @@ _BETWEEN_TRAININGS = ("batch_size", "schedule", "metrics", "seed", "order", "mac
 """Settings that may be changed between two trainings."""
 _MADE_WITH = (
     *("model", "loss", "optimizer", "precision", "strategy", "device", "inputs", "target", "compile", "nonfinite"),
-    *("eval_loss", "arena", "objectives", "optimizers", "eval_objectives"),
+    *("eval_loss", "arena", "tape", "objectives", "optimizers", "eval_objectives"),
 )
 """What stays as it was given."""
 
@@ -72,6 +72,7 @@ class Trainable:
         nonfinite: str = "stop",
         eval_loss: Any = None,
         arena: bool = True,
+        tape: bool | Literal["auto"] = "auto",
     ) -> None:
         given = locals().copy()
         for name, value in given.items():
@@ -94,7 +95,7 @@ class Trainable:
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
         self.metrics, self.strategy = Metrics(metrics), self._team.strategy
         check.can_split(self.objectives, microbatch)
-        settings = Settings(microbatch, clip_norm, clip_value, arena)
+        settings = Settings(microbatch, clip_norm, clip_value, arena, tape)
         guard = make_guard(self.device, skip=nonfinite == "skip")
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy
         self._step = Step(*parts, measured=bool(self.metrics))

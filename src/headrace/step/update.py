@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from ..store.rng import capture_torch, restore_torch
 from .guard import Scalar
 from .settings import Updates, draws_random
 from .shared_terms import SharedTerms
+from .tape.recording import Recording
+from .tape.tape import Tape
+from .tape.tapes import Tapes
 
 _ALONE = "Expected more than 1 value per channel when training"
 _A_BUFFER = "(a buffer of some worker)"
@@ -34,6 +37,7 @@ class Update:
         self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self._step, self._model = step, step.model
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
+        self.tapes = Tapes(step.settings.tape, step.model, objective, arena, next(iter(arena.params)).device)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._measured = len(step.optimizers) > 1, step.measured == name
         self._device = next(iter(arena.params)).device
@@ -62,6 +66,8 @@ class Update:
                 if outcome is None and random is not None:
                     restore_torch(random, self._device)
             if outcome is not None:
+                if batch.ends_epoch:
+                    self.tapes.end_epoch()
                 return outcome
             if self._summing or self._stepping or not self._step.halve(batch.rows):
                 raise OutOfMemoryError(self._no_room(complaint))
@@ -212,32 +218,44 @@ class Update:
         return outcome
 
     def _pass(self, part: Batch, totals: Mapping[str, Scalar] | None, outcome: Outcome) -> None:
-        """Forward and backward. Each term's gradient is scaled by what the term is divided by: no mean is taken."""
-        read, terms = self._guard.read, outcome.terms
-        found = self._forward(part)
-        roots, seeds = [], []
-        for name, term in found.items():
-            if totals is not None and name not in totals:
-                raise ConfigError(
-                    f"{type(self.objective).__name__}.weights() gives {', '.join(totals)}, and terms() {name!r}, too. "
-                    "They must have the same names; where only the forward pass can tell, leave weights() out."
-                )
-            weight = read(term.weight) if totals is None else totals[name]
-            if term.coefficient and (isinstance(weight, Tensor) or weight) and term.sum.requires_grad:
-                roots.append(term.sum)
-                seeds.append(self._seed(term, weight))
-            total = read(term.sum.detach()) * term.times
-            if self._together is not None:
-                self._together.add(name, read(term.weight))
-            if name in terms:
-                terms[name].sum = terms[name].sum + total
-            else:
-                terms[name] = Term(total, weight, term.coefficient, counts=term.counts)
+        """Forward and backward, by torch or from a tape."""
+        first = not outcome.terms
+        kind = self.tapes.kind_of(part, first)
+        tape = None if kind is None else self.tapes.ready(kind)
+        if tape is not None:
+            self._replay(tape, part, totals, outcome)
+        elif kind is None:
+            self._eager(part, totals, outcome)
+        else:
+            self.tapes.learn(
+                kind,
+                part,
+                first,
+                lambda part, recording: self._eager(part, totals, outcome, recording),
+                lambda tape, part: self._replay(tape, part, totals, Outcome({})),
+            )
+
+    def _eager(
+        self,
+        part: Batch,
+        totals: Mapping[str, Scalar] | None,
+        outcome: Outcome,
+        recording: Recording | None = None,
+    ) -> Mapping[str, Term]:
+        """Forward and backward by torch."""
+        with recording or nullcontext():
+            found = self._forward(part)
+            if recording is not None:
+                recording.end_forward(found, getattr(found, "outputs", None))
+        seeds = self._account(found, [n for n, t in found.items() if t.sum.requires_grad], totals, outcome)
         inputs = [p for p in self.arena.params if p.requires_grad] if self._several else None
         if inputs == []:
             pass  # all of this optimizer's parameters are frozen
-        elif roots:
-            backward(roots, seeds, inputs)
+        elif seeds:
+            with recording or nullcontext():
+                if recording is not None:
+                    recording.begin_backward(list(seeds), list(seeds.values()))
+                backward([found[name].sum for name in seeds], list(seeds.values()), inputs)
         elif not any(term.sum.requires_grad for term in found.values()):
             raise ModelError(
                 f"no loss term ({', '.join(found)}) depends on a trainable parameter. "
@@ -245,6 +263,49 @@ class Update:
             )
         if isinstance(found, Terms):
             outcome.outputs.append((detached(found.outputs), part))
+        return found
+
+    def _replay(
+        self, tape: Tape, part: Batch, totals: Mapping[str, Scalar] | None, outcome: Outcome
+    ) -> Mapping[str, Term]:
+        """Forward and backward from a tape."""
+        found = tape.forward(part)
+        seeds = self._account(found, tape.seeded, totals, outcome)
+        if seeds:
+            tape.backward(list(seeds.values()))
+        outcome.outputs.append((found.outputs, part))
+        return found
+
+    def _account(
+        self,
+        found: Mapping[str, Term],
+        trained: Container[str],
+        totals: Mapping[str, Scalar] | None,
+        outcome: Outcome,
+    ) -> dict[str, Tensor]:
+        """Adds terms to the outcome; what the backward pass of each term that is trained begins with.
+
+        Each term's gradient is scaled by what the term is divided by: no mean is taken.
+        """
+        read, terms = self._guard.read, outcome.terms
+        seeds = {}
+        for name, term in found.items():
+            if totals is not None and name not in totals:
+                raise ConfigError(
+                    f"{type(self.objective).__name__}.weights() gives {', '.join(totals)}, and terms() {name!r}, too. "
+                    "They must have the same names; where only the forward pass can tell, leave weights() out."
+                )
+            weight = read(term.weight) if totals is None else totals[name]
+            if term.coefficient and (isinstance(weight, Tensor) or weight) and name in trained:
+                seeds[name] = self._seed(term, weight)
+            total = read(term.sum.detach()) * term.times
+            if self._together is not None:
+                self._together.add(name, read(term.weight))
+            if name in terms:
+                terms[name].sum = terms[name].sum + total
+            else:
+                terms[name] = Term(total, weight, term.coefficient, counts=term.counts)
+        return seeds
 
     def _forward(self, part: Batch) -> Mapping[str, Term]:
         try:

@@ -1,0 +1,345 @@
+"""Makes a straight line of Python of a recording, with memory that is planned once."""
+
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .recording import Call, Recording, Value
+
+aten = torch.ops.aten
+
+ALLOCATES = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default}
+COPIES = {aten.clone.default, aten._to_copy.default}
+LINE = 64  # bytes: where torch begins what it allocates
+_VARIANTS: dict[Any, Any] = {}  # of an operation the overload that writes into given memory, and the names it has
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The operations of a pass, ready to be run again.
+
+    `run(*given)` is a generator: it yields the results of the forward pass, is sent the seeds of the backward pass, and
+    yields once more when that is done.
+    """
+
+    run: Any
+    lines: Sequence[str]
+    nbytes: int
+    """How much memory it keeps between two runs."""
+
+
+class Builder:
+    """Runs a recording once more, an operation at a time, and keeps for each of them the quickest form that gives its
+    bits: one that writes into planned memory, if there is one.
+
+    What the model returns is in memory of its own at every run. `gradients` are what the backward pass adds to: zeros
+    if this is the `first` pass of an update.
+    """
+
+    def __init__(self, recording: Recording, gradients: Sequence[Value], first: bool) -> None:
+        self._calls, self._forward_calls = recording.calls, recording.forward_calls
+        self._given, self._seeds = recording.given, recording.seeds
+        self._results = recording.numbers + recording.outputs
+        self._fresh = {value.root for value in recording.outputs}
+        self._written = {value.root for call in self._calls for value in call.writes}
+        self._last = _last_uses(self._calls, self._results)
+        self._direct = self._found_directly(set(gradients)) if first else {}
+        self._added: set[int] = set()  # operations that need not be made: what they would add is there
+        self._tensors: dict[Value, Tensor] = {}
+        self._names: dict[Value, str] = {}
+        self._moves: set[Value] = set()  # values that are elsewhere at every run
+        self._constant: set[Value] = set()  # roots of what never changes
+        self._free: dict[int, list[Tensor]] = defaultdict(list)
+        self._owned: dict[Value, list[Tensor]] = defaultdict(list)
+        self._space: dict[str, Any] = {}
+        self._lines: list[str] = []
+        self._nbytes = 0
+
+    def program(self) -> Program:
+        """The program, once it has been run."""
+        expiring = defaultdict(list)
+        for root, last in self._last.items():
+            expiring[last].append(root)
+        with torch._C._AutoDispatchBelowAutograd(), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for k, call in enumerate(self._calls):
+                if k == self._forward_calls:
+                    self._yield_results()
+                self._add(k, call)
+                for root in expiring[k]:
+                    self._let_go(root)
+            if self._forward_calls == len(self._calls):
+                self._yield_results()
+        body = [*self._lines, "yield"]
+        given = [name for name in self._given if name not in self._seeds]
+        code = f"def run({', '.join(given)}):\n  " + "\n  ".join(body)
+        exec(compile(code, "<tape>", "exec"), self._space)
+        return Program(self._space["run"], body, self._nbytes)
+
+    def _found_directly(self, gradients: set[Value]) -> dict[Value, tuple[Tensor, int]]:
+        """What an operation may write into a gradient at once, instead of adding it to the zeros there: its result, the
+        gradient, and which operation would have added it."""
+        uses: dict[Value, int] = defaultdict(int)
+        for call in self._calls:
+            for value in call.writes:
+                uses[value.root] += 1
+        found = {}
+        for k, call in enumerate(self._calls):
+            if call.function is not aten.add_.Tensor or call.args[0] not in gradients or call.kwargs:
+                continue
+            gradient, new = call.args
+            root = new.root if isinstance(new, Value) else None
+            if root is None or root.given or root.fixed is not None or uses[gradient.root] != 1 or uses[root]:
+                continue
+            alike = new.shape == gradient.shape and new.stride == gradient.stride and new.dtype == gradient.dtype
+            whole = (new.offset, new.nbytes) == (root.offset, root.nbytes) and new.dtype == root.dtype
+            if alike and whole and math.prod(new.shape) == math.prod(root.shape) and root not in found:
+                found[root] = gradient.fixed, k
+        return found
+
+    def _add(self, k: int, call: Call) -> None:
+        """One operation: runs it, and writes the line that does."""
+        if k in self._added:
+            return
+        function, made = call.function, list(call.made())
+        args, kwargs = self._real(call.args), self._real(call.kwargs)
+        if call.writes:
+            function(*args, **kwargs)
+            self._call(self._bind(k, function._op), call)
+        elif function in ALLOCATES and self._is_planned(made):
+            self._keep(made[0], self._memory(made[0]))
+        elif made and all(value.base is not None for value in made):
+            self._view(k, call, function(*args, **kwargs))
+        elif self._is_constant(call, made):
+            self._settle(call.results, function(*args, **kwargs))
+            self._constant |= {value.root for value in made}
+        elif call.random or not self._is_planned(made) or not self._into_memory(k, call, made, args, kwargs):
+            self._plainly(k, call, function(*args, **kwargs))
+
+    def _view(self, k: int, call: Call, result: Any) -> None:
+        if any(value in self._moves for value in call.values()):
+            self._plainly(k, call, result)
+        else:
+            self._settle(call.results, result)
+
+    def _plainly(self, k: int, call: Call, result: Any) -> None:
+        """An operation whose result is somewhere else at every run."""
+        made = call.results
+        if made is None:
+            self._call(self._bind(k, call.function._op), call)
+            return
+        single = isinstance(made, Value)
+        names = [f"v{k}_{j}" for j in range(1 if single else len(made))]
+        for value, tensor, name in zip(*(([made], [result]) if single else (made, result)), names, strict=True):
+            if value is not None:
+                self._tensors[value], self._names[value] = tensor, name
+                self._moves.add(value)
+        left = names[0] if single else f"({', '.join(names)},)"
+        self._lines.append(f"{left} = {self._expression(self._bind(k, call.function._op), call)}")
+
+    def _into_memory(self, k: int, call: Call, made: Sequence[Value], args: Any, kwargs: Any) -> bool:
+        """Lets an operation write into planned memory, where a form of it does that and gives the same bits."""
+        result = call.function(*args, **kwargs)
+        wanted = [result] if isinstance(result, Tensor) else list(result)
+        if len(wanted) != len(made) or not all(map(_is_as_recorded, wanted, made)):
+            return False
+        places = [self._memory(value) for value in made]
+        for form in _forms(call.function):
+            if form.writes(args, kwargs, places, wanted):
+                for value, place in zip(made, places, strict=True):
+                    self._keep(value, place)
+                    if value in self._direct:
+                        self._added.add(self._direct[value][1])
+                self._emit(k, call, form, made, places)
+                return True
+        for value in made:
+            if value in self._direct:
+                self._direct.pop(value)[0].zero_()
+            self._release_memory(value)
+        return False
+
+    def _emit(self, k: int, call: Call, form: "_Form", made: Sequence[Value], places: Sequence[Tensor]) -> None:
+        if form.function is None:
+            self._lines.append(f"{self._bind(k, places[0].copy_)}({self._text(call.args[0])})")
+            return
+        outs = [f"{name}={self._names[value]}" for name, value in zip(form.names, made, strict=True)]
+        self._lines.append(self._expression(self._bind(k, form.function), call, outs, form.extra))
+
+    def _memory(self, value: Value) -> Tensor:
+        """A place for a value: where its gradient is, or planned."""
+        if value in self._direct:
+            gradient = self._direct[value][0]
+            return gradient.as_strided(value.shape, value.stride)
+        size = -(-value.nbytes // LINE) * LINE
+        pool = self._free[size]
+        if not pool:
+            self._nbytes += size
+        memory = pool.pop() if pool else torch.empty(size, dtype=torch.uint8, device=value.device)
+        self._owned[value].append(memory)
+        return memory.view(value.dtype).as_strided(value.shape, value.stride)
+
+    def _release_memory(self, value: Value) -> None:
+        for memory in self._owned.pop(value, []):
+            self._free[memory.numel()].append(memory)
+
+    def _let_go(self, root: Value) -> None:
+        """Nothing needs a value any more."""
+        self._release_memory(root)
+        if root in self._moves and root in self._names:
+            self._lines.append(f"{self._names[root]} = None")
+
+    def _keep(self, value: Value, tensor: Tensor) -> None:
+        self._tensors[value] = tensor
+        self._names[value] = f"s{len(self._tensors)}"
+        self._space[self._names[value]] = tensor
+
+    def _settle(self, made: Any, result: Any) -> None:
+        """Results that are where they are from now on."""
+        for value, tensor in zip(*(([made], [result]) if isinstance(made, Value) else (made, result)), strict=True):
+            if value is not None:
+                self._keep(value, tensor)
+
+    def _is_planned(self, made: Sequence[Value]) -> bool:
+        whole = all(value.base is None and 0 not in value.shape for value in made)
+        return bool(made) and whole and self._fresh.isdisjoint(made)
+
+    def _is_constant(self, call: Call, made: Sequence[Value]) -> bool:
+        roots = [value.root for value in made]
+        settled = all(value.root in self._constant for value in call.values())
+        return bool(made) and settled and not call.random and self._written.isdisjoint(roots)
+
+    def _yield_results(self) -> None:
+        self._lines.append(f"{_tuple(self._seeds)} = yield {_tuple([self._text(value) for value in self._results])}")
+
+    def _bind(self, k: int, function: Any) -> str:
+        self._space[f"f{k}"] = function
+        return f"f{k}"
+
+    def _call(self, name: str, call: Call) -> None:
+        self._lines.append(self._expression(name, call))
+
+    def _expression(self, name: str, call: Call, outs: Sequence[str] = (), extra: Sequence[Any] = ()) -> str:
+        named = [f"{key}={self._text(value)}" for key, value in call.kwargs.items()]
+        return f"{name}({', '.join([*map(self._text, [*call.args, *extra]), *named, *outs])})"
+
+    def _text(self, spec: Any) -> str:
+        """An argument as the program names it."""
+        if isinstance(spec, Value):
+            if spec.given:
+                return spec.given
+            if spec not in self._names:
+                assert spec.fixed is not None
+                self._keep(spec, spec.fixed)
+            return self._names[spec]
+        if isinstance(spec, list | tuple):
+            return "[" + ", ".join(map(self._text, spec)) + "]"
+        if spec is None or isinstance(spec, bool | int) or (isinstance(spec, float) and math.isfinite(spec)):
+            return repr(spec)
+        name = f"k{len(self._space)}"
+        self._space[name] = spec
+        return name
+
+    def _real(self, spec: Any) -> Any:
+        """An argument with the tensors of this run."""
+        if isinstance(spec, Value):
+            if spec.given:
+                self._moves.add(spec)
+                return self._given[spec.given]
+            return spec.fixed if spec.fixed is not None else self._tensors[spec]
+        if isinstance(spec, list | tuple):
+            return type(spec)(map(self._real, spec))
+        if isinstance(spec, dict):
+            return {key: self._real(value) for key, value in spec.items()}
+        return spec
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of an operation that writes into memory, which it calls by these names; without a function, a copy."""
+
+    function: Any
+    names: tuple[str, ...] = ("out",)
+    extra: tuple[Any, ...] = ()
+
+    def writes(self, args: Any, kwargs: Any, places: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+        """Whether it writes just this into these places."""
+        for place, tensor in zip(places, wanted, strict=True):
+            _spoil(place, tensor)
+        try:
+            if self.function is None:
+                places[0].copy_(args[0])
+            else:
+                self.function(*args, *self.extra, **kwargs, **dict(zip(self.names, places, strict=True)))
+        except (TypeError, RuntimeError, NotImplementedError, UserWarning):
+            return False
+        return all(
+            torch.equal(place, tensor) and _layout(place) == _layout(tensor)
+            for place, tensor in zip(places, wanted, strict=True)
+        )
+
+
+def _forms(function: Any) -> Iterator[_Form]:
+    """The forms of an operation that may write into planned memory, the quickest first."""
+    if function in COPIES:
+        yield _Form(None)
+    elif function is aten.relu.default:
+        yield _Form(torch.clamp_min, extra=(0,))  # which is how torch computes it
+    else:
+        variant, names = _variant(function)
+        name = function.overloadpacket.__name__
+        for home in (torch._C._VariableFunctions, torch._C._nn) if len(names) <= 1 else ():
+            if hasattr(home, name):
+                yield _Form(getattr(home, name))
+        if variant is not None:
+            yield _Form(variant._op, names)
+
+
+def _variant(function: Any) -> tuple[Any, tuple[str, ...]]:
+    """The overload of an operation that writes into given memory, if a kernel does, and what it calls that memory."""
+    if function not in _VARIANTS:
+        _VARIANTS[function] = _find_variant(function)
+    return _VARIANTS[function]
+
+
+def _find_variant(function: Any) -> tuple[Any, tuple[str, ...]]:
+    wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
+    for name in function.overloadpacket.overloads():
+        other = getattr(function.overloadpacket, name)
+        arguments = other._schema.arguments
+        outs = tuple(a.name for a in arguments if a.is_out)
+        if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == wanted:
+            kernel = torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), "CPU")
+            return (other, outs) if kernel else (None, outs)
+    return None, ()
+
+
+def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Value, int]:
+    """The last operation that needs a value, by its root."""
+    found = {value.root: k for k, call in enumerate(calls) for value in [*call.made(), *call.values()]}
+    return found | {value.root: len(calls) for value in results}
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _is_as_recorded(tensor: Any, value: Value) -> bool:
+    return isinstance(tensor, Tensor) and _layout(tensor) == (value.shape, value.stride, value.dtype)
+
+
+def _spoil(place: Tensor, wanted: Tensor) -> None:
+    """Nothing that was here can be taken for what is wanted."""
+    if place.dtype == torch.bool:
+        torch.logical_not(wanted, out=place)
+    else:
+        place.fill_(math.nan if place.is_floating_point() or place.is_complex() else 113)
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return f"({', '.join(names)},)" if names else "_"

@@ -1,0 +1,186 @@
+"""What Python may read in a pass: described so that a change is noticed before the next replay."""
+
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from ...loss.base import Loss
+from ...loss.objective import Objective
+
+_OF_A_PASS = {"_columns", "_seen", "_bound", "call", "loss", "_data_terms", "_main"}
+"""What our objectives and terms remember that decides nothing, or is looked into by itself."""
+DEPTH, LENGTH = 6, 256
+_PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None), type(...), slice, range, type),
+    *(torch.dtype, torch.device, torch.memory_format, torch.layout, Enum),
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+)
+_KEPT_APART = ("_parameters", "_buffers", "_modules")
+_OF_MODULES = vars(nn.Module()).keys() - {"training"}
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
+)
+
+
+class Unclear(Exception):
+    """Something that may change without being noticed."""
+
+
+def describe(value: Any, tensors: list[Tensor] | None = None, depth: int = DEPTH) -> Any:
+    """What can be compared with a later description of the same; tensors are known by who they are and their version.
+
+    They are added to `tensors`. Raises `Unclear` on anything that cannot be looked into.
+    """
+    if isinstance(value, Tensor):
+        if tensors is not None:
+            tensors.append(value)
+        return id(value), value._version, value.requires_grad
+    if isinstance(value, _PLAIN):
+        return value
+    if depth == 0 or isinstance(value, nn.Module):
+        raise Unclear(type(value).__name__)
+    if type(value) in (tuple, list, torch.Size, set, frozenset) and len(value) <= LENGTH:
+        if isinstance(value, set | frozenset):
+            return frozenset(describe(each, tensors, depth - 1) for each in value)
+        return len(value), tuple(describe(each, tensors, depth - 1) for each in value)
+    if isinstance(value, Mapping) and hasattr(value, "items") and type(value).__module__ in ("builtins", "collections"):
+        if len(value) <= LENGTH:
+            return tuple((describe(k, tensors, depth - 1), describe(v, tensors, depth - 1)) for k, v in value.items())
+    elif _is_record(value):
+        own = {name: each for kind in reversed(type(value).__mro__[:-1]) for name, each in data_of(kind)}
+        return id(value), describe({**own, **vars(value)}, tensors, depth - 1)
+    raise Unclear(type(value).__name__)
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it holds attributes and nothing else, as an object with settings does."""
+    home = type(value).__module__.partition(".")[0]
+    ours = home not in sys.stdlib_module_names or home in ("__main__", "types", "argparse")
+    return ours and not callable(value) and hasattr(value, "__dict__")
+
+
+def data_of(kind: type) -> Iterator[tuple[str, Any]]:
+    """What a class holds that is no method."""
+    for name, value in vars(kind).items():
+        if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
+            yield name, value
+
+
+class State:
+    """The state of a model and of its objective that a pass may depend on, as it is now.
+
+    `tensors` are those that it holds beside parameters and buffers. `unclear` says which attributes, by name, hold
+    something that cannot be looked into.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        self.tensors: list[Tensor] = []
+        self.unclear: dict[str, str] = {}
+        self._flat: list[tuple[dict[str, Any], int, Callable[[Any], Any], Any]] = []
+        self._deep: list[tuple[Callable[[], Any], Any]] = []
+        self._same: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._known: set[Any] = set()
+        self._hooks: list[Any] = []
+        self._places: list[tuple[dict[str, Any], tuple[int, ...]]] = []
+        holders = list(_objects(objective))
+        found = [module for root in [model, *holders] if isinstance(root, nn.Module) for module in root.modules()]
+        self.modules = list(dict.fromkeys(found))
+        for module in self.modules:
+            self._hooks += [vars(module)[name] for name in _HOOKS]
+            self._places += [(held, _who(held)) for name in _KEPT_APART if (held := vars(module)[name])]
+            self._attributes(module, _OF_MODULES)
+        for holder in holders:
+            if not isinstance(holder, nn.Module):
+                self._attributes(holder, _OF_A_PASS)
+        self._params = [p for module in self.modules for p in module._parameters.values() if p is not None]
+        self._trained = [p.requires_grad for p in self._params]
+
+    def add(self, read: Callable[[], Any]) -> None:
+        """Something else that Python reads: a global variable, say."""
+        self._deep.append((read, describe(read(), self.tensors)))
+
+    def holds(self) -> bool:
+        """Whether it is as it was."""
+        if any(self._hooks) or _has_any_global_hook() or torch.is_anomaly_enabled() or not _plain_torch():
+            return False
+        try:
+            for space, size, get, values in self._flat:
+                if len(space) != size or get(space) != values:
+                    return False
+            for held, who in self._places:
+                if _who(held) != who:
+                    return False
+            for space, name, value in self._same:
+                if space[name] is not value:
+                    return False
+            for read, seen in self._deep:
+                if describe(read()) != seen:
+                    return False
+        except (KeyError, AttributeError, Unclear, RuntimeError):
+            return False
+        if [p.requires_grad for p in self._params] != self._trained:
+            return False
+        return not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._params)
+
+    def _attributes(self, holder: Any, apart: Iterable[str]) -> None:
+        """What an object has in itself, and what its class holds that is no method."""
+        space, plain = vars(holder), []
+        for name, value in space.items():
+            if name in apart or (name[0] == "_" and type(holder).__module__.startswith("torch.nn")):
+                continue
+            if isinstance(value, _PLAIN):
+                plain.append(name)
+            elif not isinstance(value, Loss | Objective | nn.Module):
+                self._look_into(name, space, value)
+        if plain:
+            get = itemgetter(*plain)
+            self._flat.append((space, len(space), get, get(space)))
+        for kind in type(holder).__mro__:
+            home = (kind.__module__ or "").partition(".")[0]
+            if home not in ("torch", "headrace", "builtins", "abc") and kind not in self._known:
+                self._known.add(kind)
+                for name, value in data_of(kind):
+                    self._look_into(name, vars(kind), value)
+
+    def _look_into(self, name: str, space: Mapping[str, Any], value: Any) -> None:
+        """An attribute; an object that several of them hold is looked into once."""
+        self._same.append((space, name, value))
+        if id(value) not in self._known:
+            self._known.add(id(value))
+            try:
+                self._deep.append((lambda: value, describe(value, self.tensors)))
+            except Unclear as kind:
+                self._same.pop()
+                self.unclear.setdefault(name, str(kind))
+
+
+def _objects(holder: Any) -> Iterator[Any]:
+    """An objective, its terms, and modules among what they hold."""
+    yield holder
+    for value in vars(holder).values():
+        for each in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(each, Loss):
+                yield from _objects(each)
+            elif isinstance(each, nn.Module):
+                yield each
+
+
+def _who(held: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(map(id, held.values()))
+
+
+def _plain_torch() -> bool:
+    """Whether nobody listens to torch's operations or changes what they do."""
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._is_any_autocast_enabled()
+    )

@@ -1,0 +1,249 @@
+"""A model's passes: which of them are recorded, proven and replayed."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from ...arena.arena import Arena
+from ...data.batch import Batch
+from ...errors import ModelError
+from ...loss.objective import Objective, Terms
+from ...store.rng import capture_torch, restore_torch
+from .program import Builder
+from .proof import Proof
+from .recording import Recording
+from .state import State
+from .tape import Tape
+
+Wanted = Literal["auto"] | bool
+Eager = Callable[[Batch, Recording | None], Terms]
+"""A pass by torch, recorded if a recording is given."""
+Replay = Callable[[Tape, Batch], Terms]
+LARGEST = 16 << 20
+"""Bytes of gradients or of planned memory from which on a pass is arithmetic, and little time can be saved."""
+KINDS = 8
+"""How many kinds of passes are remembered."""
+SEEN, CHECKS = 2, 3
+"""A pass is recorded when its like has been seen so often, and replayed when it has been compared so often."""
+CHANGES = 4
+"""How often what a model holds may change before its passes are not recorded any more."""
+GAIN = 0.97
+"""A replay takes at most so much of the eager pass's time, or is not worth it."""
+
+
+@dataclass(eq=False, slots=True)
+class Kind:
+    """Passes alike: those of batches with the same streams and shapes."""
+
+    seen: int = 0
+    tape: Tape | None = None
+    state: State | None = None
+    refused: bool = False
+    due: int = CHECKS
+    """How many comparisons are to be made before the next replay."""
+    changes: int = 0
+    replays: int = 0
+    eager_s: float = 1e9
+    replay_s: float = 1e9
+
+    def forget(self) -> None:
+        """The recording is of no use any more."""
+        self.tape, self.state, self.seen, self.due = None, None, 0, CHECKS
+
+
+class Tapes:
+    """The passes of one optimizer's updates: those left to torch, and replays of those that are proven and quicker.
+
+    Both give the same bits. `wanted`: "auto", `True` (what cannot be recorded is an error) or `False`. `note` says what
+    has been decided, and why.
+    """
+
+    def __init__(
+        self, wanted: Wanted, model: nn.Module, objective: Objective, arena: Arena, device: torch.device
+    ) -> None:
+        self.wanted, self.note = wanted, ""
+        self._model, self._objective, self._arena, self._device = model, objective, arena, device
+        self._kinds: dict[Any, Kind] = {}
+        self._possible = wanted is not False
+        if self._possible and device.type != "cpu":
+            self._refuse(f"the model is on {device}, and passes are recorded on a CPU")
+        elif wanted == "auto" and sum(vector.gradients.nbytes for vector in arena.vectors) > LARGEST:
+            self._refuse("the model is so large that nothing would be saved")
+
+    def kind_of(self, part: Batch, first: bool) -> Kind | None:
+        """The passes like that of this microbatch, the `first` of an update or not; `None` if they are torch's."""
+        if not self._possible or not self._arena.proven:
+            return None
+        key: list[Any] = [first, part.rows, part.total, part._share]
+        for name, value in part.fields.items():
+            if type(value) is not Tensor:
+                self._refuse(f"stream {name!r} is a {type(value).__name__}")
+                return None
+            key += [name, value.shape, value.dtype, value.stride()]
+        known = tuple(key)
+        kind = self._kinds.get(known)
+        if kind is None:
+            if len(self._kinds) >= KINDS:
+                del self._kinds[min(self._kinds, key=lambda k: self._kinds[k].seen)]
+            kind = self._kinds[known] = Kind()
+        kind.seen += 1
+        return None if kind.refused else kind
+
+    def end_epoch(self) -> None:
+        """One pass of each kind is compared with torch's again; one that comes once in an epoch is not recorded."""
+        for key, kind in list(self._kinds.items()):
+            if kind.tape is not None:
+                kind.due = max(1, kind.due)
+            elif not kind.refused and kind.seen <= SEEN:
+                del self._kinds[key]
+
+    def ready(self, kind: Kind) -> Tape | None:
+        """The recording, if the next pass is a replay of it."""
+        if kind.due or kind.state is None:
+            return None
+        if kind.state.holds():
+            kind.replays += 1
+            return kind.tape
+        self._changed(kind)
+        return None
+
+    def learn(self, kind: Kind, part: Batch, first: bool, eager: Eager, replay: Replay) -> None:
+        """A pass by torch, which is recorded if it is time to, or compared with a replay."""
+        if kind.state is not None and not kind.state.holds():
+            self._changed(kind)
+        if kind.tape is None and kind.seen <= SEEN:
+            eager(part, None)
+            return
+        before = Snapshot(self._model, self._arena, self._device)
+        if kind.tape is None:
+            terms = self._record(kind, part, before, eager, first)
+        else:
+            start = time.perf_counter()
+            terms = eager(part, None)
+            kind.eager_s = min(kind.eager_s, time.perf_counter() - start)
+        if kind.tape is None:
+            return
+        after = Snapshot(self._model, self._arena, self._device)
+        before.restore()
+        start = time.perf_counter()
+        again = replay(kind.tape, part)
+        kind.replay_s = min(kind.replay_s, time.perf_counter() - start)
+        same = _same_terms(terms, again) and after.equals(Snapshot(self._model, self._arena, self._device))
+        after.restore()
+        self._judge(kind, same)
+
+    def _record(self, kind: Kind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Terms:
+        """A pass by torch, and the recording of it if it can be replayed."""
+        state = State(self._model, self._objective)
+        if not state.holds():
+            self._refuse("hooks, autocast or a mode of torch change what operations do", kind)
+            return eager(part, None)
+        params = list(self._model.parameters())
+        gradients = [p.grad for p in params if p.grad is not None]
+        given = dict(zip((f"x{k}" for k in range(len(part.fields))), part.fields.values(), strict=True))
+        recording = Recording(given, [*params, *gradients, *self._model.buffers(), *state.tensors])
+        proof = Proof(state)
+        alone = Batch(part.fields, part.rows, total=part.total, share=part._share)  # without what only this one has
+        with proof:
+            terms = eager(alone, recording)
+        proof.conclude()
+        problem = ("" if self.wanted is True else proof.problem) or recording.problem
+        if not problem and not state.holds():
+            problem = "a pass changes what the model holds"
+        if problem:
+            self._refuse(problem, kind)
+            return terms
+        after = Snapshot(self._model, self._arena, self._device)
+        before.restore()
+        found = [value for gradient in gradients if (value := recording.value_of(gradient)) is not None]
+        program = Builder(recording, found, first).program()
+        after.restore()
+        if program.nbytes > LARGEST and self.wanted == "auto":
+            self._refuse("a pass is so large that nothing would be saved", kind)
+            return terms
+        kind.tape, kind.state = Tape(program, list(part.fields), recording.seeded, terms), state
+        return terms
+
+    def _judge(self, kind: Kind, same: bool) -> None:
+        """What a comparison has shown."""
+        assert kind.tape is not None
+        if not same and kind.replays:
+            raise ModelError(
+                f"a replayed pass differs from torch's after {kind.replays} replays: something that decides in Python "
+                "has changed, which could not be seen before. Train from the last checkpoint with tape=False."
+            )
+        if not same:
+            self._refuse("a replay does not give torch's bits", kind)
+            return
+        kind.due -= 1
+        if kind.due or kind.replays:
+            return
+        ratio = kind.replay_s / kind.eager_s
+        if ratio > GAIN and self.wanted == "auto":
+            self._refuse(f"a replay takes {ratio:.2f} of an eager pass", kind)
+        else:
+            self.note = f"passes are replayed from a tape, in {ratio:.2f} of an eager pass's time"
+
+    def _changed(self, kind: Kind) -> None:
+        """What a model holds is not what it was when its pass was recorded."""
+        kind.forget()
+        kind.changes += 1
+        if kind.changes > CHANGES and self.wanted == "auto":
+            self._refuse("what the model holds changes again and again", kind)
+
+    def _refuse(self, why: str, kind: Kind | None = None) -> None:
+        """Passes of a kind, or all, are left to torch."""
+        if kind is None:
+            self._possible = False
+        else:
+            kind.refused, kind.tape, kind.state = True, None, None
+        self.note = f"passes are left to torch: {why}"
+        if self.wanted is True:
+            raise ModelError(f"tape=True, and a pass cannot be recorded: {why}. Use tape='auto'.")
+
+
+class Snapshot:
+    """What a pass changes, as it is now: gradients, buffers and random numbers."""
+
+    def __init__(self, model: nn.Module, arena: Arena, device: torch.device) -> None:
+        self._device = device
+        self._tensors = [vector.gradients for vector in arena.vectors] + list(model.buffers())
+        self._copies = [tensor.detach().clone() for tensor in self._tensors]
+        self._random = capture_torch(device)
+
+    def restore(self) -> None:
+        """Everything is again as it was."""
+        with torch.no_grad():
+            for tensor, copy in zip(self._tensors, self._copies, strict=True):
+                tensor.copy_(copy)
+        restore_torch(self._random, self._device)
+
+    def equals(self, other: "Snapshot") -> bool:
+        """Whether two are the same to the bit."""
+        random = all(torch.equal(state, other._random[name]) for name, state in self._random.items())
+        return random and all(map(_same_bits, self._copies, other._copies))
+
+
+def _same_terms(terms: Terms, again: Terms) -> bool:
+    """Whether two passes have given the same."""
+    if terms.keys() != again.keys():
+        return False
+    numbers = [(a.sum, b.sum) for a, b in zip(terms.values(), again.values(), strict=True)]
+    numbers += [(a.weight, b.weight) for a, b in zip(terms.values(), again.values(), strict=True)]
+    outputs = zip(tree_flatten(terms.outputs)[0], tree_flatten(again.outputs)[0], strict=True)
+    return all(_same_bits(a, b) if isinstance(a, Tensor) else a == b for a, b in [*numbers, *outputs])
+
+
+def _same_bits(a: Any, b: Any) -> bool:
+    """Whether two tensors hold the same, NaN included."""
+    a, b = a.detach(), b.detach()
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or (
+        a.is_floating_point() and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    )
