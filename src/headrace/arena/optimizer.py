@@ -15,6 +15,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from ..errors import CheckpointError, CorruptError
 from ..store.shape import check, like, maybe
+from . import flat
 
 _BY_VALUE = (float, int, bool, str, type(None))
 Named = Mapping[nn.Parameter, str]
@@ -62,8 +63,9 @@ class OptimizerHooks:
         untouched = vars(self._optimizer)["step"] is self._patched
         if self._plain is not None and untouched and not any(self._listeners) and not profiler_enabled():
             self._optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules look at it
-            with torch.no_grad():
-                self._plain(self._optimizer)
+            if not flat.step(self._optimizer):
+                with torch.no_grad():
+                    self._plain(self._optimizer)
             return
         with self.ours():
             self._optimizer.step()

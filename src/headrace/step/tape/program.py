@@ -1,9 +1,10 @@
 """Makes a straight line of Python of a recording, with memory that is planned once."""
 
 import math
+import re
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,11 @@ _VARIANTS: dict[Any, Any] = {}  # of an operation the overload that writes into 
 class Program:
     """The operations of a pass, ready to be run again.
 
-    `run(*given)` is a generator: it yields the results of the forward pass, is sent the seeds of the backward pass, and
-    yields once more when that is done.
+    `forward(*given)` gives the results of the forward pass, and what `backward(seeds, *kept)` needs to know of it.
     """
 
-    run: Any
+    forward: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
+    backward: Callable[..., None]
     lines: Sequence[str]
     nbytes: int
     """How much memory it keeps between two runs."""
@@ -59,6 +60,8 @@ class Builder:
         self._owned: dict[Value, list[Tensor]] = defaultdict(list)
         self._space: dict[str, Any] = {}
         self._lines: list[str] = []
+        self._turn = 0  # the line with which the backward pass begins
+        self._moving: list[str] = []  # the names of what is elsewhere at every run, once they are made
         self._nbytes = 0
 
     def program(self) -> Program:
@@ -70,17 +73,23 @@ class Builder:
             warnings.simplefilter("error")
             for k, call in enumerate(self._calls):
                 if k == self._forward_calls:
-                    self._yield_results()
+                    self._turn = len(self._lines)
                 self._add(k, call)
                 for root in expiring[k]:
                     self._let_go(root)
-            if self._forward_calls == len(self._calls):
-                self._yield_results()
-        body = [*self._lines, "yield"]
         given = [name for name in self._given if name not in self._seeds]
-        code = f"def run({', '.join(given)}):\n  " + "\n  ".join(body)
+        forward, backward = self._lines[: self._turn], self._lines[self._turn :]
+        words = {word for line in backward for word in re.findall(r"\w+", line)}
+        kept = [name for name in [*given, *self._moving] if name in words]
+        ends = f"return {_tuple([self._text(value) for value in self._results])}, {_tuple(kept)}"
+        self._define("forward", given, [*forward, ends])
+        unpacked = [f"{_tuple(self._seeds)} = seeds"] if self._seeds else []
+        self._define("backward", ["seeds", *kept], [*unpacked, *backward, "return"])
+        return Program(self._space["forward"], self._space["backward"], self._lines, self._nbytes)
+
+    def _define(self, name: str, arguments: Sequence[str], body: Sequence[str]) -> None:
+        code = f"def {name}({', '.join(arguments)}):\n  " + "\n  ".join(body)
         exec(compile(code, "<tape>", "exec"), self._space)
-        return Program(self._space["run"], body, self._nbytes)
 
     def _found_directly(self, gradients: set[Value]) -> dict[Value, tuple[Tensor, int]]:
         """What an operation may write into a gradient at once, instead of adding it to the zeros there: its result, the
@@ -140,6 +149,8 @@ class Builder:
             if value is not None:
                 self._tensors[value], self._names[value] = tensor, name
                 self._moves.add(value)
+                if k < self._forward_calls:
+                    self._moving.append(name)
         left = names[0] if single else f"({', '.join(names)},)"
         self._lines.append(f"{left} = {self._expression(self._bind(k, call.function._op), call)}")
 
@@ -213,9 +224,6 @@ class Builder:
         roots = [value.root for value in made]
         settled = all(value.root in self._constant for value in call.values())
         return bool(made) and settled and not call.random and self._written.isdisjoint(roots)
-
-    def _yield_results(self) -> None:
-        self._lines.append(f"{_tuple(self._seeds)} = yield {_tuple([self._text(value) for value in self._results])}")
 
     def _bind(self, k: int, function: Any) -> str:
         self._space[f"f{k}"] = function
@@ -342,4 +350,4 @@ def _spoil(place: Tensor, wanted: Tensor) -> None:
 
 
 def _tuple(names: Sequence[str]) -> str:
-    return f"({', '.join(names)},)" if names else "_"
+    return f"({', '.join(names)},)" if names else "()"

@@ -2,9 +2,8 @@
 
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from enum import Enum
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,12 +21,8 @@ _PLAIN = (
     *(torch.dtype, torch.device, torch.memory_format, torch.layout, Enum),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
 )
-_KEPT_APART = ("_parameters", "_buffers", "_modules")
 _OF_MODULES = vars(nn.Module()).keys() - {"training"}
-_HOOKS = (
-    *("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks"),
-    *("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called"),
-)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class Unclear(Exception):
@@ -84,24 +79,30 @@ class State:
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         self.tensors: list[Tensor] = []
         self.unclear: dict[str, str] = {}
-        self._flat: list[tuple[dict[str, Any], int, Callable[[Any], Any], Any]] = []
+        self._space: dict[str, Any] = {}
+        self._checks: dict[str, None] = {}  # expressions that are true as long as nothing has changed
         self._deep: list[tuple[Callable[[], Any], Any]] = []
-        self._same: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._known: set[Any] = set()
         self._hooks: list[Any] = []
-        self._places: list[tuple[dict[str, Any], tuple[int, ...]]] = []
+        self._known: set[Any] = set()
+        self._same: Callable[[], bool] | None = None
         holders = list(_objects(objective))
         found = [module for root in [model, *holders] if isinstance(root, nn.Module) for module in root.modules()]
         self.modules = list(dict.fromkeys(found))
         for module in self.modules:
             self._hooks += [vars(module)[name] for name in _HOOKS]
-            self._places += [(held, _who(held)) for name in _KEPT_APART if (held := vars(module)[name])]
+            self._holds(module._modules)
+            self._holds(module._parameters)
+            self._holds(module._buffers)
             self._attributes(module, _OF_MODULES)
+            for param in module._parameters.values():
+                if param is not None:
+                    self._watch(param)
+            for buffer in module._buffers.values():
+                if buffer is not None:
+                    self._checks[f"{self._name(buffer)}.data_ptr() == {buffer.data_ptr()}"] = None
         for holder in holders:
             if not isinstance(holder, nn.Module):
                 self._attributes(holder, _OF_A_PASS)
-        self._params = [p for module in self.modules for p in module._parameters.values() if p is not None]
-        self._trained = [p.requires_grad for p in self._params]
 
     def add(self, read: Callable[[], Any]) -> None:
         """Something else that Python reads: a global variable, say."""
@@ -111,38 +112,50 @@ class State:
         """Whether it is as it was."""
         if any(self._hooks) or _has_any_global_hook() or torch.is_anomaly_enabled() or not _plain_torch():
             return False
+        if self._same is None:
+            code = f"lambda: {' and '.join(self._checks) or True}"
+            self._same = eval(compile(code, "<state>", "eval"), self._space)  # of names that are made here
         try:
-            for space, size, get, values in self._flat:
-                if len(space) != size or get(space) != values:
-                    return False
-            for held, who in self._places:
-                if _who(held) != who:
-                    return False
-            for space, name, value in self._same:
-                if space[name] is not value:
-                    return False
+            if not self._same():
+                return False
             for read, seen in self._deep:
                 if describe(read()) != seen:
                     return False
         except (KeyError, AttributeError, Unclear, RuntimeError):
             return False
-        if [p.requires_grad for p in self._params] != self._trained:
-            return False
-        return not any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._params)
+        return True
 
-    def _attributes(self, holder: Any, apart: Iterable[str]) -> None:
+    def _name(self, value: Any) -> str:
+        """What a value is called in the checks."""
+        name = f"a{id(value)}"
+        self._space[name] = value
+        return name
+
+    def _holds(self, held: Mapping[str, Any]) -> None:
+        """A dictionary of objects, which stay the same ones."""
+        if held:
+            name = self._name(held)
+            self._checks[f"len({name}) == {len(held)}"] = None
+            for key, value in held.items():
+                self._checks[f"{name}[{key!r}] is {self._name(value)}"] = None
+
+    def _watch(self, param: nn.Parameter) -> None:
+        """A parameter stays trained or frozen, and nobody listens to its gradient."""
+        name = self._name(param)
+        self._checks[f"{name}.requires_grad is {param.requires_grad}"] = None
+        self._checks[f"{name}._backward_hooks is {name}._post_accumulate_grad_hooks is None"] = None
+
+    def _attributes(self, holder: Any, apart: Container[str]) -> None:
         """What an object has in itself, and what its class holds that is no method."""
-        space, plain = vars(holder), []
+        space = vars(holder)
+        self._checks[f"len({self._name(space)}) == {len(space)}"] = None
         for name, value in space.items():
             if name in apart or (name[0] == "_" and type(holder).__module__.startswith("torch.nn")):
                 continue
-            if isinstance(value, _PLAIN):
-                plain.append(name)
+            if isinstance(holder, Loss) and name[0] == "_":
+                describe(value, self.tensors)  # copies of what has been set, which is looked at
             elif not isinstance(value, Loss | Objective | nn.Module):
                 self._look_into(name, space, value)
-        if plain:
-            get = itemgetter(*plain)
-            self._flat.append((space, len(space), get, get(space)))
         for kind in type(holder).__mro__:
             home = (kind.__module__ or "").partition(".")[0]
             if home not in ("torch", "headrace", "builtins", "abc") and kind not in self._known:
@@ -151,15 +164,15 @@ class State:
                     self._look_into(name, vars(kind), value)
 
     def _look_into(self, name: str, space: Mapping[str, Any], value: Any) -> None:
-        """An attribute; an object that several of them hold is looked into once."""
-        self._same.append((space, name, value))
-        if id(value) not in self._known:
+        """An attribute stays the object that it is; one that can change is looked into, once."""
+        if not isinstance(value, _PLAIN) and id(value) not in self._known:
             self._known.add(id(value))
             try:
                 self._deep.append((lambda: value, describe(value, self.tensors)))
             except Unclear as kind:
-                self._same.pop()
                 self.unclear.setdefault(name, str(kind))
+                return
+        self._checks[f"{self._name(space)}[{name!r}] is {self._name(value)}"] = None
 
 
 def _objects(holder: Any) -> Iterator[Any]:
@@ -171,10 +184,6 @@ def _objects(holder: Any) -> Iterator[Any]:
                 yield from _objects(each)
             elif isinstance(each, nn.Module):
                 yield each
-
-
-def _who(held: dict[str, Any]) -> tuple[int, ...]:
-    return tuple(map(id, held.values()))
 
 
 def _plain_torch() -> bool:

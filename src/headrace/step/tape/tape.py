@@ -21,31 +21,31 @@ class Tape:
     def __init__(self, program: Program, names: Sequence[str], seeded: Sequence[str], terms: Terms) -> None:
         self.program, self._names, self.seeded = program, names, seeded
         self._terms = [(name, term.weight, term.coefficient, term.times, term.counts) for name, term in terms.items()]
-        self._weighed = [k for k, (_, weight, *_) in enumerate(self._terms) if isinstance(weight, Tensor)]
+        self._weighed = any(isinstance(weight, Tensor) for _, weight, *_ in self._terms)  # of one term, if at all
         self._leaves, self._form = tree_flatten(terms.outputs)
         self._single = isinstance(terms.outputs, Tensor)
-        self._run: Any = None
+        self._kept: tuple[Any, ...] = ()  # of the last forward pass
 
     def forward(self, part: Batch) -> Terms:
         """The terms of a batch; their sums are overwritten by the next pass."""
         fields = part.fields
-        self._run = self.program.run(*[fields[name] for name in self._names])
         with _Below():
-            values = next(self._run)
-        sums, weighed = iter(values), dict(zip(self._weighed, values[len(self._terms) :], strict=False))
-        terms = Terms()
-        for k, (name, weight, *rest) in enumerate(self._terms):
-            terms[name] = Term(next(sums), weighed.get(k, weight), *rest)
-        outputs = values[len(self._terms) + len(weighed) :]
+            values, self._kept = self.program.forward(*[fields[name] for name in self._names])
+        terms, count = Terms(), len(self._terms)
+        for k, (name, weight, coefficient, times, counts) in enumerate(self._terms):
+            if self._weighed:
+                weight = values[count]
+            terms[name] = Term(values[k], weight, coefficient, times, counts)
         if self._single:
-            terms.outputs = outputs[0]
+            terms.outputs = values[-1]
         else:
-            left = iter(outputs)
+            left = iter(values[count + self._weighed :])
             leaves = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
             terms.outputs = tree_unflatten(leaves, self._form)
         return terms
 
     def backward(self, seeds: Sequence[Tensor]) -> None:
         """Adds the gradients of the last forward pass, from what each seeded term begins with."""
+        kept, self._kept = self._kept, ()
         with _Below():
-            self._run.send(seeds)
+            self.program.backward(seeds, *kept)

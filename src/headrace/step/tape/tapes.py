@@ -69,6 +69,7 @@ class Tapes:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
         self._kinds: dict[Any, Kind] = {}
+        self._last: tuple[Any, Kind] | None = None
         self._possible = wanted is not False
         if self._possible and device.type != "cpu":
             self._refuse(f"the model is on {device}, and passes are recorded on a CPU")
@@ -79,23 +80,22 @@ class Tapes:
         """The passes like that of this microbatch, the `first` of an update or not; `None` if they are torch's."""
         if not self._possible or not self._arena.proven:
             return None
-        key: list[Any] = [first, part.rows, part.total, part._share]
-        for name, value in part.fields.items():
-            if type(value) is not Tensor:
-                self._refuse(f"stream {name!r} is a {type(value).__name__}")
-                return None
-            key += [name, value.shape, value.dtype, value.stride()]
-        known = tuple(key)
-        kind = self._kinds.get(known)
-        if kind is None:
-            if len(self._kinds) >= KINDS:
+        likeness = (first, part.rows, part.total, part._share, *map(_layout, part.fields.items()))
+        if self._last is None or self._last[0] != likeness:
+            for name, value in part.fields.items():
+                if type(value) is not Tensor:
+                    self._refuse(f"stream {name!r} is a {type(value).__name__}")
+                    return None
+            if likeness not in self._kinds and len(self._kinds) >= KINDS:
                 del self._kinds[min(self._kinds, key=lambda k: self._kinds[k].seen)]
-            kind = self._kinds[known] = Kind()
+            self._last = likeness, self._kinds.setdefault(likeness, Kind())
+        kind = self._last[1]
         kind.seen += 1
         return None if kind.refused else kind
 
     def end_epoch(self) -> None:
         """One pass of each kind is compared with torch's again; one that comes once in an epoch is not recorded."""
+        self._last = None
         for key, kind in list(self._kinds.items()):
             if kind.tape is not None:
                 kind.due = max(1, kind.due)
@@ -205,6 +205,12 @@ class Tapes:
         self.note = f"passes are left to torch: {why}"
         if self.wanted is True:
             raise ModelError(f"tape=True, and a pass cannot be recorded: {why}. Use tape='auto'.")
+
+
+def _layout(stream: tuple[str, Any]) -> tuple[Any, ...]:
+    """What a replay takes for granted of a stream."""
+    name, value = stream
+    return (name, value.shape, value.dtype, value.stride()) if type(value) is Tensor else (name, type(value))
 
 
 class Snapshot:
