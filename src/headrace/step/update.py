@@ -23,7 +23,7 @@ from .guard import Scalar
 from .settings import Updates, draws_random
 from .shared_terms import SharedTerms
 from .tape.recording import Recording
-from .tape.tape import Tape
+from .tape.tape import Tape, outputs_of
 from .tape.tapes import Tapes
 
 _ALONE = "Expected more than 1 value per channel when training"
@@ -223,17 +223,20 @@ class Update:
         kind = self.tapes.kind_of(part, first)
         tape = None if kind is None else self.tapes.ready(kind)
         if tape is not None:
-            self._replay(tape, part, totals, outcome)
+            found = self._replay(tape, part, totals, outcome)
         elif kind is None:
-            self._eager(part, totals, outcome)
+            found = self._eager(part, totals, outcome)
         else:
-            self.tapes.learn(
+            found = self.tapes.learn(
                 kind,
                 part,
                 first,
                 lambda part, recording: self._eager(part, totals, outcome, recording),
                 lambda tape, part: self._replay(tape, part, totals, Outcome({})),
             )
+        if self._together is not None:
+            for name, term in found.items():
+                self._together.add(name, self._guard.read(term.weight))
 
     def _eager(
         self,
@@ -246,7 +249,7 @@ class Update:
         with recording or nullcontext():
             found = self._forward(part)
             if recording is not None:
-                recording.end_forward(found, getattr(found, "outputs", None))
+                recording.end_forward(found, outputs_of(found))
         seeds = self._account(found, [n for n, t in found.items() if t.sum.requires_grad], totals, outcome)
         inputs = [p for p in self.arena.params if p.requires_grad] if self._several else None
         if inputs == []:
@@ -273,7 +276,8 @@ class Update:
         seeds = self._account(found, tape.seeded, totals, outcome)
         if seeds:
             tape.backward(list(seeds.values()))
-        outcome.outputs.append((found.outputs, part))
+        if tape.shows:
+            outcome.outputs.append((found.outputs, part))
         return found
 
     def _account(
@@ -299,8 +303,6 @@ class Update:
             if term.coefficient and (isinstance(weight, Tensor) or weight) and name in trained:
                 seeds[name] = self._seed(term, weight)
             total = read(term.sum.detach()) * term.times
-            if self._together is not None:
-                self._together.add(name, read(term.weight))
             if name in terms:
                 terms[name].sum = terms[name].sum + total
             else:

@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .recording import Call, Recording, Value
+from .recording import Operation, Recording, TapeTensor
 
 aten = torch.ops.aten
 
 ALLOCATES = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default}
 COPIES = {aten.clone.default, aten._to_copy.default}
 LINE = 64  # bytes: where torch begins what it allocates
-_VARIANTS: dict[Any, Any] = {}  # of an operation the overload that writes into given memory, and the names it has
+_VARIANTS: dict[
+    Any, tuple[Any, tuple[str, ...]]
+] = {}  # of an operation the overload that writes into given memory, and the names it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Builder:
     if this is the `first` pass of an update.
     """
 
-    def __init__(self, recording: Recording, gradients: Sequence[Value], first: bool) -> None:
+    def __init__(self, recording: Recording, gradients: Sequence[TapeTensor], first: bool) -> None:
         self._calls, self._forward_calls = recording.calls, recording.forward_calls
         self._given, self._seeds = recording.given, recording.seeds
         self._results = recording.numbers + recording.outputs
@@ -52,12 +54,12 @@ class Builder:
         self._last = _last_uses(self._calls, self._results)
         self._direct = self._found_directly(set(gradients)) if first else {}
         self._added: set[int] = set()  # operations that need not be made: what they would add is there
-        self._tensors: dict[Value, Tensor] = {}
-        self._names: dict[Value, str] = {}
-        self._moves: set[Value] = set()  # values that are elsewhere at every run
-        self._constant: set[Value] = set()  # roots of what never changes
+        self._tensors: dict[TapeTensor, Tensor] = {}
+        self._names: dict[TapeTensor, str] = {}
+        self._moves: set[TapeTensor] = set()  # values that are elsewhere at every run
+        self._constant: set[TapeTensor] = set()  # roots of what never changes
         self._free: dict[int, list[Tensor]] = defaultdict(list)
-        self._owned: dict[Value, list[Tensor]] = defaultdict(list)
+        self._owned: dict[TapeTensor, list[Tensor]] = defaultdict(list)
         self._space: dict[str, Any] = {}
         self._lines: list[str] = []
         self._turn = 0  # the line with which the backward pass begins
@@ -91,10 +93,10 @@ class Builder:
         code = f"def {name}({', '.join(arguments)}):\n  " + "\n  ".join(body)
         exec(compile(code, "<tape>", "exec"), self._space)
 
-    def _found_directly(self, gradients: set[Value]) -> dict[Value, tuple[Tensor, int]]:
+    def _found_directly(self, gradients: set[TapeTensor]) -> dict[TapeTensor, tuple[Tensor, int]]:
         """What an operation may write into a gradient at once, instead of adding it to the zeros there: its result, the
         gradient, and which operation would have added it."""
-        uses: dict[Value, int] = defaultdict(int)
+        uses: dict[TapeTensor, int] = defaultdict(int)
         for call in self._calls:
             for value in call.writes:
                 uses[value.root] += 1
@@ -103,7 +105,7 @@ class Builder:
             if call.function is not aten.add_.Tensor or call.args[0] not in gradients or call.kwargs:
                 continue
             gradient, new = call.args
-            root = new.root if isinstance(new, Value) else None
+            root = new.root if isinstance(new, TapeTensor) else None
             if root is None or root.given or root.fixed is not None or uses[gradient.root] != 1 or uses[root]:
                 continue
             alike = new.shape == gradient.shape and new.stride == gradient.stride and new.dtype == gradient.dtype
@@ -112,7 +114,7 @@ class Builder:
                 found[root] = gradient.fixed, k
         return found
 
-    def _add(self, k: int, call: Call) -> None:
+    def _add(self, k: int, call: Operation) -> None:
         """One operation: runs it, and writes the line that does."""
         if k in self._added:
             return
@@ -131,19 +133,19 @@ class Builder:
         elif call.random or not self._is_planned(made) or not self._into_memory(k, call, made, args, kwargs):
             self._plainly(k, call, function(*args, **kwargs))
 
-    def _view(self, k: int, call: Call, result: Any) -> None:
+    def _view(self, k: int, call: Operation, result: Any) -> None:
         if any(value in self._moves for value in call.values()):
             self._plainly(k, call, result)
         else:
             self._settle(call.results, result)
 
-    def _plainly(self, k: int, call: Call, result: Any) -> None:
+    def _plainly(self, k: int, call: Operation, result: Any) -> None:
         """An operation whose result is somewhere else at every run."""
         made = call.results
         if made is None:
             self._call(self._bind(k, call.function._op), call)
             return
-        single = isinstance(made, Value)
+        single = isinstance(made, TapeTensor)
         names = [f"v{k}_{j}" for j in range(1 if single else len(made))]
         for value, tensor, name in zip(*(([made], [result]) if single else (made, result)), names, strict=True):
             if value is not None:
@@ -154,7 +156,7 @@ class Builder:
         left = names[0] if single else f"({', '.join(names)},)"
         self._lines.append(f"{left} = {self._expression(self._bind(k, call.function._op), call)}")
 
-    def _into_memory(self, k: int, call: Call, made: Sequence[Value], args: Any, kwargs: Any) -> bool:
+    def _into_memory(self, k: int, call: Operation, made: Sequence[TapeTensor], args: Any, kwargs: Any) -> bool:
         """Lets an operation write into planned memory, where a form of it does that and gives the same bits."""
         result = call.function(*args, **kwargs)
         wanted = [result] if isinstance(result, Tensor) else list(result)
@@ -175,14 +177,16 @@ class Builder:
             self._release_memory(value)
         return False
 
-    def _emit(self, k: int, call: Call, form: "_Form", made: Sequence[Value], places: Sequence[Tensor]) -> None:
+    def _emit(
+        self, k: int, call: Operation, form: "_Form", made: Sequence[TapeTensor], places: Sequence[Tensor]
+    ) -> None:
         if form.function is None:
             self._lines.append(f"{self._bind(k, places[0].copy_)}({self._text(call.args[0])})")
             return
         outs = [f"{name}={self._names[value]}" for name, value in zip(form.names, made, strict=True)]
         self._lines.append(self._expression(self._bind(k, form.function), call, outs, form.extra))
 
-    def _memory(self, value: Value) -> Tensor:
+    def _memory(self, value: TapeTensor) -> Tensor:
         """A place for a value: where its gradient is, or planned."""
         if value in self._direct:
             gradient = self._direct[value][0]
@@ -195,32 +199,34 @@ class Builder:
         self._owned[value].append(memory)
         return memory.view(value.dtype).as_strided(value.shape, value.stride)
 
-    def _release_memory(self, value: Value) -> None:
+    def _release_memory(self, value: TapeTensor) -> None:
         for memory in self._owned.pop(value, []):
             self._free[memory.numel()].append(memory)
 
-    def _let_go(self, root: Value) -> None:
+    def _let_go(self, root: TapeTensor) -> None:
         """Nothing needs a value any more."""
         self._release_memory(root)
         if root in self._moves and root in self._names:
             self._lines.append(f"{self._names[root]} = None")
 
-    def _keep(self, value: Value, tensor: Tensor) -> None:
+    def _keep(self, value: TapeTensor, tensor: Tensor) -> None:
         self._tensors[value] = tensor
         self._names[value] = f"s{len(self._tensors)}"
         self._space[self._names[value]] = tensor
 
     def _settle(self, made: Any, result: Any) -> None:
         """Results that are where they are from now on."""
-        for value, tensor in zip(*(([made], [result]) if isinstance(made, Value) else (made, result)), strict=True):
+        for value, tensor in zip(
+            *(([made], [result]) if isinstance(made, TapeTensor) else (made, result)), strict=True
+        ):
             if value is not None:
                 self._keep(value, tensor)
 
-    def _is_planned(self, made: Sequence[Value]) -> bool:
+    def _is_planned(self, made: Sequence[TapeTensor]) -> bool:
         whole = all(value.base is None and 0 not in value.shape for value in made)
         return bool(made) and whole and self._fresh.isdisjoint(made)
 
-    def _is_constant(self, call: Call, made: Sequence[Value]) -> bool:
+    def _is_constant(self, call: Operation, made: Sequence[TapeTensor]) -> bool:
         roots = [value.root for value in made]
         settled = all(value.root in self._constant for value in call.values())
         return bool(made) and settled and not call.random and self._written.isdisjoint(roots)
@@ -229,16 +235,16 @@ class Builder:
         self._space[f"f{k}"] = function
         return f"f{k}"
 
-    def _call(self, name: str, call: Call) -> None:
+    def _call(self, name: str, call: Operation) -> None:
         self._lines.append(self._expression(name, call))
 
-    def _expression(self, name: str, call: Call, outs: Sequence[str] = (), extra: Sequence[Any] = ()) -> str:
+    def _expression(self, name: str, call: Operation, outs: Sequence[str] = (), extra: Sequence[Any] = ()) -> str:
         named = [f"{key}={self._text(value)}" for key, value in call.kwargs.items()]
         return f"{name}({', '.join([*map(self._text, [*call.args, *extra]), *named, *outs])})"
 
     def _text(self, spec: Any) -> str:
         """An argument as the program names it."""
-        if isinstance(spec, Value):
+        if isinstance(spec, TapeTensor):
             if spec.given:
                 return spec.given
             if spec not in self._names:
@@ -255,7 +261,7 @@ class Builder:
 
     def _real(self, spec: Any) -> Any:
         """An argument with the tensors of this run."""
-        if isinstance(spec, Value):
+        if isinstance(spec, TapeTensor):
             if spec.given:
                 self._moves.add(spec)
                 return self._given[spec.given]
@@ -300,11 +306,11 @@ def _forms(function: Any) -> Iterator[_Form]:
         yield _Form(torch.clamp_min, extra=(0,))  # which is how torch computes it
     else:
         variant, names = _variant(function)
-        name = function.overloadpacket.__name__
-        for home in (torch._C._VariableFunctions, torch._C._nn) if len(names) <= 1 else ():
-            if hasattr(home, name):
-                yield _Form(getattr(home, name))
-        if variant is not None:
+        name, homes = function.overloadpacket.__name__, (torch._C._VariableFunctions, torch._C._nn)
+        bound = [getattr(home, name) for home in homes if hasattr(home, name)] if len(names) <= 1 else []
+        for binding in bound:  # which warns in Python if it does not write in place: then there is no such form
+            yield _Form(binding)
+        if variant is not None and not bound:
             yield _Form(variant._op, names)
 
 
@@ -327,7 +333,7 @@ def _find_variant(function: Any) -> tuple[Any, tuple[str, ...]]:
     return None, ()
 
 
-def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Value, int]:
+def _last_uses(calls: Sequence[Operation], results: Sequence[TapeTensor]) -> dict[TapeTensor, int]:
     """The last operation that needs a value, by its root."""
     found = {value.root: k for k, call in enumerate(calls) for value in [*call.made(), *call.values()]}
     return found | {value.root: len(calls) for value in results}
@@ -337,7 +343,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
-def _is_as_recorded(tensor: Any, value: Value) -> bool:
+def _is_as_recorded(tensor: Any, value: TapeTensor) -> bool:
     return isinstance(tensor, Tensor) and _layout(tensor) == (value.shape, value.stride, value.dtype)
 
 

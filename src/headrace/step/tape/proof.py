@@ -12,19 +12,69 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .state import State, Unclear, data_of
+from .state import PassState, UnclearError
 
-_TRUSTED = frozenset("torch headrace contextlib functools typing enum abc types collections weakref importlib".split())
+_TRUSTED = frozenset(
+    [
+        "torch",
+        "headrace",
+        "contextlib",
+        "functools",
+        "typing",
+        "enum",
+        "abc",
+        "types",
+        "collections",
+        "weakref",
+        "importlib",
+    ]
+)
 _NOT_TRUSTED = {"torch.random", "torch.cuda.random", "torch.jit"}
 _PURE = {math, operator, sys.modules["_operator"]}
-_OPEN = {"eval", "exec", "open", "input", "print", "globals", "locals", "vars", "setattr", "delattr", "__import__", "id"}
-_LEAVES = frozenset(
-    "item tolist numpy __array__ data_ptr storage untyped_storage backward register_hook requires_grad_ retain_grad "
-    "register_post_accumulate_grad_hook set_ resize_ share_memory_ manual_seed seed initial_seed set_state get_state "
-    "set_rng_state get_rng_state __reduce_ex__ __dlpack__ record_stream".split()
+_OPEN = {
+    "eval",
+    "exec",
+    "open",
+    "input",
+    "print",
+    "globals",
+    "locals",
+    "vars",
+    "setattr",
+    "delattr",
+    "__import__",
+    "id",
+}
+_LEAVES = set(
+    [
+        "item",
+        "tolist",
+        "numpy",
+        "__array__",
+        "data_ptr",
+        "storage",
+        "untyped_storage",
+        "backward",
+        "register_hook",
+        "requires_grad_",
+        "retain_grad",
+        "register_post_accumulate_grad_hook",
+        "set_",
+        "resize_",
+        "share_memory_",
+        "manual_seed",
+        "seed",
+        "initial_seed",
+        "set_state",
+        "get_state",
+        "set_rng_state",
+        "get_rng_state",
+        "__reduce_ex__",
+        "__dlpack__",
+        "record_stream",
+    ]
 )
 """What a tensor, or torch, does that is no operation on tensors."""
 _OF_THE_BATCH = {"cursor", "ends_epoch", "total", "samples", "share", "whole"}
@@ -40,7 +90,7 @@ class Proof:
     compared before every replay, which is added to the `state`; it may change nothing.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: PassState) -> None:
         self.problem = ""
         self._state = state
         self._spaces: dict[types.CodeType, dict[str, Any]] = {}
@@ -66,10 +116,10 @@ class Proof:
             for code, space in self._spaces.items():
                 self._check_code(code, space)
             for name in self._names & self._state.unclear.keys() if "getattr" not in self._names else ():
-                raise Unclear(f"reads the attribute {name!r}, a {self._state.unclear[name]}")
+                raise UnclearError(f"reads the attribute {name!r}, a {self._state.unclear[name]}")
             if "getattr" in self._names and self._state.unclear:
-                raise Unclear(f"may read the attribute {next(iter(self._state.unclear))!r}")
-        except Unclear as problem:
+                raise UnclearError(f"may read the attribute {next(iter(self._state.unclear))!r}")
+        except UnclearError as problem:
             self.problem = str(problem)
 
     def _see(self, frame: types.FrameType, event: str, function: Any) -> None:
@@ -85,7 +135,7 @@ class Proof:
                 self._calls.add(kind)
                 try:
                     _check_built_in(function, code)
-                except Unclear as problem:
+                except UnclearError as problem:
                     self.problem = str(problem)
 
     def _check_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
@@ -95,21 +145,21 @@ class Proof:
         if function is not None:
             for default in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
                 if isinstance(default, list | dict | set):
-                    raise Unclear(f"{_where(code)} has an argument whose default can be changed")
+                    raise UnclearError(f"{_where(code)} has an argument whose default can be changed")
         cells = dict(zip(code.co_freevars, (function.__closure__ or ()) if function else (), strict=False))
         line = code.co_firstlineno
         for k, step in enumerate(instructions):
             line = step.positions.lineno or line if step.positions else line
             name = step.opname
             if name in _STORES and not (name == "STORE_ATTR" and code.co_name in ("__init__", "__post_init__")):
-                raise Unclear(f"{_where(code, line)} changes {step.argval!r}")
+                raise UnclearError(f"{_where(code, line)} changes {step.argval!r}")
             if name == "STORE_DEREF" and step.argval in code.co_freevars:
-                raise Unclear(f"{_where(code, line)} changes {step.argval!r}")
+                raise UnclearError(f"{_where(code, line)} changes {step.argval!r}")
             if name == "IMPORT_NAME" and step.argval.partition(".")[0] not in ("torch", "math", "headrace"):
-                raise Unclear(f"{_where(code, line)} imports {step.argval!r}")
+                raise UnclearError(f"{_where(code, line)} imports {step.argval!r}")
             if name in _ATTRIBUTES:
                 if step.argval in _OF_THE_BATCH:
-                    raise Unclear(f"{_where(code, line)} reads {step.argval!r}, which may be the batch's")
+                    raise UnclearError(f"{_where(code, line)} reads {step.argval!r}, which may be the batch's")
                 self._names.add(step.argval)
             if name in _LOOKS_UP:
                 path = [step.argval, *_path(instructions[k + 1 :])]
@@ -124,9 +174,9 @@ class Proof:
         if path[0] == "getattr":
             self._names.add("getattr")
         if here is not space and path[0] in _OPEN:
-            raise Unclear(f"{_where(code, line)} calls {path[0]}()")
+            raise UnclearError(f"{_where(code, line)} calls {path[0]}()")
         if path[0] not in here:
-            raise Unclear(f"{_where(code, line)} reads {path[0]!r}, which is not to be found")
+            raise UnclearError(f"{_where(code, line)} reads {path[0]!r}, which is not to be found")
         value = here[path[0]]
         for k, name in enumerate(path[1:]):
             if not isinstance(value, types.ModuleType | type):
@@ -135,7 +185,7 @@ class Proof:
             value = getattr(value, name, None)
         what = ".".join(path)
         if isinstance(value, types.ModuleType) and not _is_of_torch(value.__name__) and value not in _PURE:
-            raise Unclear(f"{_where(code, line)} uses the module {what}")
+            raise UnclearError(f"{_where(code, line)} uses the module {what}")
         if isinstance(value, type | types.ModuleType | types.FunctionType | staticmethod | property):
             return
         if callable(value) and not isinstance(value, nn.Module):
@@ -143,14 +193,16 @@ class Proof:
             return
         try:
             self._state.add(functools.partial(_read, here, path))
-        except Unclear as kind:
-            raise Unclear(f"{_where(code, line)} reads {what}, a {kind}") from None
+        except UnclearError as kind:
+            raise UnclearError(f"{_where(code, line)} reads {what}, a {kind}") from None
 
     def _function_of(self, code: types.CodeType) -> types.FunctionType | None:
         """The function that has this code."""
         space = self._spaces[code]
         kinds = [each for each in space.values() if isinstance(each, type)]
-        kinds += [kind for module in self._state.modules for kind in type(module).__mro__ if not _is_of_torch(kind.__module__)]
+        kinds += [
+            kind for module in self._state.modules for kind in type(module).__mro__ if not _is_of_torch(kind.__module__)
+        ]
         for held in (space, *map(vars, kinds)):
             found = held.get(code.co_name)
             if isinstance(found, types.FunctionType) and found.__code__ is code:
@@ -173,7 +225,7 @@ def _check_built_in(function: Any, code: types.CodeType) -> None:
     name, owner = getattr(function, "__name__", str(function)), getattr(function, "__self__", None)
     if owner is builtins or (isinstance(function, types.BuiltinFunctionType) and function.__module__ == "builtins"):
         if name in _OPEN:
-            raise Unclear(f"{_where(code)} calls {name}()")
+            raise UnclearError(f"{_where(code)} calls {name}()")
         return
     homes = [function, type(function), owner, type(owner)]
     of_torch = any(_is_of_torch(getattr(each, "__module__", None)) for each in homes)
@@ -182,7 +234,7 @@ def _check_built_in(function: Any, code: types.CodeType) -> None:
     else:
         known = isinstance(owner, list | dict | tuple | str | set | int | float | bytes | range | slice | super)
     if name in _LEAVES or not (known or of_torch or function in (range, zip)):
-        raise Unclear(f"{_where(code)} calls {name}()")
+        raise UnclearError(f"{_where(code)} calls {name}()")
 
 
 def _path(instructions: list[dis.Instruction]) -> Iterator[str]:

@@ -14,7 +14,7 @@ _UNKNOWN_SIZE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class TapeTensor:
     """A tensor of a pass: one that it was given, one that stays where it is, or one that an operation has made."""
 
     shape: tuple[int, ...]
@@ -26,11 +26,11 @@ class Value:
     """Its name, if a replay is given another one."""
     fixed: Tensor | None = None
     """Itself, if it stays where it is: a parameter, a gradient, a buffer, a constant."""
-    base: "Value | None" = None
+    base: "TapeTensor | None" = None
     """What it shares memory with."""
 
     @property
-    def root(self) -> "Value":
+    def root(self) -> "TapeTensor":
         """What its memory was made as."""
         return self if self.base is None else self.base.root
 
@@ -44,20 +44,20 @@ class Value:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
-    """One operation: its arguments with a `Value` for each tensor, its results, and whose memory it writes into."""
+class Operation:
+    """One operation: its arguments with a `TapeTensor` for each tensor, its results, and what it writes into."""
 
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: Any
-    writes: list[Value] = field(default_factory=list)
+    writes: list[TapeTensor] = field(default_factory=list)
 
-    def values(self) -> Iterator[Value]:
+    def values(self) -> Iterator[TapeTensor]:
         """The tensors among the arguments."""
         return _values([self.args, self.kwargs])
 
-    def made(self) -> Iterator[Value]:
+    def made(self) -> Iterator[TapeTensor]:
         """The tensors among the results."""
         return _values(self.results)
 
@@ -74,22 +74,22 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self, given: Mapping[str, Tensor], fixed: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.calls: list[Call] = []
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Operation] = []
         self.problem = ""
         self.given = dict(given)
         self.forward_calls = 0
         """How many of the operations belong to the forward pass."""
-        self.numbers: list[Value] = []
+        self.numbers: list[TapeTensor] = []
         """Sums and weights of the terms, as the forward pass gives them."""
-        self.outputs: list[Value] = []
+        self.outputs: list[TapeTensor] = []
         """What the model returns."""
         self.seeded: list[str] = []
         """The terms that the backward pass begins with, and `seeds`, the names of what it is given for each."""
         self.seeds: list[str] = []
-        self._known: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], TapeTensor]] = {}
         self._schemas: dict[Any, Sequence[tuple[int, str]]] = {}
-        self._unwritten: set[Value] = set()
+        self._unwritten: set[TapeTensor] = set()
         for tensor in fixed:
             value = self._learn(tensor, fixed=tensor.detach() if tensor.requires_grad else tensor)
             if tensor.requires_grad:
@@ -114,7 +114,7 @@ class Recording(TorchDispatchMode):
             self.given[self.seeds[-1]] = seed
             self._learn(seed, given=self.seeds[-1])
 
-    def _known_values(self, results: Sequence[Any]) -> list[Value]:
+    def _known_values(self, results: Sequence[Any]) -> list[TapeTensor]:
         found = []
         for result in results:
             if isinstance(result, Tensor):
@@ -131,7 +131,7 @@ class Recording(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # it would be imported for that, which takes a second
 
-    def value_of(self, tensor: Tensor) -> Value | None:
+    def value_of(self, tensor: Tensor) -> TapeTensor | None:
         """The value that a tensor is, if it is known."""
         reference, value = self._known.get(id(tensor), (None, None))
         return value if reference is not None and reference() is tensor else None
@@ -149,7 +149,7 @@ class Recording(TorchDispatchMode):
         before = _tensors([args, kwargs])
         results = function(*args, **kwargs)
         if not self.problem:
-            call = Call(function, spec, named, None)
+            call = Operation(function, spec, named, None)
             call.writes = [value for k, name in self._writes(function) if (value := _argument(call, k, name))]
             for root in [value.root for value in call.writes]:
                 if root.given or root in self._unwritten:
@@ -158,9 +158,9 @@ class Recording(TorchDispatchMode):
             self.calls.append(call)
         return results
 
-    def _learn(self, tensor: Tensor, **origin: Any) -> Value:
-        layout = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-        value = Value(*layout, tensor.dtype, tensor.device, **origin)
+    def _learn(self, tensor: Tensor, **origin: Any) -> TapeTensor:
+        offset = int(tensor.storage_offset())
+        value = TapeTensor(tuple(tensor.shape), tensor.stride(), offset, tensor.dtype, tensor.device, **origin)
         self._known[id(tensor)] = weakref.ref(tensor), value
         return value
 
@@ -209,13 +209,13 @@ class Recording(TorchDispatchMode):
         return found
 
 
-def _argument(call: Call, position: int, name: str) -> Any:
+def _argument(call: Operation, position: int, name: str) -> Any:
     value = call.args[position] if position < len(call.args) else call.kwargs.get(name)
-    return value if isinstance(value, Value) else None
+    return value if isinstance(value, TapeTensor) else None
 
 
-def _values(spec: Any) -> Iterator[Value]:
-    if isinstance(spec, Value):
+def _values(spec: Any) -> Iterator[TapeTensor]:
+    if isinstance(spec, TapeTensor):
         yield spec
     elif isinstance(spec, tuple | list):
         for each in spec:

@@ -25,14 +25,14 @@ _OF_MODULES = vars(nn.Module()).keys() - {"training"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class Unclear(Exception):
+class UnclearError(Exception):
     """Something that may change without being noticed."""
 
 
 def describe(value: Any, tensors: list[Tensor] | None = None, depth: int = DEPTH) -> Any:
     """What can be compared with a later description of the same; tensors are known by who they are and their version.
 
-    They are added to `tensors`. Raises `Unclear` on anything that cannot be looked into.
+    They are added to `tensors`. Raises `UnclearError` on anything that cannot be looked into.
     """
     if isinstance(value, Tensor):
         if tensors is not None:
@@ -41,7 +41,7 @@ def describe(value: Any, tensors: list[Tensor] | None = None, depth: int = DEPTH
     if isinstance(value, _PLAIN):
         return value
     if depth == 0 or isinstance(value, nn.Module):
-        raise Unclear(type(value).__name__)
+        raise UnclearError(type(value).__name__)
     if type(value) in (tuple, list, torch.Size, set, frozenset) and len(value) <= LENGTH:
         if isinstance(value, set | frozenset):
             return frozenset(describe(each, tensors, depth - 1) for each in value)
@@ -52,7 +52,7 @@ def describe(value: Any, tensors: list[Tensor] | None = None, depth: int = DEPTH
     elif _is_record(value):
         own = {name: each for kind in reversed(type(value).__mro__[:-1]) for name, each in data_of(kind)}
         return id(value), describe({**own, **vars(value)}, tensors, depth - 1)
-    raise Unclear(type(value).__name__)
+    raise UnclearError(type(value).__name__)
 
 
 def _is_record(value: Any) -> bool:
@@ -69,7 +69,7 @@ def data_of(kind: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-class State:
+class PassState:
     """The state of a model and of its objective that a pass may depend on, as it is now.
 
     `tensors` are those that it holds beside parameters and buffers. `unclear` says which attributes, by name, hold
@@ -121,7 +121,7 @@ class State:
             for read, seen in self._deep:
                 if describe(read()) != seen:
                     return False
-        except (KeyError, AttributeError, Unclear, RuntimeError):
+        except (KeyError, AttributeError, UnclearError, RuntimeError):
             return False
         return True
 
@@ -169,7 +169,7 @@ class State:
             self._known.add(id(value))
             try:
                 self._deep.append((lambda: value, describe(value, self.tensors)))
-            except Unclear as kind:
+            except UnclearError as kind:
                 self.unclear.setdefault(name, str(kind))
                 return
         self._checks[f"{self._name(space)}[{name!r}] is {self._name(value)}"] = None

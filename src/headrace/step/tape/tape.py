@@ -1,6 +1,6 @@
 """A recorded pass, to be run for other batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +18,17 @@ _Below = torch._C._AutoDispatchBelowAutograd
 class Tape:
     """A recorded pass: what `forward` and `backward` do for batches like one that was seen."""
 
-    def __init__(self, program: Program, names: Sequence[str], seeded: Sequence[str], terms: Terms) -> None:
+    def __init__(
+        self, program: Program, names: Sequence[str], seeded: Sequence[str], terms: Mapping[str, Term]
+    ) -> None:
         self.program, self._names, self.seeded = program, names, seeded
         self._terms = [(name, term.weight, term.coefficient, term.times, term.counts) for name, term in terms.items()]
         self._weighed = any(isinstance(weight, Tensor) for _, weight, *_ in self._terms)  # of one term, if at all
-        self._leaves, self._form = tree_flatten(terms.outputs)
-        self._single = isinstance(terms.outputs, Tensor)
+        self.shows = isinstance(terms, Terms)
+        """Whether it gives what the model returns."""
+        outputs = outputs_of(terms)
+        self._leaves, self._form = tree_flatten(outputs)
+        self._single = isinstance(outputs, Tensor)
         self._kept: tuple[Any, ...] = ()  # of the last forward pass
 
     def forward(self, part: Batch) -> Terms:
@@ -49,3 +54,8 @@ class Tape:
         kept, self._kept = self._kept, ()
         with _Below():
             self.program.backward(seeds, *kept)
+
+
+def outputs_of(terms: Mapping[str, Term]) -> Any:
+    """What the model has returned, as far as its objective shows it."""
+    return terms.outputs if isinstance(terms, Terms) else None

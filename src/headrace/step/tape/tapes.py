@@ -1,7 +1,7 @@
 """A model's passes: which of them are recorded, proven and replayed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,18 +12,19 @@ from torch.utils._pytree import tree_flatten
 from ...arena.arena import Arena
 from ...data.batch import Batch
 from ...errors import ModelError
-from ...loss.objective import Objective, Terms
+from ...loss.base import Term
+from ...loss.objective import Objective
 from ...store.rng import capture_torch, restore_torch
 from .program import Builder
 from .proof import Proof
 from .recording import Recording
-from .state import State
-from .tape import Tape
+from .state import PassState
+from .tape import Tape, outputs_of
 
 Wanted = Literal["auto"] | bool
-Eager = Callable[[Batch, Recording | None], Terms]
+Eager = Callable[[Batch, Recording | None], Mapping[str, Term]]
 """A pass by torch, recorded if a recording is given."""
-Replay = Callable[[Tape, Batch], Terms]
+Replay = Callable[[Tape, Batch], Mapping[str, Term]]
 LARGEST = 16 << 20
 """Bytes of gradients or of planned memory from which on a pass is arithmetic, and little time can be saved."""
 KINDS = 8
@@ -37,12 +38,12 @@ GAIN = 0.97
 
 
 @dataclass(eq=False, slots=True)
-class Kind:
+class PassKind:
     """Passes alike: those of batches with the same streams and shapes."""
 
     seen: int = 0
     tape: Tape | None = None
-    state: State | None = None
+    state: PassState | None = None
     refused: bool = False
     due: int = CHECKS
     """How many comparisons are to be made before the next replay."""
@@ -68,15 +69,15 @@ class Tapes:
     ) -> None:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
-        self._kinds: dict[Any, Kind] = {}
-        self._last: tuple[Any, Kind] | None = None
+        self._kinds: dict[Any, PassKind] = {}
+        self._last: tuple[Any, PassKind] | None = None
         self._possible = wanted is not False
         if self._possible and device.type != "cpu":
             self._refuse(f"the model is on {device}, and passes are recorded on a CPU")
         elif wanted == "auto" and sum(vector.gradients.nbytes for vector in arena.vectors) > LARGEST:
             self._refuse("the model is so large that nothing would be saved")
 
-    def kind_of(self, part: Batch, first: bool) -> Kind | None:
+    def kind_of(self, part: Batch, first: bool) -> PassKind | None:
         """The passes like that of this microbatch, the `first` of an update or not; `None` if they are torch's."""
         if not self._possible or not self._arena.proven:
             return None
@@ -88,7 +89,7 @@ class Tapes:
                     return None
             if likeness not in self._kinds and len(self._kinds) >= KINDS:
                 del self._kinds[min(self._kinds, key=lambda k: self._kinds[k].seen)]
-            self._last = likeness, self._kinds.setdefault(likeness, Kind())
+            self._last = likeness, self._kinds.setdefault(likeness, PassKind())
         kind = self._last[1]
         kind.seen += 1
         return None if kind.refused else kind
@@ -102,7 +103,7 @@ class Tapes:
             elif not kind.refused and kind.seen <= SEEN:
                 del self._kinds[key]
 
-    def ready(self, kind: Kind) -> Tape | None:
+    def ready(self, kind: PassKind) -> Tape | None:
         """The recording, if the next pass is a replay of it."""
         if kind.due or kind.state is None:
             return None
@@ -112,13 +113,12 @@ class Tapes:
         self._changed(kind)
         return None
 
-    def learn(self, kind: Kind, part: Batch, first: bool, eager: Eager, replay: Replay) -> None:
+    def learn(self, kind: PassKind, part: Batch, first: bool, eager: Eager, replay: Replay) -> Mapping[str, Term]:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""
         if kind.state is not None and not kind.state.holds():
             self._changed(kind)
         if kind.tape is None and kind.seen <= SEEN:
-            eager(part, None)
-            return
+            return eager(part, None)
         before = Snapshot(self._model, self._arena, self._device)
         if kind.tape is None:
             terms = self._record(kind, part, before, eager, first)
@@ -127,7 +127,7 @@ class Tapes:
             terms = eager(part, None)
             kind.eager_s = min(kind.eager_s, time.perf_counter() - start)
         if kind.tape is None:
-            return
+            return terms
         after = Snapshot(self._model, self._arena, self._device)
         before.restore()
         start = time.perf_counter()
@@ -136,16 +136,19 @@ class Tapes:
         same = _same_terms(terms, again) and after.equals(Snapshot(self._model, self._arena, self._device))
         after.restore()
         self._judge(kind, same)
+        return terms
 
-    def _record(self, kind: Kind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Terms:
+    def _record(self, kind: PassKind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Mapping[str, Term]:
         """A pass by torch, and the recording of it if it can be replayed."""
-        state = State(self._model, self._objective)
+        state = PassState(self._model, self._objective)
         if not state.holds():
             self._refuse("hooks, autocast or a mode of torch change what operations do", kind)
             return eager(part, None)
         params = list(self._model.parameters())
         gradients = [p.grad for p in params if p.grad is not None]
-        given = dict(zip((f"x{k}" for k in range(len(part.fields))), part.fields.values(), strict=True))
+        given: dict[str, Any] = dict(
+            zip((f"x{k}" for k in range(len(part.fields))), part.fields.values(), strict=True)
+        )  # all tensors
         recording = Recording(given, [*params, *gradients, *self._model.buffers(), *state.tensors])
         proof = Proof(state)
         alone = Batch(part.fields, part.rows, total=part.total, share=part._share)  # without what only this one has
@@ -169,7 +172,7 @@ class Tapes:
         kind.tape, kind.state = Tape(program, list(part.fields), recording.seeded, terms), state
         return terms
 
-    def _judge(self, kind: Kind, same: bool) -> None:
+    def _judge(self, kind: PassKind, same: bool) -> None:
         """What a comparison has shown."""
         assert kind.tape is not None
         if not same and kind.replays:
@@ -189,14 +192,14 @@ class Tapes:
         else:
             self.note = f"passes are replayed from a tape, in {ratio:.2f} of an eager pass's time"
 
-    def _changed(self, kind: Kind) -> None:
+    def _changed(self, kind: PassKind) -> None:
         """What a model holds is not what it was when its pass was recorded."""
         kind.forget()
         kind.changes += 1
         if kind.changes > CHANGES and self.wanted == "auto":
             self._refuse("what the model holds changes again and again", kind)
 
-    def _refuse(self, why: str, kind: Kind | None = None) -> None:
+    def _refuse(self, why: str, kind: PassKind | None = None) -> None:
         """Passes of a kind, or all, are left to torch."""
         if kind is None:
             self._possible = False
@@ -235,13 +238,13 @@ class Snapshot:
         return random and all(map(_same_bits, self._copies, other._copies))
 
 
-def _same_terms(terms: Terms, again: Terms) -> bool:
+def _same_terms(terms: Mapping[str, Term], again: Mapping[str, Term]) -> bool:
     """Whether two passes have given the same."""
     if terms.keys() != again.keys():
         return False
     numbers = [(a.sum, b.sum) for a, b in zip(terms.values(), again.values(), strict=True)]
     numbers += [(a.weight, b.weight) for a, b in zip(terms.values(), again.values(), strict=True)]
-    outputs = zip(tree_flatten(terms.outputs)[0], tree_flatten(again.outputs)[0], strict=True)
+    outputs = zip(tree_flatten(outputs_of(terms))[0], tree_flatten(outputs_of(again))[0], strict=True)
     return all(_same_bits(a, b) if isinstance(a, Tensor) else a == b for a, b in [*numbers, *outputs])
 
 
