@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ..loss.objective import Objective, Supervised, Terms, first_call, scoring, 
 from ..loss.outcome import LossSums, Outcome, as_outcome
 from .guard import Scalar
 from .precision import Precision
+from .tape.tapes import Tapes
 
 
 @contextmanager
@@ -91,6 +93,7 @@ def together(
     precision: Precision,
     read: Callable[[Scalar], Scalar],
     scored: Sequence[str],
+    tapes: Tapes,
 ) -> Iterator[Outcome]:
     """The outcomes of a pass: the model sees a batch at a time, the loss a block of outputs.
 
@@ -109,7 +112,7 @@ def together(
 
     for batch in batches:
         with precision.context():
-            answer = objective.answers(model, batch)
+            answer = tapes.outputs(batch, lambda batch: objective.answers(model, batch))
         part = Batch({name: batch[name] for name in kept}, batch.rows)
         joins = _is_rows(answer, batch.rows) and all(_is_rows(field, batch.rows) for field in part.fields.values())
         if held and not (joins and _alike(answer, outputs[-1]) and all(_alike(part[k], held[-1][k]) for k in part)):
@@ -214,7 +217,7 @@ Gather = Callable[[list[Any], Sequence[int]], list[Any]]
 
 
 def predictions(
-    objective: Objective, model: nn.Module, feed: Feed, precision: Precision, gather: Gather | None = None
+    objective: Objective, model: nn.Module, feed: Feed, precision: Precision, gather: Gather | None, tapes: Tapes
 ) -> Any:
     """What the model returns for every row, in order, on the host; moved there a macrobatch at a time."""
     found: list[Any] = []
@@ -228,7 +231,7 @@ def predictions(
             if not batch.rows:  # a worker may have none of a small batch
                 pass
             elif held or found:
-                held.append(outputs(model, batch))
+                held.append(tapes.outputs(batch, partial(outputs, model)))
             else:
                 held.append(first_call(outputs, model, batch))
                 if outputs is objective.call:  # the streams stay what they are: no need to ask again

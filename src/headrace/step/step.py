@@ -22,6 +22,7 @@ from ..workers.strategy import Strategy
 from .guard import Guard
 from .precision import Precision
 from .settings import CHANGEABLE, ROWS_MEET, Settings, Updates
+from .tape.tapes import Tapes
 from .update import Update, alone
 
 
@@ -48,6 +49,7 @@ class Step(Updates):
         self.ends_alone = False
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
         self._parts: list[Update] = []
+        self._answers: dict[Objective, Tapes] = {}
         self._sound: set[str] | None = None  # what was finite before the first update by hand
         self.measure(measured)
 
@@ -75,17 +77,25 @@ class Step(Updates):
                 part.arena.release()
             buffers.release()
             raise
-        self._parts = parts
+        self._parts, self._answers = parts, {}
 
     def release(self) -> None:
         """Makes model and optimizers ordinary again."""
-        parts, self._parts, self.torn = self._parts, [], ""
+        parts, self._parts, self._answers, self.torn = self._parts, [], {}, ""
         if parts:
             self.strategy.release()
         with ExitStack() as stack:  # each of them, even if one fails
             for part in parts:
                 stack.callback(part.arena.release)
                 stack.callback(part.buffers.release)
+
+    def answers(self, objective: Objective) -> Tapes:
+        """The passes of a model that is not trained in them, as long as it stays where it is."""
+        if objective not in self._answers:
+            device = next(self.model.parameters()).device
+            self._answers[objective] = Tapes(self.settings.tape, self.model, objective, device)
+        self._answers[objective].end_epoch()
+        return self._answers[objective]
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on but the model's own state and random numbers."""

@@ -186,7 +186,8 @@ class Trainable:
         source = self._source_of(data, "predict", batch_size)
         objective = next(iter(self.eval_objectives.values()))
         with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, batch_size) as feed:
-            return evaluate.predictions(objective, self.model, feed, self.precision, self._team.gather)
+            tapes = self._step.answers(objective)
+            return evaluate.predictions(objective, self.model, feed, self.precision, self._team.gather, tapes)
 
     @one_thread
     def step(self, batch: Any) -> dict[str, Any]:
@@ -281,7 +282,8 @@ class Trainable:
             outcomes = evaluate.apart(self.evaluate_step, batches)
             if joins and isinstance(objective, Supervised) and objective.joins:
                 read, scored = self._step.guard.read, [self.target] if metrics else []
-                outcomes = evaluate.together(objective, self.model, batches, self.precision, read, scored)
+                tapes = self._step.answers(objective)
+                outcomes = evaluate.together(objective, self.model, batches, self.precision, read, scored, tapes)
             return evaluate.score(outcomes, name, metrics, objective, self.target, team.scored)
 
     def _once(self, source: Source, batch_size: int | None) -> Feed:

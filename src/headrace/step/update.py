@@ -37,7 +37,7 @@ class Update:
         self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self._step, self._model = step, step.model
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
-        self.tapes = Tapes(step.settings.tape, step.model, objective, arena, next(iter(arena.params)).device)
+        self.tapes = Tapes(step.settings.tape, step.model, objective, next(iter(arena.params)).device, arena)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._measured = len(step.optimizers) > 1, step.measured == name
         self._device = next(iter(arena.params)).device

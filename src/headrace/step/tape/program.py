@@ -79,6 +79,8 @@ class Builder:
                 self._add(k, call)
                 for root in expiring[k]:
                     self._let_go(root)
+            if self._forward_calls == len(self._calls):
+                self._turn = len(self._lines)
         given = [name for name in self._given if name not in self._seeds]
         forward, backward = self._lines[: self._turn], self._lines[self._turn :]
         words = {word for line in backward for word in re.findall(r"\w+", line)}
@@ -229,7 +231,7 @@ class Builder:
     def _is_constant(self, call: Operation, made: Sequence[TapeTensor]) -> bool:
         roots = [value.root for value in made]
         settled = all(value.root in self._constant for value in call.values())
-        return bool(made) and settled and not call.random and self._written.isdisjoint(roots)
+        return bool(made) and settled and not call.random and (self._written | self._fresh).isdisjoint(roots)
 
     def _bind(self, k: int, function: Any) -> str:
         self._space[f"f{k}"] = function

@@ -16,66 +16,21 @@ from torch import nn
 
 from .state import PassState, UnclearError
 
-_TRUSTED = frozenset(
-    [
-        "torch",
-        "headrace",
-        "contextlib",
-        "functools",
-        "typing",
-        "enum",
-        "abc",
-        "types",
-        "collections",
-        "weakref",
-        "importlib",
-    ]
-)
+_TRUSTED = {
+    *("torch", "headrace", "contextlib", "functools", "typing", "enum", "abc", "types", "collections", "weakref"),
+    "importlib",
+}
 _NOT_TRUSTED = {"torch.random", "torch.cuda.random", "torch.jit"}
 _PURE = {math, operator, sys.modules["_operator"]}
 _OPEN = {
-    "eval",
-    "exec",
-    "open",
-    "input",
-    "print",
-    "globals",
-    "locals",
-    "vars",
-    "setattr",
-    "delattr",
-    "__import__",
-    "id",
+    *("eval", "exec", "open", "input", "print", "globals", "locals", "vars", "setattr", "delattr", "__import__", "id"),
 }
-_LEAVES = set(
-    [
-        "item",
-        "tolist",
-        "numpy",
-        "__array__",
-        "data_ptr",
-        "storage",
-        "untyped_storage",
-        "backward",
-        "register_hook",
-        "requires_grad_",
-        "retain_grad",
-        "register_post_accumulate_grad_hook",
-        "set_",
-        "resize_",
-        "share_memory_",
-        "manual_seed",
-        "seed",
-        "initial_seed",
-        "set_state",
-        "get_state",
-        "set_rng_state",
-        "get_rng_state",
-        "__reduce_ex__",
-        "__dlpack__",
-        "record_stream",
-    ]
-)
+_LEAVES = {
+    *("item", "tolist", "numpy", "__array__", "data_ptr", "storage", "untyped_storage", "__dlpack__", "__reduce_ex__"),
+    *("backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"),
+    *("set_", "resize_", "share_memory_", "record_stream", "manual_seed", "seed", "initial_seed"),
+    *("set_state", "get_state", "set_rng_state", "get_rng_state"),
+}
 """What a tensor, or torch, does that is no operation on tensors."""
 _OF_THE_BATCH = {"cursor", "ends_epoch", "total", "samples", "share", "whole"}
 _STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "DELETE_SUBSCR"}

@@ -73,10 +73,10 @@ class PassState:
     """The state of a model and of its objective that a pass may depend on, as it is now.
 
     `tensors` are those that it holds beside parameters and buffers. `unclear` says which attributes, by name, hold
-    something that cannot be looked into.
+    something that cannot be looked into. `homed`: an arena sees to it that parameters stay in their places.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, *, homed: bool) -> None:
         self.tensors: list[Tensor] = []
         self.unclear: dict[str, str] = {}
         self._space: dict[str, Any] = {}
@@ -97,9 +97,11 @@ class PassState:
             for param in module._parameters.values():
                 if param is not None:
                     self._watch(param)
+                    if not homed:
+                        self._stays(param)
             for buffer in module._buffers.values():
                 if buffer is not None:
-                    self._checks[f"{self._name(buffer)}.data_ptr() == {buffer.data_ptr()}"] = None
+                    self._stays(buffer)
         for holder in holders:
             if not isinstance(holder, nn.Module):
                 self._attributes(holder, _OF_A_PASS)
@@ -138,6 +140,10 @@ class PassState:
             self._checks[f"len({name}) == {len(held)}"] = None
             for key, value in held.items():
                 self._checks[f"{name}[{key!r}] is {self._name(value)}"] = None
+
+    def _stays(self, tensor: Tensor) -> None:
+        """A tensor stays in its place in memory."""
+        self._checks[f"{self._name(tensor)}.data_ptr() == {tensor.data_ptr()}"] = None
 
     def _watch(self, param: nn.Parameter) -> None:
         """A parameter stays trained or frozen, and nobody listens to its gradient."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from ...arena.arena import Arena
 from ...data.batch import Batch
 from ...errors import ModelError
 from ...loss.base import Term
-from ...loss.objective import Objective
+from ...loss.objective import Objective, Terms
 from ...store.rng import capture_torch, restore_torch
 from .program import Builder
 from .proof import Proof
@@ -65,7 +66,7 @@ class Tapes:
     """
 
     def __init__(
-        self, wanted: Wanted, model: nn.Module, objective: Objective, arena: Arena, device: torch.device
+        self, wanted: Wanted, model: nn.Module, objective: Objective, device: torch.device, arena: Arena | None = None
     ) -> None:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
@@ -74,12 +75,12 @@ class Tapes:
         self._possible = wanted is not False
         if self._possible and device.type != "cpu":
             self._refuse(f"the model is on {device}, and passes are recorded on a CPU")
-        elif wanted == "auto" and sum(vector.gradients.nbytes for vector in arena.vectors) > LARGEST:
+        elif wanted == "auto" and sum(p.nbytes for p in model.parameters()) > LARGEST:
             self._refuse("the model is so large that nothing would be saved")
 
     def kind_of(self, part: Batch, first: bool) -> PassKind | None:
         """The passes like that of this microbatch, the `first` of an update or not; `None` if they are torch's."""
-        if not self._possible or not self._arena.proven:
+        if not self._possible or (self._arena is not None and not self._arena.proven):
             return None
         likeness = (first, part.rows, part.total, part._share, *map(_layout, part.fields.items()))
         if self._last is None or self._last[0] != likeness:
@@ -93,6 +94,25 @@ class Tapes:
         kind = self._last[1]
         kind.seen += 1
         return None if kind.refused else kind
+
+    def outputs(self, batch: Batch, call: Callable[[Batch], Any]) -> Any:
+        """What the model returns for a batch, as `call` does; for a model that is not being trained."""
+        kind = self.kind_of(batch, True)
+        if kind is None:
+            return call(batch)
+        tape = self.ready(kind)
+        if tape is not None:
+            return tape.forward(batch).outputs
+
+        def eager(batch: Batch, recording: Recording | None) -> Terms:
+            terms = Terms()
+            with recording or nullcontext():
+                terms.outputs = call(batch)
+                if recording is not None:
+                    recording.end_forward(terms, terms.outputs)
+            return terms
+
+        return outputs_of(self.learn(kind, batch, True, eager, lambda tape, batch: tape.forward(batch)))
 
     def end_epoch(self) -> None:
         """One pass of each kind is compared with torch's again; one that comes once in an epoch is not recorded."""
@@ -140,15 +160,13 @@ class Tapes:
 
     def _record(self, kind: PassKind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Mapping[str, Term]:
         """A pass by torch, and the recording of it if it can be replayed."""
-        state = PassState(self._model, self._objective)
+        state = PassState(self._model, self._objective, homed=self._arena is not None)
         if not state.holds():
             self._refuse("hooks, autocast or a mode of torch change what operations do", kind)
             return eager(part, None)
         params = list(self._model.parameters())
-        gradients = [p.grad for p in params if p.grad is not None]
-        given: dict[str, Any] = dict(
-            zip((f"x{k}" for k in range(len(part.fields))), part.fields.values(), strict=True)
-        )  # all tensors
+        gradients = [p.grad for p in params if p.grad is not None] if self._arena is not None else []
+        given: dict[str, Any] = {f"x{k}": value for k, value in enumerate(part.fields.values())}
         recording = Recording(given, [*params, *gradients, *self._model.buffers(), *state.tensors])
         proof = Proof(state)
         alone = Batch(part.fields, part.rows, total=part.total, share=part._share)  # without what only this one has
@@ -219,9 +237,10 @@ def _layout(stream: tuple[str, Any]) -> tuple[Any, ...]:
 class Snapshot:
     """What a pass changes, as it is now: gradients, buffers and random numbers."""
 
-    def __init__(self, model: nn.Module, arena: Arena, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, arena: Arena | None, device: torch.device) -> None:
         self._device = device
-        self._tensors = [vector.gradients for vector in arena.vectors] + list(model.buffers())
+        self._tensors = [vector.gradients for vector in arena.vectors] if arena is not None else []
+        self._tensors += model.buffers()
         self._copies = [tensor.detach().clone() for tensor in self._tensors]
         self._random = capture_torch(device)
 
