@@ -237,14 +237,14 @@ def test_what_a_worker_ends_by_is_told_in_a_sentence_and_where_it_was_raised_in_
 ) -> None:
     from ray import cloudpickle
 
-    from headrace.engines.ray.driver import Failure, carry_out, cause
+    from headrace.engines.ray.driver import Failure, cause, run_worker
     from headrace.engines.worker import ProgramPlace
 
     reports = []
     for worker, raised in enumerate([hr.WorkerError("worker 0 has waited for the others"), error]):
         packed = cloudpickle.dumps((end_by, (raised,))), ProgramPlace.here()
         with torch.random.fork_rng([]), pytest.raises(Failure) as failed:
-            carry_out(packed, worker, Null)
+            run_worker(packed, worker, Null)
         reports.append(pickle.loads(pickle.dumps(failed.value)).report)  # as it comes from a worker
     found = cause(reports)
     assert found is not None

@@ -292,7 +292,7 @@ def test_an_all_reduce_takes_what_a_ring_takes_from_the_last_arrival_on() -> Non
         return [comm.now()]
 
     assert on_all(work, 4, SLOW) == [[pytest.approx(4 + 2.1)]] * 4
-    report = launch(lambda: (work(me()), me().all_gather(0), me().world.report())[2], workers=4, network=SLOW)
+    report = launch(lambda: (work(me()), me().all_gather(0), me().cluster.report())[2], workers=4, network=SLOW)
     first, last = report["workers"][0], report["workers"][3]
     assert first["computing_s"] == 1
     assert first["idle_s"] == pytest.approx(3)
@@ -323,7 +323,7 @@ def test_a_collective_takes_its_time_and_sends_its_bytes(
 ) -> None:
     def work() -> list[Any]:
         call(me())
-        return [me().now(), [worker["sent_bytes"] for worker in me().world.report()["workers"]]]
+        return [me().now(), [worker["sent_bytes"] for worker in me().cluster.report()["workers"]]]
 
     assert launch(work, workers=4, network=SLOW) == [pytest.approx(seconds), sent]
 
@@ -333,7 +333,7 @@ def test_a_started_reduction_travels_while_the_worker_computes() -> None:
         pending = comm.start(torch.zeros(250))  # 2.1 s
         comm.worked(rows)
         pending.wait()
-        return [comm.now(), comm.world.accounts[comm.shard.index].communicating_s]
+        return [comm.now(), comm.cluster.accounts[comm.shard.index].communicating_s]
 
     rows = 10
     assert on_all(work, 4, SLOW)[0] == [pytest.approx(2.1), pytest.approx(1.1)]

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import headrace as hr
 from headrace.engines.ray import cluster
 from headrace.workers.center import LeaseTerms, NothingYet, Push, Rule, Vectors
-from headrace.workers.heartbeat import read_heart
+from headrace.workers.heartbeat import read_status
 from headrace.workers.here import here
 from headrace.workers.torch_comm import TorchComm
 from kit import worker_cases
@@ -319,8 +319,8 @@ def wait_until(is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
 def until_heard(step: int) -> None:
     """Until the others can know at which step this life of a worker is."""
     comm: Any = here()
-    pulse = comm._beats if isinstance(comm, TorchComm) else comm._pulse
-    wait_until(lambda: read_heart(pulse._store, comm.shard.index).step == step)
+    pulse = comm._heartbeat if isinstance(comm, TorchComm) else comm._status
+    wait_until(lambda: read_status(pulse._store, comm.shard.index).step == step)
 
 
 def machine() -> str:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.store.codec import decode, encode
 from headrace.workers.center import Lease, LeaseTerms, NothingYet
-from headrace.workers.ledger import Ledger, Positions
+from headrace.workers.ledger import Ledger, Ranges
 
 TIMEOUT_S = 10.0
 
@@ -149,12 +149,12 @@ def test_the_state_is_a_few_integers_however_much_was_used() -> None:
 
 
 def test_positions_are_a_set() -> None:
-    positions = Positions()
+    positions = Ranges()
     for run in ((5, 7), (1, 3), (3, 5), (9, 10)):
         positions.add(*run)
-    assert (positions.runs, len(positions)) == ([(1, 7), (9, 10)], 7)
+    assert (positions.ranges, len(positions)) == ([(1, 7), (9, 10)], 7)
     positions.remove(2, 9)
-    assert positions.runs == [(1, 2), (9, 10)]
+    assert positions.ranges == [(1, 2), (9, 10)]
     assert positions.covers(9, 10)
     assert not positions.covers(1, 10)
 

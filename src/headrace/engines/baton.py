@@ -21,7 +21,7 @@ _MYSELF = 0  # the calling thread, to the system
 
 
 class Baton:
-    """The baton and the clocks.
+    """Decides which virtual worker runs, by the workers' clocks.
 
     Whoever has the baton runs, alone. It gives it up to wait until a time (`until`), or for others (`park`, until one
     of them calls `due`); then the worker with the smallest (time, number) gets it. The lock of a thread is no more

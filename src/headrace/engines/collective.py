@@ -41,7 +41,7 @@ class Timing(Protocol):
         ...
 
 
-def ring(count: int, size: int, timing: Timing) -> tuple[float, list[float]]:
+def all_reduce_cost(count: int, size: int, timing: Timing) -> tuple[float, list[float]]:
     """An all-reduce of so many bytes: each worker sends each of W parts twice around but to itself.
 
     Seconds, and the bytes that each worker sends.
@@ -50,26 +50,26 @@ def ring(count: int, size: int, timing: Timing) -> tuple[float, list[float]]:
     return sent / timing.bytes_per_s + 2 * (count - 1) * timing.latency_s, [sent] * count
 
 
-def chain(count: int, size: int, timing: Timing) -> tuple[float, list[float]]:
+def broadcast_cost(count: int, size: int, timing: Timing) -> tuple[float, list[float]]:
     """A broadcast: everybody passes on what it gets as it gets it, in a tree of messages."""
     hops = ceil(log2(count)) if count > 1 else 0
     seconds = size / timing.bytes_per_s * (count > 1) + hops * timing.latency_s
     return seconds, [float(size)] * (count - 1) + [0.0]
 
 
-def to_one(sizes: list[int], timing: Timing) -> tuple[float, list[float]]:
+def gather_cost(sizes: list[int], timing: Timing) -> tuple[float, list[float]]:
     """A gather: all others send to worker 0, which gets them through its one link."""
     sent = [0.0, *map(float, sizes[1:])]
     return _at_one(sent, timing), sent
 
 
-def from_one(sizes: list[int], timing: Timing) -> tuple[float, list[float]]:
+def scatter_cost(sizes: list[int], timing: Timing) -> tuple[float, list[float]]:
     """What worker 0 hands out goes through its one link."""
     sent = float(sum(sizes[1:]))
     return _at_one([0.0, *map(float, sizes[1:])], timing), [sent] + [0.0] * (len(sizes) - 1)
 
 
-def around(sizes: list[int], timing: Timing) -> tuple[float, list[float]]:
+def all_gather_cost(sizes: list[int], timing: Timing) -> tuple[float, list[float]]:
     """An all-gather: everything passes everybody, around a ring."""
     total, count = sum(sizes), len(sizes)
     sent = [float(total - sizes[(worker + 1) % count]) for worker in range(count)]
@@ -81,8 +81,8 @@ def _at_one(sizes: list[float], timing: Timing) -> float:
 
 
 @dataclass(slots=True)
-class Account:
-    """What a worker has done with its time, in virtual seconds, and what it has sent."""
+class WorkerTimes:
+    """How a worker has spent its virtual time, and how many bytes it has sent."""
 
     computing_s: float = 0.0
     communicating_s: float = 0.0
@@ -114,7 +114,7 @@ class Link:
 
 @dataclass(slots=True)
 class Packed:
-    """A value as it would be sent: nobody else changes it."""
+    """A value packed for sending: a copy that others cannot change."""
 
     text: str
     tensors: Tensors
@@ -136,7 +136,7 @@ class Packed:
 
 @dataclass(slots=True)
 class Collective:
-    """One collective: begun by the first worker that calls it, over when the last one has."""
+    """One collective call, from the first worker that calls it to the last."""
 
     kind: str
     like: tuple[Any, ...]
@@ -181,11 +181,17 @@ class Collective:
         count = len(self.given)
         if self.total is not None:
             size = self.total.nbytes
-            return chain(count, size, timing) if self.kind == "broadcast" else ring(count, size, timing)
+            return (
+                broadcast_cost(count, size, timing)
+                if self.kind == "broadcast"
+                else all_reduce_cost(count, size, timing)
+            )
         if self.kind == "share":
-            return chain(count, self.given[0].size, timing)
+            return broadcast_cost(count, self.given[0].size, timing)
         sizes = [packed.size for packed in (self.given[0] if self.kind == "hand_out" else self.given)]
-        return {"gather": to_one, "all_gather": around, "hand_out": from_one}[self.kind](sizes, timing)
+        return {"gather": gather_cost, "all_gather": all_gather_cost, "hand_out": scatter_cost}[self.kind](
+            sizes, timing
+        )
 
     def take(self, worker: int) -> Any:
         """What comes of it for a worker, which has waited for that."""

@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(slots=True)
 class Result:
-    """What worker 0 has to give to the caller."""
+    """What a launch returns: the value of worker 0's call, and the weights of the caller's models."""
 
     value: Any
     weights: list[dict[str, Tensor]]

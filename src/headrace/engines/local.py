@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from ..data.source import Source
 from ..errors import ConfigError, WorkerError
 from ..watch.callback import Callback
-from ..workers.here import speaking_as
+from ..workers.here import use_comm
 from ..workers.strategy import Strategy
 from .job import Job, Result, models_of, own, work
 from .network import Network
@@ -21,10 +21,10 @@ from .virtual_cluster import VirtualCluster
 def run(job: Job) -> Result:
     """Runs the job's workers to their end; if all were lost, again, as often as it allows."""
     _must_be_copied(job.main)
-    world = VirtualCluster(job.workers, job.network or Network(), job.timeout_s)
+    cluster = VirtualCluster(job.workers, job.network or Network(), job.timeout_s)
 
     def live(worker: int) -> Result:
-        with speaking_as(SimComm(world, worker)):
+        with use_comm(SimComm(cluster, worker)):
             try:
                 main, arguments = own(job.main, job.arguments)
             except Exception as error:
@@ -36,12 +36,12 @@ def run(job: Job) -> Result:
 
     for restarts_left in range(job.restarts, -1, -1):
         try:
-            result: Result = world.run(live)[0]
+            result: Result = cluster.run(live)[0]
             return result
         except WorkerError:
-            if not world.lost or not restarts_left or world.timing.restart_s is None:
+            if not cluster.lost or not restarts_left or cluster.timing.restart_s is None:
                 raise
-            world.restart()
+            cluster.restart()
     raise AssertionError
 
 

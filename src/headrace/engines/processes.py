@@ -34,7 +34,7 @@ _MAY_WORK = (WorkerError, RunError, OutOfMemoryError)  # of our own errors: thos
 
 
 def run(job: Job) -> Result:
-    """Runs the job's workers to their end: what worker 0 has to give."""
+    """Runs the job's workers to their end; the result of worker 0."""
     _check_place()
     devices = _devices(job)
     packed = pack(job)

@@ -18,16 +18,16 @@ from .virtual_cluster import VirtualCluster
 
 
 class SimComm(Comm):
-    """The other virtual workers of a cluster, as one of them sees them."""
+    """The communicator of a virtual worker."""
 
-    def __init__(self, world: VirtualCluster, worker: int) -> None:
-        self.world, self._worker = world, worker
-        self.shard = Shard(worker, world.count)
+    def __init__(self, cluster: VirtualCluster, worker: int) -> None:
+        self.cluster, self._worker = cluster, worker
+        self.shard = Shard(worker, cluster.count)
         self._center: SimCenter | None = None
 
     @property
     def center(self) -> Center:
-        self._center = self._center or SimCenter(self.world, self._worker)
+        self._center = self._center or SimCenter(self.cluster, self._worker)
         return self._center
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
@@ -57,81 +57,83 @@ class SimComm(Comm):
         return self._exchange("hand_out", [Packed.of(value) for value in values or ()])
 
     def worked(self, rows: int) -> None:
-        self.world.worked(self._worker, rows)
+        self.cluster.worked(self._worker, rows)
 
     def now(self) -> float:
-        return self.world.turns.now[self._worker]
+        return self.cluster.baton.now[self._worker]
 
     def at(self, step: int, doing: str) -> None:
-        self.world.stands(self._worker, step, doing)
+        self.cluster.at(self._worker, step, doing)
 
-    def tell(self, error: BaseException) -> None:
-        self.world.tell(self._worker, error)
+    def report_error(self, error: BaseException) -> None:
+        self.cluster.report_error(self._worker, error)
 
     def _begin(self, kind: str, vector: Tensor) -> "_SimReduction":
         like = (vector.shape, vector.dtype, vector.device)
-        return _SimReduction(self.world, self._worker, self.world.begin(self._worker, kind, like, vector.detach()))
+        return _SimReduction(self.cluster, self._worker, self.cluster.begin(self._worker, kind, like, vector.detach()))
 
     def _exchange(self, kind: str, packed: Any) -> Any:
-        return self.world.wait(self._worker, self.world.begin(self._worker, kind, (), packed))
+        return self.cluster.wait(self._worker, self.cluster.begin(self._worker, kind, (), packed))
 
 
 class _SimReduction:
     """A reduction that others have still to join, or that takes its time."""
 
-    def __init__(self, world: VirtualCluster, worker: int, collective: Collective) -> None:
-        self._world, self._worker, self._collective = world, worker, collective
+    def __init__(self, cluster: VirtualCluster, worker: int, collective: Collective) -> None:
+        self._cluster, self._worker, self._collective = cluster, worker, collective
 
     def wait(self) -> None:
-        self._world.wait(self._worker, self._collective)
+        self._cluster.wait(self._worker, self._collective)
 
 
 class SimCenter(Center):
-    """Every call is a message to the center and one back; weights pass its link one after the other, as they come."""
+    """The client of a virtual center. Each call is a message and a reply, which share the center's link with others."""
 
-    def __init__(self, world: VirtualCluster, worker: int) -> None:
+    def __init__(self, cluster: VirtualCluster, worker: int) -> None:
         super().__init__(worker)
-        world.held = world.held or CenterState(timeout_s=inf)  # who is dead is known, and nobody else is ever silent
-        self._held: CenterState = world.held
-        self._world = world
+        cluster.held = cluster.held or CenterState(
+            timeout_s=inf
+        )  # who is dead is known, and nobody else is ever silent
+        self._held: CenterState = cluster.held
+        self._cluster = cluster
         self._seen = 0
 
     def call(self, name: str, *given: Any) -> Any:
-        world, worker = self._world, self.worker
+        cluster, worker = self._cluster, self.worker
         if name == "state_dict":  # at no time: who saves changes nothing of what comes
             return _own(self._held.state_dict())
         changes = name in ("join", "exchange", "ask_to_stop", "load_state_dict")
         if name == "join":
-            world.centers[worker] = partial(self._held.leave, worker)
+            cluster.centers[worker] = partial(self._held.leave, worker)
         elif name == "leave":
             known = self._held.status(0.0)["workers"].get(worker)
             changes = bool(known and known["inside"])
         found = self._send(lambda now: self._held.serve(worker, now, name, *given), _size(given), changes)
         if name == "leave" or (name == "join" and found is None):
-            world.centers.pop(worker, None)
+            cluster.centers.pop(worker, None)
         return found
 
     def wait(self, why: NothingYet) -> None:
-        self._world.wait_for_change(self.worker, self._seen)
+        self._cluster.wait_for_change(self.worker, self._seen)
 
     def _send(self, serve: Callable[[float], Any], sent: int, changes: bool) -> Any:
         """Sends so many bytes, is served when they have come, and gets a reply. What has none waits for no link."""
-        world, worker = self._world, self.worker
-        begun, latency = world.turns.now[worker], world.timing.latency_s
-        world.check(worker)
-        world.until(worker, begun + latency)
+        cluster, worker = self._cluster, self.worker
+        begun, latency = cluster.baton.now[worker], cluster.timing.latency_s
+        cluster.check(worker)
+        cluster.until(worker, begun + latency)
         if sent:
-            world.until(worker, world.inward.through(begun + latency, sent))
-        now = world.turns.now[worker]
+            cluster.until(worker, cluster.inward.through(begun + latency, sent))
+        now = cluster.baton.now[worker]
         found = _own(serve(now))
         if changes and not isinstance(found, NothingYet):
-            world.changed(now)
-        self._seen = world.changes
+            cluster.changed(now)
+        self._seen = cluster.changes
         back = _size(found)
-        done = (world.outward.through(now, back) if back else now) + latency
-        world.accounts[worker].sent_bytes += sent
-        world.accounts[worker].communicating_s += done - begun
-        world.go_on(worker, done)
+        done = (cluster.outward.through(now, back) if back else now) + latency
+        cluster.accounts[worker].sent_bytes += sent
+        cluster.accounts[worker].communicating_s += done - begun
+        cluster.go_on(worker, done)
         return found
 
 

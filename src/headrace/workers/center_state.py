@@ -38,8 +38,8 @@ class CenterState:
         self.version = 0
         """How many pushes have been applied to the weights."""
         self.stop = ""
-        self.said: Mapping[str, Any] | None = None
-        """What worker 0 said when it began."""
+        self.leader_values: Mapping[str, Any] | None = None
+        """What worker 0 gave when it began, for the others."""
         self.training = 0
         """The number of the training that worker 0 has begun last, counted from 1."""
         self._generation, self.timeout_s = generation, timeout_s
@@ -67,7 +67,7 @@ class CenterState:
         terms: LeaseTerms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
-        said: Mapping[str, Any] | None = None,
+        leader_values: Mapping[str, Any] | None = None,
         training: int = 1,
     ) -> Reply | NothingYet | None:
         """A worker joins the training of this number; `None` if a later one has begun.
@@ -84,12 +84,12 @@ class CenterState:
             if others := [other for other in self._members.inside(now - self.timeout_s) if other != worker]:
                 return self._wait(others, f"to leave training {self.training}")
             self._begin(terms, weights, state)
-            self.said, self.training = said, training
+            self.leader_values, self.training = leader_values, training
         self._check(rule, terms, weights)
         member = self._member(worker, now)
         member.sequence, member.asked = 0, None
         self._ledger.leave(worker)
-        return replace(self._reply(self.weights), reported=self.said)
+        return replace(self._reply(self.weights), leader_values=self.leader_values)
 
     def lease(self, worker: int, now: float, number: int) -> Lease | NothingYet | None:
         """Rows to read. A request of the same number gets what was given before."""
@@ -287,7 +287,7 @@ class CenterState:
 
 
 class LocalCenter(Center):
-    """A center in this process, as one worker sees it. `now` is its clock, in seconds; `pause` lets time pass."""
+    """The client of a center in this process. `now` is its clock, in seconds; `pause` lets time pass."""
 
     def __init__(
         self,

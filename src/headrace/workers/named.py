@@ -24,7 +24,7 @@ _WORDS = {"true": True, "false": False}
 _MEANT = {bool: "true or false", int: "a whole number", float: "a number", NoneType: "none"}
 
 
-def named(text: str) -> Strategy:
+def parse_strategy(text: str) -> Strategy:
     """The strategy that is called so: its name, and after a colon the options that differ, with commas between."""
     name, _, given = text.partition(":")
     name = name.strip().lower().replace("_", "-")

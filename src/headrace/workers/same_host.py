@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ..data.source import Shard
 
-WORD_BYTES = 64
-"""More than any word has."""
+MESSAGE_BYTES = 64
+"""More than any message has."""
 _HELLO = struct.Struct("<q")
 
 
@@ -38,22 +38,22 @@ class Peer:
         if self._process is not None:  # processes that it has forked may hold its end of the socket open
             self._watched.register(self._process, select.POLLIN)
 
-    def say(self, word: bytes) -> bool:
-        """Sends a word, for which there is always room; whether the worker is there to receive it."""
+    def send(self, message: bytes) -> bool:
+        """Sends a message, for which there is always room; whether the worker is there to receive it."""
         try:
-            self.channel.send(word)
+            self.channel.send(message)
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
 
-    def hear(self, spin_until: float, until: float) -> bytes | None:
-        """Its next word, empty once it has ended; `None` if there is none in time."""
+    def receive(self, spin_until: float, until: float) -> bytes | None:
+        """Its next message, empty once it has ended; `None` if there is none in time."""
         ended = False
         while True:
             try:
-                return self.channel.recv(WORD_BYTES)
+                return self.channel.recv(MESSAGE_BYTES)
             except BlockingIOError:
-                if ended:  # and nothing that it said before is left to hear
+                if ended:  # and no message of before is left
                     return b""
             except ConnectionResetError:
                 return b""
@@ -72,44 +72,44 @@ class Peer:
 
 
 class SameHostPeers:
-    """How workers find each other: every one listens, calls those before it, and worker 0 hands out the memory."""
+    """Connects workers: each listens, connects to those before it, and worker 0 hands out the memory."""
 
     def __init__(self, shard: Shard, size: int, timeout_s: float) -> None:
         self._shard, self._size, self._timeout_s = shard, size, timeout_s
-        self._called: list[socket.socket] = []
+        self._connected: list[socket.socket] = []
         self._descriptor = -1
-        self._door: socket.socket | None = None
+        self._listener: socket.socket | None = None
         self.name = ""
-        """Where this worker is called; empty where there is nothing of the kind."""
+        """The address at which this worker listens; empty where the system has no such sockets."""
         if sys.platform.startswith("linux"):
             with suppress(OSError):
-                self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 name = f"headrace-{secrets.token_hex(16)}"
-                self._door.bind(f"\0{name}")
-                self._door.listen(shard.count)
+                self._listener.bind(f"\0{name}")
+                self._listener.listen(shard.count)
                 self.name = name
 
     def __enter__(self) -> "SameHostPeers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in (self._door, *self._called):
+        for one in (self._listener, *self._connected):
             if one is not None:
                 one.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
 
-    def call(self, names: Sequence[str]) -> bool:
-        """Calls those before this worker; whether they can be reached, which they cannot on another host."""
+    def connect(self, names: Sequence[str]) -> bool:
+        """Connects to the workers before this one; whether they can be reached, which they cannot on another host."""
         try:
             for name in names[: self._shard.index]:
-                self._called.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                self._called[-1].settimeout(self._timeout_s)
-                self._called[-1].connect(f"\0{name}")
-                self._called[-1].send(_HELLO.pack(self._shard.index))
+                self._connected.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                self._connected[-1].settimeout(self._timeout_s)
+                self._connected[-1].connect(f"\0{name}")
+                self._connected[-1].send(_HELLO.pack(self._shard.index))
         except OSError:
             return False
-        return all(_same_user(one) for one in self._called)
+        return all(_same_user(one) for one in self._connected)
 
     def reserve(self) -> bool:
         """Takes the memory, so that writing to it cannot fail later; whether there is enough."""
@@ -123,9 +123,9 @@ class SameHostPeers:
 
     def join(self) -> tuple[list[Peer], Tensor]:
         """The others, and the memory, once all have reached those before them."""
-        before = dict(enumerate(self._called))
-        after = self._answer()
-        self._called = []
+        before = dict(enumerate(self._connected))
+        after = self._accept()
+        self._connected = []
         channels = before | after
         if self._shard.index == 0:
             for channel in channels.values():
@@ -136,13 +136,13 @@ class SameHostPeers:
         memory = torch.frombuffer(mmap.mmap(self._descriptor, self._size, flags=flags), dtype=torch.uint8)
         return [Peer(index, channel) for index, channel in sorted(channels.items())], memory
 
-    def _answer(self) -> dict[int, socket.socket]:
-        """Takes the calls of those after this worker, which have all been made; strangers' are not taken."""
-        assert self._door is not None
-        self._door.settimeout(self._timeout_s)
+    def _accept(self) -> dict[int, socket.socket]:
+        """Accepts connections from the workers after this one; other users' are refused."""
+        assert self._listener is not None
+        self._listener.settimeout(self._timeout_s)
         found: dict[int, socket.socket] = {}
         while len(found) < self._shard.count - 1 - self._shard.index:
-            channel, _ = self._door.accept()
+            channel, _ = self._listener.accept()
             if _same_user(channel):
                 channel.settimeout(self._timeout_s)
                 found[_HELLO.unpack(channel.recv(_HELLO.size))[0]] = channel

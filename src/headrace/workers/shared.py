@@ -32,7 +32,7 @@ HALVES = (torch.float16, torch.bfloat16)
 _SIGNAL = struct.Struct("<qq")
 
 Exchange = Callable[[str], Sequence[str]]
-"""Gives a word to all workers and returns the words of all, in order; every worker calls it as often."""
+"""Gives a text to all workers and returns the texts of all, in order; every worker calls it as often."""
 Lost = Callable[[int, str], WorkerError]
 """Makes the error for a worker, by its number, and what became of it."""
 
@@ -42,7 +42,7 @@ def _lost(index: int, what: str) -> WorkerError:
 
 
 class Shared:
-    """The workers of one host, seen from one of them; made by `connect`.
+    """Adds up vectors with the other workers of this host; made by `connect`.
 
     All call the same methods with vectors of the same length and type, in the same order. Values are added in the
     order of workers, 16-bit ones as float32 that is rounded once: the sum is the same for all, to the last bit.
@@ -61,7 +61,7 @@ class Shared:
         """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
         with SameHostPeers(shard, shard.count * PLACES * PART, timeout_s) as peers_here:
             names = exchange(peers_here.name)
-            found = "" not in names and peers_here.call(names) and (shard.index > 0 or peers_here.reserve())
+            found = "" not in names and peers_here.connect(names) and (shard.index > 0 or peers_here.reserve())
             if "" in exchange("yes" if found else ""):
                 return None
             peers, memory = peers_here.join()
@@ -149,25 +149,25 @@ class Shared:
     def _signal(self, number: int, part: Tensor) -> None:
         """All may read.
 
-        Whoever puts part k has heard part k - 2 of all others, who have then read all parts to k - 4: the place of
+        Whoever puts part k has received part k - 2 of all others, who have then read all parts to k - 4: the place of
         part k - 4 is free.
         """
-        word = self._vote(number, part)
+        message = self._vote(number, part)
         for peer in self._peers:
-            if not peer.say(word):
+            if not peer.send(message):
                 raise self._lost(peer.index, "has ended, while the others go on")
 
     def _await(self, number: int, part: Tensor) -> None:
         """Until all have put their part."""
-        word, now = self._vote(number, part), time.monotonic()
+        message, now = self._vote(number, part), time.monotonic()
         for peer in self._peers:
-            heard = peer.hear(now + self._spin_s, now + self._timeout_s)
-            if heard is None:
+            received = peer.receive(now + self._spin_s, now + self._timeout_s)
+            if received is None:
                 raise self._lost(peer.index, f"has kept the others waiting for {self._timeout_s:g} s")
-            if not heard:
+            if not received:
                 raise self._lost(peer.index, "has ended, while the others wait for it")
-            if heard != word:
-                raise self._lost(peer.index, f"does something else: {_read(heard)}; this worker: {_read(word)}")
+            if received != message:
+                raise self._lost(peer.index, f"does something else: {_read(received)}; this worker: {_read(message)}")
 
     def _vote(self, number: int, part: Tensor) -> bytes:
         return _SIGNAL.pack(self._part + number, part.nbytes)
@@ -209,6 +209,6 @@ def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
             out.add_(other)
 
 
-def _read(word: bytes) -> str:
-    part, size = _SIGNAL.unpack(word)
+def _read(message: bytes) -> str:
+    part, size = _SIGNAL.unpack(message)
     return f"part {part} of {size} bytes"

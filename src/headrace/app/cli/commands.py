@@ -15,7 +15,7 @@ from ..parameters import Parameter, described, parameters_of
 from ..values import LIST, Value, typed_values
 from .options import options_of
 from .output import print_line
-from .words import UsageError, flag_of, of_no_option, of_words
+from .words import UsageError, flag_of, no_option_error, parse_words
 
 _SAID = {
     "run": "the directory of the run",
@@ -79,7 +79,7 @@ class Command:
         known = self.parameters
         options = {name: each for name, each in known.items() if not each.place}
         try:
-            values = list(of_words(words, options, [*options, "help"], dash="-"))
+            values = list(parse_words(words, options, [*options, "help"], dash="-"))
             given = [*_placed(values, known), *_of_options(values, options)]
             there = {value.name for value in given}
             if missing := [_shown(each) for each in known.values() if each.required and each.name not in there]:
@@ -118,7 +118,7 @@ def _placed(values: Sequence[Value], known: Mapping[str, Parameter]) -> list[Val
             given = [value.given for value in taken] if place.repeated else taken[0].given
             found.append(Value(place.name, given, _shown(place)))
     if left:
-        raise of_no_option(left[0], known)
+        raise no_option_error(left[0], known)
     return found
 
 

@@ -22,7 +22,7 @@ import yaml
 from ...engines.launch import launch
 from ...errors import ConfigError, RunError, unknown
 from ...workers.here import here
-from ...workers.named import named
+from ...workers.named import parse_strategy
 from ..find import PARTS, find_recipe, located, read_file, recipe_file
 from ..parameters import Parameter, check_parameters, described, parameters_of
 from ..recipe import LIMITS, Trained, Training, run_recipe
@@ -30,7 +30,7 @@ from ..values import Value, plain, typed_values
 from .commands import page, rows
 from .options import INTERRUPTED, OF_A_NEW_RUN, OWN, PREEMPTED, Options, options_of
 from .output import numbers, print_line, print_result, print_text
-from .words import Known, UsageError, flag_of, of_no_option, of_words, taken
+from .words import Known, UsageError, flag_of, no_option_error, parse_words, taken
 
 _TAKES = {
     "fit": "RECIPE: file.py or file.py:function, which returns a Recipe. What the function takes are options, too.",
@@ -162,9 +162,9 @@ def _asked(
     values = [*_of_environment(known)]
     for file, config in configs:
         values += _of_file(file, config, known)
-    flags = list(of_words(words, known, [*options_of(command, of_recipe), "help"]))
+    flags = list(parse_words(words, known, [*options_of(command, of_recipe), "help"]))
     if extra := next((value for value in flags if not value.name), None):
-        raise of_no_option(extra, known)
+        raise no_option_error(extra, known)
     if command == "resume" and any(value.name in LIMITS for value in flags):  # instead of those that it began with
         values = [value for value in values if value.name not in LIMITS or value.name in of_recipe]
     values += flags
@@ -174,7 +174,7 @@ def _asked(
     found = typed_values(known, values)
     options = Options(**{name: found[name] for name in known if name not in of_recipe})
     options.check()
-    strategy = None if options.strategy is None else named(options.strategy)
+    strategy = None if options.strategy is None else parse_strategy(options.strategy)
     arguments, name = {name: plain(found[name]) for name in of_recipe}, located(recipe)
     document = {"recipe": name, "arguments": arguments, "fit": options.said()}
     return options, Training(name, arguments, options.of_fit(), strategy, document, options.needs_run())

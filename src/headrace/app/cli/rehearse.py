@@ -89,11 +89,11 @@ def rehearse(
 
 
 def _check_strategies(names: Sequence[str]) -> None:
-    from ...workers.named import named
+    from ...workers.named import parse_strategy
 
     try:
         for name in names:
-            named(name)
+            parse_strategy(name)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     if twice := [name for name in names if names.count(name) > 1]:

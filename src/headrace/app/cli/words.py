@@ -19,7 +19,7 @@ def flag_of(name: str, dash: str = "_") -> str:
     return f"--{name.replace('_', dash)}"
 
 
-def of_words(words: Sequence[str], known: Known, listed: Iterable[str], dash: str = "_") -> Iterator[Value]:
+def parse_words(words: Sequence[str], known: Known, listed: Iterable[str], dash: str = "_") -> Iterator[Value]:
     """Options with their values, and words that belong to none, without a name but with that of the option before.
 
     A switch may stand alone, and `--no_` before one turns it off. `listed`: what there is, for the message about an
@@ -49,7 +49,7 @@ def of_words(words: Sequence[str], known: Known, listed: Iterable[str], dash: st
         yield Value(name, text, flag)
 
 
-def of_no_option(value: Value, known: Known) -> ConfigError:
+def no_option_error(value: Value, known: Known) -> ConfigError:
     """The error for a word that is too much."""
     of_list = value.where in known and known[value.where].type.startswith("list[")
     hint = f" A list is written as in --{value.where} {LIST}." if of_list else ""

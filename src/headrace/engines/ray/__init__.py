@@ -1,4 +1,4 @@
-"""The engine of workers on a Ray cluster, or on one of our own on this machine.
+"""Runs workers on a Ray cluster, or on a private one that is started on this machine.
 
 Every worker is an actor in a placement group. Those that go in step are all started again after a failure. Of those
 that meet at a center, one that is lost is started again, perhaps elsewhere, while the others go on; the center is an

@@ -32,11 +32,11 @@ _VECTORS = ("vectors", "exact", "origin")
 
 
 class CenterActor:
-    """A center in a process of its own, which may be killed at any moment and begins again in the same directory.
+    """The actor that holds a center. It may be killed at any moment, and is started again in the same directory.
 
     What it has applied since its last save is lost then, and the record of the rows that it comes from with it: they
-    are leased again, and what workers bring of them from before is not taken. It is saved before anybody hears that
-    all rows have been used, that the training is to stop, or that it begins.
+    are leased again, and what workers bring of them from before is not taken. It is saved before any worker learns
+    that all rows have been used, that the training is to stop, or that it begins.
     """
 
     def __init__(self, directory: str, place: ProgramPlace) -> None:
@@ -44,7 +44,7 @@ class CenterActor:
         keep_freed_memory()  # every call makes and frees whole sets of weights
         path = Path(directory)
         self._store, self._saver = Store(path / "states", "center", Keep(2)), Saver()
-        self._lives: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
         self._saved, self._number, self._due_s = -1, 0, 0.0
         self._held = CenterState(_count(path), timeout_s=math.inf)  # whoever is lost is given up by the driver
         found = self._store.newest()
@@ -52,22 +52,26 @@ class CenterActor:
             state = decode(found.documents[_STATE], found.tensors[_TENSORS])
             self._number, self._saved = found.step, state["held"]["version"]
             self._held.load_state_dict(state["held"])
-            self._held.stop, self._held.said, self._lives = state["stop"], state["said"], state["lives"]
+            self._held.stop, self._held.leader_values, self._starts = (
+                state["stop"],
+                state["leader_values"],
+                state["starts"],
+            )
             for worker in state["inside"]:
                 self._held.enter(worker, _now())
 
     def call(
-        self, worker: int, life: int, training: int, rule: Rule | None, name: str, message: "Message"
+        self, worker: int, start: int, training: int, rule: Rule | None, name: str, message: "Message"
     ) -> "Message":
-        """Serves a worker, with a `Message` for a `Message`; a life of it that has been given up is refused."""
-        if life < self._lives.get(worker, 0):
+        """Serves a worker, with a `Message` for a `Message`; a start of it that has been given up is refused."""
+        if start < self._starts.get(worker, 0):
             raise WorkerError(f"worker {worker} was given up, and another process has taken its place.")
         if name in ("lease", "exchange", "pull") and training < self._held.training:
             raise WorkerError(
                 f"worker {worker} is in training {training}, and the center, which has been lost meanwhile, has begun "
                 f"training {self._held.training} without it."
             )
-        self._lives[worker] = life
+        self._starts[worker] = start
         if self._held.rule is None:
             self._held.rule = rule  # it is not saved: every worker brings it along
         before = self._held.weights
@@ -79,10 +83,10 @@ class CenterActor:
             self._save_changes(at_once=name == "lease")
         return answer
 
-    def give_up(self, worker: int, life: int) -> None:
-        """A worker is lost: what it has leased is free, and this life of it is over."""
-        if life >= self._lives.get(worker, 0):
-            self._lives[worker] = life + 1
+    def give_up(self, worker: int, start: int) -> None:
+        """A worker is lost: what it has leased is free, and this start of it is over."""
+        if start >= self._starts.get(worker, 0):
+            self._starts[worker] = start + 1
             self._held.leave(worker)
 
     def _save_changes(self, at_once: bool) -> None:
@@ -92,7 +96,7 @@ class CenterActor:
             self._saver.wait()
 
     def _save(self, at_once: bool) -> None:
-        """Takes the state as it is now, and writes it: before anything else is heard, or meanwhile."""
+        """Copies the state and writes it: before this call returns, or in the background."""
         if not self._held.weights:
             return
         tensors: Tensors = {}
@@ -100,9 +104,9 @@ class CenterActor:
         state = {
             "held": held.state_dict(),
             "stop": held.stop,
-            "said": held.said,
+            "leader_values": held.leader_values,
             "inside": list(held.inside),
-            "lives": dict(self._lives),
+            "starts": dict(self._starts),
         }
         documents = {_STATE: encode(state, tensors, "state")}
         self._saver.wait()  # a save that has failed is told here
@@ -124,15 +128,15 @@ class CenterActor:
 
 
 class RayCenter(Center):
-    """The center, as one life of a worker sees it.
+    """The client of the center in one start of a worker.
 
     A call may be lost on its way there, or its answer on the way back, with the center itself: it is made again, for
     as long as others wait for a worker. What is done twice is done once, because the center knows it by its number.
     """
 
-    def __init__(self, actor: Any, worker: int, life: int, timeout_s: float) -> None:
+    def __init__(self, actor: Any, worker: int, start: int, timeout_s: float) -> None:
         super().__init__(worker)
-        self._actor, self._life, self._timeout_s = actor, life, timeout_s
+        self._actor, self._life, self._timeout_s = actor, start, timeout_s
         self._rule: Rule | None = None
         self._patience = Patience(worker, patience_s(timeout_s))
         keep_freed_memory()
@@ -214,6 +218,6 @@ def _now() -> float:
 def _count(path: Path) -> int:
     """How many centers there have been in a directory; one more from now on."""
     disk.make_dirs(path)
-    count = int(disk.read_file(path / "lives", 20)) if (path / "lives").exists() else 0
-    disk.write_file(path / "lives", str(count + 1).encode())
+    count = int(disk.read_file(path / "starts", 20)) if (path / "starts").exists() else 0
+    disk.write_file(path / "starts", str(count + 1).encode())
     return count
