@@ -412,7 +412,7 @@ def test_an_error_that_is_under_way_comes_before_what_follows_from_it() -> None:
         cause = BoomError("the cause")
         if me().shard.index == 2:
             flag += 1
-            me().tell(cause)
+            me().report_error(cause)
         me().all_reduce(flag, "max")
         if me().shard.index != 2:
             raise WorkerError("somebody failed")  # worker 0 gets here first
@@ -425,8 +425,8 @@ def test_an_error_that_is_under_way_comes_before_what_follows_from_it() -> None:
 def test_what_was_told_and_did_not_end_anybody_is_no_cause() -> None:
     def main() -> None:
         if me().shard.index == 1:
-            me().tell(BoomError("caught"))
-            me().tell(GeneratorExit())
+            me().report_error(BoomError("caught"))
+            me().report_error(GeneratorExit())
         me().all_reduce(torch.ones(1))
         if me().leader:
             raise ValueError("the cause")

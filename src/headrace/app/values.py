@@ -1,8 +1,8 @@
 """Converts plain values, as a command line or a file has them, to the types that a function takes, and back."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
 from types import NoneType, UnionType
@@ -17,7 +17,7 @@ _SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 
 
 class Value(NamedTuple):
-    """What is given for a parameter, or for a part of one: `net.width`."""
+    """What is given for a parameter."""
 
     name: str
     given: Any
@@ -36,22 +36,17 @@ class MisfitError(Exception):
 
 def typed_values(known: Mapping[str, Parameter], values: Sequence[Value]) -> dict[str, Any]:
     """The value of every parameter that is given one or has a default, as its type; later values replace earlier."""
-    kinds = {name: kind for parameter in known.values() for name, kind in _parts(parameter.name, parameter.kind)}
-    tree: dict[str, Any] = {}
-    for value in values:
-        if value.name not in kinds:
-            raise ConfigError(unknown("option", value.name, kinds))
-        _merge(tree, value, kinds[value.name])
     found = {name: _default(parameter) for name, parameter in known.items() if not parameter.required}
-    try:
-        for name, given in tree.items():
-            found[name] = as_type(known[name].kind, given, name, found.get(name))
-    except MisfitError as misfit:
-        value = next(value for value in reversed(values) if f"{misfit.name}.".startswith(f"{value.name}."))
-        kind = spelled(misfit.kind)
-        example = f", as in --{misfit.name} {LIST}" if kind.startswith("list[") else ""
-        part = f" as {misfit.name}" if misfit.name != value.name else ""
-        raise ConfigError(f"{value.where}: expected {kind}{part}{example}, got {value.given!r}.") from None
+    for name, value in {value.name: value for value in values}.items():
+        if name not in known:
+            raise ConfigError(unknown("option", name, known))
+        try:
+            found[name] = as_type(known[name].kind, value.given, name)
+        except MisfitError as misfit:
+            kind = spelled(misfit.kind)
+            example = f", as in --{misfit.name} {LIST}" if kind.startswith("list[") else ""
+            part = f" as {misfit.name}" if misfit.name != name else ""
+            raise ConfigError(f"{value.where}: expected {kind}{part}{example}, got {value.given!r}.") from None
     return found
 
 
@@ -78,37 +73,8 @@ def _default(parameter: Parameter) -> Any:
     return parameter.default
 
 
-def _parts(name: str, kind: Any) -> Iterator[tuple[str, Any]]:
-    """The parameter and, if it is a dataclass, its fields, by name."""
-    yield name, kind
-    for part, inner in _fields(kind).items():
-        yield from _parts(f"{name}.{part}", inner)
-
-
-def _fields(kind: Any) -> dict[str, Any]:
-    """The types of the fields, if a type is a dataclass, or one that may be missing."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return {name: inner for each in kinds if is_dataclass(each) for name, inner in get_type_hints(each).items()}
-
-
-def _merge(tree: dict[str, Any], value: Value, kind: Any) -> None:
-    """Puts a value into its place; fields of a dataclass are replaced one by one."""
-    *way, last = value.name.split(".")
-    for part in way:
-        if not isinstance(tree.get(part), dict):
-            tree[part] = {}
-        tree = tree[part]
-    given = _parsed(value.given) if _fields(kind) else value.given
-    if isinstance(given, dict) and isinstance(before := tree.get(last), dict) and _fields(kind):
-        given = {**before, **given}
-    tree[last] = given
-
-
-def as_type(kind: Any, given: Any, name: str = "", before: Any = None) -> Any:
-    """A plain value, or text as a person writes it, as a value of a type; raises `MisfitError` where it is none.
-
-    Fields of a dataclass that are not given are as in `before`.
-    """
+def as_type(kind: Any, given: Any, name: str = "") -> Any:
+    """A plain value, or text as a person writes it, as a value of a type; raises `MisfitError` where it is none."""
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         if NoneType in parts and given in (None, "null"):
@@ -116,7 +82,7 @@ def as_type(kind: Any, given: Any, name: str = "", before: Any = None) -> Any:
         for part in parts:
             with suppress(MisfitError):
                 if part is not NoneType:
-                    return as_type(part, given, name, before)
+                    return as_type(part, given, name)
     elif origin is Literal:
         for choice in parts:
             if given in (choice, str(choice)):
@@ -139,7 +105,7 @@ def as_type(kind: Any, given: Any, name: str = "", before: Any = None) -> Any:
         if isinstance(given, str):
             return origin(given)
     elif is_dataclass(origin):
-        return _dataclass(origin, _parsed(given), name, before)
+        return _dataclass(origin, _parsed(given), name)
     elif issubclass(dict, origin):
         if isinstance(found := _parsed(given), Mapping):
             keys, values = parts or (Any, Any)
@@ -160,16 +126,16 @@ def _no_flag(kind: Any, name: str) -> ConfigError:
     return ConfigError(f"{name} is a {spelled(kind)}, which can be no flag: make it in the function, of plain values.")
 
 
-def _dataclass(kind: Any, given: Any, name: str, before: Any) -> Any:
+def _dataclass(kind: Any, given: Any, name: str) -> Any:
     if not isinstance(given, Mapping):
         raise MisfitError(kind, name)
     types, found = get_type_hints(kind), {}
     for part, value in given.items():
         if part not in types:
             raise ConfigError(unknown(f"option of {name}", part, types))
-        found[part] = as_type(types[part], value, f"{name}.{part}", getattr(before, part, None))
+        found[part] = as_type(types[part], value, f"{name}.{part}")
     try:
-        return replace(before, **found) if isinstance(before, kind) else kind(**found)
+        return kind(**found)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}.") from None
 

@@ -6,7 +6,6 @@ names in their order, the flags.
 
 import json
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -48,7 +47,6 @@ _ORDER = (
 PREFIX = "HEADRACE_"
 _NOT_OPTIONS = {"CONFIG", "TIMEOUT_S"}
 _NEAR = 0.8  # how alike a variable and an option are for one to be a slip of the other
-_RECIPE = re.compile(r"[^-].*\.py(:\w+)?")
 
 Config = tuple[str, dict[str, Any]]
 """The name of a file of options, and what is in it."""
@@ -91,7 +89,7 @@ def _run(command: str, words: list[str]) -> int:
         configs = _configs(words)
         recipe = _recipe_in(words, configs)
         if recipe is None and not asks_help:
-            raise ConfigError("RECIPE is missing: file.py or file.py:function, which returns a Recipe.")
+            raise ConfigError("RECIPE comes first: file.py or file.py:function, which returns a Recipe.")
     function = None if recipe is None else find_recipe(recipe)
     if function is not None:
         check_parameters(function)
@@ -131,26 +129,11 @@ def _configs(words: list[str]) -> list[Config]:
 
 
 def _recipe_in(words: list[str], configs: Sequence[Config]) -> str | None:
-    """The recipe, which is taken out of the words and the files: where the words name none, that of the last file."""
+    """The recipe, which is taken out of the words and the files: the first word, or that of the last file."""
     named = [str(config.pop("recipe")) for _, config in configs if "recipe" in config]
     if words and not words[0].startswith("-"):
         return words.pop(0)
-    like = [k for k, word in enumerate(words) if _RECIPE.fullmatch(word)]
-    free = [k for k in like if not words[k - 1].startswith("--") or "=" in words[k - 1]]
-    if free:
-        return words.pop(free[0])
-    return named[-1] if named else _after_a_switch(words, like)
-
-
-def _after_a_switch(words: list[str], like: Sequence[int]) -> str | None:
-    """The recipe where it stands after an option, which is a switch then; which one has to be clear."""
-    known = parameters_of(Options)
-    before = {k: words[k - 1][2:].replace("-", "_") for k in like}
-    after = [k for k in like if before[k] not in known or known[before[k]].switch]
-    if len(after) > 1:
-        said = " or ".join(" ".join(words[k - 1 : k + 1]) for k in after)
-        raise ConfigError(f"which is the recipe is not clear of {said}. Put RECIPE first.")
-    return words.pop(after[0]) if after else None
+    return named[-1] if named else None
 
 
 def _asked(
@@ -168,7 +151,7 @@ def _asked(
     if command == "resume" and any(value.name in LIMITS for value in flags):  # instead of those that it began with
         values = [value for value in values if value.name not in LIMITS or value.name in of_recipe]
     values += flags
-    given = {value.name.partition(".")[0] for value in values}
+    given = {value.name for value in values}
     if missing := [name for name, each in known.items() if each.required and name not in given]:
         raise ConfigError(f"{' and '.join(map(flag_of, missing))} is missing: the recipe has no default.")
     found = typed_values(known, values)
@@ -200,7 +183,7 @@ def _of_file(file: str, config: Mapping[str, Any], known: Known) -> Iterator[Val
         flat |= config.get(part) or {}
     for key, value in flat.items():
         name = str(key).replace("-", "_")
-        if name.partition(".")[0] not in known:
+        if name not in known:
             raise ConfigError(f"{file}: {unknown('key', str(key), known)}")
         given = value if value is None or isinstance(value, str | list | dict) else json.dumps(value, default=str)
         yield Value(name, given, f"{file}: {key}")

@@ -32,18 +32,17 @@ def parse_words(words: Sequence[str], known: Known, listed: Iterable[str], dash:
             yield Value("", flag + equals + text, before)
             continue
         name = flag[2:].replace("-", "_")
-        root = name.partition(".")[0]
-        before, off = root, root.removeprefix("no_")
-        if root not in known and off in known and known[off].switch and not equals:
+        before, off = name, name.removeprefix("no_")
+        if name not in known and off in known and known[off].switch and not equals:
             name, text = off, "false"
-        elif root not in known:
+        elif name not in known:
             raise ConfigError(unknown("option", flag_of(name, dash), [flag_of(each, dash) for each in listed]))
         elif not equals:
             alone = not left or left[0].startswith("--")
-            if known[root].switch and (alone or left[0] not in ("true", "false")):
+            if known[name].switch and (alone or left[0] not in ("true", "false")):
                 text = "true"
             elif alone:
-                raise ConfigError(f"{flag}: expected {known[root].type}, got nothing.")
+                raise ConfigError(f"{flag}: expected {known[name].type}, got nothing.")
             else:
                 text = left.pop(0)
         yield Value(name, text, flag)
