@@ -12,9 +12,8 @@ import yaml
 
 import headrace as hr
 from headrace.app.find import find_recipe
-from headrace.app.parameters import check_parameters, parameters_of
+from headrace.app.parameters import MisfitError, as_type, check_parameters, parameters_of, plain, typed
 from headrace.app.recipe import load_recipe
-from headrace.app.values import MisfitError, as_type, plain, typed
 
 TYPED = '''
 from dataclasses import dataclass

@@ -20,8 +20,8 @@ from torch import nn
 
 import headrace as hr
 from headrace.engines.launch import launch
+from headrace.engines.local import SimComm
 from headrace.engines.network import Network
-from headrace.engines.sim import SimComm
 from headrace.errors import ConfigError, WorkerError
 from headrace.workers.center import LeaseTerms, NothingYet, Push, Vectors
 from headrace.workers.elastic import Elastic

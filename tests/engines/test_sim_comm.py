@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headrace.engines import generators
 from headrace.engines.launch import launch
+from headrace.engines.local import SimComm
 from headrace.engines.network import Network
-from headrace.engines.sim import SimComm
 from headrace.errors import ConfigError, HeadraceError, WorkerError
 from headrace.workers.here import here
 

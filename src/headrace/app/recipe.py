@@ -20,8 +20,7 @@ from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
 from .find import RECIPE_FILE, find_recipe, read_file, recipe_of
-from .parameters import parameters_of
-from .values import typed
+from .parameters import parameters_of, typed
 
 LIMITS = ("epochs", "steps", "samples", "minutes")
 

@@ -12,8 +12,8 @@ from typing import Any
 from ..adapters.adapt import as_data
 from ..data.source import Table
 from ..engines.launch import launch
+from ..engines.local import SimComm
 from ..engines.network import Network
-from ..engines.sim import SimComm
 from ..errors import ConfigError, HeadraceError
 from ..workers.here import here
 from ..workers.named import parse_strategy

@@ -8,8 +8,7 @@ from torch.optim import SGD, Optimizer
 
 from ..errors import ConfigError, unknown
 from ..length import Counters, Length, interval
-from .outer import Outer, OuterStep, RoundStart, check_settings, is_number
-from .rounds import Rounds
+from .rounds import Outer, OuterStep, Rounds, RoundStart, check_settings, is_number
 
 Form = Literal["mean", "cntk"]
 _FORMS = ("mean", "cntk")

@@ -11,11 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import ConfigError, unknown
-from ..parameters import Parameter, described, parameters_of
-from ..values import LIST, Value, typed_values
-from .options import options_of
+from ..parameters import LIST, Parameter, Value, described, parameters_of, typed_values
+from .options import UsageError, flag_of, no_option_error, options_of, parse_words
 from .output import print_line
-from .words import UsageError, flag_of, no_option_error, parse_words
 
 _SAID = {
     "run": "the directory of the run",

@@ -16,9 +16,8 @@ from typing import Literal
 from ...errors import ConfigError
 from ..parameters import Parameter
 from .commands import Command, actions, commands
-from .options import options_of
+from .options import flag_of, options_of
 from .output import print_text
-from .words import flag_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 RUN = "run.json"  # a directory that has it is a run

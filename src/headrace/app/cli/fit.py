@@ -23,13 +23,24 @@ from ...errors import ConfigError, RunError, unknown
 from ...workers.here import here
 from ...workers.named import parse_strategy
 from ..find import PARTS, find_recipe, located, read_file, recipe_file
-from ..parameters import Parameter, check_parameters, described, parameters_of
+from ..parameters import Parameter, Value, check_parameters, described, parameters_of, plain, typed_values
 from ..recipe import LIMITS, Trained, Training, run_recipe
-from ..values import Value, plain, typed_values
 from .commands import page, rows
-from .options import INTERRUPTED, OF_A_NEW_RUN, OWN, PREEMPTED, Options, options_of
+from .options import (
+    INTERRUPTED,
+    OF_A_NEW_RUN,
+    OWN,
+    PREEMPTED,
+    Known,
+    Options,
+    UsageError,
+    flag_of,
+    no_option_error,
+    options_of,
+    parse_words,
+    taken,
+)
 from .output import numbers, print_line, print_result, print_text
-from .words import Known, UsageError, flag_of, no_option_error, parse_words, taken
 
 _TAKES = {
     "fit": "RECIPE: file.py or file.py:function, which returns a Recipe. What the function takes are options, too.",

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from .options import UsageError, check_count, check_ending
 from .output import print_line, print_result
-from .words import UsageError, check_count, check_ending
 
 KINDS = (".pdf", ".png", ".svg")
 _COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing", "communicating", "idle", "down")

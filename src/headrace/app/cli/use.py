@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import CheckpointError, ConfigError
+from .options import UsageError, check_count, check_ending
 from .output import iso_time, numbers, print_result, short_time
-from .words import UsageError, check_count, check_ending
 
 if TYPE_CHECKING:
     from ...data.arrays import ArrayTable
