@@ -30,6 +30,9 @@ EXPECTED_FAILED_CHECKS: Mapping[str, str] = dict.fromkeys(
 """Checks of scikit-learn's that estimators of float32 do not pass, and why; with `dtype="float64"` they pass all."""
 
 
+_OWN = ("self", "__class__", "class_weight")
+
+
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     """A neural network as a scikit-learn classifier of two or more classes.
 
@@ -73,26 +76,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         fit_options: Mapping[str, Any] | None = None,
         verbose: int = 0,
     ) -> None:
-        super().__init__(
-            module,
-            hidden=hidden,
-            loss=loss,
-            optimizer=optimizer,
-            lr=lr,
-            batch_size=batch_size,
-            epochs=epochs,
-            validation=validation,
-            patience=patience,
-            metrics=metrics,
-            callbacks=callbacks,
-            device=device,
-            dtype=dtype,
-            random_state=random_state,
-            run=run,
-            trainer_options=trainer_options,
-            fit_options=fit_options,
-            verbose=verbose,
-        )
+        super().__init__(**{name: given for name, given in locals().items() if name not in _OWN})
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
