@@ -187,7 +187,7 @@ def killed(at: Path) -> Any:
                 if due("saved"):
                     self._save(at_once=True)
                     os.kill(os.getpid(), signal.SIGKILL)
-            if name == "leave" and self._held.training == 1 and not self._held.inside and due("between"):
+            if name == "leave" and self._held.training == 1 and not self._held.members.inside() and due("between"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return reply
 

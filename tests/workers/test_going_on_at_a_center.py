@@ -248,7 +248,7 @@ def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_
     with use_comm(Seat(held, 0, 2)):
         for _ in trainer().steps(data, epochs=1, run=str(tmp_path), progress=False):
             assert held.rule is not None
-            held.join(1, 0.0, held.rule, held.terms, held.weights)
+            held.join(1, 0.0, held.rule, held.ledger.terms, held.weights)
             assert isinstance(held.lease(1, 0.0, 1), Lease)
             break
     with use_comm(Seat(CenterState(), 0, 1)):  # who may not wait

@@ -19,9 +19,8 @@ from ..workers.center_state import CenterState
 from ..workers.comm import Comm, Op, Pending
 from ..workers.here import use_comm
 from ..workers.strategy import Strategy
-from .collective import Collective, Packed
 from .job import Job, Result, models_of, own, work
-from .network import Network
+from .network import Collective, Network, Packed
 from .virtual_cluster import VirtualCluster
 
 
@@ -127,7 +126,7 @@ class SimCenter(Center):
     def _send(self, serve: Callable[[float], Any], sent: int, changes: bool) -> Any:
         """Sends so many bytes, is served when they have come, and gets a reply. What has none waits for no link."""
         cluster, worker = self._cluster, self.worker
-        begun, latency = cluster.baton.now[worker], cluster.timing.latency_s
+        begun, latency = cluster.baton.now[worker], cluster.network.latency_s
         cluster.check(worker)
         cluster.until(worker, begun + latency)
         if sent:
@@ -190,7 +189,7 @@ def run(job: Job) -> Result:
             result: Result = cluster.run(live)[0]
             return result
         except WorkerError:
-            if not cluster.lost or not restarts_left or cluster.timing.restart_s is None:
+            if not cluster.lost or not restarts_left or cluster.network.restart_s is None:
                 raise
             cluster.restart()
     raise AssertionError

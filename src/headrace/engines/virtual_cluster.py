@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import WorkerError
 from .baton import Baton
-from .collective import Collective, Link, Timing, WorkerTimes
+from .network import Collective, Link, Network, WorkerTimes
 
 
 class WorkerDied(BaseException):
@@ -20,15 +20,15 @@ class VirtualCluster:
     them gets a `WorkerError`, and `restart` begins again. The first error of any worker ends all, and is the caller's.
     """
 
-    def __init__(self, count: int, timing: Timing, timeout_s: float = 600.0) -> None:
-        self.count, self.timing = count, timing
+    def __init__(self, count: int, network: Network, timeout_s: float = 600.0) -> None:
+        self.count, self.network = count, network
         self.baton = Baton(count, timeout_s, self._stuck, self._stalled)
         self.accounts = [WorkerTimes() for _ in range(count)]
-        self.inward, self.outward, self.ring = Link(timing), Link(timing), Link(timing)
+        self.inward, self.outward, self.ring = Link(network), Link(network), Link(network)
         """The center's link, in each direction, and the one of collectives."""
         self.lost = False
         """Whether all workers were lost because one of them died."""
-        self._deaths = [timing.failures_s(worker) for worker in range(count)]
+        self._deaths = [network.failures_s(worker) for worker in range(count)]
         self._mortal = [worker for worker, deaths in enumerate(self._deaths) if deaths]
         self._timeout_s = timeout_s
         self._clear()
@@ -83,9 +83,9 @@ class VirtualCluster:
 
     def restart(self) -> None:
         """All workers, lost together, are back after a while."""
-        assert self.timing.restart_s is not None
+        assert self.network.restart_s is not None
         before = self.baton.now
-        back = max(before) + self.timing.restart_s
+        back = max(before) + self.network.restart_s
         for account, now in zip(self.accounts, before, strict=True):
             account.down_s += back - now
         self.baton.now = [back] * self.count
@@ -139,7 +139,7 @@ class VirtualCluster:
 
     def worked(self, worker: int, rows: int) -> None:
         account = self.accounts[worker]
-        seconds = self.timing.computing_s(worker, account.updates, rows)
+        seconds = self.network.computing_s(worker, account.updates, rows)
         account.updates += 1
         account.rows += rows
         account.computing_s += seconds
@@ -166,7 +166,7 @@ class VirtualCluster:
         time = self._deaths[worker].pop(0)
         self._dead.add(worker)
         self.accounts[worker].failures += 1
-        if worker in self.centers and (worker or self.timing.restart_s is not None):
+        if worker in self.centers and (worker or self.network.restart_s is not None):
             self._leave(worker)
             return
         self.lost = True
@@ -179,7 +179,7 @@ class VirtualCluster:
 
     def _revive(self, worker: int) -> bool:
         """Whether a worker that has died alone is back."""
-        wait = self.timing.restart_s
+        wait = self.network.restart_s
         if wait is None or self._failure is not None:
             return False
         self.accounts[worker].down_s += wait
@@ -230,7 +230,7 @@ class VirtualCluster:
 
     def _conclude(self, collective: Collective) -> None:
         """All have come."""
-        seconds, sent = collective.cost(self.timing)
+        seconds, sent = collective.cost(self.network)
         collective.started_s = max(collective.started_s, self.ring.free_s)
         collective.finish_s = self.ring.free_s = collective.started_s + seconds
         for account, size in zip(self.accounts, sent, strict=True):
@@ -266,7 +266,7 @@ class VirtualCluster:
         """Somebody has changed the center: whoever waits for that looks again."""
         self.changes += 1
         for worker in sorted(self._waits):
-            self.baton.due(worker, max(self.baton.now[worker], time + self.timing.latency_s))
+            self.baton.due(worker, max(self.baton.now[worker], time + self.network.latency_s))
         self._waits.clear()
 
     def wait_for_change(self, worker: int, seen: int) -> None:

@@ -6,8 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,25 @@ class ProgramPlace:
         if os.path.isdir(self.directory):
             os.chdir(self.directory)
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
+
+
+@contextmanager
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables of this process, and of those that it starts meanwhile; `None` takes one away."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def pack_result(result: Result, dumps: Callable[[Any], bytes] = pickle.dumps) -> Outcome:

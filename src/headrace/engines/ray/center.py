@@ -58,7 +58,7 @@ class CenterActor:
                 state["starts"],
             )
             for worker in state["inside"]:
-                self._held.enter(worker, _now())
+                self._held.members.enter(worker, _now())
 
     def call(
         self, worker: int, start: int, training: int, rule: Rule | None, name: str, message: "Message"
@@ -105,7 +105,7 @@ class CenterActor:
             "held": held.state_dict(),
             "stop": held.stop,
             "leader_values": held.leader_values,
-            "inside": list(held.inside),
+            "inside": list(held.members.inside()),
             "starts": dict(self._starts),
         }
         documents = {_STATE: encode(state, tensors, "state")}
