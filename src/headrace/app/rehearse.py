@@ -32,7 +32,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What has become of a recipe by one strategy."""
+    """The result of training a recipe with one strategy."""
 
     strategy: str
     rows: list[Row]
@@ -51,7 +51,7 @@ class Rehearsal:
 
     @property
     def updates(self) -> float:
-        """Of a worker, in the mean: they differ where nobody waits for anybody."""
+        """Updates of a worker, on average: without a barrier they differ."""
         return self._mean("updates")
 
     @property
@@ -87,7 +87,7 @@ class Rehearsal:
 def rehearse(
     recipe: str, strategy: str, *, workers: int, network: Network, options: Mapping[str, Any] | None = None
 ) -> Rehearsal:
-    """Trains the recipe of a file on so many virtual workers, by the strategy that is called so.
+    """Trains the recipe of a file on virtual workers, with a strategy given by name.
 
     `options` go before those that the recipe passes to `fit`; a limit among them replaces all of the recipe's. Nothing
     is kept. Where all workers are lost with one that fails, checkpoints are, for as long as it takes.
@@ -106,7 +106,7 @@ def rehearse(
 
 
 def perform(recipe: str, strategy: Strategy, options: Mapping[str, Any]) -> tuple[list[Row], Callable[[], Any]]:
-    """In a virtual worker: what was reported and when, and who knows at the end what each worker has done."""
+    """Trains in a virtual worker; the reported rows, and a function for the use of time at the end."""
     made, comm = load_recipe(recipe), here()
     assert isinstance(comm, SimComm)
     _check_rows(made.train, comm.count)

@@ -124,7 +124,7 @@ class SimCenter(Center):
         self._cluster.wait_for_change(self.worker, self._seen)
 
     def _send(self, serve: Callable[[float], Any], sent: int, changes: bool) -> Any:
-        """Sends so many bytes, is served when they have come, and gets a reply. What has none waits for no link."""
+        """Sends so many bytes, is served when they have come, and gets a reply; without tensors it skips the link."""
         cluster, worker = self._cluster, self.worker
         begun, latency = cluster.baton.now[worker], cluster.network.latency_s
         cluster.check(worker)

@@ -77,7 +77,7 @@ class Network:
         return sorted(time for who, time in self._failures if who == worker)
 
     def check(self, workers: int) -> None:
-        """That what is said of workers is said of those that there are."""
+        """Raises unless settings of single workers name workers that exist."""
         if not isinstance(self.speeds, Mapping) and len(self.speeds) not in (0, workers):
             raise ConfigError(
                 f"speeds= has one factor for each of the {workers} workers, got {len(self.speeds)}.", argument="speeds"
@@ -319,7 +319,7 @@ class Collective:
         return cost(sizes, network)
 
     def take(self, worker: int) -> Any:
-        """What comes of it for a worker, which has waited for that."""
+        """The result of the collective for a worker."""
         if self.total is not None:
             self.given[worker].copy_(self.total)
             return None

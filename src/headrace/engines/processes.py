@@ -119,7 +119,7 @@ class WorkerProcesses:
         )
 
     def _failed(self) -> dict[int, int]:
-        """The exit statuses of workers that have not ended well, or have left without a word."""
+        """The exit statuses of workers that have failed, or ended without a record in the store."""
         statuses = {worker: process.exitcode for worker, process in enumerate(self._processes)}
         return {
             worker: status
@@ -219,7 +219,7 @@ def _place(worker: int, count: int, port: int, attempt: int) -> dict[str, str]:
 
 
 def _settings(job: Job, devices: list[str] | None) -> dict[str, str]:
-    """What workers find in their environment: some of it is read before any of their code runs."""
+    """Environment variables of workers: some are read before any of their code runs."""
     usual = {
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // job.workers)),
         "GLOO_SOCKET_IFNAME": loopback_interface(),

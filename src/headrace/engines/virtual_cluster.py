@@ -95,7 +95,7 @@ class VirtualCluster:
         self._clear()
 
     def fail(self, worker: int | None, error: BaseException) -> None:
-        """The first error ends all workers, each when it speaks to the others."""
+        """Records the first error, which ends every worker at its next call."""
         if self._failure is None:
             follows = isinstance(error, WorkerError) and not self.lost
             self._failure = (worker, error) if self._reported is None or not follows else self._reported
@@ -127,7 +127,7 @@ class VirtualCluster:
             raise WorkerError(f"worker {other} ended by {type(error).__name__}: {error}") from error
 
     def go_on(self, worker: int, time: float) -> None:
-        """A worker's clock goes on, and the others' catch up when they meet; it dies if its time has come."""
+        """Moves a worker's clock on, or kills the worker if its failure is due."""
         self._live_until(worker, time)
         self.baton.now[worker] = time
 
@@ -213,7 +213,7 @@ class VirtualCluster:
         return collective
 
     def wait(self, worker: int, collective: Collective) -> Any:
-        """What comes of a collective, once it does."""
+        """The result of a collective, once all have called it."""
         if collective.left:
             self.check(worker)
             collective.waiting.append(worker)
@@ -263,7 +263,7 @@ class VirtualCluster:
     # --- the center --------------------------------------------------------------------------------------
 
     def changed(self, time: float) -> None:
-        """Somebody has changed the center: whoever waits for that looks again."""
+        """Wakes the workers that wait for a change of the center."""
         self.changes += 1
         for worker in sorted(self._waits):
             self.baton.due(worker, max(self.baton.now[worker], time + self.network.latency_s))
@@ -302,7 +302,7 @@ class VirtualCluster:
         return f" ({', '.join(filter(None, parts))})"
 
     def _stuck(self) -> None:
-        """All who have not ended wait for each other, or for somebody who has."""
+        """Fails if all workers wait for each other, or for one that has ended."""
         waits = [f"worker {k} waits in {what}{self._place(k)}" for k, what in sorted(self.baton.parked.items())]
         ends = [f"worker {worker} has ended" for worker in sorted(self.baton.ended)]
         shown = [*ends[:3], *(["…"] if len(ends) > 3 else []), *waits[:3], *(["…"] if len(waits) > 3 else [])]

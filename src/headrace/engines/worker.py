@@ -88,7 +88,7 @@ def unpack(outcome: Outcome) -> Result:
 
 
 def main(file: str, parent: int, environment: dict[str, str]) -> None:
-    """In a worker process: calls the function. Worker 0 leaves what came of it in a file beside that of the job."""
+    """Calls the function in a worker process. Worker 0 writes the outcome into a file beside that of the job."""
     os.environ.update(environment)
     os.setpgrp()  # Ctrl-C is for the process that has started it, which passes it on once
     threading.Thread(target=_end_with_parent, args=(parent,), name="headrace-parent", daemon=True).start()
@@ -121,7 +121,7 @@ def _restore_signals() -> None:
 
 
 def _report(error: BaseException) -> None:
-    """Whoever has started this worker learns why it fails, and so do the others."""
+    """Reports the error of this worker to the others and to the parent process."""
     if (comm := current_comm()) is not None:
         comm.report_error(error)
     _write_to_store(write_report, error)

@@ -108,7 +108,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.module_, self.history_, self.n_iter_ = module, history, history.rows[-1]["epoch"]
 
     def _name(self, data: Data, n_outputs: int, settings: Data) -> str:
-        """What tells this fit from every other: all that it is made of; `settings` in place of what was given."""
+        """A digest of everything that a fit is made of; `settings` replace those that were given."""
         for callback in settings["callbacks"]:
             if isinstance(callback, Callback):
                 callback.forget()  # what it knows of a fit before this one

@@ -78,7 +78,7 @@ class BlockMomentum(Rounds):
         return (1 - eta) * self.lr * self.comm.count
 
     def _momentum_after(self, rows: int) -> float:
-        """What is left of the past after a round of so many rows."""
+        """The factor η by which the past fades in a round of so many rows."""
         if self.momentum is not None:
             return self.momentum
         if self.time_constant is not None:

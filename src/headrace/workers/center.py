@@ -24,7 +24,7 @@ class Rule(Protocol):
     """What an exchange does to the center: a strategy's own, of plain settings, equal to another with the same ones."""
 
     def apply(self, center: Vectors, push: "Push", staleness: int) -> Vectors | None:
-        """Changes the center's weights in place; what the worker goes on with, `None` if the push is not taken.
+        """Changes the center's weights in place; returns those for the worker, or `None` if the push is refused.
 
         That is the center itself, or memory of its own; the push is left as it is.
         """
@@ -66,7 +66,7 @@ class NothingYet:
 
 
 class Patience:
-    """Ends a wait at a center when none of the workers that are waited for has been heard of for `timeout_s`."""
+    """Ends a wait at a center when none of the workers that are waited for has called for `timeout_s`."""
 
     def __init__(self, worker: int, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._worker, self._timeout_s, self._now = worker, timeout_s, now
@@ -123,7 +123,7 @@ class Reply:
 
 
 def add_terms(tally: dict[str, list[float]], name: str, coefficient: float, total: float, weight: float) -> None:
-    """Adds the sum and the weight of a loss term to those that a tally has of it."""
+    """Adds the sum and the weight of a loss term to its entry in a tally."""
     _, totals, weights = tally.get(name, (0.0, 0.0, 0.0))
     tally[name] = [coefficient, totals + total, weights + weight]
 
@@ -141,7 +141,7 @@ class Center(ABC):
 
     @abstractmethod
     def call(self, name: str, *given: Any) -> Any:
-        """What `CenterState.serve` answers this worker."""
+        """Sends a request to `CenterState.serve`; its answer."""
 
     @abstractmethod
     def wait(self, why: NothingYet) -> None:
@@ -185,7 +185,7 @@ class Center(ABC):
         return reply
 
     def ask_to_stop(self, why: str) -> None:
-        """Every worker learns of it at its next exchange."""
+        """Asks every worker to stop; each reads it in the reply to its next exchange."""
         self.call("ask_to_stop", why)
 
     def leave(self) -> None:

@@ -18,7 +18,7 @@ PAUSE_S = 0.05
 
 
 class CenterState:
-    """The state of a center, for workers known by number; `now` is when they call, in seconds, on any clock.
+    """The state of a center, for workers by number. `now` is the time of a call in seconds, on any clock.
 
     One call applies a push and records its rows, and nothing else does either. So the weights have learnt from
     exactly the rows that are recorded as used, each once, whoever dies when and whatever is said twice:
@@ -46,7 +46,7 @@ class CenterState:
         self._start_over(LeaseTerms(1, 1))
 
     def serve(self, worker: int, now: float, name: str, *given: Any) -> Any:
-        """The answer to a call that a worker makes through its `Center`."""
+        """Answers a call that a worker makes through its `Center`."""
         caller = {"status": (now,), "leave": (worker,), "ask_to_stop": (), "state_dict": (), "load_state_dict": ()}
         return getattr(self, name)(*caller.get(name, (worker, now)), *given)
 
@@ -128,7 +128,7 @@ class CenterState:
         return self._reply(self.weights)
 
     def ask_to_stop(self, why: str) -> None:
-        """Every worker is told; the first reason stays."""
+        """Asks every worker to stop; the first reason stays."""
         self.stop = self.stop or why
 
     def leave(self, worker: int) -> None:
@@ -180,14 +180,14 @@ class CenterState:
         self.members.load_state_dict(state["workers"])
 
     def _start_over(self, terms: LeaseTerms) -> None:
-        """Another training, of which nothing is known but what it is to read."""
+        """Forgets the training before."""
         self.ledger = Ledger(terms, self._generation << 32)
         self.members, self.counts = Members(), Counts()
         self._remembered: dict[int, tuple[int, Reply]] = {}
         self.version, self.stop = 0, ""
 
     def _begin(self, terms: LeaseTerms, weights: Vectors, state: Mapping[str, Any] | None) -> None:
-        """A training begins, with nobody in it."""
+        """Begins a training, which no worker has joined yet."""
         self.rule = None
         if state is not None:
             self.load_state_dict(state)
@@ -198,7 +198,7 @@ class CenterState:
             self.weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
     def _check(self, rule: Rule, terms: LeaseTerms, weights: Vectors) -> None:
-        """Whoever joins has the same model, the same settings and the same data."""
+        """Raises unless a worker that joins has the same model, settings and data."""
         end = self.ledger.terms.end
         self._same(weights, "has")
         self._differ_in_rows(terms)
@@ -249,7 +249,7 @@ class CenterState:
         return Reply(self.version, vectors, taken, self.ledger.samples, self.ledger.epochs, self.stop)
 
     def _again(self, worker: int, sequence: int) -> Reply:
-        """The answer to a push that has been judged before."""
+        """The answer to a push that has been answered before."""
         known, reply = self._remembered.get(worker, (0, None))
         if reply is not None and known == sequence:
             return replace(self._reply(reply.vectors), version=reply.version)

@@ -97,7 +97,7 @@ class Centered(Strategy, ABC):
         """Puts into a push what the center is to have of this worker's weights, which are the model's own."""
 
     def take(self, reply: Reply) -> None:
-        """This worker goes on with the weights of a reply."""
+        """Takes what it needs from a reply, whose weights this worker goes on with."""
 
     def plan_leases(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> LeaseTerms:
         """How the center is to lease the data: epochs of `rows` rows, read in batches, up to row `end`.
@@ -127,7 +127,7 @@ class Centered(Strategy, ABC):
         self._go_on(replica, reply, 1)
 
     def _join_alone(self, weights: Vectors, state: State | None) -> Reply:
-        """The training is over for all others: of it there is what a checkpoint of worker 0 knows, and no rows."""
+        """Makes a center for this worker alone, from a checkpoint: all others have ended the training."""
         if self.comm.leader and state is None:
             raise WorkerError(
                 "worker 0 was started again while the others were in a later training, and the result of this one "
@@ -175,7 +175,7 @@ class Centered(Strategy, ABC):
         return replica.joined(self.center.pull().vectors)
 
     def exchange(self, replica: Replica) -> None:
-        """Brings what has been learnt since the last meeting, and goes on with what the center says."""
+        """Sends what has been learnt since the last exchange, and takes the weights of the reply."""
         push = self._pending
         self.fill(push, _on_host(replica))
         reply = self.center.exchange(push)
@@ -191,7 +191,7 @@ class Centered(Strategy, ABC):
         return self._center_progress
 
     def status(self) -> dict[str, Any]:
-        """What has come to the center so far, and what of it was not taken."""
+        """Counters of the center, for reports."""
         return self.center.status()
 
     def state_dict(self, replica: Replica) -> State:

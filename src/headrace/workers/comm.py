@@ -72,7 +72,7 @@ class Comm(ABC):
         """The vector becomes the sum, or the maximum, of those of all workers."""
 
     def start(self, vector: Tensor, op: Op = "sum") -> Pending:
-        """Begins an `all_reduce` and returns; nobody touches the vector until it is done."""
+        """Begins an `all_reduce` and returns; the vector may not be touched until it is done."""
         self.all_reduce(vector, op)
         return Done()
 
@@ -98,14 +98,14 @@ class Comm(ABC):
         return found
 
     def worked(self, rows: int) -> None:
-        """An update of so many rows was computed: a virtual clock goes on."""
+        """Counts an update of so many rows: a virtual clock moves on."""
 
     def now(self) -> float:
         """Seconds, on this worker's clock."""
         return time.perf_counter()
 
     def at(self, step: int, doing: str) -> None:
-        """Where this worker stands, for a message about whoever keeps the others waiting."""
+        """Notes where this worker stands, for errors about workers that keep others waiting."""
 
     def report_error(self, error: BaseException) -> None:
         """Tells the other workers why this one is about to end."""

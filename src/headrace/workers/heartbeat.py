@@ -49,7 +49,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """An error of a worker, as the others hear of it."""
+    """An error of a worker, as it is reported to the others."""
 
     worker: int
     step: int
@@ -74,7 +74,7 @@ class FailureReport:
         return error
 
     def for_caller(self) -> HeadraceError:
-        """For whoever has started the workers: an error of our own as it was, another one as a `WorkerError`."""
+        """The error for the process that started the workers: headrace's own kinds stay, others are `WorkerError`."""
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, HeadraceError)) or kind is WorkerError:
             return self.error()
@@ -110,7 +110,7 @@ class Heartbeat:
         self._thread.start()
 
     def report(self, error: BaseException) -> None:
-        """The others learn why this worker ends; returns once the store knows, or does not answer."""
+        """Reports why this worker ends; returns once the store has it, or does not answer."""
         if self._noticed:  # it ends by what was reported
             return
         self._noticed = True
@@ -269,7 +269,7 @@ class Heartbeat:
                 _end(str(self.reported))
 
     def _miss_keeper(self) -> None:
-        """Whoever keeps the store leaves after all others: it was lost, or has reported why it ends."""
+        """Reports the loss of the store's keeper, unless it has ended well or reported why it ends."""
         self._begun_s = None
         if self.reported is None and not (self._keeper is not None and self._statuses[self._keeper].left):
             gone = WorkerError(_KEEPER_IS_GONE if self._keeper is None else self._was_lost(self._keeper))
@@ -298,7 +298,7 @@ def write_end(store: Store, worker: int, how: str) -> None:
 
 
 def read_end(store: Store, worker: int) -> str:
-    """How a worker has ended; "" if it has not, or has not said so."""
+    """How a worker has ended; "" if it has not, or has not written it."""
     return store.get(_end_of(worker)).decode() if store.check([_end_of(worker)]) else ""
 
 

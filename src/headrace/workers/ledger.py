@@ -133,7 +133,7 @@ class Ledger:
         self._heard[worker] = now
 
     def expire(self, now: float, timeout_s: float) -> list[int]:
-        """What workers have leased of whom nothing has been heard for so long is free; who they were."""
+        """Frees the leases of workers that have not called for so long; returns these workers."""
         silent = {leased.worker for leased in self._leases.values()}
         silent = {worker for worker in silent if now - self._heard.setdefault(worker, now) > timeout_s}
         for worker in silent:
@@ -168,7 +168,7 @@ class Ledger:
 
 @dataclass(slots=True)
 class Member:
-    """What the center knows of a worker."""
+    """The center's record of a worker."""
 
     sequence: int = 0
     """Its last push that has been judged: one that comes again is not applied again."""
@@ -200,11 +200,11 @@ class Members:
         return self.members.setdefault(worker, Member())
 
     def inside(self, since: float = -inf) -> tuple[int, ...]:
-        """The workers that are in the training, and have been heard of since."""
+        """The workers in the training that have called since then."""
         return tuple(sorted(k for k, member in self.members.items() if member.inside and member.heard >= since))
 
     def heard(self, workers: Iterable[int]) -> float:
-        """When one of these was heard of last."""
+        """When one of these workers called last."""
         return max((self.members[worker].heard for worker in workers if worker in self.members), default=0.0)
 
     def enter(self, worker: int, now: float) -> Member:

@@ -45,7 +45,7 @@ def parse_strategy(text: str) -> Strategy:
 
 
 def _options(kind: type[Strategy]) -> dict[str, set[Any]]:
-    """What can be said in words, and the types that each may have."""
+    """The options of a strategy that text can give, with their possible types."""
     found = {name: _types(option.annotation) for name, option in signature(kind).parameters.items()}
     return {name: types for name, types in found.items() if types & {bool, int, float, str}}
 

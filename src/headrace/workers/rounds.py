@@ -42,7 +42,7 @@ class RoundStart:
         return self._tensors if self._fits(replica.tensors) else replica.joined(self.named)
 
     def take(self, replica: Replica) -> None:
-        """θ₀ becomes what the weights are now."""
+        """Sets θ₀ to the weights as they are now."""
         now = replica.tensors
         if self._fits(now):
             torch._foreach_copy_(self._tensors, now)
@@ -50,7 +50,7 @@ class RoundStart:
             self.load(replica.by_name(now))
 
     def load(self, named: Mapping[str, Tensor]) -> None:
-        """θ₀ becomes what was saved of it."""
+        """Sets θ₀ to what was saved of it."""
         for name, place in self.named.items():
             place.copy_(named[name])
 
@@ -59,7 +59,7 @@ class RoundStart:
 
 
 class OuterStep(Protocol):
-    """What becomes of the weights when a round ends."""
+    """Computes the weights with which all workers go on when a round ends."""
 
     def step(self, replica: Replica, start: RoundStart, means: Means, rows: int) -> list[Tensor]:
         """Where all workers go on, like `replica.tensors`; `rows`: used by all of them in this round."""
@@ -162,7 +162,7 @@ def _listed(value: Any) -> Any:
 
 
 class Rounds(Strategy, ABC):
-    """Local updates from θ₀ on; at the end of a round all workers go on where `ending` says.
+    """Every worker updates its own model from θ₀ on; at the end of a round all go on with what `ending` computes.
 
     A round ends whenever `every` is due, by counters that are the same on all workers; with `None` there is only one.
     Parameters and floating-point buffers are averaged, each worker weighing as many rows as it has used in the round

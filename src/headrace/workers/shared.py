@@ -97,7 +97,7 @@ class Shared:
         return self._begun
 
     def close(self) -> None:
-        """Leaves the others; whoever still waits for this worker has lost it."""
+        """Closes the sockets; workers that still wait for this one raise an error."""
         for peer in self._peers:
             peer.close()
         self._places.clear()

@@ -131,7 +131,7 @@ class GradientBuckets:
         self._carrier = first if carries else None
 
     def listen(self) -> None:
-        """What becomes ready from now on may travel at once."""
+        """Lets gradients travel as soon as they are ready, from now on."""
         if self._hooks and self.arena.proven:
             self._listening = True
             for chunk in self._chunks:

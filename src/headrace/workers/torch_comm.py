@@ -195,7 +195,7 @@ class TorchComm(Comm):
     # --- the end
 
     def _nudge(self) -> None:
-        """Makes the program look up from what it does: a signal of its own raises what has been reported."""
+        """Interrupts the program by a signal, whose handler raises the reported error."""
         if self._nudged_by is not None:
             signal.pthread_kill(self._thread, self._nudged_by)
 
@@ -204,7 +204,7 @@ class TorchComm(Comm):
         self._uncaught_before(kind, error, trace)
 
     def _leave(self) -> None:
-        """The program ends; after an error, it does so even if somebody else will never end what it has begun."""
+        """Closes the communicator at exit; after an error the process ends even if torch's threads wait for others."""
         if os.getpid() != self._process:  # a fork of the worker
             return
         self._heartbeat.leave()

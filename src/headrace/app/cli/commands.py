@@ -139,7 +139,7 @@ def _in_usage(place: Parameter) -> str:
 
 
 def rows(parameters: Iterable[Parameter], said: Mapping[str, str], dash: str = "_") -> list[tuple[str, str]]:
-    """What help has of parameters: how each is given, with its type, what is said of it, and its default."""
+    """The lines of help on parameters: how each is given, its type, its description and its default."""
     found = []
     for each in parameters:
         name = each.name.upper() if each.place else flag_of(each.name, dash)
@@ -150,7 +150,7 @@ def rows(parameters: Iterable[Parameter], said: Mapping[str, str], dash: str = "
 
 
 def _default(option: Parameter) -> str:
-    """What help says of the default of an option."""
+    """The default of an option, for help."""
     if option.switch:
         return f" (on, unless --no_{option.name})" if option.default else ""
     if option.type.startswith("list["):
@@ -217,7 +217,7 @@ def commands() -> dict[str, Command]:
 
 
 def actions(command: Command) -> dict[str, Command]:
-    """Of a command that has some, by the word that comes after it."""
+    """The actions of a command by name."""
     return {action.name.split()[1]: action for action in command.actions}
 
 

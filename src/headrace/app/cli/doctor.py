@@ -92,7 +92,7 @@ def checks(where: Path) -> dict[str, Callable[[], Part]]:
 
 
 def _tried(check: Callable[[], Part]) -> Part:
-    """One that fails says so, and the others go on."""
+    """Runs a check; one that fails is reported as such."""
     try:
         return check()
     except Exception as error:
@@ -100,7 +100,7 @@ def _tried(check: Callable[[], Part]) -> Part:
 
 
 def _named(error: Exception) -> str:
-    """What an error says, in a line."""
+    """An error in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()[:40])}"
 
 

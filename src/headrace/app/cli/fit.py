@@ -212,7 +212,7 @@ def _of_recipe(function: Callable[..., Any] | None) -> dict[str, Parameter]:
 
 
 def _help(command: str, function: Callable[..., Any] | None) -> str:
-    """What there is, with types and defaults."""
+    """The page of help, with types and defaults."""
     takes = _TAKES[command]
     of_recipe = _of_recipe(function)
     options = options_of(command, of_recipe)
@@ -265,7 +265,7 @@ def _report(trained: Trained) -> str | None:
 
 
 def _result(trained: Trained, report: str | None) -> str:
-    """The last numbers, where all of it is, and what may come next."""
+    """The text that is printed at the end: the last numbers, the run, and the next commands."""
     last = trained.last
     data = next((name for name in ("test/", "val/") if any(key.startswith(name) for key in last)), "train/")
     lines = numbers({key: value for key, value in last.items() if key in ("epoch", "step") or key.startswith(data)})

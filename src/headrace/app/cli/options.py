@@ -83,7 +83,7 @@ class Options:
         return next((f"--{name}" for name in _OF_A_RUN if name in self._given()), "")
 
     def of_fit(self) -> dict[str, Any]:
-        """What to pass to `Trainer.fit`, as far as it was said."""
+        """The options that were given, for `Trainer.fit`."""
         asked = {name: value for name, value in self._given().items() if name not in _NOT_OF_FIT}
         return asked | ({"progress": False} if self.json or self.progress == "off" else {})
 
@@ -96,7 +96,7 @@ class Options:
         }
 
     def _given(self) -> dict[str, Any]:
-        """What was said, by name."""
+        """The options that were given, by name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
@@ -152,7 +152,7 @@ def parse_words(words: Sequence[str], known: Known, listed: Iterable[str], dash:
 
 
 def no_option_error(value: Value, known: Known) -> ConfigError:
-    """The error for a word that is too much."""
+    """The error for a word that belongs to no option."""
     of_list = value.where in known and known[value.where].type.startswith("list[")
     hint = f" A list is written as in --{value.where} {LIST}." if of_list else ""
     return ConfigError(f"{value.given!r} belongs to no option.{hint}")

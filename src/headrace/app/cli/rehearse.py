@@ -118,7 +118,7 @@ def _cells(one: Any) -> list[str]:
 
 
 def _some(points: Sequence[Any], most: int = 6) -> list[Any]:
-    """So many points of a curve at most, the first and the last among them."""
+    """At most so many points of a curve, the first and the last among them."""
     last = len(points) - 1
     return [points[k] for k in sorted({round(last * k / (most - 1)) for k in range(most)})] if points else []
 

@@ -76,7 +76,7 @@ def predict(
     batch_size: int | None = None,
     json: bool = False,
 ) -> int:
-    """Writes what the model says of every row of a file.
+    """Writes the model's predictions for every row of a file.
 
     Args:
         data: a file: .npy .npz .arrow .parquet .csv .ctf; targets may be missing

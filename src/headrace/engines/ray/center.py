@@ -63,7 +63,7 @@ class CenterActor:
     def call(
         self, worker: int, start: int, training: int, rule: Rule | None, name: str, message: "Message"
     ) -> "Message":
-        """Serves a worker, with a `Message` for a `Message`; a start of it that has been given up is refused."""
+        """Serves a call of a worker; a start of it that has been given up is refused."""
         if start < self._starts.get(worker, 0):
             raise WorkerError(f"worker {worker} was given up, and another process has taken its place.")
         if name in ("lease", "exchange", "pull") and training < self._held.training:
@@ -84,7 +84,7 @@ class CenterActor:
         return answer
 
     def give_up(self, worker: int, start: int) -> None:
-        """A worker is lost: what it has leased is free, and this start of it is over."""
+        """Frees what a lost worker has leased, and refuses calls of this start of it from now on."""
         if start >= self._starts.get(worker, 0):
             self._starts[worker] = start + 1
             self._held.leave(worker)
@@ -180,7 +180,7 @@ way between processes of a machine."""
 
 
 def write(value: Any) -> Message:
-    """The arguments of a call, or its answer."""
+    """Packs the arguments of a call, or its answer."""
     if isinstance(value, tuple):
         plain, vectors = zip(*map(_apart, value), strict=True) if value else ((), ())
     else:

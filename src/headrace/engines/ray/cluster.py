@@ -36,7 +36,7 @@ _LONG = 24  # a path of this length leaves room for Ray's, which ends with the n
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is known of a cluster while it is in use."""
+    """The cluster in use."""
 
     scratch: Path
     """A private directory on the driver's machine, gone afterwards."""

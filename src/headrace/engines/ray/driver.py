@@ -276,7 +276,7 @@ class Driver:
     # --- failures
 
     def _replace(self, worker: _Worker, failure: Exception | None) -> None:
-        """Starts a worker again that has failed, or all, or ends them. `None`: nothing is heard of it."""
+        """Starts a failed worker again, or all of them, or raises. `failure=None`: it is silent."""
         if self._center is None:
             self._start_all_again(self._failure_of(worker, failure))
             return
@@ -356,11 +356,11 @@ class Driver:
 
 
 def cause(reports: Sequence[FailureReport]) -> Exception | None:
-    """The first error that does not only tell of another worker, as the caller is to get it."""
+    """The first error that is not about another worker, as the caller is to get it."""
     own = (report for report in reports if report.kind != WorkerError.__name__)
     return next((report.for_caller() for report in own), None)
 
 
 def _first_line(error: Exception) -> str:
-    """The sentence in which Ray says what has happened, out of all that it says."""
+    """The first line of Ray's message, which says what has happened."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
