@@ -5,7 +5,6 @@ that meet at a center, one that is lost is started again, perhaps elsewhere, whi
 actor too, whose state outlives it.
 """
 
-from ...errors import ConfigError
 from ..job import Job, Result
 
 __all__ = ["run"]
@@ -15,8 +14,6 @@ def run(job: Job) -> Result:
     """Runs the job; what worker 0 has to give."""
     from . import cluster
 
-    if job.workers < 1:
-        raise ConfigError(f"workers={job.workers}: at least one is needed.", argument="workers")
     with cluster.joined(job) as there:
         from . import driver
 

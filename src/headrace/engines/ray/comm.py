@@ -136,19 +136,18 @@ class RayComm(Comm):
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         number = self._begin(op)
-        self._give(f"{number}/{self.shard.index}", vector.detach().cpu().contiguous().view(-1).view(torch.uint8))
-        given = [self._take(f"{number}/{worker}").view(vector.dtype) for worker in range(self.count)]
-        total, *others = given
+        self._give(f"{number}/{self.shard.index}", pack(vector))
+        total, *others = (unpack(self._take(f"{number}/{worker}")) for worker in range(self.count))
         for other in others:  # in the order of workers: the same bits for all
             total = torch.maximum(total, other) if op == "max" else total + other
-        vector.copy_(total.view(vector.shape))
+        vector.copy_(total)
 
     def broadcast(self, vector: Tensor) -> None:
         number = self._begin("broadcast")
         if self.leader:
-            self._give(f"{number}", vector.detach().cpu().contiguous().view(-1).view(torch.uint8))
+            self._give(f"{number}", pack(vector))
         else:
-            vector.copy_(self._take(f"{number}").view(vector.dtype).view(vector.shape))
+            vector.copy_(unpack(self._take(f"{number}")))
 
     def gather(self, value: Any) -> list[Any] | None:
         number = self._begin("gather")
@@ -206,4 +205,4 @@ class RayComm(Comm):
                 f"worker {self.shard.index} has waited for the others for {self._patience_s:g} s, "
                 f"at step {self._status.step} ({self._status.doing}). If they may take longer, raise timeout_s."
             ) from None
-        return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(data, dtype=torch.uint8)
