@@ -12,8 +12,8 @@ import headrace as hr
 from headrace.app.cli import main
 from headrace.app.recipe import load_recipe, merged, set_strategy
 from headrace.app.rehearse import Rehearsal, draw, key_of, rehearse
+from headrace.app.strategies import STRATEGIES, parse_strategy
 from headrace.errors import ConfigError
-from headrace.workers.named import STRATEGIES, parse_strategy
 
 RECIPE = """
 import torch
@@ -276,11 +276,11 @@ def test_a_strategy_is_said_by_name_and_options(text: str, found: dict[str, Any]
         ("periodic:every", "options are written as"),
         ("periodic:every=", "options are written as"),
         ("diloco:lr=1,lr=2", "lr is given twice"),
-        ("diloco:lr=high", "lr= is a number, got 'high'"),
+        ("diloco:lr=high", "lr: expected float, got 'high'"),
         ("diloco:lr=nan", "lr= is greater than 0"),
-        ("elastic:lease=1.5", "lease= is a whole number or none, got '1.5'"),
-        ("elastic:take_center=yes", "take_center= is true or false, got 'yes'"),
-        ("synchronous:compress=bf15", "unknown compress 'bf15'. Did you mean 'bf16'?"),
+        ("elastic:lease=1.5", "lease: expected int, got '1.5'"),
+        ("elastic:take_center=half", "take_center: expected bool, got 'half'"),
+        ("synchronous:compress=bf15", "compress: expected bf16|fp16, got 'bf15'"),
     ],
 )
 def test_a_strategy_that_there_is_not_is_refused(text: str, complaint: str) -> None:

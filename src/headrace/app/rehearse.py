@@ -16,9 +16,9 @@ from ..engines.local import SimComm
 from ..engines.network import Network
 from ..errors import ConfigError, HeadraceError
 from ..workers.here import here
-from ..workers.named import parse_strategy
 from ..workers.strategy import Strategy
 from .recipe import load_recipe, merged, set_strategy
+from .strategies import parse_strategy
 
 TIME = "virtual_s"
 """Of a row of the history: when it was reported, on worker 0's virtual clock."""

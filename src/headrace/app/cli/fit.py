@@ -21,10 +21,10 @@ import yaml
 from ...engines.launch import launch
 from ...errors import ConfigError, RunError, unknown
 from ...workers.here import here
-from ...workers.named import parse_strategy
 from ..find import PARTS, find_recipe, located, read_file, recipe_file
 from ..parameters import Parameter, Value, check_parameters, described, parameters_of, plain, typed_values
 from ..recipe import LIMITS, Trained, Training, run_recipe
+from ..strategies import parse_strategy
 from .commands import page, rows
 from .options import (
     INTERRUPTED,

@@ -89,7 +89,7 @@ def rehearse(
 
 
 def _check_strategies(names: Sequence[str]) -> None:
-    from ...workers.named import parse_strategy
+    from ..strategies import parse_strategy
 
     try:
         for name in names:
