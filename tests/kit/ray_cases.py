@@ -181,18 +181,18 @@ def killed(at: Path) -> Any:
     class Killed(CenterActor):
         def call(self, worker: int, life: int, training: int, rule: Any, name: str, message: Any) -> Any:
             reply = super().call(worker, life, training, rule, name, message)
-            if name == "exchange" and self._held.version >= 7:
-                if due(f"applied in {self._held.training}"):
+            if name == "exchange" and self._state.version >= 7:
+                if due(f"applied in {self._state.training}"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if due("saved"):
                     self._save(at_once=True)
                     os.kill(os.getpid(), signal.SIGKILL)
-            if name == "leave" and self._held.training == 1 and not self._held.members.inside() and due("between"):
+            if name == "leave" and self._state.training == 1 and not self._state.members.inside() and due("between"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return reply
 
         def _save_changes(self, at_once: bool) -> None:
-            if at_once or (at / f"applied in {self._held.training}").exists():  # else nothing would be lost, rightly
+            if at_once or (at / f"applied in {self._state.training}").exists():  # else nothing would be lost, rightly
                 super()._save_changes(at_once)
 
     return Killed

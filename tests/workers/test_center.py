@@ -232,6 +232,15 @@ def test_the_rows_of_a_silent_worker_are_read_by_others() -> None:
     assert lease_of(held, 0, 2, now=7.0).start == 8, "and it goes on with others"
 
 
+def test_a_worker_is_silent_after_the_timeout_and_one_that_calls_keeps_its_rows() -> None:
+    held = joined(workers=2, timeout_s=5.0)
+    lease_of(held, 0)
+    lease_of(held, 1, now=3.0)
+    assert lease_of(held, 1, 2, now=5.0).start == 8, "5 s are not longer than 5 s"
+    assert lease_of(held, 1, 3, now=5.5).start == 0
+    assert set(held.ledger.leases) == {1}
+
+
 def test_nothing_is_leased_once_somebody_has_asked_to_stop() -> None:
     held = joined()
     lease = lease_of(held, 0)

@@ -61,8 +61,8 @@ class NothingYet:
     """The workers that are waited for."""
     what: str = ""
     """What they have to do first, for messages."""
-    heard: float = 0.0
-    """When the center heard from one of them last, in seconds on its own clock."""
+    last_call_s: float = 0.0
+    """When one of them last called, in seconds on the center's clock."""
 
 
 class Patience:

@@ -87,7 +87,8 @@ class CenterState:
         member = self._member(worker, now)
         if member.asked is not None and member.asked[0] == number and self.ledger.has(worker, member.asked[1].id):
             return member.asked[1]
-        self.ledger.expire(now, self.timeout_s)
+        for silent in self.ledger.leases.keys() - set(self.members.inside(now - self.timeout_s)):
+            self.ledger.leave(silent)
         found = None if self.stop else self.ledger.lease(worker)
         member.asked = (number, found) if isinstance(found, Lease) else None
         if isinstance(found, NothingYet):
@@ -124,7 +125,7 @@ class CenterState:
         """The weights as they are; also for a worker that has left."""
         self._begun()
         if worker in self.members.members:
-            self.members[worker].heard = now
+            self.members[worker].called_s = now
         return self._reply(self.weights)
 
     def ask_to_stop(self, why: str) -> None:
@@ -150,7 +151,7 @@ class CenterState:
                     "pushes": member.pushes,
                     "rows": member.rows,
                     "leased": sum(stop - start for start, stop in leases.get(worker, [])),
-                    "silent_s": max(0.0, now - member.heard),
+                    "silent_s": max(0.0, now - member.called_s),
                     "inside": member.inside,
                 }
                 for worker, member in sorted(self.members.members.items())
@@ -233,11 +234,10 @@ class CenterState:
     def _member(self, worker: int, now: float) -> Member:
         """Who calls; one that has been given up, or that a loaded state does not know, is in again."""
         self._begun()
-        self.ledger.hear(worker, now)
         return self.members.enter(worker, now)
 
     def _wait(self, workers: Sequence[int], what: str) -> NothingYet:
-        return NothingYet(tuple(workers), what, self.members.heard(workers))
+        return NothingYet(tuple(workers), what, self.members.last_call_s(workers))
 
     def _refuse(self, worker: int, push: Push) -> Reply:
         """Not taken: others may read its rows."""

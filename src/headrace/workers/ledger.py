@@ -57,7 +57,6 @@ class Ledger:
         self._next = first
         self._used = Ranges()
         self._leases: dict[int, _Leased] = {}
-        self._heard: dict[int, float] = {}
 
     @property
     def samples(self) -> int:
@@ -128,18 +127,6 @@ class Ledger:
         """What a worker has leased is free."""
         self._leases = {lease: leased for lease, leased in self._leases.items() if leased.worker != worker}
 
-    def hear(self, worker: int, now: float) -> None:
-        """A worker has called, at this time in seconds."""
-        self._heard[worker] = now
-
-    def expire(self, now: float, timeout_s: float) -> list[int]:
-        """Frees the leases of workers that have not called for so long; returns these workers."""
-        silent = {leased.worker for leased in self._leases.values()}
-        silent = {worker for worker in silent if now - self._heard.setdefault(worker, now) > timeout_s}
-        for worker in silent:
-            self.leave(worker)
-        return sorted(silent)
-
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {"used": [list(run) for run in self._used.ranges], "next": self._next}
@@ -148,7 +135,6 @@ class Ledger:
         """Goes back to a state; what was leased is free."""
         self._used, self._leases = Ranges(state["used"]), {}
         self._next = max(self._next, int(state["next"]))
-        self._heard = {}
 
     def _take(self, lease: int, start: int, stop: int) -> None:
         rest = self._leases[lease].rest
@@ -177,8 +163,8 @@ class Member:
     pushes: int = 0
     rows: int = 0
     """Rows that the center has learnt from it."""
-    heard: float = 0.0
-    """When it has been heard of, in seconds."""
+    called_s: float = 0.0
+    """When it last called, in seconds."""
     inside: bool = False
     """Whether it has joined the training and has not left it."""
     asked: tuple[int, Lease] | None = None
@@ -201,15 +187,15 @@ class Members:
 
     def inside(self, since: float = -inf) -> tuple[int, ...]:
         """The workers in the training that have called since then."""
-        return tuple(sorted(k for k, member in self.members.items() if member.inside and member.heard >= since))
+        return tuple(sorted(k for k, member in self.members.items() if member.inside and member.called_s >= since))
 
-    def heard(self, workers: Iterable[int]) -> float:
+    def last_call_s(self, workers: Iterable[int]) -> float:
         """When one of these workers called last."""
-        return max((self.members[worker].heard for worker in workers if worker in self.members), default=0.0)
+        return max((self.members[worker].called_s for worker in workers if worker in self.members), default=0.0)
 
     def enter(self, worker: int, now: float) -> Member:
         member = self[worker]
-        member.inside, member.heard = True, now
+        member.inside, member.called_s = True, now
         return member
 
     def leave(self, worker: int) -> None:

@@ -46,19 +46,16 @@ class CenterActor:
         self._store, self._saver = Store(path / "states", "center", Keep(2)), Saver()
         self._starts: dict[int, int] = {}
         self._saved, self._number, self._due_s = -1, 0, 0.0
-        self._held = CenterState(_count(path), timeout_s=math.inf)  # whoever is lost is given up by the driver
+        self._state = CenterState(_count(path), timeout_s=math.inf)  # whoever is lost is given up by the driver
         found = self._store.newest()
         if found is not None:
             state = decode(found.documents[_STATE], found.tensors[_TENSORS])
             self._number, self._saved = found.step, state["held"]["version"]
-            self._held.load_state_dict(state["held"])
-            self._held.stop, self._held.leader_values, self._starts = (
-                state["stop"],
-                state["leader_values"],
-                state["starts"],
-            )
+            self._state.load_state_dict(state["held"])
+            self._state.stop, self._state.leader_values = state["stop"], state["leader_values"]
+            self._starts = state["starts"]
             for worker in state["inside"]:
-                self._held.members.enter(worker, _now())
+                self._state.members.enter(worker, time.monotonic())
 
     def call(
         self, worker: int, start: int, training: int, rule: Rule | None, name: str, message: "Message"
@@ -66,18 +63,18 @@ class CenterActor:
         """Serves a call of a worker; a start of it that has been given up is refused."""
         if start < self._starts.get(worker, 0):
             raise WorkerError(f"worker {worker} was given up, and another process has taken its place.")
-        if name in ("lease", "exchange", "pull") and training < self._held.training:
+        if name in ("lease", "exchange", "pull") and training < self._state.training:
             raise WorkerError(
                 f"worker {worker} is in training {training}, and the center, which has been lost meanwhile, has begun "
-                f"training {self._held.training} without it."
+                f"training {self._state.training} without it."
             )
         self._starts[worker] = start
-        if self._held.rule is None:
-            self._held.rule = rule  # it is not saved: every worker brings it along
-        before = self._held.weights
-        found = self._held.serve(worker, _now(), name, *read(message))
+        if self._state.rule is None:
+            self._state.rule = rule  # it is not saved: every worker brings it along
+        before = self._state.weights
+        found = self._state.serve(worker, time.monotonic(), name, *read(message))
         answer = write(found)
-        if name in ("ask_to_stop", "leave", "load_state_dict") or self._held.weights is not before:
+        if name in ("ask_to_stop", "leave", "load_state_dict") or self._state.weights is not before:
             self._save(at_once=True)
         elif name == "exchange" or (name == "lease" and found is None):
             self._save_changes(at_once=name == "lease")
@@ -87,25 +84,24 @@ class CenterActor:
         """Frees what a lost worker has leased, and refuses calls of this start of it from now on."""
         if start >= self._starts.get(worker, 0):
             self._starts[worker] = start + 1
-            self._held.leave(worker)
+            self._state.leave(worker)
 
     def _save_changes(self, at_once: bool) -> None:
-        if self._held.version != self._saved and (at_once or time.monotonic() >= self._due_s):
+        if self._state.version != self._saved and (at_once or time.monotonic() >= self._due_s):
             self._save(at_once)
         elif at_once:
             self._saver.wait()
 
     def _save(self, at_once: bool) -> None:
         """Copies the state and writes it: before this call returns, or in the background."""
-        if not self._held.weights:
+        if not self._state.weights:
             return
         tensors: Tensors = {}
-        held = self._held
         state = {
-            "held": held.state_dict(),
-            "stop": held.stop,
-            "leader_values": held.leader_values,
-            "inside": list(held.members.inside()),
+            "held": self._state.state_dict(),
+            "stop": self._state.stop,
+            "leader_values": self._state.leader_values,
+            "inside": list(self._state.members.inside()),
             "starts": dict(self._starts),
         }
         documents = {_STATE: encode(state, tensors, "state")}
@@ -116,7 +112,7 @@ class CenterActor:
         self._saver.start(lambda: self._write(contents))
         if at_once:
             self._saver.wait()
-        self._saved = self._held.version
+        self._saved = self._state.version
 
     def _write(self, contents: Contents) -> None:
         begun_s = time.monotonic()
@@ -209,10 +205,6 @@ def _whole(plain: Any, vectors: Any) -> Any:
     if vectors is None:
         return plain
     return vectors if plain is None else replace(plain, **vectors)
-
-
-def _now() -> float:
-    return time.monotonic()
 
 
 def _count(path: Path) -> int:
