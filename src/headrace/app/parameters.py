@@ -28,8 +28,6 @@ class Parameter:
     required: bool = False
     place: bool = False
     """Whether a command takes it by its place, without a flag."""
-    line: int = 1
-    """Where it stands in its file."""
 
     @property
     def type(self) -> str:
@@ -55,7 +53,7 @@ class Parameter:
 
 def parameters_of(function: Callable[..., Any], *, places: bool = False) -> dict[str, Parameter]:
     """The parameters of a function by name; all are options, unless those have `places` that are not keywords."""
-    lines, types = _lines(function), _types(function)
+    types = _types(function)
     return {
         name: Parameter(
             name,
@@ -63,7 +61,6 @@ def parameters_of(function: Callable[..., Any], *, places: bool = False) -> dict
             None if given.default is given.empty else given.default,
             given.default is given.empty,
             places and given.kind is not given.KEYWORD_ONLY,
-            lines.get(name, 1),
         )
         for name, given in inspect.signature(function).parameters.items()
     }
@@ -89,11 +86,11 @@ def described(function: Callable[..., Any]) -> dict[str, str]:
 
 def check_parameters(function: Callable[..., Any]) -> None:
     """Raises unless every parameter of a recipe has a type, and the docstring says what it is."""
-    said, file = described(function), function.__code__.co_filename
+    said, lines, file = described(function), _lines(function), function.__code__.co_filename
     if loose := [each for each in inspect.signature(function).parameters.values() if each.kind in _LOOSE]:
         raise ConfigError(f"{file}: {function.__name__} takes {loose[0]}, which can be no flag. Name each parameter.")
     for name, parameter in parameters_of(function).items():
-        where = f"{file}, line {parameter.line}: the parameter {name!r} of {function.__name__}"
+        where = f"{file}, line {lines.get(name, 1)}: the parameter {name!r} of {function.__name__}"
         if not parameter.type:
             raise ConfigError(f"{where} has no type, and becomes a flag. Write {_with_type(parameter)}.")
         if name not in said:
