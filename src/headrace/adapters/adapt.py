@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.arrays import ArrayTable
-from ..data.categories import Categories
 from ..data.fields import Rows
 from ..data.reader import Reader
-from ..data.source import Source, Table
+from ..data.source import Categories, Source, Table
 from ..errors import DataError
 from .loaders import LoaderSource, SampleSource
 from .passes import hugging_kind

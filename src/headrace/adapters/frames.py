@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from ..data.arrays import ArrayTable
-from ..data.arrow import fields_of
-from ..data.categories import Categories, ColumnPlace, is_text, leaf_of, leaves, strings_of
 from ..data.fields import Field, cat
-from ..data.schema import index_in, streams_of
+from ..data.source import Categories
 from ..errors import DataError
+from ..formats.categories import ColumnPlace, is_text, leaf_of, leaves, strings_of
+from ..formats.columns import fields_of
+from ..formats.lazy import pa
+from ..formats.schema import index_in, streams_of
 
 
 def from_arrow(table: Any, known: Categories | None = None, *, where: str = "this table") -> ArrayTable:
@@ -19,8 +21,6 @@ def from_arrow(table: Any, known: Categories | None = None, *, where: str = "thi
 
     Columns of strings have the categories that are `known`, or those that they hold.
     """
-    import pyarrow as pa
-
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if isinstance(table, pa.RecordBatchReader):
@@ -51,7 +51,6 @@ def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
     Those have the categories that are `known`, or their own.
     """
     import pandas as pd
-    import pyarrow as pa
 
     columns: dict[str, Any] = {}
     categories: dict[str, Sequence[str]] = {}

@@ -39,6 +39,8 @@ class Shard:
         return rows * self.index // self.count, rows * (self.index + 1) // self.count
 
 
+Categories = Mapping[str, Sequence[str]]
+"""For each stream that holds strings, what its codes 0, 1, … stand for."""
 WHOLE = Shard()
 SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess can be made
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ..data.arrays import populate
 from ..data.batch import Batch, Stream
-from ..data.categories import Categories
 from ..data.fields import Field, map_tensors, nbytes_of, take, tensors_of
-from ..data.source import Table
+from ..data.source import Categories, Table
 from .paths import DataFile, reading
 from .select import Picks
 

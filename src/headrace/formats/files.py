@@ -6,12 +6,12 @@ from itertools import accumulate
 from typing import Any
 
 from ..data.batch import Stream
-from ..data.categories import Categories, shown, strings_of
-from ..data.source import Table, fingerprint_of
+from ..data.source import Categories, Table, fingerprint_of
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
 from .arrow import READ_AS, open_csv, open_ipc, open_parquet
 from .blocks import BUDGET_BYTES, Block, BlockCache, OpenFile
+from .categories import shown, strings_of
 from .npy import open_npy, open_npz
 from .paths import DataFile, find, reading
 from .select import Selection, are_numbers, inner

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Stream, torch_dtype
-from ..data.categories import DOT, shown
 from ..data.fields import Field
 from ..data.ragged import Ragged
 from ..data.source import check_fixed, check_names
 from ..data.sparse import Sparse
 from ..errors import ConfigError, DataError, unknown
+from .categories import DOT, shown
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch import Stream
-from ..data.categories import Categories
-from ..data.source import Table, fingerprint_of
+from ..data.source import Categories, Table, fingerprint_of
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
 from .ctf.build import build, summary_of

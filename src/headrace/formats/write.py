@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data.arrow import only_ones, record_batch_of
 from ..data.batch import Batch, Stream, concat
-from ..data.schema import schema_of
 from ..data.source import Table
 from ..errors import ConfigError, DataError, HeadraceError
 from ..store import disk
+from .columns import only_ones, record_batch_of
 from .ctf.write import text_of, written_layout
+from .lazy import pa, pq
+from .schema import schema_of
 
 ENDINGS = (".arrow", ".parquet", ".npz", ".ctf", ".ctf.gz")
 MOST_ROWS, BLOCK_BYTES = 65536, 2**24
@@ -147,14 +148,10 @@ def _not_rows(data: Any) -> str:
 
 
 def _arrow(data: Any, path: Path, rows: int) -> None:
-    import pyarrow as pa
-
     _in_batches(data, rows, lambda schema: pa.ipc.new_file(str(path), schema))
 
 
 def _parquet(data: Any, path: Path, rows: int) -> None:
-    import pyarrow.parquet as pq
-
     _in_batches(data, rows, lambda schema: pq.ParquetWriter(str(path), schema, compression="zstd"))
 
 

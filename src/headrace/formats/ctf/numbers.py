@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lazy import pa, pc
+
 Bytes = NDArray[np.uint8]
 Places = NDArray[np.int64]
 
@@ -77,9 +79,6 @@ def _by_arrow(text: Bytes, spans: Places, dtype: str) -> NDArray[Any] | None:
     Between two spans lies a gap. An array of strings in which every second one is such a gap, and null, has exactly
     the ends of the spans as its offsets: the bytes stay where they are.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not len(spans):
         return np.empty(0, dtype)
     count = 2 * len(spans) - 1

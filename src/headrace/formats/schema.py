@@ -10,9 +10,11 @@ from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any
 
+from ..data.batch import Stream
+from ..data.source import Categories
 from ..errors import DataError
-from .batch import Stream
-from .categories import Categories, ColumnPlace, is_text, pa, pt, shown
+from .categories import ColumnPlace, is_text, shown
+from .lazy import pa, pt
 
 METADATA = b"headrace"
 NUMBERS = {

@@ -7,24 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.batch import Stream, torch_dtype
+from ..data.fields import Field
+from ..data.ragged import Ragged
+from ..data.source import Categories
+from ..data.sparse import Sparse
 from ..errors import DataError
-from .batch import Stream, torch_dtype
-from .categories import Categories, ColumnPlace, codes, is_text, leaf_of, pa, pt, refuse_nulls, within
-from .fields import Field
-from .ragged import Ragged
-from .schema import NUMBERS, categories_in, differs, fits, is_fixed, is_pair, schema_of, streams_of
-from .sparse import Sparse
-
-__all__ = [
-    "array_of",
-    "categories_in",
-    "fields_of",
-    "only_ones",
-    "record_batch_of",
-    "schema_of",
-    "streams_of",
-    "tensor_of",
-]
+from .categories import ColumnPlace, codes, is_text, leaf_of, refuse_nulls, within
+from .lazy import pa, pt
+from .schema import NUMBERS, differs, fits, is_fixed, is_pair
 
 
 def fields_of(
