@@ -54,6 +54,8 @@ def _plain(dataset: Any, kind: type) -> bool:
 class Samples(Table):
     """The samples of a map-style dataset as a Table. The first sample tells its streams."""
 
+    streams: Sequence[Stream] = ()
+
     def __init__(self, dataset: Any, names: Names = None, sequences: Sequence[str] = ()) -> None:
         self.dataset, self._names, self._sequences = dataset, names, tuple(sequences)
         self._who, self._length = type(dataset).__name__, _length(dataset)
@@ -61,7 +63,7 @@ class Samples(Table):
             raise DataError(f"{self._who} has no rows: there is nothing to read.")
         self._many = callable(getattr(dataset, "__getitems__", None))
         before, stood = rng.capture(_CPU), rng.standing()
-        self._streams = tuple(self.take(torch.zeros(1, dtype=torch.int64)).streams)
+        self.streams = tuple(self.take(torch.zeros(1, dtype=torch.int64)).streams)
         if rng.standing() != stood:
             rng.restore(before, _CPU)
             warnings.warn(
@@ -69,10 +71,6 @@ class Samples(Table):
                 "no two runs and no resume are alike. Draw them in hr.map(table, change), or pass a DataLoader of it.",
                 stacklevel=_level(),
             )
-
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._streams
 
     def __len__(self) -> int:
         return self._length

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, SourceError
-from .order import Indices, MixOrder, Order, positions
+from .order import Indices, MixOrder, Order, positions_of
 from .source import Table
 
 KINDS = ("blocks", "blocks-only")  # the orders that have blocks in an order of their own
@@ -37,7 +37,7 @@ class Lanes:
             raise ConfigError(f"only an order of shuffled blocks has lanes, got {order.kind!r}.")
         self.order, self.count, self.unit = order, count, unit
         self.n, self.kind, self.seed, self.block, self.mix = order.n, order.kind, order.seed, order.block, order.mix
-        self._held: tuple[int, list[_Phase]] = (-1, [])
+        self._held: tuple[int, Indices, list[_Phase]] | None = None
 
     def __str__(self) -> str:
         """As a cursor has it: "4x32"."""
@@ -54,7 +54,7 @@ class Lanes:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """The rows at positions `start` to `stop` of an epoch."""
-        return self.at(epoch, positions(self.n, start, stop))
+        return self.at(epoch, positions_of(self.n, start, stop))
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """The rows at these positions of an epoch, wherever they are."""

@@ -140,7 +140,7 @@ class Order:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """The rows at positions `start` to `stop` of an epoch."""
-        return self.at(epoch, positions(self.n, start, stop))
+        return self.at(epoch, positions_of(self.n, start, stop))
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """The rows at these positions of an epoch, wherever they are."""
@@ -306,7 +306,7 @@ class MixOrder:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def positions(n: int, start: int, stop: int) -> Indices:
+def positions_of(n: int, start: int, stop: int) -> Indices:
     """The positions `start` to `stop` of an epoch of `n` rows."""
     if not 0 <= start <= stop <= n:
         raise ConfigError(f"positions {start} to {stop} are not within an epoch of {n} rows.")

@@ -10,6 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import torch
@@ -41,6 +43,7 @@ class Shard:
 
 Categories = Mapping[str, Sequence[str]]
 """For each stream that holds strings, what its codes 0, 1, … stand for."""
+UNNAMED: Categories = MappingProxyType({})
 WHOLE = Shard()
 SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess can be made
 
@@ -124,7 +127,7 @@ class Source(ABC):
         return self
 
     @property
-    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+    def read_by(self) -> Categories | None:
         """For each stream the strings that its numbers stand for, none where it held numbers; `None` if unknown."""
         return None
 
@@ -203,6 +206,11 @@ class Source(ABC):
         )
 
 
+def forwarded(path: str) -> Any:
+    """An attribute that is another object's, as "table.streams" is the table's: for what is made of that."""
+    return property(attrgetter(path))
+
+
 _TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool | str) and name[0] != "_"]
 
 
@@ -266,12 +274,12 @@ class Table(ABC):
         return stream
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
+    def categories(self) -> Categories:
         """What the numbers of a stream stand for, where it was strings."""
         return {}
 
     @property
-    def read_by(self) -> Mapping[str, Sequence[str]]:
+    def read_by(self) -> Categories:
         """The categories by which it was read, also those of streams that a map has made others of."""
         return self.categories
 

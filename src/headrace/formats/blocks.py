@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.arrays import populate
 from ..data.batch import Batch, Stream
 from ..data.fields import Field, map_tensors, nbytes_of, take, tensors_of
-from ..data.source import Categories, Table
+from ..data.source import Categories, Table, forwarded
 from .paths import DataFile, reading
 from .select import Picks
 
@@ -122,9 +122,7 @@ class Block(Table):
         """The columns that lie in place, once they are known. Only the cache keeps the others."""
         self._others: list[str] = []
 
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._picks.streams
+    streams: Sequence[Stream] = forwarded("_picks.streams")
 
     def __len__(self) -> int:
         return self._store.counts[self._number]

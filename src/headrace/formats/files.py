@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from ..data.batch import Stream
-from ..data.source import Categories, Table, fingerprint_of
+from ..data.source import UNNAMED, Categories, Table, fingerprint_of, forwarded
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
 from .arrow import READ_AS, open_csv, open_ipc, open_parquet
@@ -45,21 +45,17 @@ class FileRequest:
 class FileTable(Wrapper):
     """Files of one kind as one table. It is pickled by the names of its files, and opens them again."""
 
+    categories: Categories = UNNAMED
+
     def __init__(
         self, rows: Table, files: Sequence[DataFile], request: FileRequest, block: int, categories: Categories
     ) -> None:
         super().__init__(rows)
         self.files, self.block = list(files), block
-        self._request, self._categories, self._fingerprint = request, categories, ""
+        self._request, self._fingerprint, self.categories = request, "", categories
 
-    @property
-    def categories(self) -> Categories:
-        return self._categories
-
-    @property
-    def columns(self) -> Mapping[str, Any] | None:
-        """Which columns become which streams, as given to `open_table`."""
-        return self._request.selection.columns
+    columns: Mapping[str, Any] | None = forwarded("_request.selection.columns")
+    """Which columns become which streams, as given to `open_table`."""
 
     def fingerprint(self) -> str:
         """A hash of rows, streams and files, and behind a colon four digits for each file: see `changed_files`."""
@@ -69,7 +65,7 @@ class FileTable(Wrapper):
                 len(self),
                 *self.streams,
                 self._request.selection.columns,
-                sorted(self._categories.items()),
+                sorted(self.categories.items()),
                 *digests,
             ]
             whole = fingerprint_of(*said)
@@ -87,7 +83,7 @@ class FileTable(Wrapper):
 
     def __reduce__(self) -> tuple[Any, ...]:
         names, sizes = [file.again for file in self.files], [file.size for file in self.files]
-        return _reopen, (names, sizes, replace(self._request, categories=self._categories))
+        return _reopen, (names, sizes, replace(self._request, categories=self.categories))
 
 
 def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
