@@ -196,7 +196,9 @@ def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
     if isinstance(metrics, str | Metric):
         metrics = [metrics]
     pairs: Iterable[tuple[str, Any]] = (
-        metrics.items() if isinstance(metrics, Mapping) else [(_name_of(metric), metric) for metric in metrics]
+        metrics.items()
+        if isinstance(metrics, Mapping)
+        else [(m if isinstance(m, str) else type(m).__name__.lower(), m) for m in metrics]
     )
     named: dict[str, str | Metric] = {}
     for name, metric in pairs:
@@ -210,10 +212,6 @@ def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
             raise ConfigError(f"a metric is a name or has update, compute and reset; got a {type(metric).__name__}.")
         named[name] = metric
     return named
-
-
-def _name_of(metric: Any) -> str:
-    return metric if isinstance(metric, str) else type(metric).__name__.lower()
 
 
 def _plain(value: Any) -> Any:

@@ -177,11 +177,10 @@ def _is_plain(outcome: Outcome) -> bool:
 
 
 def _are_pairs(outputs: Any) -> bool:
-    return type(outputs) is list and all(map(_is_pair, outputs))
-
-
-def _is_pair(each: Any) -> bool:
-    return type(each) is tuple and len(each) == 2 and isinstance(each[1], Batch)
+    """Whether outputs come with the batches that they are of."""
+    return type(outputs) is list and all(
+        type(each) is tuple and len(each) == 2 and isinstance(each[1], Batch) for each in outputs
+    )
 
 
 def _term(loss: Any, rows: int, what: str) -> Term:

@@ -49,12 +49,11 @@ class Store:
 
     def steps(self) -> list[int]:
         """The steps of everything here that is called a checkpoint, in order."""
-        try:
-            names = os.listdir(self.path)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise disk.failure(error, f"looking for checkpoints in {self.path}", self.path, 0) from error
+        with disk.failing(f"looking for checkpoints in {self.path}", self.path):
+            try:
+                names = os.listdir(self.path)
+            except FileNotFoundError:
+                return []
         found = [(name, int(match[1])) for name in names if (match := _STEP.fullmatch(name))]
         return sorted(step for name, step in found if name == self.at(step).name)
 
@@ -70,7 +69,7 @@ class Store:
         the training has begun anew from before later ones, which are let go too.
         """
         final = self.at(contents.step)
-        try:
+        with disk.failing(f"saving step {contents.step} in {self.path}", self.path, contents.nbytes):
             if not self._anchored:
                 disk.make_dirs(self.path)
             self._anchored = True
@@ -85,10 +84,6 @@ class Store:
                 disk.rename(beside, final)
                 disk.sync_dir(self.path)
             self._retire(contents.step, best, overtakes)
-        except OSError as error:
-            raise disk.failure(
-                error, f"saving step {contents.step} in {self.path}", self.path, contents.nbytes
-            ) from error
         return final
 
     def load(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> Contents:
