@@ -70,7 +70,7 @@ def _stored(table: Any, kinds: Mapping[str, Any]) -> Table:
 
 
 def _piece(piece: Any, kinds: Mapping[str, Any]) -> ArrayTable:
-    from .frames import from_arrow
+    from .adapt import from_arrow
 
     tensors = {name: kind for name, kind in kinds.items() if type(kind).__name__.startswith("Array")}
     plain = [name for name in kinds if name not in tensors]

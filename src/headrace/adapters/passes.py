@@ -142,7 +142,7 @@ class Passes:
         try:
             self._put_back(self._random, self._generators or [])
             if self._own is not None:
-                put_back(self.data, self._own)
+                self.data.load_state_dict(decode(json.loads(self._own["json"]), self._own["tensors"]))  # type: ignore[attr-defined]
                 self._rewound = True
             self._pass = self._begun()
             if self._own is not None:
@@ -259,11 +259,6 @@ def by_value(data: Any, who: str) -> State:
     tensors: dict[str, Tensor] = {}
     text = json.dumps(encode(data.state_dict(), tensors, f"state of {who}"))
     return {"json": text, "tensors": {name: tensor.clone() for name, tensor in tensors.items()}}
-
-
-def put_back(data: Any, state: State) -> None:
-    """Puts the data where a state says that `by_value` gave."""
-    data.load_state_dict(decode(json.loads(state["json"]), state["tensors"]))
 
 
 def parts_of(data: Any) -> list[Any]:

@@ -147,7 +147,10 @@ def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> Arro
         if head.startswith(b"FEA1"):
             raise DataError(f"{file} is a Feather file of version 1. Write it again with version 2.")
         if head != b"ARROW1":
-            return _open_stream(file, file.load() if data is None else data, wanted, declared)
+            with pa.ipc.open_stream(file.load() if data is None else data) as reader:
+                names = wanted(reader.schema.names, index_in(reader.schema))
+                schema = pa.schema([reader.schema.field(name) for name in names])
+                return HeldArrowFile(file, schema, [batch.select(names) for batch in reader], declared)
         with file.open() as opened:
             schema = pa.ipc.open_file(opened).schema
         columns = [schema.names.index(name) for name in wanted(schema.names, index_in(schema))]
@@ -157,13 +160,6 @@ def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> Arro
                 kept = pa.schema([schema.field(index) for index in columns])
                 return HeldArrowFile(file, kept, batches, declared)
         return DecodedArrowFile(file, schema, columns, declared)
-
-
-def _open_stream(file: DataFile, data: Any, wanted: Wanted, declared: Sequence[Stream]) -> HeldArrowFile:
-    with pa.ipc.open_stream(data) as reader:
-        names = wanted(reader.schema.names, index_in(reader.schema))
-        schema = pa.schema([reader.schema.field(name) for name in names])
-        return HeldArrowFile(file, schema, [batch.select(names) for batch in reader], declared)
 
 
 def _all(data: Any, columns: Sequence[int]) -> list[Any]:
@@ -179,9 +175,7 @@ def _all(data: Any, columns: Sequence[int]) -> list[Any]:
 
 def _inside(batches: Sequence[Any], data: Any) -> bool:
     """Whether record batches lie in a mapped file, rather than in memory that they were decoded into."""
-    start, stop = data.address, data.address + data.size
-    buffers = (buffer for batch in batches for column in batch.columns for buffer in column.buffers())
-    return all(start <= buffer.address <= stop for buffer in buffers if buffer is not None and buffer.size)
+    return all(data.address <= start <= data.address + data.size for start, _ in _spans(batches))
 
 
 def _spans(batches: Sequence[Any]) -> Iterator[tuple[int, int]]:
@@ -196,10 +190,9 @@ def _spans(batches: Sequence[Any]) -> Iterator[tuple[int, int]]:
 def _decoded_bytes(batch: Any) -> int:
     """At most how many bytes the rows of a record batch take once they are copied: bits and codes become larger."""
 
-    def growth(kind: Any) -> int:
-        return 8 if pt.is_boolean(kind) or pt.is_dictionary(kind) else 1
-
-    return sum(column.get_total_buffer_size() * growth(leaves(column.type)) for column in batch.columns)
+    kinds = [leaves(column.type) for column in batch.columns]
+    growth = [8 if pt.is_boolean(kind) or pt.is_dictionary(kind) else 1 for kind in kinds]
+    return sum(column.get_total_buffer_size() * times for column, times in zip(batch.columns, growth, strict=True))
 
 
 def _inner(batch: Any) -> Any:

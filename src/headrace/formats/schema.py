@@ -37,7 +37,11 @@ _TYPES = {"bfloat16": "uint16", "float16": "float16", **{name: name for name in 
 def streams_of(schema: Any, declared: Sequence[Stream] = (), where: str = "") -> list[Stream]:
     """The streams that the columns of a schema are; `declared` ones are taken as they are, where their type fits."""
     known = {stream.name: stream for stream in declared}
-    return [_fitting(known.get(field.name) or _stream_of(field, where), field, where) for field in schema]
+    found = [known.get(field.name) or _stream_of(field, where) for field in schema]
+    for stream, field in zip(found, schema, strict=True):
+        if not fits(field.type, stream):
+            raise DataError(differs(stream, field.type, ColumnPlace(field.name, where)))
+    return found
 
 
 def schema_of(streams: Sequence[Stream], ones: Collection[str] = (), categories: Categories | None = None) -> Any:
@@ -85,12 +89,6 @@ def _undeclared(name: str, kind: Any) -> str:
     return (
         f": whether that is sparse, and how wide, is not written in the file. Declare it: streams=[Stream({declared})]."
     )
-
-
-def _fitting(stream: Stream, field: Any, where: str) -> Stream:
-    if not fits(field.type, stream):
-        raise DataError(differs(stream, field.type, ColumnPlace(field.name, where)))
-    return stream
 
 
 def fits(kind: Any, stream: Stream) -> bool:

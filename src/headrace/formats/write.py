@@ -39,12 +39,18 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     target = check_target(path)
     if target.name.lower().endswith((".ctf", ".ctf.gz")):
         return write_ctf(target, data)
-    write = {".arrow": _arrow, ".parquet": _parquet, ".npz": _npz}[target.suffix.lower()]
+    kind = target.suffix.lower()
     if rows_per_block is not None and rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
     with whole(target) as beside:
-        write(data, beside, rows_per_block or _rows_of(data, BLOCK_BYTES))
-    if write is _npz:
+        rows = rows_per_block or _rows_of(data, BLOCK_BYTES)
+        if kind == ".npz":
+            _npz(data, beside, rows)
+        elif kind == ".parquet":
+            _in_batches(data, rows, lambda schema: pq.ParquetWriter(str(beside), schema, compression="zstd"))
+        else:
+            _in_batches(data, rows, lambda schema: pa.ipc.new_file(str(beside), schema))
+    if kind == ".npz":
         _say_what_is_lost(data, target)
 
 
@@ -145,14 +151,6 @@ def _not_rows(data: Any) -> str:
         f"expected a Table, or Batches one after the other, got a {type(data).__name__}. ArrayTable, from_pandas and "
         "from_arrow make a table of what is in memory; of a Reader, write the table that it reads."
     )
-
-
-def _arrow(data: Any, path: Path, rows: int) -> None:
-    _in_batches(data, rows, lambda schema: pa.ipc.new_file(str(path), schema))
-
-
-def _parquet(data: Any, path: Path, rows: int) -> None:
-    _in_batches(data, rows, lambda schema: pq.ParquetWriter(str(path), schema, compression="zstd"))
 
 
 def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:
