@@ -1,6 +1,5 @@
 """Turns whatever a user passes as data into a Table or a Source: arrays, frames, Arrow tables, paths, loaders."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
@@ -12,14 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.arrays import ArrayTable
-from ..data.fields import Field, Rows, cat
+from ..data.fields import Rows
 from ..data.reader import Reader
 from ..data.source import Categories, Source, Table
 from ..errors import DataError
-from ..formats.categories import ColumnPlace, is_text, leaf_of, leaves, strings_of
-from ..formats.columns import fields_of
+from ..formats.columns import check_names, from_arrow
 from ..formats.lazy import pa
-from ..formats.schema import index_in, streams_of
 from .loaders import LoaderSource, SampleSource
 from .passes import hugging_kind
 from .samples import from_dataset
@@ -179,36 +176,7 @@ def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
     return None
 
 
-# --- tables of Arrow and frames of pandas --------------------------------------------------------------------
-
-
-def from_arrow(table: Any, known: Categories | None = None, *, where: str = "this table") -> ArrayTable:
-    """Reads an Arrow table or record batch: in place where a column lies in one piece, else copied into one.
-
-    Columns of strings have the categories that are `known`, or those that they hold.
-    """
-    if isinstance(table, pa.RecordBatch):
-        table = pa.Table.from_batches([table])
-    if isinstance(table, pa.RecordBatchReader):
-        table = table.read_all()
-    if not isinstance(table, pa.Table):
-        raise DataError(f"expected an Arrow Table or RecordBatch, got a {type(table).__name__}.")
-    aside = index_in(table.schema)
-    table = table.select([k for k, name in enumerate(table.column_names) if name not in aside])
-    _check_names(table.column_names, where)
-    streams = streams_of(table.schema, where=where)
-    texts = [field.name for field in table.schema if is_text(leaves(field.type))]
-    categories = {
-        name: list((known or {}).get(name, ()))
-        or strings_of(leaf_of(chunk, ColumnPlace(name, where)) for chunk in table.column(name).chunks)
-        for name in texts
-    }
-    parts: list[Mapping[str, Field]] = []
-    first = 0
-    for batch in table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
-        parts.append(fields_of(batch, streams, categories, where=where, first=first))
-        first += batch.num_rows
-    return ArrayTable({s.name: cat([part[s.name] for part in parts]) for s in streams}, categories=categories)
+# --- frames of pandas ------------------------------------------------------------------------------------
 
 
 def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
@@ -220,7 +188,7 @@ def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
 
     columns: dict[str, Any] = {}
     categories: dict[str, Sequence[str]] = {}
-    _check_names(list(frame.columns), "this frame")
+    check_names(list(frame.columns), "this frame")
     for name, column in frame.items():
         if column.hasnans:
             missing = column.isna().to_numpy()
@@ -242,18 +210,6 @@ def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
         columns |= strings.columns
         categories |= strings.categories
     return ArrayTable(columns, categories=categories)
-
-
-def _check_names(names: Sequence[Any], where: str) -> None:
-    for name, count in Counter(names).items():
-        if not isinstance(name, str):
-            raise DataError(f"a column is called {name!r}; a stream has a string for its name. Rename it.")
-        if count > 1:
-            raise DataError(f"{where} has {count} columns {name!r}. Give them names of their own.")
-        if not name:
-            raise DataError(f"{where} has a column without a name. Give it one, or leave it out.")
-        if "." in name:
-            raise DataError(f"{where}: column {name!r} has a dot in its name, which a stream cannot have. Rename it.")
 
 
 def _check_strings(name: str, column: Any) -> None:

@@ -95,7 +95,7 @@ class Samples(Table):
             except Exception as error:
                 for row in rows:
                     self._sample(row)
-                raise SourceError(f"{self._who} failed at rows {_listed(rows)}: {_said(error)}.") from error
+                raise SourceError(f"{self._who} failed at rows {_listed(rows)}: {_error_text(error)}.") from error
         return [self._sample(row) for row in rows]
 
     def _sample(self, row: int) -> Any:
@@ -104,7 +104,7 @@ class Samples(Table):
         except HeadraceError:
             raise
         except Exception as error:
-            raise SourceError(f"{self._who} failed at row {row}: {_said(error)}.") from error
+            raise SourceError(f"{self._who} failed at row {row}: {_error_text(error)}.") from error
 
 
 def _level() -> int:
@@ -129,7 +129,7 @@ def _listed(rows: list[int]) -> str:
     return ", ".join(map(str, rows[:8])) + (" and others" if len(rows) > 8 else "")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -18,7 +18,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Rows(ABC):
-    """Rows that are more than one tensor. `host_offsets` are on the host, so that nobody waits for a device."""
+    """Rows that are more than one tensor. `host_offsets` are on the host, where reading them waits for no device."""
 
     __slots__ = ("host_offsets", "offsets")
 
@@ -103,7 +103,7 @@ class Rows(ABC):
 
 @runtime_checkable
 class Opaque(Protocol):
-    """A field of any other kind: a graph batch, say. It travels whole."""
+    """A field of any other kind, such as a batch of graphs; it is never cut or joined."""
 
     def to(self, device: Any) -> Self: ...
 
@@ -133,7 +133,7 @@ def unmasked(array: Any, who: str) -> Any:
 
 
 def signed(tensor: Tensor) -> Tensor:
-    """The same bits by the name of their signed kin: torch moves unsigned integers about by that only."""
+    """The same bits as signed integers: torch gathers and scatters no unsigned ones but bytes."""
     kin = _SIGNED.get(tensor.dtype)
     return tensor if kin is None else tensor.view(kin)
 
@@ -171,7 +171,7 @@ def split_fields(fields: Mapping[str, Any], counts: Sequence[int]) -> list[dict[
 
 
 def tensors_of(field: Any) -> list[Tensor]:
-    """The tensors that a field is made of; none where nobody can tell."""
+    """The tensors that a field is made of; none for an opaque field."""
     if isinstance(field, Tensor):
         return [field]
     return field.tensors() if isinstance(field, Rows) else []

@@ -45,7 +45,7 @@ class Lanes:
 
     @classmethod
     def parse(cls, text: object, order: Order | MixOrder) -> "Lanes":
-        """The lanes that a cursor tells of."""
+        """Makes the lanes that a cursor names."""
         count, _, unit = str(text).partition("x")
         try:
             return cls(order, int(count), int(unit))
@@ -92,7 +92,7 @@ class Lanes:
 
 
 class Ahead:
-    """Tells a table which rows come up: those that are shuffled together now, those after them soon.
+    """Prefetches rows of a table: those that are shuffled together now, those after them soon.
 
     `first`: the epoch that is read first, after which all pages have their places, if one epoch comes by all of them.
     """

@@ -123,7 +123,7 @@ def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
 
 
 def owned(batch: Batch) -> Batch:
-    """A batch whose tensors nobody else has, so that a function may change them in place."""
+    """A copy of a batch, so that a function may change its tensors in place."""
     return Batch({name: map_tensors(field, torch.clone) for name, field in batch.fields.items()}, batch.rows)
 
 

@@ -97,7 +97,7 @@ class Reader(Source):
         check_names(table.streams)
         check_fixed(table.streams)
         found = copy.copy(self)
-        found._go_on(replace(self.reading, table=table), 0)
+        found._move_to(replace(self.reading, table=table), 0)
         return found
 
     def in_lanes(self, count: int, unit: int) -> None:
@@ -110,7 +110,7 @@ class Reader(Source):
         plain = self.reading.plain
         if self.sized_by == "rows" and plain.kind in KINDS and self.position % plain.n == 0:
             lanes = None if count == 1 else Lanes(plain, count, unit)
-            self._go_on(replace(self.reading, lanes=lanes), self.position)
+            self._move_to(replace(self.reading, lanes=lanes), self.position)
 
     @property
     def read_by(self) -> Categories:
@@ -149,10 +149,10 @@ class Reader(Source):
         return copy.copy(self)  # of what they share nothing depends on where one of them stands
 
     def load_state_dict(self, state: State) -> None:
-        self._go_on(*self.reading.position(state))
+        self._move_to(*self.reading.position(state))
 
-    def _go_on(self, reading: Reading, position: int) -> None:
-        """Goes on from a position, and tells the table anew which rows come up."""
+    def _move_to(self, reading: Reading, position: int) -> None:
+        """Moves to a position of a reading, and starts prefetching from there."""
         self.reading, self.position, self.ahead = reading, position, reading.ahead(position)
 
 

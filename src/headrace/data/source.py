@@ -49,7 +49,7 @@ SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess c
 
 
 class Cursor(TypedDict):
-    """Where a Reader stands: a few integers, the same on every worker."""
+    """The position of a Reader: a few integers, the same on every worker."""
 
     version: int
     seed: int
@@ -118,7 +118,7 @@ class Source(ABC):
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
     def take_over(self, source: "Source", **others: Any) -> None:
-        """Has everything that another source says of itself, but for what is given here: for one made of another."""
+        """Copies the attributes of another source (`shards`, `endless`, …); keywords give other values."""
         for name in _TRAITS:
             setattr(self, name, others.get(name, getattr(source, name)))
 
@@ -193,7 +193,7 @@ class Source(ABC):
         elif shard.count > 1:
             self.compare_batch(batch)
         cursor = copy.deepcopy(self.state_dict() if batch.cursor is None else batch.cursor)
-        return _part(batch, WHOLE if self.shards else shard, cursor)
+        return part_of(batch, WHOLE if self.shards else shard, cursor)
 
     def _check_total(self, batch: Batch, shard: Shard) -> None:
         """Raises unless a shard's part of a batch tells how large the whole is: workers are weighed by that."""
@@ -347,7 +347,7 @@ def check_batch(
 
 
 def _item_bytes(stream: Stream) -> float:
-    """About how many bytes an item takes; of a sparse one a guess, as nobody has counted its numbers."""
+    """About how many bytes an item takes; a guess for a sparse one."""
     if stream.layout == "sparse":
         return SOME
     return math.prod(SOME if size == ANY else size for size in stream.shape) * torch_dtype(stream.dtype).itemsize
@@ -371,7 +371,7 @@ def check_fixed(streams: Sequence[Stream]) -> None:
         )
 
 
-def _part(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
+def part_of(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
     """A shard's part of a batch that was read whole."""
     start, stop = shard.of(batch.rows)
     if stop - start == batch.rows:  # a batch of its own: the source may give the same one again

@@ -273,7 +273,7 @@ def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: 
 
 
 def _refuse_empty(file: DataFile, table: Any) -> None:
-    """Raises on a column of which nothing tells what it holds."""
+    """Raises on a column without values, whose type cannot be inferred."""
     if not table.num_rows and any(pt.is_null(field.type) for field in table.schema):
         raise DataError(f"{file} has no rows.")
     if empty := [name for name in table.column_names if 0 < table.num_rows == table[name].null_count]:
@@ -292,7 +292,7 @@ def _is_text(first: Any, name: str) -> bool:
 
 
 def _advised(said: str, names: Sequence[str], types: Mapping[str, str]) -> str:
-    """What Arrow says of a value that is not of the type of its column, and what can be done."""
+    """Arrow's error for a value that is not of the type of its column, with a remedy."""
     found = re.search(r"column #([0-9]+)", said)
     name = names[int(found[1])] if found and int(found[1]) < len(names) else "name"
     said = said.rstrip(".")

@@ -1,7 +1,8 @@
 """Files of one kind as one table: columns become streams, and strings become numbers of categories."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -9,7 +10,7 @@ from ..data.batch import Stream
 from ..data.source import UNNAMED, Categories, Table, fingerprint_of, forwarded
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
-from .arrow import READ_AS, open_csv, open_ipc, open_parquet
+from .arrow import READ_AS, Wanted, open_csv, open_ipc, open_parquet
 from .blocks import BUDGET_BYTES, Block, BlockCache, OpenFile
 from .categories import shown, strings_of
 from .npy import open_npy, open_npz
@@ -101,7 +102,7 @@ def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
         firsts = accumulate(store.counts, initial=0)
         blocks += [Block(store, k, next(firsts), its, texts, cache) for k in range(len(store.counts))]
     for block in blocks:
-        block.look()
+        block.prepare()
     if not blocks:
         raise DataError(f"{files[0]} has no rows{', nor have the others' if len(files) > 1 else ''}.")
     categories = {
@@ -114,10 +115,9 @@ def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
     return FileTable(rows, files, request, max(store.run for store in stores), categories)
 
 
-def open_file(file: DataFile, request: FileRequest) -> OpenFile:
-    def wanted(names: Sequence[str], aside: Collection[str] = ()) -> list[str]:
-        return request.selection.wanted(names, file, aside)
-
+def open_file(file: DataFile, request: FileRequest, wanted: Wanted | None = None) -> OpenFile:
+    """Opens a file by its kind; `wanted` chooses among the names of its columns, as the request does."""
+    wanted = wanted or partial(request.selection.wanted, file)
     declared = [replace(stream, name=inner(stream.name)) for stream in request.streams]
     if file.kind in ("npy", "npz"):
         if declared:

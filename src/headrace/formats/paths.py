@@ -215,7 +215,7 @@ def _of_directory(files: list[DataFile], directory: str) -> list[DataFile]:
 
 
 def _below(directory: str) -> str:
-    """Where there may be some."""
+    """A remedy for a directory without data files."""
     inside = glob.glob("*/", root_dir=directory) if os.path.isdir(directory) else []
     if inside:
         return (

@@ -50,7 +50,7 @@ def schema_of(streams: Sequence[Stream], ones: Collection[str] = (), categories:
 
 
 def categories_in(schema: Any) -> dict[str, list[str]]:
-    """The categories that a schema written by `schema_of` tells."""
+    """The categories in the metadata of a schema that `schema_of` made."""
     found = {field.name: _metadata(field, ColumnPlace(field.name)).get("categories") for field in schema}
     return {name: held for name, held in found.items() if isinstance(held, list)}
 
@@ -71,7 +71,7 @@ def _stream_of(field: Any, where: str) -> Stream:
     sequence = is_list(kind)
     kind = kind.value_type if sequence else kind
     if sequence and (is_list(kind) or is_pair(kind)):
-        raise DataError(f"{place} holds {_said(field.type)}{_undeclared(field.name, kind)}")
+        raise DataError(f"{place} holds {_text(field.type)}{_undeclared(field.name, kind)}")
     shape = _shape(kind)
     leaf = storage(kind)
     leaf = leaf.value_type if is_fixed(leaf) else leaf
@@ -81,7 +81,7 @@ def _stream_of(field: Any, where: str) -> Stream:
 
 
 def _undeclared(name: str, kind: Any) -> str:
-    """What is to be said of a list of lists or of pairs, for its type does not tell what stream it is."""
+    """The error for a list of lists or of pairs, whose type does not show which stream it is."""
     nested = is_list(kind)
     if nested and not pt.is_integer(kind.value_type) and not is_pair(kind.value_type):
         return ", lists in lists, which no stream is. Make the inner ones of a fixed size, or join them."
@@ -129,9 +129,7 @@ def index_in(schema: Any) -> set[str]:
 
 
 def differs(stream: Stream, kind: Any, place: ColumnPlace) -> str:
-    return (
-        f"{place}: expected {stream}, got {_said(kind)}. Declare the stream as it is stored, or write the file again."
-    )
+    return f"{place}: expected {stream}, got {_text(kind)}. Declare the stream as it is stored, or write the file anew."
 
 
 def _field_of(stream: Stream, ones: bool, categories: Sequence[str] | None) -> Any:
@@ -147,10 +145,10 @@ def _field_of(stream: Stream, ones: bool, categories: Sequence[str] | None) -> A
         kind = pa.list_(leaf, prod(stream.shape))
     if stream.sequence:
         kind = pa.large_list(kind)
-    return pa.field(stream.name, kind, metadata=_said_of(stream, categories))
+    return pa.field(stream.name, kind, metadata=_metadata_of(stream, categories))
 
 
-def _said_of(stream: Stream, categories: Sequence[str] | None) -> dict[bytes, bytes] | None:
+def _metadata_of(stream: Stream, categories: Sequence[str] | None) -> dict[bytes, bytes] | None:
     """What the type alone would not show."""
     said: dict[str, Any] = {}
     if stream.layout == "sparse" or len(stream.shape) > 1 or stream.dtype == "bfloat16":
@@ -200,7 +198,7 @@ def _dtype(leaf: Any, place: ColumnPlace) -> str:
         leaf = leaf.value_type
     if (dtype := NUMBERS.get(str(leaf))) is not None:
         return dtype
-    raise DataError(f"{place} holds {_said(leaf)}, which is not a number. {_advice(leaf)}")
+    raise DataError(f"{place} holds {_text(leaf)}, which is not a number. {_advice(leaf)}")
 
 
 def _advice(kind: Any) -> str:
@@ -217,6 +215,6 @@ def _advice(kind: Any) -> str:
     return "Encode it as numbers, or leave it out: columns= says which are read."
 
 
-def _said(kind: Any) -> str:
+def _text(kind: Any) -> str:
     text = str(kind)
     return text if len(text) < 100 else text[:97] + "..."

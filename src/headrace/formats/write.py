@@ -51,7 +51,7 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
         else:
             _in_batches(data, rows, lambda schema: pa.ipc.new_file(str(beside), schema))
     if kind == ".npz":
-        _say_what_is_lost(data, target)
+        _warn_of_lost_strings(data, target)
 
 
 def write_ctf(
@@ -81,7 +81,7 @@ def write_ctf(
             rows += block.rows
         if not rows:
             raise DataError(f"there are no rows to write to {path}.")
-    _say_what_is_lost(data, path)
+    _warn_of_lost_strings(data, path)
 
 
 def check_target(path: str | Path) -> Path:
@@ -136,7 +136,7 @@ def _check_rows(data: Any) -> None:
         raise ConfigError(_not_rows(data))
 
 
-def _say_what_is_lost(data: Any, path: Path) -> None:
+def _warn_of_lost_strings(data: Any, path: Path) -> None:
     """Warns where codes were written without the strings that they stand for."""
     if isinstance(data, Table) and (lost := sorted(data.categories)):
         warnings.warn(

@@ -22,7 +22,7 @@ BLOCK_BYTES = 16 << 20
 
 @runtime_checkable
 class Metric(Protocol):
-    """What is asked of a metric."""
+    """The methods that a metric has."""
 
     def update(self, outputs: Any, target: Any, /) -> Any: ...
     def compute(self) -> Any: ...
@@ -183,7 +183,7 @@ def check_outputs(outputs: Any, kinds: Any = Tensor | Ragged) -> None:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Says which metric it was that failed."""
+    """Adds the name of the metric to an error."""
     try:
         yield
     except HeadraceError:

@@ -74,7 +74,7 @@ def merged(outcomes: Iterable[tuple[str, Outcome]], scored: str) -> Outcome:
 
 
 def detached(outputs: Any) -> Any:
-    """Outputs without the graph that made them; `detach` of what is no tensor is its own affair."""
+    """Outputs without their graph; objects that are no tensors stay as they are."""
     if isinstance(outputs, Tensor):
         return outputs.detach()
     if isinstance(outputs, Rows):

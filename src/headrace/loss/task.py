@@ -1,4 +1,4 @@
-"""What a model is asked, as its outputs and targets show, what its outputs mean, and the metrics that have a name."""
+"""Finds the task of a model (binary, multiclass, …) from outputs and targets, and builds metrics by name for it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is asked, as its outputs and targets show.
+    """The task of a model, as its outputs and targets show.
 
     `kind` is "binary", "multiclass", "multilabel" or "regression"; `size` the number of output columns;
     `logits` whether outputs are any numbers rather than probabilities; `ignore` the label that does not count.

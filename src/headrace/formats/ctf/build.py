@@ -69,7 +69,7 @@ def build(
 
 
 def summary_of(path: Path) -> Summary:
-    """What was said when a file was finished."""
+    """The summary that was written at the end of a file."""
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
         return Summary(**json.loads(last.custom_metadata[SUMMARY.encode()]))

@@ -52,7 +52,7 @@ def cast(text: Bytes, spans: Places, dtype: str, one_by_one: bool = False) -> ND
 
 
 def value_of(word: bytes, dtype: str) -> float | int | None:
-    """One number, the slow way: what `cast` is to agree with. None where the text is no number of this dtype."""
+    """Reads one number, slowly, with the results of `cast`; `None` where the text is no number of this dtype."""
     if "float" in dtype:
         if not FLOAT.fullmatch(word):
             return None
