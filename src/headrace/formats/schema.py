@@ -129,7 +129,7 @@ def index_in(schema: Any) -> set[str]:
 
 
 def differs(stream: Stream, kind: Any, place: ColumnPlace) -> str:
-    return f"{place}: expected {stream}, got {_text(kind)}. Declare the stream as it is stored, or write the file anew."
+    return f"{place}: expected {stream}, got {_text(kind)}. Declare the stream as it is stored, or rewrite the file."
 
 
 def _field_of(stream: Stream, ones: bool, categories: Sequence[str] | None) -> Any:
