@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .batch import Batch, Stream
-from .fields import Field, Rows, take, tensors_of, unmasked
+from .fields import Field, Rows, one_length, take, tensors_of, unmasked
 from .source import UNNAMED, Categories, Table
 from .sparse import Sparse
 
@@ -41,19 +41,13 @@ class ArrayTable(Table):
         if not columns:
             raise DataError("a table needs at least one stream.")
         self.columns = {name: _as_rows(name, column) for name, column in columns.items()}
-        lengths = {name: len(column) for name, column in self.columns.items()}
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name!r} has {n}" for name, n in lengths.items())
-            raise DataError(
-                f"the streams have different lengths: {listed} rows. Every stream needs one row per sample."
-            )
+        self._length = one_length({name: len(column) for name, column in self.columns.items()})
         devices = {column.device for column in self.columns.values()}
         if len(devices) > 1:
             raise DataError(f"the streams are on different devices: {', '.join(map(str, devices))}. Move them to one.")
         self.device, self.block = devices.pop(), block
         self.categories = dict(categories or {})
         self.streams = tuple(Stream.of(name, column) for name, column in self.columns.items())
-        self._length = next(iter(lengths.values()))
 
     def __len__(self) -> int:
         return self._length

@@ -189,6 +189,14 @@ def map_tensors(field: Any, change: Any) -> Any:
     return field.map(change) if isinstance(field, Rows) else field
 
 
+def one_length(lengths: Mapping[str, int], what: str = "the streams") -> int:
+    """The number of rows that all of these have; raises if they differ."""
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name!r} has {n}" for name, n in lengths.items())
+        raise DataError(f"{what} have different lengths: {listed} rows. Every stream needs one row per sample.")
+    return next(iter(lengths.values()))
+
+
 # --- offsets ---
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Stream, torch_dtype
-from ..data.fields import nbytes_of
+from ..data.fields import nbytes_of, one_length
 from ..data.source import Categories
 from ..errors import DataError
 from .blocks import Fields, OpenFile
@@ -31,16 +31,10 @@ class NumpyFile(OpenFile):
 
     def __init__(self, file: DataFile, arrays: dict[str, Tensor]) -> None:
         super().__init__(file)
-        lengths = {name: len(array) for name, array in arrays.items()}
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name!r} has {n}" for name, n in lengths.items())
-            raise DataError(
-                f"the arrays of {file} have different lengths: {listed} rows. "
-                "Every stream needs one row per sample: columns= says which are read."
-            )
+        rows = one_length({name: len(array) for name, array in arrays.items()}, f"the arrays of {file}")
         self._arrays = arrays
         self.streams = [Stream.of(name, array) for name, array in arrays.items()]
-        self.counts = [rows for rows in list(lengths.values())[:1] if rows]
+        self.counts = [rows] if rows else []
 
     def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
         return self._arrays

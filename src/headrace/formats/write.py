@@ -99,10 +99,7 @@ def whole(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")  # 255 bytes are the most for a name
     try:
         yield beside
-        with disk.File(beside, new=False) as written:
-            written.sync()
-        disk.replace(beside, path)
-        disk.sync_dir(path.parent)
+        disk.publish(beside, path)
     except HeadraceError:
         raise
     except OSError as error:

@@ -107,6 +107,14 @@ def write_file(path: Path, data: Bytes) -> None:
     sync_dir(path.parent)
 
 
+def publish(written: Path, path: Path) -> None:
+    """Gives a file that has been written its name, once its bytes are certain to be on the disk."""
+    with File(written, new=False) as file:
+        file.sync()
+    replace(written, path)
+    sync_dir(path.parent)
+
+
 def remove_tree(path: Path) -> None:
     """A directory of files, and it; links in it, or in its place, are removed, never followed."""
     if path.is_symlink():
