@@ -12,19 +12,7 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import (
-    Loss,
-    Term,
-    Weight,
-    comparable,
-    number,
-    one_of,
-    pick,
-    positive_weights,
-    row_weights,
-    setting,
-    spread,
-)
+from .base import Loss, Term, Weight, comparable, number, one_of, pick, positive_weights, row_weights, setting, spread
 
 
 class PerElement(Loss):
