@@ -69,7 +69,10 @@ class Rows(ABC):
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Several, one after the other."""
         columns = zip(*(part._parts() for part in parts), strict=True)
-        return parts[0]._like([cat(column) for column in columns], *joined_offsets(parts))
+        firsts = [0, *accumulate(int(part.host_offsets[-1]) for part in parts)]
+        shifted = [part.host_offsets[1:] + first for part, first in zip(parts, firsts, strict=False)]
+        host = torch.cat([torch.zeros(1, dtype=torch.int64), *shifted])
+        return parts[0]._like([cat(column) for column in columns], host.to(parts[0].device, non_blocking=True), host)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that it is made of."""
@@ -225,14 +228,6 @@ def cut(offsets: Tensor, bounds: Tensor, counts: Sequence[int]) -> tuple[list[in
     if offsets.device == bounds.device:
         return items, host, host
     return items, [offsets[a : b + 1] - first for a, b, first in zip(cuts, cuts[1:], at, strict=False)], host
-
-
-def joined_offsets(parts: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """The offsets of several fields that are laid end to end, on the device and on the host."""
-    firsts = [0, *accumulate(int(part.host_offsets[-1]) for part in parts)]
-    shifted = [part.host_offsets[1:] + first for part, first in zip(parts, firsts, strict=False)]
-    bounds = torch.cat([torch.zeros(1, dtype=torch.int64), *shifted])
-    return bounds.to(parts[0].offsets.device, non_blocking=True), bounds
 
 
 def check_offsets(bounds: Tensor, items: int, who: str, what: str) -> None:

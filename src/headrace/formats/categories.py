@@ -97,7 +97,8 @@ def strings_of(arrays: Iterable[Any]) -> list[str]:
     same: list[str] | None = None
     differ, seen = False, set[str]()
     for array in arrays:
-        held = _distinct(array)
+        strings = array.dictionary if pt.is_dictionary(array.type) else pc.unique(_plain(array))
+        held: list[str] = strings.drop_null().to_pylist()
         seen.update(held)
         if not pt.is_dictionary(array.type) or len(set(held)) < len(held):
             differ = True
@@ -105,12 +106,6 @@ def strings_of(arrays: Iterable[Any]) -> list[str]:
             same = held
         differ = differ or same != held
     return sorted(seen) if differ or same is None else same
-
-
-def _distinct(array: Any) -> list[str]:
-    strings = array.dictionary if pt.is_dictionary(array.type) else pc.unique(_plain(array))
-    found: list[str] = strings.drop_null().to_pylist()
-    return found
 
 
 def _find(strings: Any, known: Any) -> NDArray[np.int64]:

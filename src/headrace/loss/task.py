@@ -48,7 +48,7 @@ class Task:
 
     @classmethod
     def of(cls, outputs: Tensor, targets: Tensor, reads: str | None, ignore: int | None = None) -> "Task":
-        size = _columns(outputs)
+        size = outputs.shape[1] if outputs.dim() > 1 else 1
         logits = reads in ("logits", "classes") or (reads is None and not _probable(outputs))
         indices = outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
         if indices or reads == "classes":
@@ -153,10 +153,6 @@ def _parts(name: str) -> tuple[str, str | None]:
 def _is_top(name: str) -> bool:
     number = name.partition(":")[0].removeprefix("top-")
     return name.startswith("top-") and number.isdigit() and int(number) > 0
-
-
-def _columns(outputs: Tensor) -> int:
-    return outputs.shape[1] if outputs.dim() > 1 else 1
 
 
 def _squash(scores: Tensor) -> Tensor:
