@@ -12,8 +12,7 @@ from kit.late import pandas as pd
 from kit.late import sparse
 
 import headrace as hr
-from headrace.adapters.adapt import as_table
-from headrace.adapters.frames import from_arrow, from_pandas
+from headrace.adapters.adapt import as_table, from_arrow, from_pandas
 from headrace.data.ragged import Ragged
 
 

@@ -79,7 +79,7 @@ def test_slips_in_the_environment_are_told_and_what_is_not_near_is_left(
 
 
 WRONG = [
-    ("fit", 2, "RECIPE is missing"),
+    ("fit", 2, "RECIPE comes first"),
     ("fit sine.py", 1, "Did you mean 'sines.py'?"),
     ("fit sines.py", 1, "2 functions that return a Recipe: small, passes"),
     ("fit sines.py:smal", 1, "Did you mean 'small'?"),

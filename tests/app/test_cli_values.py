@@ -44,7 +44,7 @@ def test_what_is_printed_can_be_fed_back_and_names_the_recipe(place: Path, capsy
     (place / "again.yaml").write_text(yaml.safe_dump(asked))
     assert headrace("fit", "--config", "again.yaml", "--print_config") == 0
     assert yaml.safe_load(capsys.readouterr().out) == asked
-    assert headrace("fit", "--tested=false", "sines.py:small", "--print_config", "--config", "again.yaml") == 0
+    assert headrace("fit", "--config", "again.yaml", "sines.py:small", "--tested=false", "--print_config") == 0
     assert yaml.safe_load(capsys.readouterr().out)["arguments"]["tested"] is False
 
 
@@ -63,11 +63,7 @@ def test_a_switch_stands_alone_or_says_false(capsys: Any) -> None:
     "words",
     [
         "filed.py --file make.py",
-        "--file make.py filed.py",
-        "--file=make.py filed.py",
-        "--file make.py --epochs 3 filed.py",
-        "--file make.py --tested true filed.py",
-        "--run r.py --file=make.py --tested filed.py",
+        "--config other.yaml filed.py --file make.py",
         "--file make.py --config filed.yaml",
         "--config filed.yaml --file make.py --tested true",
     ],
@@ -75,6 +71,7 @@ def test_a_switch_stands_alone_or_says_false(capsys: Any) -> None:
 def test_what_an_option_is_given_is_not_the_recipe(words: str, place: Path, capsys: Any) -> None:
     (place / "filed.py").write_text(FILED)
     (place / "filed.yaml").write_text("recipe: filed.py\n")
+    (place / "other.yaml").write_text("recipe: sines.py\n")
     assert headrace("fit", *words.split(), "--print_config") == 0
     found = yaml.safe_load(capsys.readouterr().out)
     assert (found["recipe"], found["arguments"]) == (
@@ -83,18 +80,17 @@ def test_what_an_option_is_given_is_not_the_recipe(words: str, place: Path, caps
     )
 
 
-def test_a_recipe_that_cannot_be_told_from_a_value_has_to_come_first(place: Path, capsys: Any) -> None:
-    (place / "filed.py").write_text(FILED)
-    assert headrace("fit", "--tested", "filed.py", "--print_config") == 0
-    assert yaml.safe_load(capsys.readouterr().out)["recipe"] == str(place / "filed.py")
-    said = refused(capsys, "fit", "--file", "make.py", "--tested", "filed.py", status=2)
-    assert "which is the recipe is not clear of --file make.py or --tested filed.py. Put RECIPE first." in said
+def test_a_recipe_comes_first(place: Path, capsys: Any) -> None:
+    assert "RECIPE comes first" in refused(capsys, "fit", "--tested", "sines.py", status=2)
+    assert "'sines.py' belongs to no option" in refused(
+        capsys, "fit", "sines.py:small", "--tested", "sines.py", status=2
+    )
 
 
 # --- parameters of a recipe -----------------------------------------------------------------------------
 
 
-def test_a_parameter_of_several_parts_is_said_part_by_part(place: Path, capsys: Any) -> None:
+def test_a_dataclass_is_given_as_a_whole(place: Path, capsys: Any) -> None:
     text = """
 from dataclasses import dataclass
 import headrace as hr
@@ -114,11 +110,14 @@ def deep(net: Net = Net()) -> hr.Recipe:
     raise SystemExit(0)
 """
     (place / "deep.py").write_text(text)
-    (place / "net.yaml").write_text("net: {width: 5}\nnet.depth: 6\n")
-    assert headrace("fit", "deep.py", "--config", "net.yaml", "--net.depth", "7") == 0
-    assert capsys.readouterr().out == "net Net(width=5, depth=7)\n"
-    assert "'net.widht'. Did you mean 'net.width'?" in refused(capsys, "fit", "deep.py", "--net.widht", "3", status=2)
-    assert "--net.width: expected int, got 'x'." in refused(capsys, "fit", "deep.py", "--net.width", "x", status=2)
+    (place / "net.yaml").write_text("net: {width: 5}\n")
+    assert headrace("fit", "deep.py", "--config", "net.yaml") == 0
+    assert capsys.readouterr().out == "net Net(width=5, depth=2)\n"
+    assert headrace("fit", "deep.py", "--config", "net.yaml", "--net", "{depth: 7}") == 0
+    assert capsys.readouterr().out == "net Net(width=3, depth=7)\n"
+    assert "'--net.width'" in refused(capsys, "fit", "deep.py", "--net.width", "3", status=2)
+    said = refused(capsys, "fit", "deep.py", "--net", "{width: x}", status=2)
+    assert "--net: expected int as net.width, got '{width: x}'." in said
     assert "'widht'" in refused(capsys, "fit", "deep.py", "--net", "{widht: 3}", status=2)
 
 

@@ -10,21 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.app.cli import doctor, main, measure
-from headrace.app.cli.measure import Finding, Part
-from headrace.step.memory import Group
+from headrace.app.cli import doctor, main
+from headrace.app.cli.doctor import Finding, Part
 
-PARTS = ["versions", "devices", "threads", "memory", "disk", "environment"]
+PARTS = ["versions", "devices", "threads", "disk"]
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is measured, a few times only; and the machine is as if nobody else were at work on it."""
-    timed: Callable[..., float] = measure._time
-    monkeypatch.setattr(measure, "_time", lambda call, budget_s: timed(call, budget_s / 50))
+    timed: Callable[..., float] = doctor._time
+    monkeypatch.setattr(doctor, "_time", lambda call, budget_s: timed(call, budget_s / 50))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    for name in doctor.DEBUGGING:
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_it_tells_a_person_of_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,76 +96,47 @@ def test_it_fails_only_where_nothing_can_be_trained(
     )
 
 
-def test_variables_for_debugging_are_told_with_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not [finding for finding in doctor.environment().findings if "is set" in finding.what]
-    for name, value in {"CUDA_LAUNCH_BLOCKING": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF", "NCCL_DEBUG": "WARN"}.items():
-        monkeypatch.setenv(name, value)
-    told = [finding for finding in doctor.environment().findings if "is set" in finding.what]
-    assert told == [Finding("CUDA_LAUNCH_BLOCKING=1 is set: every kernel is waited for", "unset CUDA_LAUNCH_BLOCKING")]
-
-
-def test_malloc_that_is_left_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    (finding,) = (finding for finding in doctor.memory().findings if "MALLOC" in finding.what)
-    assert finding.do.startswith("unset MALLOC_ARENA_MAX")
-
-
-def test_little_shared_memory_and_little_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage:
-        total = 64 << 20
-
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage)
-    monkeypatch.setattr(doctor, "groups", lambda: [Group(2 << 30, 1 << 30)])
-    part = doctor.memory()
-    assert part.facts["limit of this container"] == "2.15 GB"
-    assert [finding.what.split(":")[0] for finding in part.findings][:2] == [
-        "only 1.07 GB of memory is available",
-        "/dev/shm has 67.1 MB",
-    ]
-
-
 def test_more_threads_than_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_cores", lambda: 2)
+    monkeypatch.setattr(doctor, "_cores", lambda: 2)
     torch.set_num_threads(3)
-    part = measure.threads()
+    part = doctor.threads()
     assert torch.get_num_threads() == 3
     assert Finding("torch uses 3 threads on 2 cores: they wait for each other", "OMP_NUM_THREADS=2") in part.findings
 
 
 def test_figures_of_a_busy_machine_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (50.0, 50.0, 50.0))
-    assert [finding.what.split(",")[0] for finding in measure.threads().findings][-1].startswith(
+    assert [finding.what.split(",")[0] for finding in doctor.threads().findings][-1].startswith(
         "other programs keep 50.0"
     )
 
 
 @pytest.mark.parametrize(
-    ("one", "several", "denormals", "told"),
+    ("one", "several", "told"),
     [
-        ((50, 1e-4), (100, 1e-4), 1, []),
-        ((5, 1e-4), (10, 1e-4), 1, ["matrix products reach 5 GFLOP/s on a core"]),
-        ((50, 1e-4), (50, 1e-4), 1, ["2 threads multiply matrices 1.0 times as fast as one"]),
-        ((50, 1e-4), (100, 3e-4), 1, ["a small model takes 3.0 times as long with 2 threads as with one"]),
-        ((50, 1e-4), (100, 1e-4), 80, ["numbers below 1e-38 take 80 times as long as others"]),
+        ((50, 1e-4), (100, 1e-4), []),
+        ((5, 1e-4), (10, 1e-4), ["matrix products reach 5 GFLOP/s on a core"]),
+        ((50, 1e-4), (50, 1e-4), ["2 threads multiply matrices 1.0 times as fast as one"]),
+        ((50, 1e-4), (100, 3e-4), ["a small model takes 3.0 times as long with 2 threads as with one"]),
     ],
 )
-def test_what_is_slow_is_judged_by_its_figures(one: Any, several: Any, denormals: float, told: list[str]) -> None:
-    found = measure._of_speed(measure._Speed(*one), measure._Speed(*several), 2, denormals)
+def test_what_is_slow_is_judged_by_its_figures(one: Any, several: Any, told: list[str]) -> None:
+    found = doctor._of_speed(doctor._Speed(*one), doctor._Speed(*several), 2)
     assert [finding.what for finding in found] == told
     assert all(finding.do and not finding.stops for finding in found)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (finding,) = measure.disk_at(tmp_path / "file" / "runs").findings
+    (finding,) = doctor.disk_at(tmp_path / "file" / "runs").findings
     assert finding.what == f"{tmp_path / 'file'} cannot be written: Not a directory"
     assert not finding.stops
 
 
 def test_a_slow_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measure.disk_at(tmp_path).facts["directory"] == str(tmp_path)
-    monkeypatch.setattr(measure, "_written", lambda where, count: (5e6, 0.2))
-    (finding,) = measure.disk_at(tmp_path).findings
+    assert doctor.disk_at(tmp_path).facts["directory"] == str(tmp_path)
+    monkeypatch.setattr(doctor, "_written", lambda where, count: (5e6, 0.2))
+    (finding,) = doctor.disk_at(tmp_path).findings
     assert "5 MB/s and 200 ms" in finding.what
     assert "checkpoint_every" in finding.do
 
@@ -191,7 +159,7 @@ def test_cuda_devices_are_listed_with_their_memory(
         "get_device_capability": capability,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *device, answer=answer: answer)
-    part = measure.devices()
+    part = doctor.devices()
     assert part.facts["cuda:0"] == "NVIDIA H200, 150 GB, 140 GB free"
     assert len(part.findings) == told
 
@@ -206,5 +174,5 @@ def test_a_device_that_torch_does_not_use_is_told_with_the_reason(
     monkeypatch.setattr(torch.version, "cuda", None if hidden is None else "13.0")
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    (finding,) = measure.devices().findings
+    (finding,) = doctor.devices().findings
     assert finding.do.startswith(do)

@@ -132,7 +132,7 @@ def test_a_batch_counts_its_rows_and_names_its_streams() -> None:
 
 
 def test_streams_of_different_lengths_are_refused_by_name_and_length() -> None:
-    with pytest.raises(hr.DataError, match="'x': 4, 'y': 3"):
+    with pytest.raises(hr.DataError, match="'x' has 4, 'y' has 3 rows"):
         hr.Batch({"x": torch.zeros(4, 2), "y": torch.zeros(3)})
 
 

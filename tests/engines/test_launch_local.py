@@ -20,8 +20,8 @@ from torch import nn
 
 import headrace as hr
 from headrace.engines.launch import launch
+from headrace.engines.local import SimComm
 from headrace.engines.network import Network
-from headrace.engines.sim import SimComm
 from headrace.errors import ConfigError, WorkerError
 from headrace.workers.center import LeaseTerms, NothingYet, Push, Vectors
 from headrace.workers.elastic import Elastic
@@ -362,7 +362,7 @@ def test_workers_that_wait_for_each_other_are_lost_together() -> None:
     with pytest.raises(WorkerError, match=r"worker 2 of 3 was lost at 3.5 s of virtual time") as caught:
         launch(main, workers=3, network=Network(rows_per_s=1, failures={2: "3.5 s"}))
     assert "restarts=" in str(caught.value)
-    assert met == {0: "WorkerError", 1: "WorkerError", 2: "Lost"}
+    assert met == {0: "WorkerError", 1: "WorkerError", 2: "WorkerDied"}
 
 
 def test_with_restarts_all_begin_again_and_the_clock_goes_on() -> None:
@@ -377,7 +377,7 @@ def test_with_restarts_all_begin_again_and_the_clock_goes_on() -> None:
         for _ in range(6):
             me().worked(1)
             me().all_reduce(torch.zeros(1))
-        world = me().world.report()["workers"]
+        world = me().cluster.report()["workers"]
         return [me().now(), world[2]["failures"], world[0]["down_s"]]
 
     model = nn.Linear(1, 1)

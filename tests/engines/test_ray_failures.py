@@ -5,8 +5,10 @@ import os
 import pickle
 import re
 import signal
+import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -186,7 +188,7 @@ def test_a_worker_that_was_given_up_says_nothing_any_more(tmp_path: Path) -> Non
 
 
 def test_a_worker_that_computes_for_long_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is lost the driver knows, which hears the hearts of all."""
+    """The driver knows who is lost: it reads the status of all."""
     from headrace.engines.ray import center
 
     slow = Worker(kept(tmp_path), 0)
@@ -194,8 +196,7 @@ def test_a_worker_that_computes_for_long_keeps_its_rows(tmp_path: Path, monkeypa
     slow.join()
     other.join()
     lease = slow.lease()
-    now = center._now()
-    monkeypatch.setattr(center, "_now", lambda: now + 1e6)
+    monkeypatch.setattr(center, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6))
     assert other.lease().start == lease.stop
     assert slow.exchange(slow.push(lease)).taken
 
@@ -237,14 +238,14 @@ def test_what_a_worker_ends_by_is_told_in_a_sentence_and_where_it_was_raised_in_
 ) -> None:
     from ray import cloudpickle
 
-    from headrace.engines.ray.driver import Failure, carry_out, cause
+    from headrace.engines.ray.driver import Failure, cause, run_worker
     from headrace.engines.worker import ProgramPlace
 
     reports = []
     for worker, raised in enumerate([hr.WorkerError("worker 0 has waited for the others"), error]):
         packed = cloudpickle.dumps((end_by, (raised,))), ProgramPlace.here()
         with torch.random.fork_rng([]), pytest.raises(Failure) as failed:
-            carry_out(packed, worker, Null)
+            run_worker(packed, worker, Null)
         reports.append(pickle.loads(pickle.dumps(failed.value)).report)  # as it comes from a worker
     found = cause(reports)
     assert found is not None

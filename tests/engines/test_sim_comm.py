@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headrace.engines import generators
 from headrace.engines.launch import launch
+from headrace.engines.local import SimComm
 from headrace.engines.network import Network
-from headrace.engines.sim import SimComm
 from headrace.errors import ConfigError, HeadraceError, WorkerError
 from headrace.workers.here import here
 
@@ -292,7 +292,7 @@ def test_an_all_reduce_takes_what_a_ring_takes_from_the_last_arrival_on() -> Non
         return [comm.now()]
 
     assert on_all(work, 4, SLOW) == [[pytest.approx(4 + 2.1)]] * 4
-    report = launch(lambda: (work(me()), me().all_gather(0), me().world.report())[2], workers=4, network=SLOW)
+    report = launch(lambda: (work(me()), me().all_gather(0), me().cluster.report())[2], workers=4, network=SLOW)
     first, last = report["workers"][0], report["workers"][3]
     assert first["computing_s"] == 1
     assert first["idle_s"] == pytest.approx(3)
@@ -323,7 +323,7 @@ def test_a_collective_takes_its_time_and_sends_its_bytes(
 ) -> None:
     def work() -> list[Any]:
         call(me())
-        return [me().now(), [worker["sent_bytes"] for worker in me().world.report()["workers"]]]
+        return [me().now(), [worker["sent_bytes"] for worker in me().cluster.report()["workers"]]]
 
     assert launch(work, workers=4, network=SLOW) == [pytest.approx(seconds), sent]
 
@@ -333,7 +333,7 @@ def test_a_started_reduction_travels_while_the_worker_computes() -> None:
         pending = comm.start(torch.zeros(250))  # 2.1 s
         comm.worked(rows)
         pending.wait()
-        return [comm.now(), comm.world.accounts[comm.shard.index].communicating_s]
+        return [comm.now(), comm.cluster.accounts[comm.shard.index].communicating_s]
 
     rows = 10
     assert on_all(work, 4, SLOW)[0] == [pytest.approx(2.1), pytest.approx(1.1)]
@@ -412,7 +412,7 @@ def test_an_error_that_is_under_way_comes_before_what_follows_from_it() -> None:
         cause = BoomError("the cause")
         if me().shard.index == 2:
             flag += 1
-            me().tell(cause)
+            me().report_error(cause)
         me().all_reduce(flag, "max")
         if me().shard.index != 2:
             raise WorkerError("somebody failed")  # worker 0 gets here first
@@ -425,8 +425,8 @@ def test_an_error_that_is_under_way_comes_before_what_follows_from_it() -> None:
 def test_what_was_told_and_did_not_end_anybody_is_no_cause() -> None:
     def main() -> None:
         if me().shard.index == 1:
-            me().tell(BoomError("caught"))
-            me().tell(GeneratorExit())
+            me().report_error(BoomError("caught"))
+            me().report_error(GeneratorExit())
         me().all_reduce(torch.ones(1))
         if me().leader:
             raise ValueError("the cause")

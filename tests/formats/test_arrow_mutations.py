@@ -16,11 +16,11 @@ from kit.forked import start, tell
 from kit.sampled import sampled
 
 import headrace as hr
-from headrace.data.arrow import record_batch_of
 from headrace.data.fields import tensors_of
 from headrace.data.ragged import Ragged
-from headrace.data.schema import schema_of
 from headrace.data.sparse import Sparse
+from headrace.formats.columns import record_batch_of
+from headrace.formats.schema import schema_of
 from headrace.formats.table import open_table
 from headrace.formats.write import write_table
 

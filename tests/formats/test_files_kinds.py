@@ -123,8 +123,8 @@ def test_a_compressed_npz_and_compressed_arrow_files_are_read_as_well() -> None:
     batch = table.rows(0, 100)
     np.savez_compressed("t.npz", n=batch["n"].numpy())
     assert open_table("t.npz").rows(0, 100)["n"].tolist() == list(range(100))
-    from headrace.data.arrow import record_batch_of
-    from headrace.data.schema import schema_of
+    from headrace.formats.columns import record_batch_of
+    from headrace.formats.schema import schema_of
 
     schema = schema_of(table.streams, categories=table.categories)
     record = record_batch_of(batch.fields, schema, table.categories)

@@ -153,9 +153,20 @@ def test_a_module_opens_with_a_sentence_on_what_it_is_for(modules: dict[str, Fac
     assert [module for module, sentence in first.items() if not sentence.endswith(".")] == []
 
 
-def test_a_room_says_in_a_paragraph_what_it_is_and_whom_it_calls(modules: dict[str, Facts]) -> None:
-    rooms = [room for room in ORDER if f"{room}.__init__" in modules and room not in ("sklearn", "testing")]
-    assert [room for room in rooms if "call" not in modules[f"{room}.__init__"].purpose] == []
+def rooms_called(purpose: str) -> list[str]:
+    """The rooms that a docstring names in its sentence "It calls `store` and `data`."."""
+    found = re.search(r"\bIt\s+calls\s+([^.]*)\.", purpose)
+    assert found, f'a sentence "It calls ..." is missing: {purpose}'
+    return re.findall(r"`(\w+)`", found[1])
+
+
+def test_a_room_names_the_rooms_that_it_imports(modules: dict[str, Facts]) -> None:
+    for room in (room for room in ORDER if f"{room}.__init__" in modules):
+        imported = {
+            name.partition(".")[0] for m, facts in modules.items() if m.split(".")[0] == room for name in facts.imports
+        }
+        called = [other for other in ORDER if other in imported - {room, "errors", "length"}]
+        assert rooms_called(modules[f"{room}.__init__"].purpose) == called, room
 
 
 def test_a_public_name_says_in_a_sentence_what_it_is() -> None:
@@ -228,6 +239,17 @@ def test_an_import_from_above_is_allowed(module: str, source: str) -> None:
 def test_a_circle_is_seen() -> None:
     assert circle({"a": ["b"], "b": ["c", "d"], "c": [], "d": ["b"]}) == ["b", "d"]
     assert circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+def test_the_rooms_that_a_docstring_names_are_read_and_a_missing_sentence_is_seen() -> None:
+    assert rooms_called("Keeps bytes, and more. It calls `store`,\n`data` and `step`. It ends `here`.") == [
+        "store",
+        "data",
+        "step",
+    ]
+    assert rooms_called("It calls no other room.") == []
+    with pytest.raises(AssertionError, match="is missing"):
+        rooms_called("Calls `store`.")
 
 
 def test_a_word_of_workers_is_seen_and_others_are_not() -> None:

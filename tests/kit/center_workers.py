@@ -72,7 +72,7 @@ class Trainee:
     ) -> None:
         self.strategy, self.batch, self.model = strategy, batch, copy.deepcopy(model)
         strategy.join(Seat(held, index, count))
-        strategy.lend(rows=len(table), batch=batch, end=epochs * len(table))
+        strategy.plan_leases(rows=len(table), batch=batch, end=epochs * len(table))
         self.source = Leased(hr.Reader(table, seed=7), strategy.comm.center)
         self.cursor: Any = self.source.state_dict()
         self.counters = Counters()

@@ -21,7 +21,7 @@ import torch.distributed as dist
 import headrace as hr
 from headrace.engines.ray import cluster
 from headrace.workers.center import LeaseTerms, NothingYet, Push, Rule, Vectors
-from headrace.workers.heartbeat import read_heart
+from headrace.workers.heartbeat import read_status
 from headrace.workers.here import here
 from headrace.workers.torch_comm import TorchComm
 from kit import worker_cases
@@ -181,18 +181,18 @@ def killed(at: Path) -> Any:
     class Killed(CenterActor):
         def call(self, worker: int, life: int, training: int, rule: Any, name: str, message: Any) -> Any:
             reply = super().call(worker, life, training, rule, name, message)
-            if name == "exchange" and self._held.version >= 7:
-                if due(f"applied in {self._held.training}"):
+            if name == "exchange" and self._state.version >= 7:
+                if due(f"applied in {self._state.training}"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if due("saved"):
                     self._save(at_once=True)
                     os.kill(os.getpid(), signal.SIGKILL)
-            if name == "leave" and self._held.training == 1 and not self._held.inside and due("between"):
+            if name == "leave" and self._state.training == 1 and not self._state.members.inside() and due("between"):
                 os.kill(os.getpid(), signal.SIGKILL)
             return reply
 
         def _save_changes(self, at_once: bool) -> None:
-            if at_once or (at / f"applied in {self._held.training}").exists():  # else nothing would be lost, rightly
+            if at_once or (at / f"applied in {self._state.training}").exists():  # else nothing would be lost, rightly
                 super()._save_changes(at_once)
 
     return Killed
@@ -319,8 +319,8 @@ def wait_until(is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
 def until_heard(step: int) -> None:
     """Until the others can know at which step this life of a worker is."""
     comm: Any = here()
-    pulse = comm._beats if isinstance(comm, TorchComm) else comm._pulse
-    wait_until(lambda: read_heart(pulse._store, comm.shard.index).step == step)
+    pulse = comm._heartbeat if isinstance(comm, TorchComm) else comm._status
+    wait_until(lambda: read_status(pulse._store, comm.shard.index).step == step)
 
 
 def machine() -> str:

@@ -216,7 +216,7 @@ TABLES: dict[str, tuple[hr.Table, list[str]]] = {
     "too few": (Twice([x, y], lambda i: hr.Batch({"x": X[:2], "y": Y[:2]})), ["Twice", "40 rows", "gave 2"]),
     "dtype": (Twice([x, y], lambda i: hr.Batch({"x": X[i].half(), "y": Y[i]})), ["x: float32[4]", "x: float16[4]"]),
     "shape": (Twice([x, y], lambda i: hr.Batch({"x": X[i, :3], "y": Y[i]})), ["x: float32[4]", "x: float32[3]"]),
-    "uneven": (Twice([x, y], lambda i: hr.Batch({"x": X[i], "y": Y[:1]})), ["'x': 40", "'y': 1"]),
+    "uneven": (Twice([x, y], lambda i: hr.Batch({"x": X[i], "y": Y[:1]})), ["'x' has 40", "'y' has 1"]),
     "failure": (Twice([x, y], lambda i: 1 / 0), ["division by zero", "x, y"]),  # type: ignore[arg-type, return-value]
 }
 

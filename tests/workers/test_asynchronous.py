@@ -164,7 +164,7 @@ def test_without_what_rounding_loses_it_would_not(monkeypatch: pytest.MonkeyPatc
 
     def fill(self: Asynchronous, push: Push, weights: Any) -> None:
         forget(self, push, weights)
-        assert push.exact or self.news is None or push.sequence > 0
+        assert push.exact or self.center_progress is None or push.sequence > 0
         push.exact = {}
 
     monkeypatch.setattr(Asynchronous, "fill", fill)
@@ -240,8 +240,8 @@ def test_what_is_too_stale_is_dropped_and_its_rows_are_read_again() -> None:
     status = held.status(0.0)
     assert (status["dropped"], status["lost"]) == (1, 0)
     assert max(status["staleness"]) == 8 > 2 * 3
-    assert trainees[0].strategy.news is not None
-    assert not trainees[0].strategy.news.taken
+    assert trainees[0].strategy.center_progress is not None
+    assert not trainees[0].strategy.center_progress.taken
     floats = {name: value for name, value in trainees[0].weights.items() if value.is_floating_point()}
     assert same(floats, dict(held.weights)), "it goes on with the center's weights"
     before = len(trainees[0].rows)

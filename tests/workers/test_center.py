@@ -161,7 +161,7 @@ def test_when_the_answer_is_forgotten_the_worker_gets_the_centers_weights() -> N
 def test_a_push_of_rows_that_are_lost_is_not_taken_and_those_that_are_not_become_free() -> None:
     held = joined(workers=2)
     old, other = lease_of(held, 0), lease_of(held, 0, 2)
-    held._ledger.free(0, [(old.id, 0, 1)])
+    held.ledger.free(0, [(old.id, 0, 1)])
     push = Push(1, 0, {"w": torch.ones(3)}, 6, [(old.id, 0, 4), (other.id, 4, 6)])
     reply = held.exchange(0, 0.0, push)
     assert (reply.taken, reply.samples) == (False, 0)
@@ -232,6 +232,15 @@ def test_the_rows_of_a_silent_worker_are_read_by_others() -> None:
     assert lease_of(held, 0, 2, now=7.0).start == 8, "and it goes on with others"
 
 
+def test_a_worker_is_silent_after_the_timeout_and_one_that_calls_keeps_its_rows() -> None:
+    held = joined(workers=2, timeout_s=5.0)
+    lease_of(held, 0)
+    lease_of(held, 1, now=3.0)
+    assert lease_of(held, 1, 2, now=5.0).start == 8, "5 s are not longer than 5 s"
+    assert lease_of(held, 1, 3, now=5.5).start == 0
+    assert set(held.ledger.leases) == {1}
+
+
 def test_nothing_is_leased_once_somebody_has_asked_to_stop() -> None:
     held = joined()
     lease = lease_of(held, 0)
@@ -256,7 +265,7 @@ def test_the_next_training_begins_when_all_have_ended_this_one() -> None:
     held.leave(1)
     reply = held.join(0, 0.0, SPRING, LeaseTerms(5, 1), other, training=2)
     assert isinstance(reply, Reply)
-    assert (reply.vectors["w"].tolist(), reply.version, held.terms) == ([7.0, 7.0, 7.0], 0, LeaseTerms(5, 1))
+    assert (reply.vectors["w"].tolist(), reply.version, held.ledger.terms) == ([7.0, 7.0, 7.0], 0, LeaseTerms(5, 1))
     assert counts(held) == [0, 0, 0, 0, 0]
 
 
@@ -361,7 +370,7 @@ def test_a_worker_alone_waits_there_no_longer_than_it_was_told() -> None:
     center = Null(timeout_s=5.0).center
     center.join(Marks(), LeaseTerms(4, 4, 4), START)
     held, silent_since = center.held, time.monotonic() - 10.0
-    held.join(1, silent_since, Marks(), held.terms, START)
+    held.join(1, silent_since, Marks(), held.ledger.terms, START)
     lease_of(held, 1, now=silent_since)
     found = center.lease()
     assert isinstance(found, Lease), "those rows are free"
@@ -384,7 +393,7 @@ def test_the_state_holds_who_has_pushed_what_and_which_rows_were_used() -> None:
     again.rule = Bounded()
     assert counts(again) == counts(held) == [1, 0, 0, 0, 2]
     assert again.counts.tally == {"loss": [0.5, 3.0, 2.0]}
-    assert again.terms == TERMS
+    assert again.ledger.terms == TERMS
     assert again.exchange(0, 0.0, push).taken, "it had been applied"
     assert again.weights["w"].tolist() == [1.0, 1.0, 1.0]
     assert not again.exchange(1, 0.0, push_of(second)).taken, "what was leased is free"
@@ -406,7 +415,7 @@ def test_worker_0_brings_the_state_to_go_on_from() -> None:
         assert (reply.version, reply.vectors["w"].tolist()) == (1, [1.0, 1.0, 1.0])
     assert again.exchange(0, 0.0, Push(1, 1, {"w": torch.ones(3)}, 2, [(lease_of(again, 0).id, 2, 4)])).taken
     assert counts(again) == [2, 0, 0, 0, 4]
-    assert again.terms.end == 40, "limits may have grown"
+    assert again.ledger.terms.end == 40, "limits may have grown"
     other = CenterState()
     with pytest.raises(ConfigError, match="10 rows at the center and has 9 here"):
         other.join(0, 0.0, Marks(), LeaseTerms(9, 4, 40), START, state)

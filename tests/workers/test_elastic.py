@@ -184,13 +184,13 @@ def test_the_default_pull_is_shared_by_all_workers() -> None:
 def test_leases_suit_rounds_batches_and_blocks(every: str, given: dict[str, int], lease: int) -> None:
     strategy = Elastic(every)
     strategy.join(Seat(CenterState(), 0, 4))
-    assert strategy.lend(**{"rows": 1000, "batch": 10, **given}).lease == lease
+    assert strategy.plan_leases(**{"rows": 1000, "batch": 10, **given}).lease == lease
 
 
 def test_a_lease_that_is_given_is_kept() -> None:
     strategy = Elastic("16 steps", lease=7)
-    assert strategy.lend(rows=1000, batch=10, end=500) == LeaseTerms(1000, 7, 500)
-    assert strategy.lend(rows=5, batch=10) == LeaseTerms(5, 5, None)
+    assert strategy.plan_leases(rows=1000, batch=10, end=500) == LeaseTerms(1000, 7, 500)
+    assert strategy.plan_leases(rows=5, batch=10) == LeaseTerms(5, 5, None)
 
 
 def test_a_worker_hears_at_its_next_meeting_that_all_are_to_stop() -> None:
@@ -198,9 +198,12 @@ def test_a_worker_hears_at_its_next_meeting_that_all_are_to_stop() -> None:
     trainees = workers(lambda: Elastic("2 steps", lease=20), 2, held, epochs=4)
     in_turn(trainees, updates=1)
     trainees[1].strategy.comm.center.ask_to_stop("it is late")
-    assert [t.strategy.news.stop for t in trainees if t.strategy.news] == ["", ""]
+    assert [t.strategy.center_progress.stop for t in trainees if t.strategy.center_progress] == ["", ""]
     in_turn(trainees, updates=3)
-    assert [t.strategy.news.stop for t in trainees if t.strategy.news] == ["it is late", "it is late"]
+    assert [t.strategy.center_progress.stop for t in trainees if t.strategy.center_progress] == [
+        "it is late",
+        "it is late",
+    ]
     in_turn(trainees)
     assert held.status(0.0)["samples"] < 200, "nothing is leased any more"
 

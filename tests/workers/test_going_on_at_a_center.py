@@ -15,7 +15,7 @@ import headrace as hr
 from headrace.engines.network import Network
 from headrace.workers.center import Lease
 from headrace.workers.center_state import CenterState
-from headrace.workers.here import here, speaking_as
+from headrace.workers.here import here, use_comm
 
 ROWS, BATCH = 96, 4
 EVEN = {"rows_per_s": 1000, "latency": "0 s"}
@@ -245,13 +245,13 @@ def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_
         return hr.Trainer(model, hr.L1(reduce="sum"), optimizer, batch_size=BATCH, strategy=strategy)
 
     held = CenterState()
-    with speaking_as(Seat(held, 0, 2)):
+    with use_comm(Seat(held, 0, 2)):
         for _ in trainer().steps(data, epochs=1, run=str(tmp_path), progress=False):
             assert held.rule is not None
-            held.join(1, 0.0, held.rule, held.terms, held.weights)
+            held.join(1, 0.0, held.rule, held.ledger.terms, held.weights)
             assert isinstance(held.lease(1, 0.0, 1), Lease)
             break
-    with speaking_as(Seat(CenterState(), 0, 1)):  # who may not wait
+    with use_comm(Seat(CenterState(), 0, 1)):  # who may not wait
         again = trainer()
         again.fit(data, epochs=1, run=str(tmp_path), progress=False)
     assert torch.equal(again.model.seen, torch.ones(ROWS)), "every row once"

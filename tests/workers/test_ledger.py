@@ -9,9 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.store.codec import decode, encode
 from headrace.workers.center import Lease, LeaseTerms, NothingYet
-from headrace.workers.ledger import Ledger, Positions
-
-TIMEOUT_S = 10.0
+from headrace.workers.ledger import Ledger, Ranges
 
 
 def given(ledger: Ledger, worker: int) -> Lease:
@@ -118,18 +116,6 @@ def test_rows_that_are_given_back_are_free_and_the_rest_of_the_lease_is_not() ->
     assert ledger.use(0, [(lease.id, 0, 2), (lease.id, 5, 10)])
 
 
-def test_silent_workers_lose_their_leases_and_others_do_not() -> None:
-    ledger = Ledger(LeaseTerms(rows=100, lease=10))
-    for worker in (0, 1):
-        ledger.hear(worker, 0.0)
-        given(ledger, worker)
-    ledger.hear(1, 5.0)
-    assert ledger.expire(10.0, TIMEOUT_S) == []
-    assert ledger.expire(10.5, TIMEOUT_S) == [0]
-    assert ledger.leases == {1: [(10, 20)]}
-    assert given(ledger, 2).start == 0
-
-
 def test_only_whole_epochs_count() -> None:
     ledger = Ledger(LeaseTerms(rows=10, lease=10))
     leases = [given(ledger, 0) for _ in range(4)]
@@ -149,12 +135,12 @@ def test_the_state_is_a_few_integers_however_much_was_used() -> None:
 
 
 def test_positions_are_a_set() -> None:
-    positions = Positions()
+    positions = Ranges()
     for run in ((5, 7), (1, 3), (3, 5), (9, 10)):
         positions.add(*run)
-    assert (positions.runs, len(positions)) == ([(1, 7), (9, 10)], 7)
+    assert (positions.ranges, len(positions)) == ([(1, 7), (9, 10)], 7)
     positions.remove(2, 9)
-    assert positions.runs == [(1, 2), (9, 10)]
+    assert positions.ranges == [(1, 2), (9, 10)]
     assert positions.covers(9, 10)
     assert not positions.covers(1, 10)
 
@@ -166,11 +152,9 @@ class Interleaved(RuleBasedStateMachine):
         super().__init__()
         self.terms = LeaseTerms(rows=13, lease=5, end=31)
         self.ledger = Ledger(self.terms)
-        self.now = 0.0
         self.committed: list[int] = []
         self.leases: dict[int, tuple[int, list[int]]] = {}
         self.lost: list[tuple[int, int, list[int]]] = []
-        self.heard: dict[int, float] = {}
         self.saved: tuple[dict[str, Any], list[int], dict[int, tuple[int, list[int]]]] | None = None
 
     def drop(self, lease: int) -> None:
@@ -179,8 +163,6 @@ class Interleaved(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, 4))
     def takes(self, worker: int) -> None:
-        self.ledger.hear(worker, self.now)
-        self.heard[worker] = self.now
         found = self.ledger.lease(worker)
         taken = {*self.committed, *(p for _, rest in self.leases.values() for p in rest)}
         free = [p for p in range(31) if p not in taken]
@@ -227,14 +209,6 @@ class Interleaved(RuleBasedStateMachine):
     def leaves(self, worker: int) -> None:
         self.ledger.leave(worker)
         for lease in [lease for lease, (owner, _) in self.leases.items() if owner == worker]:
-            self.drop(lease)
-
-    @rule(seconds=st.sampled_from([1.0, 6.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        silent = {w for w, _ in self.leases.values() if self.now - self.heard[w] > TIMEOUT_S}
-        assert self.ledger.expire(self.now, TIMEOUT_S) == sorted(silent)
-        for lease in [lease for lease, (owner, _) in self.leases.items() if owner in silent]:
             self.drop(lease)
 
     @rule()

@@ -66,10 +66,10 @@ def trains(index: int, port: int, gloo: bool, bad: int, how: str) -> None:
             comm.all_reduce(torch.ones(1000))
     except WorkerError as error:
         tell(f"lost {time.monotonic()} {error}")
-        comm.tell(error)
+        comm.report_error(error)
         sys.exit(3)
     except ValueError as error:
-        comm.tell(error)
+        comm.report_error(error)
         sys.exit(4)
 
 

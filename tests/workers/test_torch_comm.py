@@ -202,7 +202,7 @@ def runs_out_of_memory(index: int, count: int, port: int) -> None:
         values, comm._values = comm._values, Full()  # type: ignore[assignment]
         with pytest.raises(torch.OutOfMemoryError) as caught:
             comm.all_reduce(torch.ones(1))
-        comm.tell(caught.value)
+        comm.report_error(caught.value)
         comm._values = values
     else:
         with pytest.raises(WorkerError, match=r"worker 1 failed at step 0: OutOfMemoryError: CUDA out of memory\."):
@@ -320,7 +320,7 @@ def test_a_timeout_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch, bad: 
 
 
 def test_to_say_where_a_worker_stands_costs_nothing_that_could_wait() -> None:
-    assert set(TorchComm.at.__code__.co_names) <= {"_beats", "step", "doing"}  # attributes, no calls
+    assert set(TorchComm.at.__code__.co_names) <= {"_heartbeat", "step", "doing"}  # attributes, no calls
     assert isinstance(Heartbeat, type)
 
 

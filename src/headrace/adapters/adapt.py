@@ -1,4 +1,4 @@
-"""Turns whatever a user passes as data into a Table or a Source."""
+"""Turns whatever a user passes as data into a Table or a Source: arrays, frames, Arrow tables, paths, loaders."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Number
@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.arrays import ArrayTable
-from ..data.categories import Categories
 from ..data.fields import Rows
 from ..data.reader import Reader
-from ..data.source import Source, Table
+from ..data.source import Categories, Source, Table
 from ..errors import DataError
+from ..formats.columns import check_names, from_arrow
+from ..formats.lazy import pa
 from .loaders import LoaderSource, SampleSource
 from .passes import hugging_kind
 from .samples import from_dataset
@@ -110,8 +111,6 @@ def _table(parts: Mapping[str, Any], known: Categories) -> ArrayTable:
     for name, part in parts.items():
         columns[name] = part
         if _is_pandas(part, "Series"):
-            from .frames import from_pandas
-
             table = from_pandas(part.to_frame(name), known)
             columns[name] = table.columns[name]
             categories |= table.categories
@@ -124,8 +123,6 @@ def _table(parts: Mapping[str, Any], known: Categories) -> ArrayTable:
 
 def _matrix(name: str, frame: Any) -> np.ndarray:
     """The columns of a frame side by side, as one array."""
-    from .frames import from_pandas
-
     table = from_pandas(frame.set_axis([str(column) for column in frame.columns], axis=1))
     if table.categories:
         raise DataError(
@@ -161,12 +158,8 @@ def _of_files(data: Any, categories: Categories) -> Table | None:
 def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
     """What other libraries hold; none of them is imported to find out."""
     if _is_pandas(data, "DataFrame"):
-        from .frames import from_pandas
-
         return from_pandas(data, categories)
     if type(data).__module__.partition(".")[0] == "pyarrow":
-        from .frames import from_arrow
-
         return from_arrow(data, categories)
     if hugging_kind(data):
         from .huggingface import from_hugging_face
@@ -181,3 +174,58 @@ def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return LoaderSource(data)
     return None
+
+
+# --- frames of pandas ------------------------------------------------------------------------------------
+
+
+def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
+    """Reads a pandas DataFrame: numbers in place, strings and categoricals as codes.
+
+    Those have the categories that are `known`, or their own.
+    """
+    import pandas as pd
+
+    columns: dict[str, Any] = {}
+    categories: dict[str, Sequence[str]] = {}
+    check_names(list(frame.columns), "this frame")
+    for name, column in frame.items():
+        if column.hasnans:
+            missing = column.isna().to_numpy()
+            raise DataError(
+                f"column {name!r} of this frame has {int(missing.sum())} nulls, the first in row "
+                f"{int(missing.argmax())}. A stream has a value in every row: fill them, drop those rows, or leave "
+                f"out a column that the model does not use: frame.drop(columns={name!r})."
+            )
+        kind = pa.large_string()
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            kind = None
+            if not all(isinstance(each, str) for each in column.cat.categories):
+                column = column.astype(column.cat.categories.dtype)
+        if pd.api.types.is_bool_dtype(column.dtype) or pd.api.types.is_numeric_dtype(column.dtype):
+            columns[name] = column.to_numpy()
+            continue
+        _check_strings(name, column)
+        strings = from_arrow(pa.table({name: pa.Array.from_pandas(column, type=kind)}), known, where="this frame")
+        columns |= strings.columns
+        categories |= strings.categories
+    return ArrayTable(columns, categories=categories)
+
+
+def _check_strings(name: str, column: Any) -> None:
+    """Raises unless a column that holds no numbers holds strings."""
+    import pandas as pd
+
+    kind = pd.api.types.infer_dtype(column, skipna=False)
+    if isinstance(column.dtype, pd.CategoricalDtype) or kind in ("string", "empty"):
+        return
+    if not isinstance(column.dtype, np.dtypes.ObjectDType) and not pd.api.types.is_string_dtype(column.dtype):
+        raise DataError(
+            f"column {name!r} of this frame holds {column.dtype}, which is not a number. "
+            "Cast it to int64 or float64, or leave it out: frame[['a', 'b']]."
+        )
+    row = next(row for row, value in enumerate(column) if not isinstance(value, str))
+    raise DataError(
+        f"column {name!r} of this frame holds objects, a {type(column.iloc[row]).__name__} in row {row} for "
+        "example. Make numbers or strings of them, or leave the column out."
+    )

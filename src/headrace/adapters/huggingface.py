@@ -17,6 +17,7 @@ from ..data.ragged import Ragged
 from ..data.source import Source, Table
 from ..data.views import Concat, View
 from ..errors import DataError, SourceError
+from ..formats.columns import from_arrow
 from .loaders import SampleSource
 from .passes import hugging_kind
 from .samples import Samples
@@ -70,8 +71,6 @@ def _stored(table: Any, kinds: Mapping[str, Any]) -> Table:
 
 
 def _piece(piece: Any, kinds: Mapping[str, Any]) -> ArrayTable:
-    from .frames import from_arrow
-
     tensors = {name: kind for name, kind in kinds.items() if type(kind).__name__.startswith("Array")}
     plain = [name for name in kinds if name not in tensors]
     columns: dict[str, Any] = dict(from_arrow(piece.select(plain), where="this Dataset").columns) if plain else {}

@@ -95,7 +95,7 @@ class TorchBatches(IterableDataset[dict[str, Field]]):
             first = _place(pending, worker, workers)
         for number, batch in self._reads.batches(epoch, first, workers, pending):
             self._at = _state(epoch, number + workers, workers, batch)
-            yield {name: field if info is None else map_tensors(field, _alone) for name, field in batch.fields.items()}
+            yield {name: field if info is None else map_tensors(field, _uncut) for name, field in batch.fields.items()}
 
 
 class _ByNumber:
@@ -197,6 +197,6 @@ def _place(state: State, worker: int, workers: int) -> int:
     return int(state["next"])
 
 
-def _alone(tensor: Tensor) -> Tensor:
+def _uncut(tensor: Tensor) -> Tensor:
     """Without the rest of the memory that it is a view of: what goes to another process goes with all of it."""
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor

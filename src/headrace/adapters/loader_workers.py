@@ -53,7 +53,7 @@ class LoaderWorkers(Iterator[Any]):
 
     def __next__(self) -> Any:
         end = time.monotonic() + self._limit_s
-        with _noticed(self._iterator):
+        with _watching_for_deaths(self._iterator):
             while True:
                 try:
                     return next(self._iterator)
@@ -70,8 +70,8 @@ class LoaderWorkers(Iterator[Any]):
         """What has happened, in words, with the worker where it is known."""
         count = len(self._iterator._workers)
         if isinstance(error, TimeoutError):
-            return f"{self._due(count)} has given nothing for {self._limit_s:g} s"
-        return _raised(error, count) or self._died(count) or f"{type(error).__name__}: {error}"
+            return f"{self._awaited_worker(count)} has given nothing for {self._limit_s:g} s"
+        return _error_of_worker(error, count) or self._dead_workers(count) or f"{type(error).__name__}: {error}"
 
     def leave(self) -> None:
         """Ends the workers, or, where they are to stay for the next pass, leaves them."""
@@ -103,22 +103,22 @@ class LoaderWorkers(Iterator[Any]):
         if self._loader._iterator is iterator:
             self._loader._iterator = None
 
-    def _due(self, count: int) -> str:
-        """Whoever is to give the next batch."""
+    def _awaited_worker(self, count: int) -> str:
+        """Names the worker that is to give the next batch."""
         worker, *_ = self._iterator._task_info.get(self._iterator._rcvd_idx, (None,))
         if worker is None:
             return f"none of {count} workers"
         return f"worker {worker} of {count} (process {self._iterator._workers[worker].pid})"
 
-    def _died(self, count: int) -> str:
+    def _dead_workers(self, count: int) -> str:
         _join(self._iterator._workers, 2 * POLL_S)  # one that has just died may not be known to have
         gone = [(k, worker) for k, worker in enumerate(self._iterator._workers) if worker.exitcode is not None]
         failed = [(k, worker) for k, worker in gone if worker.exitcode] or gone
-        return "; ".join(f"worker {k} of {count} (process {w.pid}) {_ended(w.exitcode)}" for k, w in failed[:3])
+        return "; ".join(f"worker {k} of {count} (process {w.pid}) {_exit_reason(w.exitcode)}" for k, w in failed[:3])
 
 
-def _raised(error: BaseException, count: int) -> str:
-    """What was raised in a worker, as its message tells."""
+def _error_of_worker(error: BaseException, count: int) -> str:
+    """The exception of a worker, taken from the message that torch makes of it."""
     found = re.search(r"Caught (\w+) in DataLoader worker process (\d+)\.", str(error))
     if found is None:
         return ""
@@ -126,7 +126,7 @@ def _raised(error: BaseException, count: int) -> str:
     return f"worker {found[2]} of {count} raised {last}"
 
 
-def _ended(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"has left with status {code}"
     name = signal.Signals(-code).name
@@ -156,8 +156,8 @@ def _end_pinning(iterator: Any) -> None:
 
 
 @contextmanager
-def _noticed(iterator: Any) -> Iterator[None]:
-    """For as long as a batch is awaited, a worker that dies ends the wait, even where it left half of a message."""
+def _watching_for_deaths(iterator: Any) -> Iterator[None]:
+    """Ends the wait for a batch when a worker dies, even where it left half of a message."""
     pids = tuple(worker.pid for worker in iterator._workers if worker.exitcode is None)
     _set_worker_pids(id(iterator), pids)
     try:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..data.batch import ANY, Batch, Macrobatch, State, Stream, torch_dtype
-from ..data.fields import Field, has_rows, split_fields
-from ..data.source import WHOLE, Shard, Source, check_names
+from ..data.fields import Field, has_rows
+from ..data.source import WHOLE, Shard, Source, check_names, part_of
 from ..errors import SourceError
 from .passes import Passes, collates, stacks
 from .samples import Names, collated, fields_of
@@ -117,12 +117,9 @@ class LoaderSource(Iterated):
         batch = self.next_batch(size)
         assert batch is not None
         self._check(batch, declared)
-        if shard.count == 1:
-            return batch
-        self.compare_batch(batch)
-        start, stop = shard.of(batch.rows)
-        part = split_fields(batch.fields, [start, stop - start, batch.rows - stop])[1]
-        return Batch(part, stop - start, total=batch.rows, cursor=batch.cursor, ends_epoch=batch.ends_epoch)
+        if shard.count > 1:
+            self.compare_batch(batch)
+        return part_of(batch, shard, batch.cursor)
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
         """One batch of the loader's: they may differ in shape, and none is asked for before it is needed."""

@@ -34,19 +34,19 @@ class Passes:
     def __init__(self, data: Iterable[Any], who: str, unit: str, timeout_s: float) -> None:
         if timeout_s <= 0:
             raise ConfigError(f"timeout_s= is a number of seconds above 0, got {timeout_s}.")
-        refuse_shares(data)
+        refuse_own_sharding(data)
         self.data, self.who, self.unit, self.timeout_s = data, who, unit, timeout_s
         self.waiting: Callable[[], None] = lambda: None
         """Called now and then while worker processes are awaited; what it raises leaves everything where it is."""
-        self.exact = knows_where_it_stands(data)
+        self.exact = has_exact_state(data)
         """Whether a resume uses the iterable's own state."""
-        self.forgotten = forgotten_of(data, self.exact)
+        self.forgotten = lost_at_resume(data, self.exact)
         """What a resume does not bring back, in a clause."""
         self.length = length_of(data)
         self._once = isinstance(data, Iterator)  # maybe: nobody can tell whether it begins again when asked to
         by_number = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
         self._sized = by_number and self.length is not None  # what it says of its length can be relied on
-        self._made = made_as(data, exact=self.exact, sized=self._sized)
+        self._made = compared_settings(data, exact=self.exact, sized=self._sized)
         self._generating = generators_of(data)
         self._pass: Iterator[Any] | None = None
         self._held: list[Any] = []  # an item that was pulled ahead
@@ -69,12 +69,12 @@ class Passes:
         self.given += len(items)
         ended = len(items) < count
         if self.exact and not ended:
-            self._own = {**by_value(self.data, self.who), "generators": self._now()}
+            self._own = {**by_value(self.data, self.who), "generators": self._generator_states()}
         if not ended and not (self._sized and self.given != self.length):
             ended = (item := self._next()) is _END
             self._held = [] if ended else [item]
         if ended:
-            self._ended()
+            self._end_epoch()
         return items, ended
 
     def peek(self) -> Any:
@@ -83,14 +83,14 @@ class Passes:
             self._held = self._held or [self._next()]
             first = self._held[0]
         else:
-            before, generators = rng.capture(_CPU), self._now()
+            before, generators = rng.capture(_CPU), self._generator_states()
             parts = [(part, part.state_dict()) for part in stateful_parts(self.data)]
-            self._pass = self._begun()
+            self._pass = self._new_pass()
             first = self._next()
-            self._leave()
+            self._end_pass()
             for part, state in parts:
                 part.load_state_dict(state)
-            self._put_back(before, generators)
+            self._restore(before, generators)
         if first is _END:
             raise SourceError(self._empty())
         return first
@@ -119,7 +119,7 @@ class Passes:
             return _END
         except Exception as error:
             why = current.why(error) if isinstance(current, LoaderWorkers) else f"{type(error).__name__}: {error}"
-            self._leave(failed=True)
+            self._end_pass(failed=True)
             raise SourceError(
                 f"{self.who} failed after {self.given} {self.unit} of epoch {self.epoch}: {why}."
             ) from error
@@ -127,26 +127,26 @@ class Passes:
     def _begin(self) -> None:
         """Begins the epoch, or goes back to where it was left."""
         if self.given:
-            self._go_back()
+            self._begin_again()
             return
         if self._generators is not None:
-            self._put_back(None, self._generators)
+            self._restore(None, self._generators)
         if self._rewound and hugging_kind(self.data):
             self.data.load_state_dict({})  # type: ignore[attr-defined]
-        self._random, self._generators = rng.capture(_CPU), self._now()
-        self._pass = self._begun()
+        self._random, self._generators = rng.capture(_CPU), self._generator_states()
+        self._pass = self._new_pass()
 
-    def _go_back(self) -> None:
+    def _begin_again(self) -> None:
         """Begins the epoch as it began, and gives nothing that was given; the random numbers at hand are untouched."""
         before = rng.capture(_CPU)
         try:
-            self._put_back(self._random, self._generators or [])
+            self._restore(self._random, self._generators or [])
             if self._own is not None:
-                put_back(self.data, self._own)
+                self.data.load_state_dict(decode(json.loads(self._own["json"]), self._own["tensors"]))  # type: ignore[attr-defined]
                 self._rewound = True
-            self._pass = self._begun()
+            self._pass = self._new_pass()
             if self._own is not None:
-                self._put_back(None, self._own["generators"])
+                self._restore(None, self._own["generators"])
             for k in range(0 if self._own is not None else self.given):
                 if self._fetch() is _END:
                     raise SourceError(
@@ -154,13 +154,13 @@ class Passes:
                         f"used when the run was saved. {_AGAIN if self._once else 'Read the same data.'}"
                     )
         except BaseException:
-            self._leave(failed=True)
+            self._end_pass(failed=True)
             raise
         finally:
             rng.restore(before, _CPU)
 
-    def _go_on(self, epoch: int, given: int) -> None:
-        """Drops items of what can be read once, up to where it is to stand."""
+    def _skip_to(self, epoch: int, given: int) -> None:
+        """Moves an iterator, which can be read only once, forward by dropping items."""
         count = given - self.given
         if epoch != self.epoch or count < 0:
             raise SourceError(f"{self.who} is an iterator, which cannot go back. {_AGAIN}")
@@ -169,7 +169,7 @@ class Passes:
             count, self.given = count - 1, self.given + 1
         rng.restore(before, _CPU)
 
-    def _begun(self) -> Iterator[Any]:
+    def _new_pass(self) -> Iterator[Any]:
         for part in parts_of(self.data):
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(self.epoch)
@@ -180,22 +180,22 @@ class Passes:
         except Exception as error:
             raise SourceError(f"{self.who} cannot begin epoch {self.epoch}: {type(error).__name__}: {error}") from error
 
-    def _ended(self) -> None:
-        self._leave()
+    def _end_epoch(self) -> None:
+        self._end_pass()
         self.epoch, self.given = self.epoch + 1, 0
         self._random = self._generators = self._own = None
 
-    def _leave(self, failed: bool = False) -> None:
+    def _end_pass(self, failed: bool = False) -> None:
         """Ends worker processes, and forgets what they have given ahead."""
         current, self._pass, self._held = self._pass, None, []
         if isinstance(current, LoaderWorkers):
             current.end() if failed else current.leave()
 
-    def _now(self) -> list[Tensor]:
+    def _generator_states(self) -> list[Tensor]:
         """Where the generators of the order stand."""
         return [generator.get_state() for generator in self._generating]
 
-    def _put_back(self, random: State | None, generators: list[Tensor]) -> None:
+    def _restore(self, random: State | None, generators: list[Tensor]) -> None:
         if random is not None:
             rng.restore(random, _CPU)
         for generator, state in zip(self._generating, generators, strict=True):
@@ -216,7 +216,7 @@ class Passes:
 
     def state_dict(self) -> State:
         """As plain values and tensors, none of which is changed later."""
-        generators = self._now() if self._generators is None else self._generators
+        generators = self._generator_states() if self._generators is None else self._generators
         return {
             "epoch": self.epoch,
             "given": self.given,
@@ -235,9 +235,9 @@ class Passes:
             listed = "; ".join(f"{key}: saved {state['made'].get(key)!r}, now {made[key]!r}" for key in differ)
             raise SourceError(f"{self.who} cannot go back to a state of another loader ({listed}). Make it as it was.")
         if self._once and self._pass is not None:
-            self._go_on(int(state["epoch"]), int(state["given"]))
+            self._skip_to(int(state["epoch"]), int(state["given"]))
             return
-        self._leave()
+        self._end_pass()
         self.epoch, self.given = int(state["epoch"]), int(state["given"])
         self._random, self._generators, self._own = state["random"], state["generators"], state["own"]
 
@@ -259,11 +259,6 @@ def by_value(data: Any, who: str) -> State:
     tensors: dict[str, Tensor] = {}
     text = json.dumps(encode(data.state_dict(), tensors, f"state of {who}"))
     return {"json": text, "tensors": {name: tensor.clone() for name, tensor in tensors.items()}}
-
-
-def put_back(data: Any, state: State) -> None:
-    """Puts the data where a state says that `by_value` gave."""
-    data.load_state_dict(decode(json.loads(state["json"]), state["tensors"]))
 
 
 def parts_of(data: Any) -> list[Any]:
@@ -303,8 +298,8 @@ def hugging_kind(data: Any) -> str:
     return next(found, "")
 
 
-def knows_where_it_stands(data: Any) -> bool:
-    """Whether it has a state of its own, and one that is exact."""
+def has_exact_state(data: Any) -> bool:
+    """Whether it has a `state_dict` of its own, from which it resumes exactly."""
     if not isinstance(data, Stateful):
         return False
     if not isinstance(data, DataLoader):
@@ -316,8 +311,8 @@ def knows_where_it_stands(data: Any) -> bool:
     return data.num_workers > 0 or type(order).__module__.startswith("torchdata.") or isinstance(order, Stateful)
 
 
-def forgotten_of(data: Any, exact: bool) -> str:
-    """What is lost of data at a resume, in a clause: nobody can save where the random numbers of a worker stand.
+def lost_at_resume(data: Any, exact: bool) -> str:
+    """What a resume does not bring back, in a clause: the random state of worker processes cannot be saved.
 
     The workers of a replay begin as they began, unless they had stayed from the epoch before.
     """
@@ -328,7 +323,7 @@ def forgotten_of(data: Any, exact: bool) -> str:
 
 
 def _forgets_rows(data: Any) -> bool:
-    """Whether it has a shuffle buffer of Hugging Face's, whose rows are not in its state."""
+    """Whether it has a shuffle buffer of Hugging Face, whose rows are not part of its state."""
     waiting = [getattr(data, "_ex_iterable", None)] if hugging_kind(data) else []
     while waiting:
         part = waiting.pop()
@@ -363,8 +358,8 @@ def stacks(data: Any) -> bool:
     return known and type(data.sampler) in (RandomSampler, SequentialSampler)
 
 
-def made_as(data: Any, *, exact: bool, sized: bool) -> dict[str, Any]:
-    """What has to be the same on both sides of a resume."""
+def compared_settings(data: Any, *, exact: bool, sized: bool) -> dict[str, Any]:
+    """Settings that must be the same when a state is loaded as when it was saved."""
     made: dict[str, Any] = {"exact": exact, "length": length_of(data), "batch_size": None, "num_workers": None}
     made["generators"] = len(generators_of(data))
     if isinstance(data, DataLoader):
@@ -374,7 +369,7 @@ def made_as(data: Any, *, exact: bool, sized: bool) -> dict[str, Any]:
     return made
 
 
-def refuse_shares(data: Any) -> None:
+def refuse_own_sharding(data: Any) -> None:
     for part in parts_of(data):
         if getattr(part, "num_replicas", 1) > 1 or (hugging_kind(part) and getattr(part, "_distributed", None)):
             raise ConfigError(

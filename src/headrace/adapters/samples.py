@@ -54,6 +54,8 @@ def _plain(dataset: Any, kind: type) -> bool:
 class Samples(Table):
     """The samples of a map-style dataset as a Table. The first sample tells its streams."""
 
+    streams: Sequence[Stream] = ()
+
     def __init__(self, dataset: Any, names: Names = None, sequences: Sequence[str] = ()) -> None:
         self.dataset, self._names, self._sequences = dataset, names, tuple(sequences)
         self._who, self._length = type(dataset).__name__, _length(dataset)
@@ -61,7 +63,7 @@ class Samples(Table):
             raise DataError(f"{self._who} has no rows: there is nothing to read.")
         self._many = callable(getattr(dataset, "__getitems__", None))
         before, stood = rng.capture(_CPU), rng.standing()
-        self._streams = tuple(self.take(torch.zeros(1, dtype=torch.int64)).streams)
+        self.streams = tuple(self.take(torch.zeros(1, dtype=torch.int64)).streams)
         if rng.standing() != stood:
             rng.restore(before, _CPU)
             warnings.warn(
@@ -69,10 +71,6 @@ class Samples(Table):
                 "no two runs and no resume are alike. Draw them in hr.map(table, change), or pass a DataLoader of it.",
                 stacklevel=_level(),
             )
-
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._streams
 
     def __len__(self) -> int:
         return self._length
@@ -97,7 +95,7 @@ class Samples(Table):
             except Exception as error:
                 for row in rows:
                     self._sample(row)
-                raise SourceError(f"{self._who} failed at rows {_listed(rows)}: {_said(error)}.") from error
+                raise SourceError(f"{self._who} failed at rows {_listed(rows)}: {_error_text(error)}.") from error
         return [self._sample(row) for row in rows]
 
     def _sample(self, row: int) -> Any:
@@ -106,7 +104,7 @@ class Samples(Table):
         except HeadraceError:
             raise
         except Exception as error:
-            raise SourceError(f"{self._who} failed at row {row}: {_said(error)}.") from error
+            raise SourceError(f"{self._who} failed at row {row}: {_error_text(error)}.") from error
 
 
 def _level() -> int:
@@ -131,7 +129,7 @@ def _listed(rows: list[int]) -> str:
     return ", ".join(map(str, rows[:8])) + (" and others" if len(rows) > 8 else "")
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,5 @@
 """What is built on the library: recipes, the command line, rehearsals, export.
 
-It calls every room before it, and nothing of the library calls it.
+Nothing of the library calls it. It calls `store`, `data`, `formats`, `adapters`, `loss`, `workers`, `step`, `watch`,
+`train` and `engines`.
 """

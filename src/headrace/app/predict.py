@@ -9,10 +9,9 @@ from ..adapters.adapt import as_data
 from ..adapters.compose import map as map_rows
 from ..data.arrays import ArrayTable
 from ..data.batch import Stream
-from ..data.categories import Categories
 from ..data.maps import Changed
 from ..data.reader import Reader
-from ..data.source import Table
+from ..data.source import Categories, Table
 from ..data.views import Wrapper
 from ..errors import ConfigError, DataError, SourceError
 from ..formats.files import FileTable

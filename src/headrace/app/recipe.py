@@ -20,8 +20,7 @@ from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
 from .find import RECIPE_FILE, find_recipe, read_file, recipe_of
-from .parameters import parameters_of
-from .values import typed
+from .parameters import parameters_of, typed
 
 LIMITS = ("epochs", "steps", "samples", "minutes")
 
@@ -126,11 +125,11 @@ def run_recipe(training: Training) -> Trained:
     """In a worker: trains a recipe."""
     made = load_recipe(training.recipe, training.arguments)
     if training.strategy is not None:
-        follow(made.trainer, training.strategy)
+        set_strategy(made.trainer, training.strategy)
     fit = merged(made.fit, training.options)
     run = fit.get("run")
     if run is not None:
-        fit["callbacks"] = [*fit.get("callbacks", ()), _Written(Path(run), training)]
+        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(Path(run), training)]
     elif training.needs_run:
         raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
     made.fit = fit
@@ -164,13 +163,13 @@ def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in own.items() if not (limited and name in LIMITS)} | dict(asked)
 
 
-def follow(trainer: Trainer, strategy: Strategy) -> None:
+def set_strategy(trainer: Trainer, strategy: Strategy) -> None:
     """From now on the trainer is as if it had been made with this strategy."""
     trainer._follow(strategy)
     trainer._config = trainer._config | {"strategy": config.plain(strategy)}
 
 
-class _Written(Callback):
+class _RecipeWriter(Callback):
     """Writes the recipe and its arguments into the directory of a run that has begun."""
 
     everywhere = False

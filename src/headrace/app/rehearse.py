@@ -12,13 +12,13 @@ from typing import Any
 from ..adapters.adapt import as_data
 from ..data.source import Table
 from ..engines.launch import launch
+from ..engines.local import SimComm
 from ..engines.network import Network
-from ..engines.sim import SimComm
 from ..errors import ConfigError, HeadraceError
 from ..workers.here import here
-from ..workers.named import named
 from ..workers.strategy import Strategy
-from .recipe import follow, load_recipe, merged
+from .recipe import load_recipe, merged, set_strategy
+from .strategies import parse_strategy
 
 TIME = "virtual_s"
 """Of a row of the history: when it was reported, on worker 0's virtual clock."""
@@ -31,8 +31,8 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """What has become of a recipe by one strategy."""
+class Rehearsal:
+    """The result of training a recipe with one strategy."""
 
     strategy: str
     rows: list[Row]
@@ -51,7 +51,7 @@ class Rehearsed:
 
     @property
     def updates(self) -> float:
-        """Of a worker, in the mean: they differ where nobody waits for anybody."""
+        """Updates of a worker, on average: without a barrier they differ."""
         return self._mean("updates")
 
     @property
@@ -86,13 +86,13 @@ class Rehearsed:
 
 def rehearse(
     recipe: str, strategy: str, *, workers: int, network: Network, options: Mapping[str, Any] | None = None
-) -> Rehearsed:
-    """Trains the recipe of a file on so many virtual workers, by the strategy that is called so.
+) -> Rehearsal:
+    """Trains the recipe of a file on virtual workers, with a strategy given by name.
 
     `options` go before those that the recipe passes to `fit`; a limit among them replaces all of the recipe's. Nothing
     is kept. Where all workers are lost with one that fails, checkpoints are, for as long as it takes.
     """
-    failures, by = len(network.failures or ()), named(strategy)
+    failures, by = len(network.failures or ()), parse_strategy(strategy)
     kept = failures and not by.centered  # a center goes on, and its workers come back alone
     try:
         with tempfile.TemporaryDirectory(prefix="headrace-") if kept else nullcontext() as room:
@@ -102,19 +102,19 @@ def rehearse(
         error.args = (f"{strategy}: {error}",)
         raise
     found = report()
-    return Rehearsed(strategy, rows, found["workers"], found["clock_s"])
+    return Rehearsal(strategy, rows, found["workers"], found["clock_s"])
 
 
 def perform(recipe: str, strategy: Strategy, options: Mapping[str, Any]) -> tuple[list[Row], Callable[[], Any]]:
-    """In a virtual worker: what was reported and when, and who knows at the end what each worker has done."""
+    """Trains in a virtual worker; the reported rows, and a function for the use of time at the end."""
     made, comm = load_recipe(recipe), here()
     assert isinstance(comm, SimComm)
     _check_rows(made.train, comm.count)
-    follow(made.trainer, strategy)
+    set_strategy(made.trainer, strategy)
     for _ in made.trainer.steps(made.train, made.val, **_options(made.fit, options)):
         _note(made.trainer.history.rows, comm)
     _note(made.trainer.history.rows, comm)
-    return made.trainer.history.rows, comm.world.report
+    return made.trainer.history.rows, comm.cluster.report
 
 
 def _note(rows: list[Row], comm: SimComm) -> None:
@@ -140,12 +140,12 @@ def _check_rows(train: Any, workers: int) -> None:
 # --- the picture -------------------------------------------------------------------------------------------
 
 
-def key_of(found: Sequence[Rehearsed]) -> str:
+def key_of(found: Sequence[Rehearsal]) -> str:
     """The loss to compare by: of the validation, if there is one."""
     return "val/loss" if any(one.curve("val/loss") for one in found) else "train/loss"
 
 
-def draw(found: Sequence[Rehearsed], out: Path, title: str) -> None:
+def draw(found: Sequence[Rehearsal], out: Path, title: str) -> None:
     """Draws one line for each strategy, and bars below in the same colours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -171,7 +171,7 @@ def draw(found: Sequence[Rehearsed], out: Path, title: str) -> None:
     figure.savefig(out, dpi=120)
 
 
-def _lines(axes: Any, found: Sequence[Rehearsed], key: str, title: str) -> list[Any]:
+def _lines(axes: Any, found: Sequence[Rehearsal], key: str, title: str) -> list[Any]:
     """The curves; the colour of each."""
     colours = []
     for one in found:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..errors import DataError
 from .batch import Batch, Stream
-from .fields import Field, Rows, take, tensors_of, unmasked
-from .source import Table
+from .fields import Field, Rows, one_length, take, tensors_of, unmasked
+from .source import UNNAMED, Categories, Table
 from .sparse import Sparse
 
 WILL_NEED, POPULATE_READ = 3, 22  # Linux; the second since 5.14, and without it pages come as they are touched
@@ -27,12 +27,11 @@ class ArrayTable(Table):
     `block`: how many rows lie together on disk, where the columns are a file that is mapped into memory.
     """
 
+    streams: Sequence[Stream] = ()
+    categories: Categories = UNNAMED
+
     def __init__(
-        self,
-        columns: Mapping[str, Any],
-        *,
-        block: int | None = None,
-        categories: Mapping[str, Sequence[str]] | None = None,
+        self, columns: Mapping[str, Any], *, block: int | None = None, categories: Categories | None = None
     ) -> None:
         if not isinstance(columns, Mapping):
             raise DataError(
@@ -42,23 +41,13 @@ class ArrayTable(Table):
         if not columns:
             raise DataError("a table needs at least one stream.")
         self.columns = {name: _as_rows(name, column) for name, column in columns.items()}
-        lengths = {name: len(column) for name, column in self.columns.items()}
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name!r} has {n}" for name, n in lengths.items())
-            raise DataError(
-                f"the streams have different lengths: {listed} rows. Every stream needs one row per sample."
-            )
+        self._length = one_length({name: len(column) for name, column in self.columns.items()})
         devices = {column.device for column in self.columns.values()}
         if len(devices) > 1:
             raise DataError(f"the streams are on different devices: {', '.join(map(str, devices))}. Move them to one.")
         self.device, self.block = devices.pop(), block
-        self._categories = dict(categories or {})
-        self._streams = tuple(Stream.of(name, column) for name, column in self.columns.items())
-        self._length = next(iter(lengths.values()))
-
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._streams
+        self.categories = dict(categories or {})
+        self.streams = tuple(Stream.of(name, column) for name, column in self.columns.items())
 
     def __len__(self) -> int:
         return self._length
@@ -86,10 +75,6 @@ class ArrayTable(Table):
         return ArrayTable(
             {name: column.to(device) for name, column in self.columns.items()}, categories=self.categories
         )
-
-    @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
-        return self._categories
 
     @property
     def nbytes(self) -> int:

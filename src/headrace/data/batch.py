@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from .fields import Field, Opaque, Rows, cat, has_rows, map_tensors, split_fields, tensors_of
+from .fields import Field, Opaque, Rows, cat, has_rows, map_tensors, one_length, split_fields, tensors_of
 from .ragged import Ragged
 from .sparse import Sparse
 
@@ -273,12 +273,7 @@ def _rows_of(fields: Mapping[str, Field]) -> int:
             raise DataError(f"stream {name!r} is a {type(field).__name__}. Give a tensor: torch.as_tensor(...).")
     if not sizes:
         raise DataError("cannot tell how many rows this batch has: no stream has rows. Pass Batch(fields, rows=n).")
-    if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{name!r}: {n}" for name, n in sizes.items())
-        raise DataError(
-            f"the streams of a batch have different lengths ({listed}). Every stream needs one row per sample."
-        )
-    return next(iter(sizes.values()))
+    return one_length(sizes, "the streams of a batch")
 
 
 def _all_even(field: Field, starts: Sequence[int]) -> bool:

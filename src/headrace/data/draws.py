@@ -38,7 +38,7 @@ class Draws:
         epochs = torch.tensor([epoch for epoch, _, _ in pieces]).repeat_interleave(
             torch.tensor([stop - start for _, start, stop in pieces])
         )
-        key = _mix_(torch.tensor([_signed(seed)]))
+        key = _mix_(torch.from_numpy(np.array([seed % 2**64], np.uint64).view(np.int64)))
         return cls(_mix_(_mix_(key + epochs * _GOLDEN) + rows * _GOLDEN))
 
     def __len__(self) -> int:
@@ -105,7 +105,3 @@ def _mix_(z: Tensor) -> Tensor:
 def _shifted(z: Tensor, bits: int) -> Tensor:
     """A logical shift to the right: torch's keeps the sign."""
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
-
-
-def _signed(seed: int) -> int:
-    return int(np.uint64(seed & (2**64 - 1)).astype(np.int64))

@@ -239,7 +239,7 @@ class _Ahead:
         thread.close()
         thread.join(LEAVE_S)
         if thread.is_alive():
-            self._leave(thread)
+            self._wait_or_abandon(thread)
         self._kept += thread.drain()
         return began
 
@@ -264,24 +264,24 @@ class _Ahead:
         if self._reading is not self._source:
             self._source.load_state_dict(self._reading.state_dict() or {})
 
-    def _leave(self, thread: threading.Thread) -> None:
+    def _wait_or_abandon(self, thread: threading.Thread) -> None:
         """A read takes long: it is left where it moves nothing, else waited for."""
         if self._reading is not self._source:
             warnings.warn(
-                f"{_said(self._source)} is still being read {LEAVE_S:g} s after its feed was left. Nobody waits for "
+                f"{_name(self._source)} is still being read {LEAVE_S:g} s after its feed was left. Nobody waits for "
                 "that read: it ends by itself, and moves nothing.",
                 stacklevel=4,
             )
             return
         warnings.warn(
-            f"{_said(self._source)} is still being read {LEAVE_S:g} s after its feed was left. That read is waited for "
+            f"{_name(self._source)} is still being read {LEAVE_S:g} s after its feed was left. That read is waited for "
             f"as it moves the source, but no longer than {GIVE_UP_S:g} s.",
             stacklevel=4,
         )
         thread.join(GIVE_UP_S)
         if thread.is_alive():
             raise SourceError(
-                f"{_said(self._source)} has given no batch for {LEAVE_S + GIVE_UP_S:g} s after its feed was left, and "
+                f"{_name(self._source)} has given no batch for {LEAVE_S + GIVE_UP_S:g} s after its feed was left, and "
                 "nobody knows where it will stand. Make another one; let next_batch give up where it waits for others."
             )
 
@@ -291,7 +291,7 @@ def _is_last(staged: Macrobatch | None, once: bool) -> bool:
     return staged is None or staged.finishes or (once and staged.ends_epoch)
 
 
-def _said(source: Source) -> str:
+def _name(source: Source) -> str:
     """A source as messages name it."""
     return f"{source.title} ({', '.join(stream.name for stream in source.streams)})"
 
@@ -329,10 +329,10 @@ class _StagingThread(threading.Thread):
             except queue.Empty:
                 waiting()
                 if self.closed.is_set():
-                    return SourceError(f"the feed was closed while a batch of {_said(source)} was awaited.")
+                    return SourceError(f"the feed was closed while a batch of {_name(source)} was awaited.")
                 if not alive:
                     return SourceError(
-                        f"the thread that reads {_said(source)} is gone, and a batch was awaited of it. A process that "
+                        f"the thread that reads {_name(source)} is gone, and a batch was awaited of it. A process that "
                         "was forked has no threads of its parent's: make the feed there."
                     )
                 continue

@@ -18,7 +18,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 class Rows(ABC):
-    """Rows that are more than one tensor. `host_offsets` are on the host, so that nobody waits for a device."""
+    """Rows that are more than one tensor. `host_offsets` are on the host, where reading them waits for no device."""
 
     __slots__ = ("host_offsets", "offsets")
 
@@ -69,7 +69,10 @@ class Rows(ABC):
     def cat(cls, parts: Sequence[Self]) -> Self:
         """Several, one after the other."""
         columns = zip(*(part._parts() for part in parts), strict=True)
-        return parts[0]._like([cat(column) for column in columns], *joined_offsets(parts))
+        firsts = [0, *accumulate(int(part.host_offsets[-1]) for part in parts)]
+        shifted = [part.host_offsets[1:] + first for part, first in zip(parts, firsts, strict=False)]
+        host = torch.cat([torch.zeros(1, dtype=torch.int64), *shifted])
+        return parts[0]._like([cat(column) for column in columns], host.to(parts[0].device, non_blocking=True), host)
 
     def tensors(self) -> list[Tensor]:
         """The tensors that it is made of."""
@@ -103,7 +106,7 @@ class Rows(ABC):
 
 @runtime_checkable
 class Opaque(Protocol):
-    """A field of any other kind: a graph batch, say. It travels whole."""
+    """A field of any other kind, such as a batch of graphs; it is never cut or joined."""
 
     def to(self, device: Any) -> Self: ...
 
@@ -133,7 +136,7 @@ def unmasked(array: Any, who: str) -> Any:
 
 
 def signed(tensor: Tensor) -> Tensor:
-    """The same bits by the name of their signed kin: torch moves unsigned integers about by that only."""
+    """The same bits as signed integers: torch gathers and scatters no unsigned ones but bytes."""
     kin = _SIGNED.get(tensor.dtype)
     return tensor if kin is None else tensor.view(kin)
 
@@ -171,7 +174,7 @@ def split_fields(fields: Mapping[str, Any], counts: Sequence[int]) -> list[dict[
 
 
 def tensors_of(field: Any) -> list[Tensor]:
-    """The tensors that a field is made of; none where nobody can tell."""
+    """The tensors that a field is made of; none for an opaque field."""
     if isinstance(field, Tensor):
         return [field]
     return field.tensors() if isinstance(field, Rows) else []
@@ -187,6 +190,14 @@ def map_tensors(field: Any, change: Any) -> Any:
     if isinstance(field, Tensor):
         return change(field)
     return field.map(change) if isinstance(field, Rows) else field
+
+
+def one_length(lengths: Mapping[str, int], what: str = "the streams") -> int:
+    """The number of rows that all of these have; raises if they differ."""
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name!r} has {n}" for name, n in lengths.items())
+        raise DataError(f"{what} have different lengths: {listed} rows. Every stream needs one row per sample.")
+    return next(iter(lengths.values()))
 
 
 # --- offsets ---
@@ -217,14 +228,6 @@ def cut(offsets: Tensor, bounds: Tensor, counts: Sequence[int]) -> tuple[list[in
     if offsets.device == bounds.device:
         return items, host, host
     return items, [offsets[a : b + 1] - first for a, b, first in zip(cuts, cuts[1:], at, strict=False)], host
-
-
-def joined_offsets(parts: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """The offsets of several fields that are laid end to end, on the device and on the host."""
-    firsts = [0, *accumulate(int(part.host_offsets[-1]) for part in parts)]
-    shifted = [part.host_offsets[1:] + first for part, first in zip(parts, firsts, strict=False)]
-    bounds = torch.cat([torch.zeros(1, dtype=torch.int64), *shifted])
-    return bounds.to(parts[0].offsets.device, non_blocking=True), bounds
 
 
 def check_offsets(bounds: Tensor, items: int, who: str, what: str) -> None:

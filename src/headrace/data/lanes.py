@@ -1,13 +1,13 @@
 """Orders in which each of several workers reads whole blocks, and what a table is told of blocks that come up."""
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ConfigError, SourceError
-from .order import Indices, MixOrder, Order
+from .order import Indices, MixOrder, Order, positions_of
 from .source import Table
 
 KINDS = ("blocks", "blocks-only")  # the orders that have blocks in an order of their own
@@ -37,7 +37,7 @@ class Lanes:
             raise ConfigError(f"only an order of shuffled blocks has lanes, got {order.kind!r}.")
         self.order, self.count, self.unit = order, count, unit
         self.n, self.kind, self.seed, self.block, self.mix = order.n, order.kind, order.seed, order.block, order.mix
-        self._held: tuple[int, list[_Phase]] = (-1, [])
+        self._held: tuple[int, Indices, list[_Phase]] | None = None
 
     def __str__(self) -> str:
         """As a cursor has it: "4x32"."""
@@ -45,7 +45,7 @@ class Lanes:
 
     @classmethod
     def parse(cls, text: object, order: Order | MixOrder) -> "Lanes":
-        """The lanes that a cursor tells of."""
+        """Makes the lanes that a cursor names."""
         count, _, unit = str(text).partition("x")
         try:
             return cls(order, int(count), int(unit))
@@ -54,42 +54,45 @@ class Lanes:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """The rows at positions `start` to `stop` of an epoch."""
-        if not 0 <= start <= stop <= self.n:
-            raise ConfigError(f"positions {start} to {stop} are not within an epoch of {self.n} rows.")
-        return self.at(epoch, np.arange(start, stop, dtype=np.int64))
+        return self.at(epoch, positions_of(self.n, start, stop))
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """The rows at these positions of an epoch, wherever they are."""
-        if not len(positions):
-            return positions
-        phases = self._phases(epoch)
-        first, last = (bisect_right(phases, int(p), key=_start) for p in (positions.min(), positions.max()))
-        if first == last:
-            return self.order.at(epoch, phases[first - 1].inner(positions))
-        inner = np.empty_like(positions)
-        for phase in phases[first - 1 : last]:
-            those = (positions >= phase.start) & (positions < phase.stop)
-            inner[those] = phase.inner(positions[those])
-        return self.order.at(epoch, inner)
+        return self.order.at(epoch, self._inner(epoch, positions))
 
     def tracks(self, epoch: int, start: int, stop: int) -> Iterator[Track]:
-        """The runs of rows that positions `start` to `stop` come by; a lane may come up again."""
-        phases = self._phases(epoch) if start < stop else []
-        for phase in phases[bisect_right(phases, start, key=_start) - 1 :]:
-            if phase.start >= stop:
-                return
-            yield from phase.tracks(max(start, phase.start), min(stop, phase.stop))
+        """The runs of rows, one of each lane, that positions `start` to `stop` come by."""
+        inner, cuts = self._inner(epoch, np.arange(start, stop)), self._phases(epoch)[0]
+        owners = np.searchsorted(cuts, inner, side="right") - 1
+        for lane in np.unique(owners).tolist():
+            own = inner[owners == lane]  # one after the other
+            yield lane, int(own[0]), int(own[-1]) + 1, int(cuts[lane + 1])
 
-    def _phases(self, epoch: int) -> "list[_Phase]":
-        known, phases = self._held
-        if known != epoch:
-            phases = list(_phases(self.order.cuts(epoch, self.count), min(self.unit, self.n)))
-            self._held = epoch, phases  # another thread may have put its own there meanwhile
-        return phases
+    def _inner(self, epoch: int, positions: Indices) -> Indices:
+        """Where these positions stand in the order without lanes."""
+        inner = np.empty_like(positions)
+        first, last = (positions.min(), positions.max()) if len(positions) else (0, -1)
+        for phase in self._phases(epoch)[1]:
+            if last < phase.start or phase.stop <= first:
+                continue
+            whole = phase.start <= first and last < phase.stop
+            those: Any = slice(None) if whole else (positions >= phase.start) & (positions < phase.stop)
+            rounds, found = np.divmod(positions[those] - phase.start, phase.period)
+            owners = np.searchsorted(phase.begins, found, side="right") - 1
+            inner[those] = rounds * self.unit + found + phase.moves[owners]
+        return inner
+
+    def _phases(self, epoch: int) -> tuple[Indices, list["_Phase"]]:
+        """The bounds of the lanes, and the phases of an epoch."""
+        held = self._held
+        if held is None or held[0] != epoch:
+            cuts = self.order.cuts(epoch, self.count)
+            held = self._held = epoch, cuts, list(_phases(cuts, min(self.unit, self.n)))
+        return held[1:]  # another thread may have put its own there meanwhile
 
 
 class Ahead:
-    """Tells a table which rows come up: those that are shuffled together now, those after them soon.
+    """Prefetches rows of a table: those that are shuffled together now, those after them soon.
 
     `first`: the epoch that is read first, after which all pages have their places, if one epoch comes by all of them.
     """
@@ -124,61 +127,25 @@ class Ahead:
         self._told[lane] = known, coming
 
 
-class _Phase:
-    """Rounds that are alike: as many rows of each lane in every one."""
+class _Phase(NamedTuple):
+    """Rounds that are alike: as many rows of each lane in every one, up to the round in which a lane ends."""
 
-    def __init__(self, start: int, chunk: int, rounds: int, cuts: Indices, sizes: Indices, unit: int) -> None:
-        """`chunk`: how many rounds were before. `cuts`: the lanes' bounds. `sizes`: the rows of each in a round."""
-        lanes = np.flatnonzero(sizes)  # those that are not used up
-        bounds = np.cumsum(sizes[lanes])
-        self.start, self.unit, self.period = start, unit, int(bounds[-1])
-        self.stop = start + rounds * self.period
-        self._begins = bounds - sizes[lanes]  # of each lane, within a round
-        self._firsts = cuts[lanes] + chunk * unit  # where the first round stands in the order without lanes
-        self._moves = self._firsts - self._begins
-        columns = lanes, self._begins, sizes[lanes], self._firsts, cuts[lanes + 1]
-        self._lanes = list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def inner(self, positions: Indices) -> Indices:
-        """Where these positions stand in the order without lanes."""
-        rounds, found = np.divmod(positions - self.start, self.period)
-        owners = np.searchsorted(self._begins, found, side="right") - 1
-        found += rounds * self.unit
-        found += self._moves[owners]
-        return found
-
-    def tracks(self, start: int, stop: int) -> Iterator[Track]:
-        """The runs of rows, one of each lane, that these positions come by."""
-        (whole, rest), (whole_end, rest_end) = (divmod(at - self.start, self.period) for at in (start, stop))
-        owner = bisect_right(self._lanes, rest, key=_begin) - 1
-        lane, begin, size, first, end = self._lanes[owner]
-        if rest + stop - start <= begin + size:  # as it is for a worker that reads its own lane
-            first += whole * size + rest - begin
-            yield lane, first, first + stop - start, end
-            return
-        for lane, begin, size, first, end in self._lanes:
-            before, after = (
-                n * size + min(max(0, at - begin), size) for n, at in ((whole, rest), (whole_end, rest_end))
-            )
-            if before < after:
-                yield lane, first + before, first + after, end
-
-
-def _begin(lane: tuple[int, ...]) -> int:
-    return lane[1]
-
-
-def _start(phase: _Phase) -> int:
-    return phase.start
+    start: int
+    stop: int
+    period: int
+    """Rows of a round."""
+    begins: Indices
+    """Where each lane that is not used up begins within a round, and how far its rows are moved to stand in order."""
+    moves: Indices
 
 
 def _phases(cuts: Indices, unit: int) -> Iterator[_Phase]:
-    """From a round in which a lane ends to the next such, all rounds are alike."""
-    lengths = np.diff(cuts)
+    lengths, start = np.diff(cuts), 0
     turns = np.unique(np.concatenate([[0], lengths // unit, -(-lengths // unit)])).tolist()
-    start = 0
     for chunk, after in pairwise(turns):
         sizes = np.clip(lengths - chunk * unit, 0, unit)
-        phase = _Phase(start, chunk, after - chunk, cuts, sizes, unit)
-        start = phase.stop
-        yield phase
+        lanes = np.flatnonzero(sizes)
+        bounds = np.cumsum(sizes[lanes])
+        begins, stop = bounds - sizes[lanes], start + (after - chunk) * int(bounds[-1])
+        yield _Phase(start, stop, int(bounds[-1]), begins, cuts[lanes] + chunk * unit - begins)
+        start = stop

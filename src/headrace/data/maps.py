@@ -13,7 +13,7 @@ from .batch import Batch, Stream
 from .draws import Draws
 from .fields import Field, map_tensors, nbytes_of
 from .ragged import Ragged
-from .source import Table
+from .source import UNNAMED, Categories, Table
 from .views import Wrapper, blocks_of, digest, name_of
 
 Change = Callable[..., Mapping[str, Field]]
@@ -28,23 +28,15 @@ class Changed(Wrapper):
         super().__init__(table)
         self.change = change
 
+    streams: Sequence[Stream] = ()
+    categories: Categories = UNNAMED
+    row_bytes = 0.0
+
     def learn(self, first: Batch) -> None:
         """Learns the streams from rows that have been changed."""
-        self._streams = tuple(first.streams)
-        self._row_bytes = nbytes_of(first.fields) / max(1, first.rows)
-
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._streams
-
-    @property
-    def row_bytes(self) -> float:
-        return self._row_bytes
-
-    @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
-        left = {stream.name for stream in self._streams}
-        return {name: strings for name, strings in self.table.categories.items() if name in left}
+        self.streams = tuple(first.streams)
+        self.row_bytes = nbytes_of(first.fields) / max(1, first.rows)
+        self.categories = {name: strings for name, strings in self.table.categories.items() if name in first.fields}
 
     def fingerprint(self) -> str:
         return digest("map", self.table.fingerprint(), name_of(self.change))
@@ -73,8 +65,7 @@ class Mapped(Changed):
             self._lengths[stream] = torch.cat([field.host_offsets.diff() for field in blocks])
         return self._lengths[stream]
 
-    def resident(self, device: torch.device) -> bool:
-        return False
+    resident = Table.resident
 
 
 class Augmented(Changed):
@@ -132,7 +123,7 @@ def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
 
 
 def owned(batch: Batch) -> Batch:
-    """A batch whose tensors nobody else has, so that a function may change them in place."""
+    """A copy of a batch, so that a function may change its tensors in place."""
     return Batch({name: map_tensors(field, torch.clone) for name, field in batch.fields.items()}, batch.rows)
 
 

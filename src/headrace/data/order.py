@@ -37,7 +37,7 @@ class Permutation:
         if not 0 < n < 2**62:
             raise ConfigError(f"a permutation needs 1 to 2**62 - 1 elements, got {n}.")
         self.n = n
-        a = _ceil_sqrt(n)
+        a = isqrt(n - 1) + 1  # the root, rounded up
         self._radix = np.uint64(a), np.uint64(-(-n // a))
         words = np.frombuffer(_digest(n, *key), dtype="<u4").astype(np.uint32)
         self._adds = words[:ROUNDS].astype(np.uint64)
@@ -70,9 +70,8 @@ class Permutation:
             shift = self._round(halves[1 - k % 2], k, tweak, scratch)
             half, radix = halves[k % 2], self._radix[k % 2]
             half += shift
-            np.minimum(
-                half, np.subtract(half, radix, out=shift), out=half
-            )  # unsigned: below the radix it wraps to huge
+            lower = np.subtract(half, radix, out=shift)  # unsigned: below the radix it wraps to huge
+            np.minimum(half, lower, out=half)
         return self._whole(halves)
 
     def _backward(self, x: Any, tweak: Any) -> Any:
@@ -141,9 +140,7 @@ class Order:
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
         """The rows at positions `start` to `stop` of an epoch."""
-        if not 0 <= start <= stop <= self.n:
-            raise ConfigError(f"positions {start} to {stop} are not within an epoch of {self.n} rows.")
-        return self.at(epoch, np.arange(start, stop, dtype=np.int64))
+        return self.at(epoch, positions_of(self.n, start, stop))
 
     def at(self, epoch: int, positions: Indices) -> Indices:
         """The rows at these positions of an epoch, wherever they are."""
@@ -176,7 +173,7 @@ class Order:
             return self.n
         slot = self._permutations(epoch)[3]
         after = (self._slot(position, slot) // self.mix + 1) * self.mix
-        return min(self.n, after * self.block - (self._missing if after > slot else 0))
+        return self._end(after, slot)
 
     def cuts(self, epoch: int, parts: int) -> Indices:
         """The bounds of so many parts of an epoch, each of as many blocks; those shuffled together stay so.
@@ -184,9 +181,11 @@ class Order:
         Of an order of blocks: the others have nothing that stays together.
         """
         slot, groups = self._permutations(epoch)[3], -(-(self._tail + 1) // self.mix)
-        slots = [part * groups // parts * self.mix for part in range(parts + 1)]
-        ends = [min(self.n, after * self.block - (self._missing if after > slot else 0)) for after in slots]
-        return np.array(ends, dtype=np.int64)
+        return np.array([self._end(part * groups // parts * self.mix, slot) for part in range(parts + 1)], np.int64)
+
+    def _end(self, after: int, slot: int) -> int:
+        """The position at which so many slots end, where the short block stands in `slot`."""
+        return min(self.n, after * self.block - (self._missing if after > slot else 0))
 
     def _slot(self, position: int, slot: int) -> int:
         """The slot of a position, where the short block stands in `slot`."""
@@ -307,6 +306,13 @@ class MixOrder:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
+def positions_of(n: int, start: int, stop: int) -> Indices:
+    """The positions `start` to `stop` of an epoch of `n` rows."""
+    if not 0 <= start <= stop <= n:
+        raise ConfigError(f"positions {start} to {stop} are not within an epoch of {n} rows.")
+    return np.arange(start, stop, dtype=np.int64)
+
+
 def _mix(ids: Indices) -> Any:
     """A 64-bit hash of block numbers (the finaliser of splitmix64), so that blocks get unlike tweaks."""
     z = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
@@ -318,10 +324,6 @@ def _mix(ids: Indices) -> Any:
 def _digest(*key: object) -> bytes:
     text = "\x1f".join(str(part) for part in key)
     return hashlib.blake2b(text.encode(), digest_size=8 * ROUNDS).digest()
-
-
-def _ceil_sqrt(n: int) -> int:
-    return isqrt(n - 1) + 1
 
 
 def _shares(weights: Sequence[float]) -> list[int]:

@@ -8,12 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .fields import (
-    Rows,
-    check_offsets,
-    signed,
-    unmasked,
-)
+from .fields import Rows, check_offsets, signed, unmasked
 from .sparse import Sparse
 
 

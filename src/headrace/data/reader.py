@@ -1,12 +1,10 @@
 """Sources that the library makes: a table read in an order, and another source cut into epochs of a given length."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from ..errors import ConfigError, DataError, SourceError
 from ..length import whole
@@ -14,7 +12,7 @@ from .batch import Batch, Macrobatch, State, Stream
 from .lanes import KINDS, Lanes
 from .order import MixOrder, Order
 from .reading import BY_BLOCKS, Reading
-from .source import WHOLE, Shard, Source, Table, check_fixed, check_names
+from .source import WHOLE, Categories, Shard, Source, Table, check_fixed, check_names, forwarded
 
 
 class Reader(Source):
@@ -79,19 +77,15 @@ class Reader(Source):
     position: int
     """Rows read since the beginning of the first epoch."""
 
-    @property
-    def table(self) -> Table:
-        return self.reading.table
-
-    @property
-    def order(self) -> Order | MixOrder | Lanes:
-        """The order in which rows are read."""
-        return self.reading.order
-
-    @property
-    def end(self) -> int | None:
-        """The position at which it is finished, if it ever is."""
-        return self.reading.end
+    table: Table = forwarded("reading.table")
+    order: Order | MixOrder | Lanes = forwarded("reading.order")
+    """The order in which rows are read."""
+    end: int | None = forwarded("reading.end")
+    """The position at which it is finished, if it ever is."""
+    streams: Sequence[Stream] = forwarded("table.streams")
+    row_bytes: float = forwarded("table.row_bytes")
+    resident = forwarded("table.resident")
+    batches = forwarded("reading.batches")
 
     @property
     def epoch(self) -> int:
@@ -103,7 +97,7 @@ class Reader(Source):
         check_names(table.streams)
         check_fixed(table.streams)
         found = copy.copy(self)
-        found._go_on(replace(self.reading, table=table), 0)
+        found._move_to(replace(self.reading, table=table), 0)
         return found
 
     def in_lanes(self, count: int, unit: int) -> None:
@@ -116,14 +110,10 @@ class Reader(Source):
         plain = self.reading.plain
         if self.sized_by == "rows" and plain.kind in KINDS and self.position % plain.n == 0:
             lanes = None if count == 1 else Lanes(plain, count, unit)
-            self._go_on(replace(self.reading, lanes=lanes), self.position)
+            self._move_to(replace(self.reading, lanes=lanes), self.position)
 
     @property
-    def streams(self) -> Sequence[Stream]:
-        return self.table.streams
-
-    @property
-    def read_by(self) -> Mapping[str, Sequence[str]]:
+    def read_by(self) -> Categories:
         return {stream.name: () for stream in self.streams} | dict(self.table.read_by)
 
     @property
@@ -135,10 +125,6 @@ class Reader(Source):
         return "exactly, after any batch, with any number of workers"
 
     @property
-    def row_bytes(self) -> float:
-        return self.table.row_bytes
-
-    @property
     def item_bytes(self) -> float:
         return self.row_bytes * self.reading.rows_per_item
 
@@ -146,12 +132,6 @@ class Reader(Source):
     def epoch_rows(self) -> int:
         """How many rows an epoch has; fewer than the table where it is finished before its end."""
         return self.reading.epoch_end(0)
-
-    def batches(self, size: int) -> int | None:
-        return self.reading.batches(size)
-
-    def resident(self, device: torch.device) -> bool:
-        return self.table.resident(device)
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         macrobatch = self.next_macrobatch(size, size, shard)
@@ -169,10 +149,10 @@ class Reader(Source):
         return copy.copy(self)  # of what they share nothing depends on where one of them stands
 
     def load_state_dict(self, state: State) -> None:
-        self._go_on(*self.reading.position(state))
+        self._move_to(*self.reading.position(state))
 
-    def _go_on(self, reading: Reading, position: int) -> None:
-        """Goes on from a position, and tells the table anew which rows come up."""
+    def _move_to(self, reading: Reading, position: int) -> None:
+        """Moves to a position of a reading, and starts prefetching from there."""
         self.reading, self.position, self.ahead = reading, position, reading.ahead(position)
 
 
@@ -183,9 +163,16 @@ class SourceWrapper(Source):
         self._source = source
         self.take_over(source, **others)
 
+    streams: Sequence[Stream] = forwarded("_source.streams")
+    title: str = forwarded("_source.title")
+    read_by: Categories | None = forwarded("_source.read_by")
+    row_bytes: float = forwarded("_source.row_bytes")
+    item_bytes: float = forwarded("_source.item_bytes")
+    resident = forwarded("_source.resident")
+
     @property
-    def streams(self) -> Sequence[Stream]:
-        return self._source.streams
+    def level(self) -> str:
+        return self._source.level
 
     @property
     def waiting(self) -> Callable[[], None]:
@@ -195,29 +182,6 @@ class SourceWrapper(Source):
     @waiting.setter
     def waiting(self, call: Callable[[], None]) -> None:
         self._source.waiting = call
-
-    @property
-    def title(self) -> str:
-        return self._source.title
-
-    @property
-    def read_by(self) -> Mapping[str, Sequence[str]] | None:
-        return self._source.read_by
-
-    @property
-    def level(self) -> str:
-        return self._source.level
-
-    @property
-    def row_bytes(self) -> float:
-        return self._source.row_bytes
-
-    @property
-    def item_bytes(self) -> float:
-        return self._source.item_bytes
-
-    def resident(self, device: torch.device) -> bool:
-        return self._source.resident(device)
 
 
 class Epochs(SourceWrapper):

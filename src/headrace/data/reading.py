@@ -72,7 +72,7 @@ class Reading:
         return found
 
     def ahead(self, position: int) -> Ahead | None:
-        """What tells the table which rows come up from here on, if that is worth its while."""
+        """Tells the table which rows come up from here on; `None` if prefetching would not pay."""
         together = self.plain.block * self.plain.mix * self.table.row_bytes
         if self.table.block is None or together < WORTH_BYTES or self.plain.kind not in BY_BLOCKS:
             return None
@@ -81,7 +81,7 @@ class Reading:
     # --- cursors ---
 
     def cursor(self, at: int) -> State:
-        """What says where a reading stands: a few integers and names."""
+        """The cursor of a position: a few integers and names."""
         order, (epoch, position) = self.plain, divmod(at, self.plain.n)
         cursor: Cursor = {
             "version": VERSION,
@@ -101,7 +101,7 @@ class Reading:
         return dict(cursor)
 
     def position(self, cursor: State) -> tuple["Reading", int]:
-        """The position that a cursor tells, and this reading in the lanes that it tells of."""
+        """The position of a cursor, and this reading in the lanes of that cursor."""
         expected = self.cursor(0)
         if missing := [key for key in expected if key not in cursor and key != "lanes"]:
             raise SourceError(f"this is not the cursor of a Reader: it lacks {', '.join(missing)}.")

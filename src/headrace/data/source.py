@@ -10,6 +10,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import torch
@@ -39,12 +41,15 @@ class Shard:
         return rows * self.index // self.count, rows * (self.index + 1) // self.count
 
 
+Categories = Mapping[str, Sequence[str]]
+"""For each stream that holds strings, what its codes 0, 1, … stand for."""
+UNNAMED: Categories = MappingProxyType({})
 WHOLE = Shard()
 SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess can be made
 
 
 class Cursor(TypedDict):
-    """Where a Reader stands: a few integers, the same on every worker."""
+    """The position of a Reader: a few integers, the same on every worker."""
 
     version: int
     seed: int
@@ -113,7 +118,7 @@ class Source(ABC):
         raise SourceError(f"{type(self).__name__} cannot be resumed: it has no load_state_dict.")
 
     def take_over(self, source: "Source", **others: Any) -> None:
-        """Has everything that another source says of itself, but for what is given here: for one made of another."""
+        """Copies the attributes of another source (`shards`, `endless`, …); keywords give other values."""
         for name in _TRAITS:
             setattr(self, name, others.get(name, getattr(source, name)))
 
@@ -122,7 +127,7 @@ class Source(ABC):
         return self
 
     @property
-    def read_by(self) -> Mapping[str, Sequence[str]] | None:
+    def read_by(self) -> Categories | None:
         """For each stream the strings that its numbers stand for, none where it held numbers; `None` if unknown."""
         return None
 
@@ -188,7 +193,7 @@ class Source(ABC):
         elif shard.count > 1:
             self.compare_batch(batch)
         cursor = copy.deepcopy(self.state_dict() if batch.cursor is None else batch.cursor)
-        return _part(batch, WHOLE if self.shards else shard, cursor)
+        return part_of(batch, WHOLE if self.shards else shard, cursor)
 
     def _check_total(self, batch: Batch, shard: Shard) -> None:
         """Raises unless a shard's part of a batch tells how large the whole is: workers are weighed by that."""
@@ -199,6 +204,11 @@ class Source(ABC):
             f"{type(self).__name__} declares shards = True, and gave shard {shard.index} of {shard.count} {batch.rows} "
             f"rows {said}. Say how many rows the whole batch has, of all shards: hr.Batch(fields, total=...)."
         )
+
+
+def forwarded(path: str) -> Any:
+    """An attribute that is another object's, as "table.streams" is the table's: for what is made of that."""
+    return property(attrgetter(path))
 
 
 _TRAITS = [name for name, said in vars(Source).items() if isinstance(said, bool | str) and name[0] != "_"]
@@ -264,12 +274,12 @@ class Table(ABC):
         return stream
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
+    def categories(self) -> Categories:
         """What the numbers of a stream stand for, where it was strings."""
         return {}
 
     @property
-    def read_by(self) -> Mapping[str, Sequence[str]]:
+    def read_by(self) -> Categories:
         """The categories by which it was read, also those of streams that a map has made others of."""
         return self.categories
 
@@ -337,7 +347,7 @@ def check_batch(
 
 
 def _item_bytes(stream: Stream) -> float:
-    """About how many bytes an item takes; of a sparse one a guess, as nobody has counted its numbers."""
+    """About how many bytes an item takes; a guess for a sparse one."""
     if stream.layout == "sparse":
         return SOME
     return math.prod(SOME if size == ANY else size for size in stream.shape) * torch_dtype(stream.dtype).itemsize
@@ -361,7 +371,7 @@ def check_fixed(streams: Sequence[Stream]) -> None:
         )
 
 
-def _part(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
+def part_of(batch: Batch, shard: Shard, cursor: State | None) -> Batch:
     """A shard's part of a batch that was read whole."""
     start, stop = shard.of(batch.rows)
     if stop - start == batch.rows:  # a batch of its own: the source may give the same one again

@@ -1,7 +1,7 @@
 """Tables made of tables: one after the other, side by side, a part of one, or moved to a device."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,9 +12,8 @@ from torch import Tensor
 from ..errors import ConfigError, DataError
 from .arrays import ArrayTable
 from .batch import Batch, Stream
-from .draws import Draws
-from .fields import Field, cat, take
-from .source import Table
+from .fields import cat, take
+from .source import Categories, Table, forwarded
 
 BLOCK = 65536  # rows looked at together where a whole table is read once
 NEAR = 4  # rows that are chosen from no more than so many times their number lie together
@@ -53,9 +52,9 @@ class Concat(_Joined):
         self._first = first
         self._bounds = np.array([0, *accumulate(map(len, tables))])
 
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._first.streams
+    streams: Sequence[Stream] = forwarded("_first.streams")
+    categories: Categories = forwarded("_first.categories")
+    read_by: Categories = forwarded("_first.read_by")
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
@@ -91,14 +90,6 @@ class Concat(_Joined):
             self.tables[k].prefetch(a, b, now=now)
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
-        return self._first.categories
-
-    @property
-    def read_by(self) -> Mapping[str, Sequence[str]]:
-        return self._first.read_by
-
-    @property
     def row_bytes(self) -> float:
         return sum(table.row_bytes * len(table) for table in self.tables) / max(1, len(self))
 
@@ -123,60 +114,35 @@ class Wrapper(Table):
         self.table = table
         self.block, self.augments = table.block, table.augments
 
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self.table.streams
+    streams: Sequence[Stream] = forwarded("table.streams")
+    categories: Categories = forwarded("table.categories")
+    aliases: bool = forwarded("table.aliases")
+    row_bytes: float = forwarded("table.row_bytes")
+    take = forwarded("table.take")
+    rows = forwarded("table.rows")
+    lengths = forwarded("table.lengths")
+    prefetch = forwarded("table.prefetch")
+    augment = forwarded("table.augment")
+    resident = forwarded("table.resident")
+    fingerprint = forwarded("table.fingerprint")
+    changed_files = forwarded("table.changed_files")
 
     def __len__(self) -> int:
         return len(self.table)
 
-    def take(self, indices: Tensor) -> Batch:
-        return self.table.take(indices)
-
-    def rows(self, start: int, stop: int) -> Batch:
-        return self.table.rows(start, stop)
-
-    def lengths(self, stream: str) -> Tensor:
-        return self.table.lengths(stream)
-
-    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        self.table.prefetch(start, stop, now=now)
-
-    def augment(self, fields: Mapping[str, Field], draws: Draws) -> Mapping[str, Field]:
-        return self.table.augment(fields, draws)
-
     @property
-    def aliases(self) -> bool:
-        return self.table.aliases
-
-    def resident(self, device: torch.device) -> bool:
-        return self.table.resident(device)
-
-    @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
-        return self.table.categories
-
-    @property
-    def read_by(self) -> Mapping[str, Sequence[str]]:
+    def read_by(self) -> Categories:
         return {**self.table.read_by, **self.categories}
-
-    @property
-    def row_bytes(self) -> float:
-        return self.table.row_bytes
-
-    def fingerprint(self) -> str:
-        return self.table.fingerprint()
-
-    def changed_files(self, fingerprint: str) -> list[str]:
-        return self.table.changed_files(fingerprint)
 
 
 class View(Wrapper):
     """Some rows of a table: those at these numbers, in this order. A `range` of them are rows as they are stored."""
 
+    aliases = False
+
     def __init__(self, table: Table, numbers: Tensor | range) -> None:
         super().__init__(table)
-        self.numbers = numbers
+        self.numbers, self.aliases = numbers, isinstance(numbers, range) and table.aliases
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -202,10 +168,6 @@ class View(Wrapper):
             if last - first <= NEAR * len(run):  # a few rows from all over are no run
                 self.table.prefetch(first, last, now=now)
 
-    @property
-    def aliases(self) -> bool:
-        return isinstance(self.numbers, range) and self.table.aliases
-
     def fingerprint(self) -> str:
         run = self.numbers
         said = [run.start, run.stop] if isinstance(run, range) else [run.numpy().tobytes()]
@@ -214,6 +176,8 @@ class View(Wrapper):
 
 class Zipped(_Joined):
     """Tables side by side: row i has the streams of row i of each."""
+
+    streams: Sequence[Stream] = ()
 
     def __init__(self, tables: Sequence[Table]) -> None:
         lengths = [len(table) for table in tables]
@@ -233,10 +197,7 @@ class Zipped(_Joined):
                     )
                 owner[stream.name] = k
         super().__init__(tables, "zip")
-
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return [stream for table in self.tables for stream in table.streams]
+        self.streams = [stream for table in tables for stream in table.streams]
 
     def __len__(self) -> int:
         return len(self.tables[0])
@@ -256,11 +217,11 @@ class Zipped(_Joined):
             table.prefetch(start, stop, now=now)
 
     @property
-    def categories(self) -> Mapping[str, Sequence[str]]:
+    def categories(self) -> Categories:
         return {name: strings for table in self.tables for name, strings in table.categories.items()}
 
     @property
-    def read_by(self) -> Mapping[str, Sequence[str]]:
+    def read_by(self) -> Categories:
         return {name: strings for table in self.tables for name, strings in table.read_by.items()}
 
     @property
@@ -283,18 +244,10 @@ class OnDevice(Wrapper):
         super().__init__(whole.to(device))
         self.block, self._origin = table.block, table
 
-    def prefetch(self, start: int, stop: int, *, now: bool = True) -> None:
-        pass
-
-    @property
-    def read_by(self) -> Mapping[str, Sequence[str]]:
-        return self._origin.read_by
-
-    def fingerprint(self) -> str:
-        return self._origin.fingerprint()
-
-    def changed_files(self, fingerprint: str) -> list[str]:
-        return self._origin.changed_files(fingerprint)
+    prefetch = Table.prefetch
+    read_by: Categories = forwarded("_origin.read_by")
+    fingerprint = forwarded("_origin.fingerprint")
+    changed_files = forwarded("_origin.changed_files")
 
 
 def blocks_of(table: Table) -> Iterator[Batch]:

@@ -21,7 +21,7 @@ _MYSELF = 0  # the calling thread, to the system
 
 
 class Baton:
-    """The baton and the clocks.
+    """Decides which virtual worker runs, by the workers' clocks.
 
     Whoever has the baton runs, alone. It gives it up to wait until a time (`until`), or for others (`park`, until one
     of them calls `due`); then the worker with the smallest (time, number) gets it. The lock of a thread is no more
@@ -83,7 +83,7 @@ class Baton:
             self._generators.give_back()
 
     def until(self, worker: int, time: float) -> None:
-        """Waits, while whoever is due before goes on."""
+        """Waits until a time on this worker's clock, while workers that are due before run."""
         self.now[worker] = max(self.now[worker], time)
         if self._urgent or (self._heap and self._heap[0] < (time, worker)):
             self.due(worker, time)
@@ -148,7 +148,7 @@ class Baton:
         self._hand_to(worker, 0 if following is None else following)
 
     def _pass_on(self, worker: int) -> None:
-        """Gives the baton to whoever is due, and returns once it is back."""
+        """Gives the baton to the worker that is due, and returns once it is back."""
         try:
             following = self._next()
             if following != worker:
@@ -224,7 +224,7 @@ class Baton:
 
 
 class Cores:
-    """Linux wakes a thread on an idle core if there is one, and each turn would begin with a cold cache.
+    """Keeps the thread that runs next on the core that is warm: Linux would wake it on an idle one.
 
     So whoever waits may only run where the one runs that wakes it up. As long as it runs it is free: threads and
     processes that it starts inherit nothing, and the system may move it, and then all that follow.
@@ -243,7 +243,7 @@ class Cores:
             self._threads[worker], self._allowed[worker] = threading.get_native_id(), _mask(os.sched_getaffinity(0))
 
     def leave(self, worker: int) -> None:
-        """This thread is nobody's from now on: whoever still hands over to the worker leaves it alone."""
+        """Forgets the worker's thread: it is no longer moved."""
         self._threads[worker] = _MYSELF
         self.go_on(worker)
 
@@ -266,7 +266,7 @@ class Cores:
 
 
 def _system() -> Any:
-    """The system's calls; `None` where they are not there, or there is one core alone."""
+    """The C library's scheduling calls; `None` where there are none, or only one core."""
     if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2:
         return None
     library = ctypes.PyDLL(None)  # keeps the interpreter's lock: these calls take a microsecond

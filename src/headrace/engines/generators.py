@@ -102,7 +102,7 @@ class _Snapshot(NamedTuple):
 
 
 def _settings() -> tuple[Any, ...]:
-    """Of the process: whoever changes them for a while, changes them for all."""
+    """Settings that a process has only once."""
     module: Any = warnings
     return (
         torch.get_default_dtype(),

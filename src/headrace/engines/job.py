@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(slots=True)
 class Result:
-    """What worker 0 has to give to the caller."""
+    """What a launch returns: the value of worker 0's call, and the weights of the caller's models."""
 
     value: Any
     weights: list[dict[str, Tensor]]
@@ -58,7 +58,7 @@ def take_back(main: Callable[..., Any], arguments: Sequence[Any], weights: Seque
 
 
 def own(main: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function and its arguments for one more worker in the same process: copies that nobody else changes."""
+    """Copies of the function and its arguments, for one more worker in the same process."""
     copied: tuple[Callable[..., Any], tuple[Any, ...]] = copy.deepcopy((main, tuple(arguments)))
     return copied
 

@@ -66,7 +66,7 @@ def launch(
 
 
 def _check(job: Job, engine: str) -> None:
-    """Everything that can be known before anything starts."""
+    """Raises on whatever is wrong and can be known before anything starts."""
     if not callable(job.main):
         raise ConfigError(f"launch calls a function in every worker, got {job.main!r}.")
     if engine not in _ENGINES:

@@ -1,30 +1,180 @@
-"""The engine of virtual workers: all run in this process, one at a time."""
+"""The engine of virtual workers, which run in this process, one at a time, in virtual time."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
-from ..data.source import Source
+from ..data.source import Shard, Source
 from ..errors import ConfigError, WorkerError
 from ..watch.callback import Callback
-from ..workers.here import speaking_as
+from ..workers.center import Center, NothingYet, Push, Reply
+from ..workers.center_state import CenterState
+from ..workers.comm import Comm, Op, Pending
+from ..workers.here import use_comm
 from ..workers.strategy import Strategy
 from .job import Job, Result, models_of, own, work
-from .network import Network
-from .sim import SimComm
+from .network import Collective, Network, Packed
 from .virtual_cluster import VirtualCluster
+
+
+class SimComm(Comm):
+    """The communicator of a virtual worker."""
+
+    def __init__(self, cluster: VirtualCluster, worker: int) -> None:
+        self.cluster, self._worker = cluster, worker
+        self.shard = Shard(worker, cluster.count)
+        self._center: SimCenter | None = None
+
+    @property
+    def center(self) -> Center:
+        self._center = self._center or SimCenter(self.cluster, self._worker)
+        return self._center
+
+    def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
+        self.start(vector, op).wait()
+
+    def start(self, vector: Tensor, op: Op = "sum") -> Pending:
+        return self._begin(op, vector)
+
+    def broadcast(self, vector: Tensor) -> None:
+        self._begin("broadcast", vector).wait()
+
+    def gather(self, value: Any) -> list[Any] | None:
+        found: list[Any] | None = self._exchange("gather", Packed.of(value))
+        return found
+
+    def all_gather(self, value: Any) -> list[Any]:
+        found: list[Any] = self._exchange("all_gather", Packed.of(value))
+        return found
+
+    def share(self, value: Any = None) -> Any:
+        return self._exchange("share", Packed.of(value) if self.leader else None)
+
+    def hand_out(self, values: Sequence[Any] | None = None) -> Any:
+        if self.leader and (values is None or len(values) != self.count):
+            got = "none" if values is None else len(values)
+            raise ConfigError(f"worker 0 hands out one value for each of the {self.count} workers, got {got}.")
+        return self._exchange("hand_out", [Packed.of(value) for value in values or ()])
+
+    def worked(self, rows: int) -> None:
+        self.cluster.worked(self._worker, rows)
+
+    def now(self) -> float:
+        return self.cluster.baton.now[self._worker]
+
+    def at(self, step: int, doing: str) -> None:
+        self.cluster.at(self._worker, step, doing)
+
+    def report_error(self, error: BaseException) -> None:
+        self.cluster.report_error(self._worker, error)
+
+    def _begin(self, kind: str, vector: Tensor) -> "_SimReduction":
+        like = (vector.shape, vector.dtype, vector.device)
+        return _SimReduction(self.cluster, self._worker, self.cluster.begin(self._worker, kind, like, vector.detach()))
+
+    def _exchange(self, kind: str, packed: Any) -> Any:
+        return self.cluster.wait(self._worker, self.cluster.begin(self._worker, kind, (), packed))
+
+
+class _SimReduction:
+    """A reduction that others have still to join, or that takes its time."""
+
+    def __init__(self, cluster: VirtualCluster, worker: int, collective: Collective) -> None:
+        self._cluster, self._worker, self._collective = cluster, worker, collective
+
+    def wait(self) -> None:
+        self._cluster.wait(self._worker, self._collective)
+
+
+class SimCenter(Center):
+    """The client of a virtual center. Each call is a message and a reply, which share the center's link with others."""
+
+    def __init__(self, cluster: VirtualCluster, worker: int) -> None:
+        super().__init__(worker)
+        cluster.held = cluster.held or CenterState(
+            timeout_s=inf
+        )  # who is dead is known, and nobody else is ever silent
+        self._held: CenterState = cluster.held
+        self._cluster = cluster
+        self._seen = 0
+
+    def call(self, name: str, *given: Any) -> Any:
+        cluster, worker = self._cluster, self.worker
+        if name == "state_dict":  # at no time: who saves changes nothing of what comes
+            return _own(self._held.state_dict())
+        changes = name in ("join", "exchange", "ask_to_stop", "load_state_dict")
+        if name == "join":
+            cluster.centers[worker] = partial(self._held.leave, worker)
+        elif name == "leave":
+            known = self._held.status(0.0)["workers"].get(worker)
+            changes = bool(known and known["inside"])
+        found = self._send(lambda now: self._held.serve(worker, now, name, *given), _size(given), changes)
+        if name == "leave" or (name == "join" and found is None):
+            cluster.centers.pop(worker, None)
+        return found
+
+    def wait(self, why: NothingYet) -> None:
+        self._cluster.wait_for_change(self.worker, self._seen)
+
+    def _send(self, serve: Callable[[float], Any], sent: int, changes: bool) -> Any:
+        """Sends so many bytes, is served when they have come, and gets a reply; without tensors it skips the link."""
+        cluster, worker = self._cluster, self.worker
+        begun, latency = cluster.baton.now[worker], cluster.network.latency_s
+        cluster.check(worker)
+        cluster.until(worker, begun + latency)
+        if sent:
+            cluster.until(worker, cluster.inward.through(begun + latency, sent))
+        now = cluster.baton.now[worker]
+        found = _own(serve(now))
+        if changes and not isinstance(found, NothingYet):
+            cluster.changed(now)
+        self._seen = cluster.changes
+        back = _size(found)
+        done = (cluster.outward.through(now, back) if back else now) + latency
+        cluster.accounts[worker].sent_bytes += sent
+        cluster.accounts[worker].communicating_s += done - begun
+        cluster.go_on(worker, done)
+        return found
+
+
+def _own(found: Any) -> Any:
+    """What a worker gets is a copy: others go on changing the center."""
+    if isinstance(found, Tensor):
+        return found.clone()
+    if isinstance(found, Reply):
+        return replace(found, vectors=_own(found.vectors))
+    if isinstance(found, Mapping):
+        return {name: _own(value) for name, value in found.items()}
+    return found
+
+
+def _size(value: Any) -> int:
+    """Bytes of the tensors in it."""
+    if isinstance(value, Tensor):
+        return int(value.nbytes)
+    if isinstance(value, Reply):
+        return _size(value.vectors)
+    if isinstance(value, Push):
+        return _size(value.vectors) + _size(value.exact)
+    if isinstance(value, Mapping):
+        return sum(map(_size, value.values()))
+    return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
 
 
 def run(job: Job) -> Result:
     """Runs the job's workers to their end; if all were lost, again, as often as it allows."""
     _must_be_copied(job.main)
-    world = VirtualCluster(job.workers, job.network or Network(), job.timeout_s)
+    cluster = VirtualCluster(job.workers, job.network or Network(), job.timeout_s)
 
     def live(worker: int) -> Result:
-        with speaking_as(SimComm(world, worker)):
+        with use_comm(SimComm(cluster, worker)):
             try:
                 main, arguments = own(job.main, job.arguments)
             except Exception as error:
@@ -36,12 +186,12 @@ def run(job: Job) -> Result:
 
     for restarts_left in range(job.restarts, -1, -1):
         try:
-            result: Result = world.run(live)[0]
+            result: Result = cluster.run(live)[0]
             return result
         except WorkerError:
-            if not world.lost or not restarts_left or world.timing.restart_s is None:
+            if not cluster.lost or not restarts_left or cluster.network.restart_s is None:
                 raise
-            world.restart()
+            cluster.restart()
     raise AssertionError
 
 

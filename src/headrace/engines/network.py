@@ -1,15 +1,20 @@
-"""`Network`: describes a virtual cluster by its links, its workers' speeds, stragglers and failures."""
+"""`Network` describes a virtual cluster; its collective calls, and how long they and the computing take."""
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from math import isfinite
+from math import ceil, isfinite, log2
 from numbers import Real
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..errors import ConfigError, unknown
+from ..store.codec import Tensors, decode, encode
 
 _AMOUNT = r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-zµ]+?)(?:/s)?\s*"
 _BYTES = {"bit": 0.125, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}
@@ -72,7 +77,7 @@ class Network:
         return sorted(time for who, time in self._failures if who == worker)
 
     def check(self, workers: int) -> None:
-        """That what is said of workers is said of those that there are."""
+        """Raises unless settings of single workers name workers that exist."""
         if not isinstance(self.speeds, Mapping) and len(self.speeds) not in (0, workers):
             raise ConfigError(
                 f"speeds= has one factor for each of the {workers} workers, got {len(self.speeds)}.", argument="speeds"
@@ -157,3 +162,176 @@ def _worker(value: Any, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ConfigError(f"{what}= names workers by their numbers, 0 or more, got {value!r}.", argument=what)
     return value
+
+
+Cost = tuple[float, Sequence[float]]
+
+
+def all_reduce_cost(count: int, size: int, network: Network) -> tuple[float, list[float]]:
+    """An all-reduce of so many bytes: each worker sends each of W parts twice around but to itself.
+
+    Seconds, and the bytes that each worker sends.
+    """
+    sent = 2 * (count - 1) / count * size
+    return sent / network.bytes_per_s + 2 * (count - 1) * network.latency_s, [sent] * count
+
+
+def broadcast_cost(count: int, size: int, network: Network) -> tuple[float, list[float]]:
+    """A broadcast: everybody passes on what it gets as it gets it, in a tree of messages."""
+    hops = ceil(log2(count)) if count > 1 else 0
+    seconds = size / network.bytes_per_s * (count > 1) + hops * network.latency_s
+    return seconds, [float(size)] * (count - 1) + [0.0]
+
+
+def gather_cost(sizes: list[int], network: Network) -> tuple[float, list[float]]:
+    """A gather: all others send to worker 0, which gets them through its one link."""
+    sent = [0.0, *map(float, sizes[1:])]
+    return _at_one(sent, network), sent
+
+
+def scatter_cost(sizes: list[int], network: Network) -> tuple[float, list[float]]:
+    """What worker 0 hands out goes through its one link."""
+    sent = float(sum(sizes[1:]))
+    return _at_one([0.0, *map(float, sizes[1:])], network), [sent] + [0.0] * (len(sizes) - 1)
+
+
+def all_gather_cost(sizes: list[int], network: Network) -> tuple[float, list[float]]:
+    """An all-gather: everything passes everybody, around a ring."""
+    total, count = sum(sizes), len(sizes)
+    sent = [float(total - sizes[(worker + 1) % count]) for worker in range(count)]
+    return max(sent) / network.bytes_per_s + (count - 1) * network.latency_s, sent
+
+
+def _at_one(sizes: list[float], network: Network) -> float:
+    return sum(sizes) / network.bytes_per_s + (network.latency_s if len(sizes) > 1 else 0.0)
+
+
+@dataclass(slots=True)
+class WorkerTimes:
+    """How a worker has spent its virtual time, and how many bytes it has sent."""
+
+    computing_s: float = 0.0
+    communicating_s: float = 0.0
+    idle_s: float = 0.0
+    """Waiting for others."""
+    down_s: float = 0.0
+    """Dead, until it was back."""
+    sent_bytes: float = 0.0
+    rows: int = 0
+    updates: int = 0
+    failures: int = 0
+
+    def plain(self, clock_s: float) -> dict[str, Any]:
+        return {"clock_s": clock_s} | {name: getattr(self, name) for name in self.__slots__}
+
+
+class Link:
+    """A link that one message at a time goes through."""
+
+    def __init__(self, network: Network) -> None:
+        self._network, self.free_s = network, 0.0
+        """When it is free, and when the last message had passed it that has been read."""
+
+    def through(self, at_s: float, size: float) -> float:
+        """When a message that gets to the link now has passed it."""
+        self.free_s = max(at_s, self.free_s) + size / self._network.bytes_per_s
+        return self.free_s
+
+
+@dataclass(slots=True)
+class Packed:
+    """A value packed for sending: a copy that others cannot change."""
+
+    text: str
+    tensors: Tensors
+
+    @classmethod
+    def of(cls, value: Any) -> "Packed":
+        found: Tensors = {}
+        text = json.dumps(encode(value, found, "value"))
+        return cls(text, {name: tensor.cpu().clone() for name, tensor in found.items()})
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.text) + sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def value(self) -> Any:
+        return decode(json.loads(self.text), {name: tensor.clone() for name, tensor in self.tensors.items()})
+
+
+@dataclass(slots=True)
+class Collective:
+    """One collective call, from the first worker that calls it to the last."""
+
+    kind: str
+    like: tuple[Any, ...]
+    first: int
+    """The worker that called it first."""
+    given: list[Any]
+    left: int
+    """How many have not called it yet."""
+    started_s: float = 0.0
+    """When the last one has called it, in virtual time."""
+    finish_s: float = 0.0
+    waiting: list[int] = field(default_factory=list)
+    total: Tensor | None = None
+    _added: int = 0
+
+    def __str__(self) -> str:
+        """For messages: all_reduce (sum) of float32 (10, 3) on cpu"""
+        if not self.like:
+            return self.kind
+        shape, dtype, device = self.like
+        name = f"all_reduce ({self.kind})" if self.kind in _REDUCE else self.kind
+        return f"{name} of {str(dtype).removeprefix('torch.')} {tuple(shape)} on {device}"
+
+    def come(self, worker: int, given: Any) -> None:
+        """A worker calls it.
+
+        Vectors are added up as they come, while they are in the cache, but in the workers' order: the same bits,
+        whoever comes first.
+        """
+        self.given[worker] = given
+        self.left -= 1
+        if self.kind == "broadcast" and worker == 0:
+            self.total = given.clone()
+        reduce = _REDUCE.get(self.kind)
+        while reduce is not None and self._added < len(self.given) and self.given[self._added] is not None:
+            vector = self.given[self._added]
+            self.total = vector.clone() if self.total is None else reduce(self.total, vector)
+            self._added += 1
+
+    def cost(self, network: Network) -> Cost:
+        """How long it takes, and how many bytes each worker sends."""
+        count = len(self.given)
+        if self.total is not None:
+            size = self.total.nbytes
+            return (
+                broadcast_cost(count, size, network)
+                if self.kind == "broadcast"
+                else all_reduce_cost(count, size, network)
+            )
+        if self.kind == "share":
+            return broadcast_cost(count, self.given[0].size, network)
+        sizes = [packed.size for packed in (self.given[0] if self.kind == "hand_out" else self.given)]
+        cost = {"gather": gather_cost, "all_gather": all_gather_cost, "hand_out": scatter_cost}[self.kind]
+        return cost(sizes, network)
+
+    def take(self, worker: int) -> Any:
+        """The result of the collective for a worker."""
+        if self.total is not None:
+            self.given[worker].copy_(self.total)
+            return None
+        if self.kind == "share":
+            return self.given[0].value()
+        if self.kind == "hand_out":
+            return self.given[0][worker].value()
+        return [packed.value() for packed in self.given] if worker == 0 or self.kind == "all_gather" else None
+
+
+def _larger(total: Tensor, vector: Tensor) -> Tensor:
+    return torch.maximum(total, vector, out=total)
+
+
+_REDUCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"sum": Tensor.add_, "max": _larger}

@@ -23,7 +23,7 @@ from ..errors import ConfigError, HeadraceError, OutOfMemoryError, RunError, Wor
 from ..workers.heartbeat import read_end, read_place, read_report
 from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
-from .worker import FAILED, HELD, main, unpack
+from .worker import FAILED, HELD, environment, main, unpack
 
 START = "spawn"  # a fork of a process that has threads, or has used an accelerator, does not work
 POLL_S = 0.1  # how often workers are looked at
@@ -34,12 +34,12 @@ _MAY_WORK = (WorkerError, RunError, OutOfMemoryError)  # of our own errors: thos
 
 
 def run(job: Job) -> Result:
-    """Runs the job's workers to their end: what worker 0 has to give."""
+    """Runs the job's workers to their end; the result of worker 0."""
     _check_place()
     devices = _devices(job)
     packed = pack(job)
     with ExitStack() as stack:
-        stack.enter_context(_environment(job, devices))
+        stack.enter_context(environment(_settings(job, devices)))
         stack.enter_context(_as_before())
         room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-")))
         asked = _asked_to_end()
@@ -119,7 +119,7 @@ class WorkerProcesses:
         )
 
     def _failed(self) -> dict[int, int]:
-        """The exit statuses of workers that have not ended well, or have left without a word."""
+        """The exit statuses of workers that have failed, or ended without a record in the store."""
         statuses = {worker: process.exitcode for worker, process in enumerate(self._processes)}
         return {
             worker: status
@@ -218,28 +218,16 @@ def _place(worker: int, count: int, port: int, attempt: int) -> dict[str, str]:
     }
 
 
-@contextmanager
-def _environment(job: Job, devices: list[str] | None) -> Iterator[None]:
-    """What workers find in their environment: some of it is read before any of their code runs."""
-    given = {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}"}
-    if devices is not None:
-        given["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-    for name, value in {
+def _settings(job: Job, devices: list[str] | None) -> dict[str, str]:
+    """Environment variables of workers: some are read before any of their code runs."""
+    usual = {
         "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // job.workers)),
         "GLOO_SOCKET_IFNAME": loopback_interface(),
         "NCCL_SOCKET_IFNAME": loopback_interface(),
-    }.items():
-        given[name] = os.environ.get(name, value)
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old
+    }
+    found = {name: os.environ.get(name, value) for name, value in usual.items()}
+    visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+    return {"HEADRACE_TIMEOUT_S": f"{job.timeout_s:g}", **found, **visible}
 
 
 @contextmanager

@@ -6,11 +6,11 @@ from typing import Any
 
 from ..errors import WorkerError
 from .baton import Baton
-from .collective import Account, Collective, Link, Timing
+from .network import Collective, Link, Network, WorkerTimes
 
 
-class Lost(BaseException):
-    """This worker is dead: it passes through the user's code, as no other error may."""
+class WorkerDied(BaseException):
+    """Raised in a virtual worker that has died; no exception handler of the user's catches it."""
 
 
 class VirtualCluster:
@@ -20,15 +20,15 @@ class VirtualCluster:
     them gets a `WorkerError`, and `restart` begins again. The first error of any worker ends all, and is the caller's.
     """
 
-    def __init__(self, count: int, timing: Timing, timeout_s: float = 600.0) -> None:
-        self.count, self.timing = count, timing
-        self.turns = Baton(count, timeout_s, self._stuck, self._stalled)
-        self.accounts = [Account() for _ in range(count)]
-        self.inward, self.outward, self.ring = Link(timing), Link(timing), Link(timing)
+    def __init__(self, count: int, network: Network, timeout_s: float = 600.0) -> None:
+        self.count, self.network = count, network
+        self.baton = Baton(count, timeout_s, self._stuck, self._stalled)
+        self.accounts = [WorkerTimes() for _ in range(count)]
+        self.inward, self.outward, self.ring = Link(network), Link(network), Link(network)
         """The center's link, in each direction, and the one of collectives."""
         self.lost = False
         """Whether all workers were lost because one of them died."""
-        self._deaths = [timing.failures_s(worker) for worker in range(count)]
+        self._deaths = [network.failures_s(worker) for worker in range(count)]
         self._mortal = [worker for worker, deaths in enumerate(self._deaths) if deaths]
         self._timeout_s = timeout_s
         self._clear()
@@ -42,7 +42,7 @@ class VirtualCluster:
         """How often somebody has changed the center."""
         self._waits: set[int] = set()
         self._failure: tuple[int | None, BaseException] | None = None
-        self._told: tuple[int, BaseException] | None = None
+        self._reported: tuple[int, BaseException] | None = None
         self._dead: set[int] = set()
         self._collectives: dict[int, Collective] = {}
         self._calls = [0] * self.count
@@ -61,20 +61,20 @@ class VirtualCluster:
                         values[worker] = main(worker)
                         self._must_live(worker)
                         if worker in self.centers:
-                            self.until(worker, self.turns.now[worker])
+                            self.until(worker, self.baton.now[worker])
                             self._leave(worker)
                         break
-                    except Lost:
+                    except WorkerDied:
                         if not self._revive(worker):
                             break
             except BaseException as error:
                 self.fail(worker, error)
 
-        self.turns.run([partial(live, worker) for worker in range(self.count)], partial(self.fail, 0))
+        self.baton.run([partial(live, worker) for worker in range(self.count)], partial(self.fail, 0))
         if self._failure is not None:
             worker, error = self._failure
             if worker is not None and isinstance(error, Exception):
-                error.add_note(f"in virtual worker {worker} of {self.count}{self._standing(worker)}")
+                error.add_note(f"in virtual worker {worker} of {self.count}{self._place(worker)}")
             try:
                 raise error
             finally:
@@ -83,43 +83,43 @@ class VirtualCluster:
 
     def restart(self) -> None:
         """All workers, lost together, are back after a while."""
-        assert self.timing.restart_s is not None
-        before = self.turns.now
-        back = max(before) + self.timing.restart_s
+        assert self.network.restart_s is not None
+        before = self.baton.now
+        back = max(before) + self.network.restart_s
         for account, now in zip(self.accounts, before, strict=True):
             account.down_s += back - now
-        self.turns.now = [back] * self.count
+        self.baton.now = [back] * self.count
         for worker in self._mortal:
-            self.spare(worker, back)
+            self.skip_failures(worker, back)
         self.lost = False
         self._clear()
 
     def fail(self, worker: int | None, error: BaseException) -> None:
-        """The first error ends all workers, each when it speaks to the others."""
+        """Records the first error, which ends every worker at its next call."""
         if self._failure is None:
             follows = isinstance(error, WorkerError) and not self.lost
-            self._failure = (worker, error) if self._told is None or not follows else self._told
-            self.turns.wake_all()
+            self._failure = (worker, error) if self._reported is None or not follows else self._reported
+            self.baton.wake_all()
 
-    def tell(self, worker: int, error: BaseException) -> None:
+    def report_error(self, worker: int, error: BaseException) -> None:
         """An error is under way: others may be quicker to end by its consequences."""
         if isinstance(error, Exception):  # those that ask to end say so themselves
-            self._told = self._told or (worker, error)
+            self._reported = self._reported or (worker, error)
 
-    def stands(self, worker: int, step: int, doing: str) -> None:
+    def at(self, worker: int, step: int, doing: str) -> None:
         self._where[worker] = step, doing
 
     def _leave(self, worker: int) -> None:
         """A worker ends: what it had of the center's is free."""
         self.centers.pop(worker)()
-        self.changed(self.turns.now[worker])
+        self.changed(self.baton.now[worker])
 
     # --- time --------------------------------------------------------------------------------------------
 
     def check(self, worker: int) -> None:
-        """Whoever is dead, or in a world that ends, says nothing more."""
+        """Raises in a worker that has died, or if another one has failed."""
         if self._dead and worker in self._dead:
-            raise Lost
+            raise WorkerDied
         if self._failure is not None:
             other, error = self._failure
             if other is None or self.lost:
@@ -127,46 +127,46 @@ class VirtualCluster:
             raise WorkerError(f"worker {other} ended by {type(error).__name__}: {error}") from error
 
     def go_on(self, worker: int, time: float) -> None:
-        """A worker's clock goes on, and the others' catch up when they meet; it dies if its time has come."""
+        """Moves a worker's clock on, or kills the worker if its failure is due."""
         self._live_until(worker, time)
-        self.turns.now[worker] = time
+        self.baton.now[worker] = time
 
     def until(self, worker: int, time: float) -> None:
         """Waits, while others go on that are due before."""
         self._live_until(worker, time)
-        self.turns.until(worker, time)
+        self.baton.until(worker, time)
         self.check(worker)
 
     def worked(self, worker: int, rows: int) -> None:
         account = self.accounts[worker]
-        seconds = self.timing.computing_s(worker, account.updates, rows)
+        seconds = self.network.computing_s(worker, account.updates, rows)
         account.updates += 1
         account.rows += rows
         account.computing_s += seconds
-        self.go_on(worker, self.turns.now[worker] + seconds)
+        self.go_on(worker, self.baton.now[worker] + seconds)
 
-    def spare(self, worker: int, time: float) -> None:
-        """What was to kill a worker until then finds it dead, or is over."""
+    def skip_failures(self, worker: int, time: float) -> None:
+        """Drops the failures of a worker that were due until then: it was dead already."""
         self._deaths[worker] = [death for death in self._deaths[worker] if death > time]
 
     def _must_live(self, worker: int) -> None:
         if worker in self._dead:
-            raise Lost
+            raise WorkerDied
 
     def _live_until(self, worker: int, time: float) -> None:
         """Dies, if that is due by then."""
         if self._deaths[worker] and self._deaths[worker][0] <= time:
-            self.turns.until(worker, self._deaths[worker][0])
+            self.baton.until(worker, self._deaths[worker][0])
             self.check(worker)
             self._lose(worker)
-            raise Lost
+            raise WorkerDied
 
     def _lose(self, worker: int) -> None:
         """A worker is dead: alone if it has joined the center, with all others if not."""
         time = self._deaths[worker].pop(0)
         self._dead.add(worker)
         self.accounts[worker].failures += 1
-        if worker in self.centers and (worker or self.timing.restart_s is not None):
+        if worker in self.centers and (worker or self.network.restart_s is not None):
             self._leave(worker)
             return
         self.lost = True
@@ -179,17 +179,17 @@ class VirtualCluster:
 
     def _revive(self, worker: int) -> bool:
         """Whether a worker that has died alone is back."""
-        wait = self.timing.restart_s
+        wait = self.network.restart_s
         if wait is None or self._failure is not None:
             return False
         self.accounts[worker].down_s += wait
-        back = self.turns.now[worker] + wait
-        self.spare(worker, back)
-        self.turns.until(worker, back)
+        back = self.baton.now[worker] + wait
+        self.skip_failures(worker, back)
+        self.baton.until(worker, back)
         if self._failure is not None:
             return False
         self._dead.discard(worker)
-        self.turns.restart_generators(worker)
+        self.baton.restart_generators(worker)
         return True
 
     # --- collectives ---------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class VirtualCluster:
         elif collective.kind != kind or collective.like != like:
             self._differ(collective, Collective(kind, like, worker, [], 0))
         collective.come(worker, given)
-        collective.started_s = max(collective.started_s, self.turns.now[worker])
+        collective.started_s = max(collective.started_s, self.baton.now[worker])
         if not collective.left:
             del self._collectives[call]
             self._conclude(collective)
@@ -213,24 +213,24 @@ class VirtualCluster:
         return collective
 
     def wait(self, worker: int, collective: Collective) -> Any:
-        """What comes of a collective, once it does."""
+        """The result of a collective, once all have called it."""
         if collective.left:
             self.check(worker)
             collective.waiting.append(worker)
-            self.turns.park(worker, collective)
+            self.baton.park(worker, collective)
             self.check(worker)
             return collective.take(worker)
-        arrived = self.turns.now[worker]
+        arrived = self.baton.now[worker]
         if collective.finish_s > arrived:
             self._live_until(worker, collective.finish_s)
             self._settle(worker, collective, arrived)
-            self.turns.until(worker, collective.finish_s)
+            self.baton.until(worker, collective.finish_s)
             self.check(worker)
         return collective.take(worker)
 
     def _conclude(self, collective: Collective) -> None:
         """All have come."""
-        seconds, sent = collective.cost(self.timing)
+        seconds, sent = collective.cost(self.network)
         collective.started_s = max(collective.started_s, self.ring.free_s)
         collective.finish_s = self.ring.free_s = collective.started_s + seconds
         for account, size in zip(self.accounts, sent, strict=True):
@@ -239,11 +239,11 @@ class VirtualCluster:
         for worker in sorted(mortal, key=lambda worker: self._deaths[worker][0])[:1]:
             if self._deaths[worker][0] <= collective.finish_s:
                 self._lose(worker)
-        now = self.turns.now
+        now = self.baton.now
         for worker in collective.waiting:
             self._settle(worker, collective, now[worker])
             now[worker] = max(now[worker], collective.finish_s)
-            self.turns.due(worker, now[worker])
+            self.baton.due(worker, now[worker])
 
     def _settle(self, worker: int, collective: Collective, arrived: float) -> None:
         """What a worker did from its arrival until the end: it waited for others, then for the network."""
@@ -254,8 +254,8 @@ class VirtualCluster:
 
     def _differ(self, known: Collective, other: Collective) -> None:
         text = (
-            f"the workers do not call the same: worker {known.first} calls {known}{self._standing(known.first)}, "
-            f"worker {other.first} {other}{self._standing(other.first)}."
+            f"the workers do not call the same: worker {known.first} calls {known}{self._place(known.first)}, "
+            f"worker {other.first} {other}{self._place(other.first)}."
         )
         self.fail(None, WorkerError(text))
         self.check(other.first)
@@ -263,10 +263,10 @@ class VirtualCluster:
     # --- the center --------------------------------------------------------------------------------------
 
     def changed(self, time: float) -> None:
-        """Somebody has changed the center: whoever waits for that looks again."""
+        """Wakes the workers that wait for a change of the center."""
         self.changes += 1
         for worker in sorted(self._waits):
-            self.turns.due(worker, max(self.turns.now[worker], time + self.timing.latency_s))
+            self.baton.due(worker, max(self.baton.now[worker], time + self.network.latency_s))
         self._waits.clear()
 
     def wait_for_change(self, worker: int, seen: int) -> None:
@@ -274,41 +274,41 @@ class VirtualCluster:
         self.check(worker)
         if self.changes != seen:
             return
-        arrived = self.turns.now[worker]
+        arrived = self.baton.now[worker]
         self._waits.add(worker)
         if self._deaths[worker]:
-            self.turns.due(worker, self._deaths[worker][0])
-        self.turns.park(worker, "center.wait")
+            self.baton.due(worker, self._deaths[worker][0])
+        self.baton.park(worker, "center.wait")
         self._waits.discard(worker)
-        self.accounts[worker].idle_s += self.turns.now[worker] - arrived
+        self.accounts[worker].idle_s += self.baton.now[worker] - arrived
         self.check(worker)
-        self._live_until(worker, self.turns.now[worker])
+        self._live_until(worker, self.baton.now[worker])
 
     # --- what is said ------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         """What each worker has done with its time so far, as plain numbers."""
-        accounts = [account.plain(now) for account, now in zip(self.accounts, self.turns.now, strict=True)]
+        accounts = [account.plain(now) for account, now in zip(self.accounts, self.baton.now, strict=True)]
         return {
-            "clock_s": max(self.turns.now),
+            "clock_s": max(self.baton.now),
             "sent_bytes": sum(account.sent_bytes for account in self.accounts),
             "workers": accounts,
         }
 
-    def _standing(self, worker: int) -> str:
+    def _place(self, worker: int) -> str:
         """For messages: (update 17, validating, at 1.25 s of virtual time)"""
         step, doing = self._where[worker]
-        parts = [f"update {step}" if step else "", doing, f"at {self.turns.now[worker]:.6g} s of virtual time"]
+        parts = [f"update {step}" if step else "", doing, f"at {self.baton.now[worker]:.6g} s of virtual time"]
         return f" ({', '.join(filter(None, parts))})"
 
     def _stuck(self) -> None:
-        """All who have not ended wait for each other, or for somebody who has."""
-        waits = [f"worker {k} waits in {what}{self._standing(k)}" for k, what in sorted(self.turns.parked.items())]
-        ends = [f"worker {worker} has ended" for worker in sorted(self.turns.ended)]
+        """Fails if all workers wait for each other, or for one that has ended."""
+        waits = [f"worker {k} waits in {what}{self._place(k)}" for k, what in sorted(self.baton.parked.items())]
+        ends = [f"worker {worker} has ended" for worker in sorted(self.baton.ended)]
         shown = [*ends[:3], *(["…"] if len(ends) > 3 else []), *waits[:3], *(["…"] if len(waits) > 3 else [])]
         text = f"no worker can go on: {'; '.join(shown)}. All workers call the same collectives, equally often."
         self.fail(None, WorkerError(text))
 
     def _stalled(self, worker: int) -> Exception:
-        where = self._standing(worker)
+        where = self._place(worker)
         return WorkerError(f"worker {worker} has kept the others waiting for more than {self._timeout_s:g} s{where}.")

@@ -6,8 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from ..errors import ConfigError
 from ..workers import wire
 from ..workers.heartbeat import write_end, write_report
-from ..workers.here import speaking
+from ..workers.here import current_comm
 from ..workers.join import attempt_of, connect, within
 from .generators import seed
 from .job import Result, work
@@ -51,6 +51,25 @@ class ProgramPlace:
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
 
 
+@contextmanager
+def environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables of this process, and of those that it starts meanwhile; `None` takes one away."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 def pack_result(result: Result, dumps: Callable[[Any], bytes] = pickle.dumps) -> Outcome:
     try:
         value = dumps(result.value)
@@ -69,11 +88,11 @@ def unpack(outcome: Outcome) -> Result:
 
 
 def main(file: str, parent: int, environment: dict[str, str]) -> None:
-    """In a worker process: calls the function. Worker 0 leaves what came of it in a file beside that of the job."""
+    """Calls the function in a worker process. Worker 0 writes the outcome into a file beside that of the job."""
     os.environ.update(environment)
     os.setpgrp()  # Ctrl-C is for the process that has started it, which passes it on once
-    threading.Thread(target=_end_without, args=(parent,), name="headrace-parent", daemon=True).start()
-    _hear_as_ever()
+    threading.Thread(target=_end_with_parent, args=(parent,), name="headrace-parent", daemon=True).start()
+    _restore_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
     try:
         function, arguments = pickle.loads(Path(file).read_bytes())
@@ -82,34 +101,34 @@ def main(file: str, parent: int, environment: dict[str, str]) -> None:
         if os.environ["RANK"] == "0":
             Path(f"{file}-outcome").write_bytes(pickle.dumps(pack_result(result)))
     except KeyboardInterrupt:
-        _in_store(write_end, "exit")
+        _write_to_store(write_end, "exit")
         sys.exit(128 + signal.SIGINT)
     except SystemExit as asked:
-        _in_store(write_end, "exit" if asked.code else "returned")
+        _write_to_store(write_end, "exit" if asked.code else "returned")
         raise
     except BaseException as error:
         _report(error)
         sys.exit(FAILED)
-    if (comm := speaking()) is not None:
+    if (comm := current_comm()) is not None:
         comm.close()
-    _in_store(write_end, "returned")
+    _write_to_store(write_end, "returned")
 
 
-def _hear_as_ever() -> None:
+def _restore_signals() -> None:
     for number in HELD:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _report(error: BaseException) -> None:
-    """Whoever has started this worker learns why it fails, and so do the others."""
-    if (comm := speaking()) is not None:
-        comm.tell(error)
-    _in_store(write_report, error)
+    """Reports the error of this worker to the others and to the parent process."""
+    if (comm := current_comm()) is not None:
+        comm.report_error(error)
+    _write_to_store(write_report, error)
 
 
-def _in_store(write: Callable[..., None], what: Any) -> None:
-    """Leaves something in the store, if it is there still, for whoever has started this worker."""
+def _write_to_store(write: Callable[..., None], what: Any) -> None:
+    """Writes into the store of the parent process, if that still answers."""
 
     def leave() -> None:
         store = connect(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), _TELLING_S)
@@ -119,8 +138,8 @@ def _in_store(write: Callable[..., None], what: Any) -> None:
         within(_TELLING_S, leave, "the store of the workers")
 
 
-def _end_without(parent: int) -> None:
-    """No worker is left behind by a process that is killed: each is asked to end as by Ctrl-C, and then has to."""
+def _end_with_parent(parent: int) -> None:
+    """Ends this worker when its parent process is gone: first as by Ctrl-C, then at once."""
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as under nohup

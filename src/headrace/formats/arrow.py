@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data.arrow import fields_of
 from ..data.batch import Stream
-from ..data.categories import Categories, ColumnPlace, is_text, leaf_of, leaves, refuse_nulls, shown
 from ..data.fields import cat
-from ..data.schema import categories_in, index_in, streams_of
+from ..data.source import Categories
 from ..errors import ConfigError, DataError, unknown
 from .blocks import Fields, OpenFile
+from .categories import ColumnPlace, is_text, leaf_of, leaves, refuse_nulls, shown
+from .columns import fields_of
+from .lazy import csv, pa, pc, pq, pt
 from .paths import DataFile, reading
+from .schema import categories_in, index_in, streams_of
 from .select import inner
 
 READ_AS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
@@ -30,8 +32,6 @@ class ArrowFile(OpenFile):
     """A file that comes as Arrow record batches, one for each block."""
 
     def __init__(self, file: DataFile, schema: Any, declared: Sequence[Stream]) -> None:
-        import pyarrow as pa
-
         super().__init__(file)
         schema = pa.schema([field.with_name(inner(field.name)) for field in schema])
         for stream in declared:
@@ -109,8 +109,6 @@ class HeldArrowFile(ArrowFile):
 
 def _is_in_place(kind: Any) -> bool:
     """Whether values of an Arrow type are numbers that lie end to end as torch wants them."""
-    import pyarrow.types as pt
-
     while pt.is_fixed_size_list(kind):
         kind = kind.value_type
     return bool(pt.is_integer(kind) or pt.is_floating(kind))
@@ -120,8 +118,6 @@ class DecodedArrowFile(ArrowFile):
     """Record batches that are compressed, or on another machine: each is read when it is wanted."""
 
     def __init__(self, file: DataFile, schema: Any, columns: Sequence[int], declared: Sequence[Stream]) -> None:
-        import pyarrow as pa
-
         super().__init__(file, pa.schema([schema.field(index) for index in columns]), declared)
         self._columns = list(columns)
         self._lock = threading.Lock()
@@ -138,16 +134,12 @@ class DecodedArrowFile(ArrowFile):
         return [batch if columns is None else batch.select(list(columns))]
 
     def _reader(self, columns: Sequence[int]) -> Any:
-        import pyarrow as pa
-
         options = pa.ipc.IpcReadOptions(included_fields=list(columns))
         return pa.ipc.open_file(self.file.open(), options=options)
 
 
 def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> ArrowFile:
     """An Arrow file, or one of Arrow's streams, as some libraries write them under the same name."""
-    import pyarrow as pa
-
     with reading(file):
         data = file.load() if file.remote is None else None
         with file.open() as opened:
@@ -155,7 +147,10 @@ def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> Arro
         if head.startswith(b"FEA1"):
             raise DataError(f"{file} is a Feather file of version 1. Write it again with version 2.")
         if head != b"ARROW1":
-            return _open_stream(file, file.load() if data is None else data, wanted, declared)
+            with pa.ipc.open_stream(file.load() if data is None else data) as reader:
+                names = wanted(reader.schema.names, index_in(reader.schema))
+                schema = pa.schema([reader.schema.field(name) for name in names])
+                return HeldArrowFile(file, schema, [batch.select(names) for batch in reader], declared)
         with file.open() as opened:
             schema = pa.ipc.open_file(opened).schema
         columns = [schema.names.index(name) for name in wanted(schema.names, index_in(schema))]
@@ -167,19 +162,8 @@ def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> Arro
         return DecodedArrowFile(file, schema, columns, declared)
 
 
-def _open_stream(file: DataFile, data: Any, wanted: Wanted, declared: Sequence[Stream]) -> HeldArrowFile:
-    import pyarrow as pa
-
-    with pa.ipc.open_stream(data) as reader:
-        names = wanted(reader.schema.names, index_in(reader.schema))
-        schema = pa.schema([reader.schema.field(name) for name in names])
-        return HeldArrowFile(file, schema, [batch.select(names) for batch in reader], declared)
-
-
 def _all(data: Any, columns: Sequence[int]) -> list[Any]:
     """The record batches of a mapped file up to the first with rows, and the others if that one lies in place."""
-    import pyarrow as pa
-
     reader = pa.ipc.open_file(data)
     batches: list[Any] = []
     for number in range(reader.num_record_batches):
@@ -191,9 +175,7 @@ def _all(data: Any, columns: Sequence[int]) -> list[Any]:
 
 def _inside(batches: Sequence[Any], data: Any) -> bool:
     """Whether record batches lie in a mapped file, rather than in memory that they were decoded into."""
-    start, stop = data.address, data.address + data.size
-    buffers = (buffer for batch in batches for column in batch.columns for buffer in column.buffers())
-    return all(start <= buffer.address <= stop for buffer in buffers if buffer is not None and buffer.size)
+    return all(data.address <= start <= data.address + data.size for start, _ in _spans(batches))
 
 
 def _spans(batches: Sequence[Any]) -> Iterator[tuple[int, int]]:
@@ -207,12 +189,10 @@ def _spans(batches: Sequence[Any]) -> Iterator[tuple[int, int]]:
 
 def _decoded_bytes(batch: Any) -> int:
     """At most how many bytes the rows of a record batch take once they are copied: bits and codes become larger."""
-    import pyarrow.types as pt
 
-    def growth(kind: Any) -> int:
-        return 8 if pt.is_boolean(kind) or pt.is_dictionary(kind) else 1
-
-    return sum(column.get_total_buffer_size() * growth(leaves(column.type)) for column in batch.columns)
+    kinds = [leaves(column.type) for column in batch.columns]
+    growth = [8 if pt.is_boolean(kind) or pt.is_dictionary(kind) else 1 for kind in kinds]
+    return sum(column.get_total_buffer_size() * times for column, times in zip(batch.columns, growth, strict=True))
 
 
 def _inner(batch: Any) -> Any:
@@ -226,8 +206,6 @@ class ParquetFile(ArrowFile):
     """A Parquet file, one block for each of its row groups."""
 
     def __init__(self, file: DataFile, opened: Any, names: Sequence[str], declared: Sequence[Stream]) -> None:
-        import pyarrow as pa
-
         schema = opened.schema_arrow
         super().__init__(file, pa.schema([schema.field(name) for name in names]), declared)
         self._opened, self._lock = opened, threading.Lock()
@@ -255,8 +233,6 @@ class ParquetFile(ArrowFile):
 
 def open_parquet(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> ParquetFile:
     """A Parquet file on a local disk or behind fsspec."""
-    import pyarrow.parquet as pq
-
     with reading(file):
         opened = pq.ParquetFile(file.open(), pre_buffer=file.remote is not None)
         schema = opened.schema_arrow
@@ -268,9 +244,6 @@ def open_parquet(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> 
 
 def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: Mapping[str, str]) -> HeldArrowFile:
     """The columns of a CSV file with a header; `types` are the Arrow types of those that are known already."""
-    import pyarrow as pa
-    import pyarrow.csv
-
     packed = file.name.lower().endswith(".gz")
     separator = "\t" if ".tsv" in file.name.lower() else ","
     with reading(file):
@@ -278,19 +251,19 @@ def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: 
         if packed:
             with pa.CompressedInputStream(pa.BufferReader(data), "gzip") as text:
                 data = text.read_buffer()
-        parse = pa.csv.ParseOptions(delimiter=separator)
-        read = pa.csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
-        with pa.csv.open_csv(pa.BufferReader(data), read, parse) as reader:
+        parse = csv.ParseOptions(delimiter=separator)
+        read = csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
+        with csv.open_csv(pa.BufferReader(data), read, parse) as reader:
             names = wanted(reader.schema.names)
             types = {name: kind for name, kind in types.items() if name in names}
             first = next(reader, None) if types else None
         types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
-        convert = pa.csv.ConvertOptions(
+        convert = csv.ConvertOptions(
             include_columns=names,
             column_types={name: pa.type_for_alias(kind) for name, kind in types.items()},
         )
         try:
-            table = pa.csv.read_csv(pa.BufferReader(data), read, parse, convert).combine_chunks()
+            table = csv.read_csv(pa.BufferReader(data), read, parse, convert).combine_chunks()
         except pa.ArrowInvalid as error:
             if "conversion error" not in str(error):
                 raise
@@ -300,9 +273,7 @@ def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: 
 
 
 def _refuse_empty(file: DataFile, table: Any) -> None:
-    """Raises on a column of which nothing tells what it holds."""
-    import pyarrow.types as pt
-
+    """Raises on a column without values, whose type cannot be inferred."""
     if not table.num_rows and any(pt.is_null(field.type) for field in table.schema):
         raise DataError(f"{file} has no rows.")
     if empty := [name for name in table.column_names if 0 < table.num_rows == table[name].null_count]:
@@ -314,9 +285,6 @@ def _refuse_empty(file: DataFile, table: Any) -> None:
 
 def _is_text(first: Any, name: str) -> bool:
     """Whether a column is one of strings by its first rows, none of which begins as a number does."""
-    import pyarrow.compute as pc
-    import pyarrow.types as pt
-
     if first is None:
         return False
     column = first.column(name)
@@ -324,7 +292,7 @@ def _is_text(first: Any, name: str) -> bool:
 
 
 def _advised(said: str, names: Sequence[str], types: Mapping[str, str]) -> str:
-    """What Arrow says of a value that is not of the type of its column, and what can be done."""
+    """Arrow's error for a value that is not of the type of its column, with a remedy."""
     found = re.search(r"column #([0-9]+)", said)
     name = names[int(found[1])] if found and int(found[1]) < len(names) else "name"
     said = said.rstrip(".")

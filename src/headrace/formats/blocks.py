@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ..data.arrays import populate
 from ..data.batch import Batch, Stream
-from ..data.categories import Categories
 from ..data.fields import Field, map_tensors, nbytes_of, take, tensors_of
-from ..data.source import Table
+from ..data.source import Categories, Table, forwarded
 from .paths import DataFile, reading
 from .select import Picks
 
@@ -119,18 +118,16 @@ class Block(Table):
     ) -> None:
         self._store, self._number, self._first = store, number, first
         self._picks, self._raw_categories, self._cache = picks, categories, cache
-        self._lying: Fields | None = None
-        """The columns that lie in place, once they are known. Only the cache keeps the others."""
+        self._in_file: Fields | None = None
+        """The columns that are read in place, once they are known. Only the cache keeps the others."""
         self._others: list[str] = []
 
-    @property
-    def streams(self) -> Sequence[Stream]:
-        return self._picks.streams
+    streams: Sequence[Stream] = forwarded("_picks.streams")
 
     def __len__(self) -> int:
         return self._store.counts[self._number]
 
-    def look(self) -> None:
+    def prepare(self) -> None:
         """Prepares the block now if that costs nothing.
 
         Done block by block while rows are read, the little that is kept of each would lie between the batches in the
@@ -150,8 +147,8 @@ class Block(Table):
 
     def lengths(self, stream: str) -> Tensor:
         name = self._picks.column_of(self.sequence(stream).name)
-        lying = self._in_place()
-        field = (lying if name in lying else self._read([name]))[name]
+        in_file = self._in_place()
+        field = (in_file if name in in_file else self._read([name]))[name]
         return field.host_offsets.diff()  # type: ignore[union-attr]
 
     def resident(self, device: torch.device) -> bool:
@@ -166,11 +163,11 @@ class Block(Table):
         return self._store.nbytes(self._number) / max(1, len(self)) or super().row_bytes
 
     def _fields(self, rows: int) -> Fields:
-        lying = self._in_place()
-        if lying and not self._others:
-            return lying
+        in_file = self._in_place()
+        if in_file and not self._others:
+            return in_file
         decoded = self._cache.get(self._key, rows, lambda: self._read(self._others))
-        return {**lying, **decoded}
+        return {**in_file, **decoded}
 
     @property
     def _key(self) -> tuple[int, int]:
@@ -178,15 +175,15 @@ class Block(Table):
 
     def _in_place(self) -> Fields:
         self._store.file.check()
-        if self._lying is None:
+        if self._in_file is None:
             read = self._read() if self._store.held else {}
-            lying = {name: field for name, field in read.items() if all(map(self._store.holds, tensors_of(field)))}
-            decoded = {name: field for name, field in read.items() if name not in lying}
+            in_file = {name: field for name, field in read.items() if all(map(self._store.holds, tensors_of(field)))}
+            decoded = {name: field for name, field in read.items() if name not in in_file}
             if decoded:
                 self._cache.get(self._key, 0, lambda: decoded)
             self._others = list(decoded)
-            self._lying = lying  # last: another thread may be here
-        return self._lying
+            self._in_file = in_file  # last: another thread may be here
+        return self._in_file
 
     def _read(self, only: Collection[str] = ()) -> Fields:
         with reading(self._store.file):

@@ -1,17 +1,18 @@
 """Files of one kind as one table: columns become streams, and strings become numbers of categories."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from ..data.batch import Stream
-from ..data.categories import Categories, shown, strings_of
-from ..data.source import Table, fingerprint_of
+from ..data.source import UNNAMED, Categories, Table, fingerprint_of, forwarded
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
-from .arrow import READ_AS, open_csv, open_ipc, open_parquet
+from .arrow import READ_AS, Wanted, open_csv, open_ipc, open_parquet
 from .blocks import BUDGET_BYTES, Block, BlockCache, OpenFile
+from .categories import shown, strings_of
 from .npy import open_npy, open_npz
 from .paths import DataFile, find, reading
 from .select import Selection, are_numbers, inner
@@ -45,21 +46,17 @@ class FileRequest:
 class FileTable(Wrapper):
     """Files of one kind as one table. It is pickled by the names of its files, and opens them again."""
 
+    categories: Categories = UNNAMED
+
     def __init__(
         self, rows: Table, files: Sequence[DataFile], request: FileRequest, block: int, categories: Categories
     ) -> None:
         super().__init__(rows)
         self.files, self.block = list(files), block
-        self._request, self._categories, self._fingerprint = request, categories, ""
+        self._request, self._fingerprint, self.categories = request, "", categories
 
-    @property
-    def categories(self) -> Categories:
-        return self._categories
-
-    @property
-    def columns(self) -> Mapping[str, Any] | None:
-        """Which columns become which streams, as given to `open_table`."""
-        return self._request.selection.columns
+    columns: Mapping[str, Any] | None = forwarded("_request.selection.columns")
+    """Which columns become which streams, as given to `open_table`."""
 
     def fingerprint(self) -> str:
         """A hash of rows, streams and files, and behind a colon four digits for each file: see `changed_files`."""
@@ -69,7 +66,7 @@ class FileTable(Wrapper):
                 len(self),
                 *self.streams,
                 self._request.selection.columns,
-                sorted(self._categories.items()),
+                sorted(self.categories.items()),
                 *digests,
             ]
             whole = fingerprint_of(*said)
@@ -87,7 +84,7 @@ class FileTable(Wrapper):
 
     def __reduce__(self) -> tuple[Any, ...]:
         names, sizes = [file.again for file in self.files], [file.size for file in self.files]
-        return _reopen, (names, sizes, replace(self._request, categories=self._categories))
+        return _reopen, (names, sizes, replace(self._request, categories=self.categories))
 
 
 def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
@@ -105,7 +102,7 @@ def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
         firsts = accumulate(store.counts, initial=0)
         blocks += [Block(store, k, next(firsts), its, texts, cache) for k in range(len(store.counts))]
     for block in blocks:
-        block.look()
+        block.prepare()
     if not blocks:
         raise DataError(f"{files[0]} has no rows{', nor have the others' if len(files) > 1 else ''}.")
     categories = {
@@ -118,10 +115,9 @@ def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
     return FileTable(rows, files, request, max(store.run for store in stores), categories)
 
 
-def open_file(file: DataFile, request: FileRequest) -> OpenFile:
-    def wanted(names: Sequence[str], aside: Collection[str] = ()) -> list[str]:
-        return request.selection.wanted(names, file, aside)
-
+def open_file(file: DataFile, request: FileRequest, wanted: Wanted | None = None) -> OpenFile:
+    """Opens a file by its kind; `wanted` chooses among the names of its columns, as the request does."""
+    wanted = wanted or partial(request.selection.wanted, file)
     declared = [replace(stream, name=inner(stream.name)) for stream in request.streams]
     if file.kind in ("npy", "npz"):
         if declared:

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.arrow import tensor_of
 from ..data.batch import Stream, torch_dtype
-from ..data.categories import Categories
-from ..data.fields import nbytes_of
+from ..data.fields import nbytes_of, one_length
+from ..data.source import Categories
 from ..errors import DataError
 from .blocks import Fields, OpenFile
+from .columns import tensor_of
+from .lazy import pa
 from .paths import DataFile, reading
 from .select import inner
 
@@ -30,16 +31,10 @@ class NumpyFile(OpenFile):
 
     def __init__(self, file: DataFile, arrays: dict[str, Tensor]) -> None:
         super().__init__(file)
-        lengths = {name: len(array) for name, array in arrays.items()}
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name!r} has {n}" for name, n in lengths.items())
-            raise DataError(
-                f"the arrays of {file} have different lengths: {listed} rows. "
-                "Every stream needs one row per sample: columns= says which are read."
-            )
+        rows = one_length({name: len(array) for name, array in arrays.items()}, f"the arrays of {file}")
         self._arrays = arrays
         self.streams = [Stream.of(name, array) for name, array in arrays.items()]
-        self.counts = [rows for rows in list(lengths.values())[:1] if rows]
+        self.counts = [rows] if rows else []
 
     def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
         return self._arrays
@@ -62,8 +57,6 @@ def open_npy(file: DataFile, wanted: Any) -> NumpyFile:
 
 def open_npz(file: DataFile, wanted: Any) -> NumpyFile:
     """The arrays of a `.npz` file by their names."""
-    import pyarrow as pa
-
     with reading(file), zipfile.ZipFile(pa.BufferReader(file.load())) as archive:
         members = {m.filename.removesuffix(".npy"): m for m in archive.infolist() if m.filename.endswith(".npy")}
         if not members:
@@ -77,8 +70,6 @@ def open_npz(file: DataFile, wanted: Any) -> NumpyFile:
 
 def _member(member: Any, size: int, who: str) -> Tensor:
     """The array in a member, of which no more is unpacked than the array takes."""
-    import pyarrow as pa
-
     head = member.read(_HEADER_BYTES)
     dtype, shape, _, start = _header(head, size, who)
     whole = start + math.prod(shape) * dtype.itemsize
@@ -106,8 +97,6 @@ def _header(head: bytes, size: int, who: str) -> tuple[np.dtype[Any], tuple[int,
 
 def _array(data: Any, size: int, who: str) -> Tensor:
     """The array in a buffer: in place, unless it is of bits, of another byte order or at an odd address."""
-    import pyarrow as pa
-
     dtype, shape, fortran, start = _header(data.slice(0, min(size, _HEADER_BYTES)).to_pybytes(), size, who)
     takes = math.prod(shape) * dtype.itemsize
     if not takes:

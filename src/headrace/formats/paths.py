@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, DataError, HeadraceError
+from .lazy import fs, pa
 
 SUFFIXES = {
     ".npy": "npy",
@@ -82,17 +83,12 @@ class DataFile:
 
     def open(self) -> Any:
         """The file as Arrow reads it, by seeking: mapped where it is local."""
-        import pyarrow as pa
-        import pyarrow.fs
-
         if self.remote is None:
             return pa.BufferReader(self.load())
-        return pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(self.remote)).open_input_file(self.path)
+        return fs.PyFileSystem(fs.FSSpecHandler(self.remote)).open_input_file(self.path)
 
     def load(self) -> Any:
         """The whole file as an Arrow buffer: mapped where it is local, read where it is not. It is closed again."""
-        import pyarrow as pa
-
         if self.remote is not None:
             return pa.py_buffer(self.remote.cat_file(self.path))
         if not self.size:
@@ -164,22 +160,22 @@ def _remote(url: str) -> list[DataFile]:
     except ImportError:
         raise ConfigError(f"reading {url} needs fsspec. Install it: pip install fsspec.") from None
     try:
-        fs, path = fsspec.core.url_to_fs(url)
+        remote, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"cannot read {url}: {str(error).rstrip('.')}.") from None
-    if isinstance(fs, LocalFileSystem):
+    if isinstance(remote, LocalFileSystem):
         return find(path)
     with reading(url):
-        if fs.isdir(path):
-            names = [each for each in sorted(fs.ls(path, detail=False)) if _is_data(each)]
-            return _of_directory([DataFile.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
-        if fs.exists(path):
-            return [DataFile.behind(fs, path, url)]
-        names = sorted(fs.glob(path)) if glob.has_magic(path) else []
+        if remote.isdir(path):
+            names = [each for each in sorted(remote.ls(path, detail=False)) if _is_data(each)]
+            return _of_directory([DataFile.behind(remote, name, remote.unstrip_protocol(name)) for name in names], url)
+        if remote.exists(path):
+            return [DataFile.behind(remote, path, url)]
+        names = sorted(remote.glob(path)) if glob.has_magic(path) else []
         if not names:
             raise DataError(f"there is no file {url}.")
         _refuse_partitions(names, path)
-        return _of_one_kind([DataFile.behind(fs, name, fs.unstrip_protocol(name)) for name in names], url)
+        return _of_one_kind([DataFile.behind(remote, name, remote.unstrip_protocol(name)) for name in names], url)
 
 
 def _is_data(path: str) -> bool:
@@ -219,7 +215,7 @@ def _of_directory(files: list[DataFile], directory: str) -> list[DataFile]:
 
 
 def _below(directory: str) -> str:
-    """Where there may be some."""
+    """A remedy for a directory without data files."""
     inside = glob.glob("*/", root_dir=directory) if os.path.isdir(directory) else []
     if inside:
         return (

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Stream, torch_dtype
-from ..data.categories import DOT, shown
 from ..data.fields import Field
 from ..data.ragged import Ragged
 from ..data.source import check_fixed, check_names
 from ..data.sparse import Sparse
 from ..errors import ConfigError, DataError, unknown
+from .categories import DOT, shown
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
 
@@ -115,7 +115,7 @@ class Selection:
         wanted = stream if self.columns is None else self.columns.get(stream, [])
         return [wanted] if isinstance(wanted, str) else list(wanted)
 
-    def wanted(self, held: Sequence[str], where: object, aside: Collection[str] = ()) -> list[str]:
+    def wanted(self, where: object, held: Sequence[str], aside: Collection[str] = ()) -> list[str]:
         """The columns to read of a file, in its order; those `aside` only if they are named."""
         if not held:
             raise DataError(f"{where} has no columns.")

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch import Stream
-from ..data.categories import Categories
-from ..data.source import Table, fingerprint_of
+from ..data.source import Categories, Table, fingerprint_of
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
 from .ctf.build import build, summary_of
@@ -69,10 +68,14 @@ def open_by(path: Paths, categories: Categories) -> Table:
 
 def column_names(path: Paths) -> list[str]:
     """Returns the names of the columns of a file, whatever they hold; of several files, those of the first."""
+
+    def listed(held: Sequence[str], aside: Collection[str] = ()) -> list[str]:
+        raise _ListedError([name for name in held if name not in aside])
+
     try:
-        open_file(find(path)[0], FileRequest(_Names(), {}, ()))
-    except _ListedError as listed:
-        return listed.names
+        open_file(find(path)[0], FileRequest(Selection(), {}, ()), listed)
+    except _ListedError as found:
+        return found.names
     return []
 
 
@@ -82,13 +85,6 @@ class _ListedError(DataError):
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
         self.names = list(names)
-
-
-class _Names(Selection):
-    """A selection that reads the names of columns and nothing else."""
-
-    def wanted(self, held: Sequence[str], where: object, aside: Collection[str] = ()) -> list[str]:
-        raise _ListedError([name for name in held if name not in aside])
 
 
 def _open_text(

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..data.arrow import only_ones, record_batch_of
 from ..data.batch import Batch, Stream, concat
-from ..data.schema import schema_of
 from ..data.source import Table
 from ..errors import ConfigError, DataError, HeadraceError
 from ..store import disk
+from .columns import only_ones, record_batch_of
 from .ctf.write import text_of, written_layout
+from .lazy import pa, pq
+from .schema import schema_of
 
 ENDINGS = (".arrow", ".parquet", ".npz", ".ctf", ".ctf.gz")
 MOST_ROWS, BLOCK_BYTES = 65536, 2**24
@@ -38,13 +39,19 @@ def write_table(data: Table | Iterable[Batch], path: str | Path, *, rows_per_blo
     target = check_target(path)
     if target.name.lower().endswith((".ctf", ".ctf.gz")):
         return write_ctf(target, data)
-    write = {".arrow": _arrow, ".parquet": _parquet, ".npz": _npz}[target.suffix.lower()]
+    kind = target.suffix.lower()
     if rows_per_block is not None and rows_per_block < 1:
         raise ConfigError(f"rows_per_block= is at least 1, got {rows_per_block}.")
     with whole(target) as beside:
-        write(data, beside, rows_per_block or _rows_of(data, BLOCK_BYTES))
-    if write is _npz:
-        _say_what_is_lost(data, target)
+        rows = rows_per_block or _rows_of(data, BLOCK_BYTES)
+        if kind == ".npz":
+            _npz(data, beside, rows)
+        elif kind == ".parquet":
+            _in_batches(data, rows, lambda schema: pq.ParquetWriter(str(beside), schema, compression="zstd"))
+        else:
+            _in_batches(data, rows, lambda schema: pa.ipc.new_file(str(beside), schema))
+    if kind == ".npz":
+        _warn_of_lost_strings(data, target)
 
 
 def write_ctf(
@@ -74,7 +81,7 @@ def write_ctf(
             rows += block.rows
         if not rows:
             raise DataError(f"there are no rows to write to {path}.")
-    _say_what_is_lost(data, path)
+    _warn_of_lost_strings(data, path)
 
 
 def check_target(path: str | Path) -> Path:
@@ -92,10 +99,7 @@ def whole(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")  # 255 bytes are the most for a name
     try:
         yield beside
-        with disk.File(beside, new=False) as written:
-            written.sync()
-        disk.replace(beside, path)
-        disk.sync_dir(path.parent)
+        disk.publish(beside, path)
     except HeadraceError:
         raise
     except OSError as error:
@@ -129,7 +133,7 @@ def _check_rows(data: Any) -> None:
         raise ConfigError(_not_rows(data))
 
 
-def _say_what_is_lost(data: Any, path: Path) -> None:
+def _warn_of_lost_strings(data: Any, path: Path) -> None:
     """Warns where codes were written without the strings that they stand for."""
     if isinstance(data, Table) and (lost := sorted(data.categories)):
         warnings.warn(
@@ -144,18 +148,6 @@ def _not_rows(data: Any) -> str:
         f"expected a Table, or Batches one after the other, got a {type(data).__name__}. ArrayTable, from_pandas and "
         "from_arrow make a table of what is in memory; of a Reader, write the table that it reads."
     )
-
-
-def _arrow(data: Any, path: Path, rows: int) -> None:
-    import pyarrow as pa
-
-    _in_batches(data, rows, lambda schema: pa.ipc.new_file(str(path), schema))
-
-
-def _parquet(data: Any, path: Path, rows: int) -> None:
-    import pyarrow.parquet as pq
-
-    _in_batches(data, rows, lambda schema: pq.ParquetWriter(str(path), schema, compression="zstd"))
 
 
 def _in_batches(data: Any, rows: int, create: Callable[[Any], Any]) -> None:

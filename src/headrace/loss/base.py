@@ -1,4 +1,4 @@
-"""What a term is, how terms add up to a loss, and what may be set on one."""
+"""Terms, how they add up to a loss, and their settings."""
 
 import copy
 import math

@@ -12,19 +12,7 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import (
-    Loss,
-    Term,
-    Weight,
-    comparable,
-    number,
-    one_of,
-    pick,
-    positive_weights,
-    row_weights,
-    setting,
-    spread,
-)
+from .base import Loss, Term, Weight, comparable, number, one_of, pick, positive_weights, row_weights, setting, spread
 
 
 class PerElement(Loss):
@@ -183,14 +171,12 @@ class L2Prior(Loss):
 
     def penalty(self, model: nn.Module) -> Tensor:
         """½ Σ w² of the model as it is."""
-        weights = [p.flatten() for name, p in model.named_parameters() if p.requires_grad and self._counts(name)]
+        named = [(name.rpartition(".")[2], p) for name, p in model.named_parameters() if p.requires_grad]
+        weights = [p.flatten() for name, p in named if self.biases or "bias" not in name]
         if not weights:
             raise ConfigError("L2Prior finds no trainable weights in the model.")
         joined = torch.cat(weights)
         return 0.5 * torch.dot(joined, joined)
-
-    def _counts(self, name: str) -> bool:
-        return self.biases or "bias" not in name.rpartition(".")[2]
 
 
 def between_0_and_1(loss: Loss, targets: Tensor) -> None:

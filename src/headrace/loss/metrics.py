@@ -22,7 +22,7 @@ BLOCK_BYTES = 16 << 20
 
 @runtime_checkable
 class Metric(Protocol):
-    """What is asked of a metric."""
+    """The methods that a metric has."""
 
     def update(self, outputs: Any, target: Any, /) -> Any: ...
     def compute(self) -> Any: ...
@@ -183,7 +183,7 @@ def check_outputs(outputs: Any, kinds: Any = Tensor | Ragged) -> None:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Says which metric it was that failed."""
+    """Adds the name of the metric to an error."""
     try:
         yield
     except HeadraceError:
@@ -196,7 +196,9 @@ def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
     if isinstance(metrics, str | Metric):
         metrics = [metrics]
     pairs: Iterable[tuple[str, Any]] = (
-        metrics.items() if isinstance(metrics, Mapping) else [(_name_of(metric), metric) for metric in metrics]
+        metrics.items()
+        if isinstance(metrics, Mapping)
+        else [(m if isinstance(m, str) else type(m).__name__.lower(), m) for m in metrics]
     )
     named: dict[str, str | Metric] = {}
     for name, metric in pairs:
@@ -210,10 +212,6 @@ def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
             raise ConfigError(f"a metric is a name or has update, compute and reset; got a {type(metric).__name__}.")
         named[name] = metric
     return named
-
-
-def _name_of(metric: Any) -> str:
-    return metric if isinstance(metric, str) else type(metric).__name__.lower()
 
 
 def _plain(value: Any) -> Any:

@@ -74,7 +74,7 @@ def merged(outcomes: Iterable[tuple[str, Outcome]], scored: str) -> Outcome:
 
 
 def detached(outputs: Any) -> Any:
-    """Outputs without the graph that made them; `detach` of what is no tensor is its own affair."""
+    """Outputs without their graph; objects that are no tensors stay as they are."""
     if isinstance(outputs, Tensor):
         return outputs.detach()
     if isinstance(outputs, Rows):
@@ -177,11 +177,10 @@ def _is_plain(outcome: Outcome) -> bool:
 
 
 def _are_pairs(outputs: Any) -> bool:
-    return type(outputs) is list and all(map(_is_pair, outputs))
-
-
-def _is_pair(each: Any) -> bool:
-    return type(each) is tuple and len(each) == 2 and isinstance(each[1], Batch)
+    """Whether outputs come with the batches that they are of."""
+    return type(outputs) is list and all(
+        type(each) is tuple and len(each) == 2 and isinstance(each[1], Batch) for each in outputs
+    )
 
 
 def _term(loss: Any, rows: int, what: str) -> Term:

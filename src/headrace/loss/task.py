@@ -1,4 +1,4 @@
-"""What a model is asked, as its outputs and targets show, what its outputs mean, and the metrics that have a name."""
+"""Finds the task of a model (binary, multiclass, …) from outputs and targets, and builds metrics by name for it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ def check_name(name: str) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """What a model is asked, as its outputs and targets show.
+    """The task of a model, as its outputs and targets show.
 
     `kind` is "binary", "multiclass", "multilabel" or "regression"; `size` the number of output columns;
     `logits` whether outputs are any numbers rather than probabilities; `ignore` the label that does not count.
@@ -48,7 +48,7 @@ class Task:
 
     @classmethod
     def of(cls, outputs: Tensor, targets: Tensor, reads: str | None, ignore: int | None = None) -> "Task":
-        size = _columns(outputs)
+        size = outputs.shape[1] if outputs.dim() > 1 else 1
         logits = reads in ("logits", "classes") or (reads is None and not _probable(outputs))
         indices = outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
         if indices or reads == "classes":
@@ -153,10 +153,6 @@ def _parts(name: str) -> tuple[str, str | None]:
 def _is_top(name: str) -> bool:
     number = name.partition(":")[0].removeprefix("top-")
     return name.startswith("top-") and number.isdigit() and int(number) > 0
-
-
-def _columns(outputs: Tensor) -> int:
-    return outputs.shape[1] if outputs.dim() > 1 else 1
 
 
 def _squash(scores: Tensor) -> Tensor:

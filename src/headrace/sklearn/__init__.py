@@ -8,6 +8,8 @@ GridSearchCV(model, {"classifier__lr": [1e-3, 1e-2]}, cv=5).fit(X, y)
 ```
 
 They pass `sklearn.utils.estimator_checks.check_estimator` but for `EXPECTED_FAILED_CHECKS`, which says why.
+
+It calls `store`, `loss`, `watch` and `train`.
 """
 
 try:

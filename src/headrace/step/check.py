@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
-from ..data.categories import Categories
 from ..data.ragged import Ragged
 from ..data.reader import Reader
-from ..data.source import Source
+from ..data.source import Categories, Source
 from ..data.sparse import Sparse
 from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown

@@ -10,12 +10,11 @@ from torch.optim import Optimizer
 
 from ..adapters.adapt import as_data, as_table
 from ..data.batch import Batch
-from ..data.categories import Categories
 from ..data.fields import unmasked
 from ..data.maps import owned
 from ..data.ragged import Ragged
 from ..data.reader import Reader
-from ..data.source import Source
+from ..data.source import Categories, Source
 from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
 from ..loss.objective import Objective, as_objective

@@ -81,7 +81,7 @@ class Team:
         """An update by hand was left by an error; what is not finite all workers find in the same numbers."""
         if self.in_step and not isinstance(error, NonFiniteError):
             self._torn = f"{type(error).__name__}: {error}"
-            self.comm.tell(error)
+            self.comm.report_error(error)
 
     def fresh(self, metrics: Metrics) -> Metrics:
         """Metrics of which every worker sees a part."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..arena.vectors import plain_name
-from ..data.categories import Categories
+from ..data.source import Categories
 from ..errors import CheckpointError, CorruptError, RunError
 from ..store import codec
 from ..store.checkpoints import Store

@@ -49,12 +49,11 @@ class Store:
 
     def steps(self) -> list[int]:
         """The steps of everything here that is called a checkpoint, in order."""
-        try:
-            names = os.listdir(self.path)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise disk.failure(error, f"looking for checkpoints in {self.path}", self.path, 0) from error
+        with disk.failing(f"looking for checkpoints in {self.path}", self.path):
+            try:
+                names = os.listdir(self.path)
+            except FileNotFoundError:
+                return []
         found = [(name, int(match[1])) for name in names if (match := _STEP.fullmatch(name))]
         return sorted(step for name, step in found if name == self.at(step).name)
 
@@ -64,13 +63,13 @@ class Store:
     def save(
         self, contents: Contents, best: Sequence[int] = (), *, again: bool = False, overtakes: bool = False
     ) -> Path:
-        """Writes a checkpoint; then lets go of those that need not stay. `best` are steps that do.
+        """Writes a checkpoint, then deletes old ones. The steps in `best` stay.
 
-        `again`: one of this step may be there, which knows less; the two change places in one operation. `overtakes`:
-        the training has begun anew from before later ones, which are let go too.
+        `again`: an earlier checkpoint of this step may be there; the two change places in one operation. `overtakes`:
+        the training was started again from an earlier step, and later checkpoints are deleted too.
         """
         final = self.at(contents.step)
-        try:
+        with disk.failing(f"saving step {contents.step} in {self.path}", self.path, contents.nbytes):
             if not self._anchored:
                 disk.make_dirs(self.path)
             self._anchored = True
@@ -79,16 +78,12 @@ class Store:
             disk.make_dir(beside)
             self._write(beside, contents)
             if again and self._is_own(contents.step):
-                self._take_over(beside, final)
+                self._swap_in(beside, final)
             else:
-                self._make_way(contents.step)
+                self._set_aside_unusable(contents.step)
                 disk.rename(beside, final)
                 disk.sync_dir(self.path)
-            self._retire(contents.step, best, overtakes)
-        except OSError as error:
-            raise disk.failure(
-                error, f"saving step {contents.step} in {self.path}", self.path, contents.nbytes
-            ) from error
+            self._delete_old(contents.step, best, overtakes)
         return final
 
     def load(self, step: int, wanted: Callable[[str], bool] = lambda name: True) -> Contents:
@@ -148,8 +143,8 @@ class Store:
         _write_file(beside / COMMIT, iter([hashlib.sha256(manifest).hexdigest().encode() + b"\n"]))
         disk.sync_dir(beside)
 
-    def _make_way(self, step: int) -> None:
-        """What has this step's name and cannot be used keeps its bytes under another name."""
+    def _set_aside_unusable(self, step: int) -> None:
+        """Renames a checkpoint of this step that cannot be used; raises if there is one that can."""
         final = self.at(step)
         if not os.path.lexists(final):
             return
@@ -162,8 +157,8 @@ class Store:
         else:
             raise CheckpointError(f"{final} is there already and is sound. A checkpoint is never overwritten.")
 
-    def _take_over(self, beside: Path, final: Path) -> None:
-        """A checkpoint takes the place of one of the same step, where that is one operation.
+    def _swap_in(self, beside: Path, final: Path) -> None:
+        """Puts a checkpoint in the place of one of the same step, where that is one operation.
 
         Elsewhere the other one stays: what follows its step is then done once more, and in the same way.
         """
@@ -171,19 +166,19 @@ class Store:
             disk.sync_dir(self.path)
         disk.remove_tree(beside)
 
-    def _retire(self, newest: int, best: Sequence[int], overtakes: bool) -> None:
-        """Lets go of checkpoints of this run beyond those to keep, the oldest first."""
+    def _delete_old(self, newest: int, best: Sequence[int], overtakes: bool) -> None:
+        """Deletes checkpoints of this run beyond those to keep, the oldest first."""
         for step in reversed(self.steps()) if overtakes else ():  # the last one first: it would be gone on from
             if step > newest and self._is_own(step):
-                self._let_go(step)
+                self._delete(step)
         if self._keep.last is None:
             return
         own = [step for step in self.steps() if step <= newest and self._is_own(step)]
         for step in own[: -self._keep.last]:
             if step not in best:
-                self._let_go(step)
+                self._delete(step)
 
-    def _let_go(self, step: int) -> None:
+    def _delete(self, step: int) -> None:
         trash = self.path / f".trash-{step}-{uuid.uuid4().hex}"
         disk.rename(self.at(step), trash)
         disk.sync_dir(self.path)

@@ -155,7 +155,8 @@ class Opened:
             elif written.name.endswith(".safetensors"):
                 specs = manifest.tensors.get(written.name, {})
                 tensors = parse_tensors(data, str(self.path / written.name), len(specs))
-                self._check_specs(written.name, specs, tensors)
+                if Contents(0, tensors={written.name: tensors}).specs()[written.name] != specs:
+                    raise CorruptError(f"{self.path / written.name} holds other tensors than {MANIFEST} says.")
                 contents.tensors[written.name] = tensors
         return contents
 
@@ -165,11 +166,6 @@ class Opened:
             raise CorruptError(f"{path} has {length:,} bytes, {written.size:,} were written.")
         if sha256 != written.sha256:
             raise CorruptError(f"{path} is not what was written: its sha256 differs.")
-
-    def _check_specs(self, file: str, specs: dict[str, tuple[str, list[int]]], tensors: dict[str, Tensor]) -> None:
-        found = Contents(0, tensors={file: tensors}).specs()[file]
-        if found != specs:
-            raise CorruptError(f"{self.path / file} holds other tensors than {MANIFEST} says.")
 
     def _read(self, name: str, limit: int, exactly: int | None = None) -> bytes:
         with self._open(name, exactly) as descriptor:

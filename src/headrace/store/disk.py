@@ -7,7 +7,8 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,6 +107,14 @@ def write_file(path: Path, data: Bytes) -> None:
     sync_dir(path.parent)
 
 
+def publish(written: Path, path: Path) -> None:
+    """Gives a file that has been written its name, once its bytes are certain to be on the disk."""
+    with File(written, new=False) as file:
+        file.sync()
+    replace(written, path)
+    sync_dir(path.parent)
+
+
 def remove_tree(path: Path) -> None:
     """A directory of files, and it; links in it, or in its place, are removed, never followed."""
     if path.is_symlink():
@@ -160,6 +169,17 @@ def refuse_link(path: Path) -> None:
     """Raises where there is a link in place of a directory of a run."""
     if path.is_symlink():
         raise RunError(f"{path} is a link, which a run does not follow. Link the whole run instead.")
+
+
+@contextmanager
+def failing(what: str, path: Path, needed: int = 0) -> Iterator[None]:
+    """Raises what the system refuses as a RunError that says what was being done."""
+    try:
+        yield
+    except RunError:
+        raise
+    except OSError as error:
+        raise failure(error, what, path, needed) from error
 
 
 def failure(error: OSError, what: str, path: Path, needed: int) -> RunError:

@@ -20,7 +20,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def standing() -> tuple[object, ...]:
-    """Where the host's generators stand, to be compared: whether anybody has drawn in between."""
+    """The state of the host's generators as comparable values: it shows whether numbers were drawn in between."""
     numbers: Any = np.random.get_state(legacy=True)
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers[1].tobytes(), *numbers[2:]
 

@@ -42,24 +42,14 @@ class Run:
     def __init__(self, path: Path) -> None:
         self.path = path
         _refuse_others(path)
-        try:
+        with disk.failing(f"opening the run {path}", path), ExitStack() as opened:
             disk.make_dirs(path)
             self._lock = _Lock(path / LOCK)
-        except RunError:
-            raise
-        except OSError as error:
-            raise disk.failure(error, f"opening the run {path}", path, 0) from error
-        with ExitStack() as opened:
             opened.callback(self._lock.release)
-            try:
-                self.id = self._identify()
-                self._rows = opened.enter_context(disk.File(path / METRICS, new=False))
-                self._times = opened.enter_context(disk.File(path / TIMES, new=False))
-                self._log = opened.enter_context(disk.File(path / LOG, new=False))
-            except RunError:
-                raise
-            except OSError as error:
-                raise disk.failure(error, f"opening the run {path}", path, 0) from error
+            self.id = self._identify()
+            self._rows = opened.enter_context(disk.File(path / METRICS, new=False))
+            self._times = opened.enter_context(disk.File(path / TIMES, new=False))
+            self._log = opened.enter_context(disk.File(path / LOG, new=False))
             self._opened = opened.pop_all()
 
     @property
@@ -74,21 +64,17 @@ class Run:
                 f"{self.path} has {disk.size(free)} free and needs {disk.size(needed)}, room for two checkpoints. "
                 "Free some space, or choose another directory."
             )
-        try:
+        with disk.failing(f"a trial of writing to {self.path}", self.path, needed):
             disk.write_file(self.path / ".probe", b"x" * 512)
             disk.unlink(self.path / ".probe")
-        except OSError as error:
-            raise disk.failure(error, f"a trial of writing to {self.path}", self.path, needed) from error
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Writes the settings of the training for a person to read."""
         import yaml  # only here: it is a third of what importing headrace costs beside torch
 
         text = yaml.safe_dump(dict(config), sort_keys=False).encode()
-        try:
+        with disk.failing(f"writing {self.path / CONFIG}", self.path, len(text)):
             disk.write_file(self.path / CONFIG, text)
-        except OSError as error:
-            raise disk.failure(error, f"writing {self.path / CONFIG}", self.path, len(text)) from error
 
     def log(self, message: str) -> None:
         """A line of the log, with the time. One that cannot be written is no reason to stop."""
@@ -99,10 +85,8 @@ class Run:
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         """A line of metrics, and when that was: after so many minutes of training."""
         line = json.dumps(encoded(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        try:
+        with disk.failing(f"reporting step {row['step']}", self.path, len(line)):
             self._rows.write(line)
-        except OSError as error:
-            raise disk.failure(error, f"reporting step {row['step']}", self.path, len(line)) from error
         when = {"step": row["step"], "samples": row.get("samples", 0), "minutes": round(minutes, 6)}
         with suppress(OSError):  # nice to know, and no reason to stop
             self._times.write(json.dumps(when, separators=(",", ":")).encode() + b"\n")
@@ -124,25 +108,22 @@ class Run:
         """The rows that `cut` would keep; `drop_later` drops the others."""
         rows, at = [], 0
         self._stays = 0
-        try:
-            for line in self._lines():
-                at += len(line)
-                row = read_row(line)
-                if row is not None and row["step"] <= step and row.get("samples", 0) <= samples:
-                    rows.append(row)
-                    self._stays = at
-        except OSError as error:
-            raise disk.failure(error, f"reading {self.path / METRICS}", self.path, 0) from error
+        with disk.failing(f"reading {self.path / METRICS}", self.path):
+            lines = self._lines()
+        for line in lines:
+            at += len(line)
+            row = read_row(line)
+            if row is not None and row["step"] <= step and row.get("samples", 0) <= samples:
+                rows.append(row)
+                self._stays = at
         return rows
 
     def drop_later(self) -> None:
         """Drops what was reported after the rows that `rows_until` gave."""
-        try:
+        with disk.failing(f"writing {self.path / METRICS}", self.path):
             if self._stays < sum(map(len, self._lines())):
                 self._rows.truncate(self._stays)
                 self._rows.sync()
-        except OSError as error:
-            raise disk.failure(error, f"writing {self.path / METRICS}", self.path, 0) from error
 
     def _lines(self) -> list[bytes]:
         return disk.read_file(self.path / METRICS, METRICS_BYTES).splitlines(keepends=True)
@@ -238,13 +219,6 @@ def machine(device: torch.device) -> dict[str, Any]:
     return found | ({"device": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
 
-def _differences(before: Any, now: Mapping[str, Any]) -> list[str]:
-    """In which facts a machine differs from an earlier one, as far as those are known."""
-    known = before if isinstance(before, Mapping) else {}
-    names = [name for name in {**known, **now} if known and known.get(name) != now.get(name)]
-    return [f"{name} {known.get(name, 'none')} (now {now.get(name, 'none')})" for name in names]
-
-
 @cache
 def processor() -> str:
     """The processor's name."""
@@ -256,8 +230,10 @@ def processor() -> str:
 
 
 def compare_machine(before: Any, device: torch.device) -> None:
-    """Warns of what may make bits differ after a resume."""
-    if found := _differences(before, machine(device)):
+    """Warns of what may make bits differ after a resume, as far as it is known."""
+    known, now = before if isinstance(before, Mapping) else {}, machine(device)
+    names = [name for name in {**known, **now} if known and known.get(name) != now.get(name)]
+    if found := [f"{name} {known.get(name, 'none')} (now {now.get(name, 'none')})" for name in names]:
         warnings.warn(
             f"the run was saved with {', '.join(found)}: it goes on, but perhaps not bit for bit. Exact resume needs "
             "the same kind of processor, number of threads and version of torch.",

@@ -36,7 +36,7 @@ class _Each:
 
 
 def maybe(shape: Shape) -> Shape:
-    """Such a value or none; a key that may be missing."""
+    """The shape of a value that may be `None`, or of a key that may be missing."""
     return _Maybe(shape)
 
 
@@ -98,7 +98,7 @@ def _expect(holds: bool, what: str, value: Any, at: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """A name or a value that somebody else has written, short and on one line."""
+    """A name or a value as messages show it, short and on one line."""
     return (text if text.isprintable() else ascii(text))[:_SHOWN]
 
 

@@ -35,7 +35,8 @@ class Copier:
             storage = first.untyped_storage()
             if memory and sum(tensors[name].nbytes for name in names) >= WHOLE_SHARE * storage.nbytes():
                 room = rooms(storage.nbytes(), first)
-                room.copy_(_raw(storage, first.device), non_blocking=True)
+                raw = torch.empty(0, dtype=torch.uint8, device=first.device).set_(storage)
+                room.copy_(raw, non_blocking=True)
                 found.whole |= dict.fromkeys(names, room)
                 self._rooms.append(room)
                 continue
@@ -152,13 +153,6 @@ def _end(tensor: Tensor) -> int:
 
     Memory that came from elsewhere may have several storages that begin alike; the longest holds them all.
     """
-    reach = tensor.numel() if tensor.is_contiguous() else 1 + sum(map(_stretch, tensor.shape, tensor.stride()))
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = tensor.numel() if tensor.is_contiguous() else 1 + sum((size - 1) * stride for size, stride in steps)
     return int((tensor.storage_offset() + reach) * tensor.element_size())
-
-
-def _stretch(size: int, stride: int) -> int:
-    return (size - 1) * stride
-
-
-def _raw(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

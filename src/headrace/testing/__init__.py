@@ -6,6 +6,8 @@ from headrace.testing import check_source
 def test_my_source():
     check_source(lambda: MySource("small.txt"))
 ```
+
+It calls `store`, `data`, `loss`, `arena`, `workers`, `train` and `engines`.
 """
 
 from .makers import dense_table, ragged_table, sparse_sequences, sparse_table

@@ -63,7 +63,7 @@ class AtCenter(Coordinator):
             if limit.unit in COUNTED_AT_CENTER
         ]
         block = reader.order.block * reader.order.mix if reader.order.kind.startswith("blocks") else 1
-        self.strategy.lend(rows, batch_size, block, min(ends, default=None))
+        self.strategy.plan_leases(rows, batch_size, block, min(ends, default=None))
         return leased
 
     def checkpointer(self, make: Callable[[], Checkpointer]) -> Checkpointer:
@@ -88,12 +88,12 @@ class AtCenter(Coordinator):
             self._reported_rows = {worker: rows for worker, *_, rows in center.get("workers", [])}
             self._reported_losses = handed.mine.get("heard") or handed.mine.get("seen", {})  # as 0.1.0 called it
             self.strategy.load_state_dict(replica, center, None)
-        self.strategy.said = {"facts": self._facts, "pace": at.pace()} if self.leads else {}
+        self.strategy.leader_values = {"facts": self._facts, "pace": at.pace()} if self.leads else {}
         self.strategy.begin(replica)
         self._leased.center = self.strategy.center
-        if self.strategy.reported is not None and not self.leads:
-            compare({0: self.strategy.reported["facts"], self.comm.shard.index: self._facts})
-            at.follow_pace(self.strategy.reported["pace"])
+        if self.strategy.received_values is not None and not self.leads:
+            compare({0: self.strategy.received_values["facts"], self.comm.shard.index: self._facts})
+            at.follow_pace(self.strategy.received_values["pace"])
             self._leased.begin_at(at.info.counters.epochs)
         self._update_counters(at.info)
 
@@ -104,7 +104,7 @@ class AtCenter(Coordinator):
 
     def progress(self, info: Info) -> Counters:
         """As if all were as far as this worker since it last heard of them."""
-        return replace(info.counters, samples=info.samples + self.strategy.unheard * self.comm.count)
+        return replace(info.counters, samples=info.samples + self.strategy.unsent_rows * self.comm.count)
 
     def updated(self, at: TrainState, batch: Batch) -> None:
         info = at.info
@@ -127,7 +127,7 @@ class AtCenter(Coordinator):
         if not self.leads:
             return super().trained(sums, metrics)
         status = self.strategy.status()
-        others = {name: _less(numbers, self.strategy.given.get(name)) for name, numbers in status["tally"].items()}
+        others = {name: _less(numbers, self.strategy.sent_terms.get(name)) for name, numbers in status["tally"].items()}
         fresh = {name: _less(numbers, self._reported_losses.get(name)) for name, numbers in others.items()}
         self._reported_losses = others
         self._measure({worker: facts["rows"] for worker, facts in status["workers"].items()})
@@ -145,12 +145,12 @@ class AtCenter(Coordinator):
         """All rows have been used: whether the center has heard more since this worker's last report."""
         if not self.leads:
             return False
-        news = self.strategy.hear()
-        info.counters.samples = news.samples
+        known = self.strategy.refresh()
+        info.counters.samples = known.samples
         rows = info.history.rows
-        more = bool(rows) and rows[-1]["samples"] != news.samples
+        more = bool(rows) and rows[-1]["samples"] != known.samples
         if more:
-            rows[-1]["samples"] = news.samples
+            rows[-1]["samples"] = known.samples
             self._pulled = None
         return more
 
@@ -159,7 +159,9 @@ class AtCenter(Coordinator):
             return None
         kind, center = type(self.strategy).__name__, self.strategy.state_dict(at.replica())
         weights = center["weights"] if self._pulled is None else at.named(self._pulled)  # what was scored, if it was
-        heard = {name: _plus(numbers, self._reported_losses.get(name)) for name, numbers in self.strategy.given.items()}
+        heard = {
+            name: _plus(numbers, self._reported_losses.get(name)) for name, numbers in self.strategy.sent_terms.items()
+        }
         own = at.own_state() | {"heard": self._reported_losses | heard}
         found = at.state(weights, [own])
         found.strategy, found.kind, found.agrees = center, kind, False
@@ -200,12 +202,12 @@ class AtCenter(Coordinator):
         at.info.counters.rows = at.info.samples - before
 
     def _update_counters(self, info: Info) -> None:
-        news = self.strategy.news
-        if news is None:
+        known = self.strategy.center_progress
+        if known is None:
             return
-        info.counters.samples = news.samples
-        if news.stop:
-            info.stopping = info.stopping or news.stop
+        info.counters.samples = known.samples
+        if known.stop:
+            info.stopping = info.stopping or known.stop
             self._stop_sent = True
 
 

@@ -134,7 +134,7 @@ class InStep(Coordinator):
         return super().keeps(info, common)
 
     def report_error(self, error: BaseException) -> None:
-        self.comm.tell(error)
+        self.comm.report_error(error)
 
     def _own_state(self, at: TrainState) -> Own:
         own = super()._own_state(at)

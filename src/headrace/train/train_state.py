@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..arena.replica import Replica
 from ..arena.vectors import plain_name
-from ..data.categories import Categories
+from ..data.source import Categories
 from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, is_out_of_memory
 from ..length import Counters
 from ..loss.objective import scoring

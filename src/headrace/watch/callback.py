@@ -45,7 +45,7 @@ class Callback:
         """Before anything is loaded: raises on what cannot work."""
 
     def forget(self) -> None:
-        """Another training begins; if it goes on from somewhere, `load_state_dict` follows."""
+        """Resets the state before another training; `load_state_dict` follows if it resumes one."""
 
     def state_dict(self) -> dict[str, Any]:
         """What this callback has to remember: plain values and tensors."""
@@ -117,7 +117,7 @@ class Callbacks:
             callback.forget()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Those that were not there begin anew; a state that nobody takes is told of."""
+        """Restores states by name; warns of a state whose callback is missing."""
         named = dict(self._named())
         for name, saved in state.items():
             if name in named:
@@ -137,7 +137,7 @@ class Callbacks:
         return list(zip(names, self._callbacks, strict=True))
 
     def report_error(self, info: Info, error: BaseException) -> None:
-        """Every `on_error` is called, also after one that fails: somebody has a terminal to put in order."""
+        """Calls every `on_error`, also after one that fails."""
         for method in self._methods["on_error"]:
             try:
                 method(info, error)

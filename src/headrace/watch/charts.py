@@ -107,7 +107,7 @@ def thin(values: Sequence[float], columns: int = COLUMNS) -> list[int]:
 
 
 def _same(rows: Sequence[Row], term: Panel, whole: Panel | None) -> bool:
-    """Whether the only term of a loss says what the loss says."""
+    """Whether the only term of a loss equals the loss."""
     if whole is None:
         return False
     pairs = [(key, f"{family(key)}/loss") for key in term.keys]

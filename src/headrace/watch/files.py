@@ -72,7 +72,7 @@ class OutputPath:
 
     @contextmanager
     def usable(self, path: Path) -> Iterator[None]:
-        """Turns a failure to open what is at a path into an error that says what to do."""
+        """Turns a failure to open a path into an error with a remedy."""
         try:
             yield
         except OSError as error:

@@ -176,13 +176,13 @@ class Info:
 
     @property
     def best(self) -> Best | None:
-        """The best step so far: that of whoever wants the model to end as it was then, or of the first who looks."""
+        """The best step so far: of the owner who restores it at the end, else of the first."""
         marks = list(self.marks.values())
         return next((mark for mark in marks if mark.restore), marks[0] if marks else None)
 
     @property
     def kept(self) -> list[int]:
-        """The steps whose weights somebody wants to keep."""
+        """The steps whose weights are to be kept."""
         return sorted({step for mark in self.marks.values() for step in mark.keep})
 
     def mark_best(
@@ -247,7 +247,7 @@ class Info:
         self.evaluated_weights = tensors
 
     def claim(self, key: str, owner: str, restore: bool) -> bool:
-        """Whether the best step that this owner had marked by this key is known, and means what it meant."""
+        """Whether this owner's best step by this key is known from before, with the same meaning."""
         mark = self.marks.get(f"{owner} {key}")
         known = mark is not None and mark.restore == restore
         if known:
@@ -255,7 +255,7 @@ class Info:
         return known
 
     def forget_unclaimed(self) -> None:
-        """A training has gone on: whoever had marked a best step and is not there now, has no say any more."""
+        """Forgets best steps whose owner is missing after a resume."""
         self.marks = {name: m for name, m in self.marks.items() if name in self.owners or name.startswith(" ")}
         self.history.marked = None if self.best is None else self.best.step
 

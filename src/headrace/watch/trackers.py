@@ -85,7 +85,7 @@ class Tracker(Callback, ABC):
 
     @abstractmethod
     def begin(self, info: Info) -> None:
-        """Begins the record and sets `id`, or goes on in the one that `id` names."""
+        """Begins the record and sets `id`, or continues the record of `id`."""
 
     @abstractmethod
     def send(self, rows: Iterable[Row]) -> None:

@@ -8,8 +8,7 @@ from torch.optim import SGD, Optimizer
 
 from ..errors import ConfigError, unknown
 from ..length import Counters, Length, interval
-from .outer import Outer, OuterStep, RoundStart, check_settings, is_number
-from .rounds import Rounds
+from .rounds import Outer, OuterStep, Rounds, RoundStart, check_settings, is_number
 
 Form = Literal["mean", "cntk"]
 _FORMS = ("mean", "cntk")
@@ -79,7 +78,7 @@ class BlockMomentum(Rounds):
         return (1 - eta) * self.lr * self.comm.count
 
     def _momentum_after(self, rows: int) -> float:
-        """What is left of the past after a round of so many rows."""
+        """The factor η by which the past fades in a round of so many rows."""
         if self.momentum is not None:
             return self.momentum
         if self.time_constant is not None:

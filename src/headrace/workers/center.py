@@ -1,4 +1,4 @@
-"""The center as a worker sees it: it applies changes to shared weights without making workers wait, and leases rows.
+"""The interface of a center, which applies workers' changes to shared weights at once, and leases them rows.
 
 One exchange does everything: it applies what a worker has learnt, and records which rows it learnt it from. So what
 the center holds and what it says of the data can never differ, whoever dies when.
@@ -24,7 +24,7 @@ class Rule(Protocol):
     """What an exchange does to the center: a strategy's own, of plain settings, equal to another with the same ones."""
 
     def apply(self, center: Vectors, push: "Push", staleness: int) -> Vectors | None:
-        """Changes the center's weights in place; what the worker goes on with, `None` if the push is not taken.
+        """Changes the center's weights in place; returns those for the worker, or `None` if the push is refused.
 
         That is the center itself, or memory of its own; the push is left as it is.
         """
@@ -35,7 +35,7 @@ class Rule(Protocol):
 class LeaseTerms:
     """How data are leased: positions 0 to `end` (`None`: no end), in leases of `lease` rows that end with an epoch.
 
-    `lease` is the first worker's word where workers differ.
+    Where workers differ in `lease`, that of the first one holds.
     """
 
     rows: int
@@ -61,12 +61,12 @@ class NothingYet:
     """The workers that are waited for."""
     what: str = ""
     """What they have to do first, for messages."""
-    heard: float = 0.0
-    """When the center heard from one of them last, in seconds on its own clock."""
+    last_call_s: float = 0.0
+    """When one of them last called, in seconds on the center's clock."""
 
 
 class Patience:
-    """Ends a wait at a center when none of the workers that are waited for has been heard of for `timeout_s`."""
+    """Ends a wait at a center when none of the workers that are waited for has called for `timeout_s`."""
 
     def __init__(self, worker: int, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._worker, self._timeout_s, self._now = worker, timeout_s, now
@@ -86,7 +86,7 @@ class Patience:
 
 @dataclass(slots=True)
 class Push:
-    """What a worker brings: weights or changes of them, and the rows that they come from."""
+    """What a worker sends to the center: weights or changes of them, and the rows that they come from."""
 
     sequence: int
     """Counted from 1 by each worker: a push that arrives twice is applied once."""
@@ -106,7 +106,7 @@ class Push:
 
 @dataclass(slots=True)
 class Reply:
-    """What a worker goes on with; its vectors are the worker's own."""
+    """The center's answer: the weights that a worker goes on with, in memory of its own."""
 
     version: int
     vectors: Vectors
@@ -118,18 +118,18 @@ class Reply:
     """Whole passes over the data that have been used up."""
     stop: str = ""
     """Why every worker is to stop, if somebody has said so."""
-    reported: Mapping[str, Any] | None = None
-    """What worker 0 `said` when it began, as far as the center knows: to those that join."""
+    leader_values: Mapping[str, Any] | None = None
+    """What worker 0 gave when it began, if the center still knows: to those that join."""
 
 
 def add_terms(tally: dict[str, list[float]], name: str, coefficient: float, total: float, weight: float) -> None:
-    """Adds the sum and the weight of a loss term to those that a tally has of it."""
+    """Adds the sum and the weight of a loss term to its entry in a tally."""
     _, totals, weights = tally.get(name, (0.0, 0.0, 0.0))
     tally[name] = [coefficient, totals + total, weights + weight]
 
 
 class Center(ABC):
-    """The center, as one worker sees it. `call` carries a request there and the answer back, `wait` lets time pass.
+    """One worker's client of the center. `call` carries a request there and the answer back, `wait` lets time pass.
 
     Trainings are numbered: each worker counts those that it joins, from 1. A process that takes the place of a lost
     worker counts from 1 again, and so finds which of its trainings are over.
@@ -141,7 +141,7 @@ class Center(ABC):
 
     @abstractmethod
     def call(self, name: str, *given: Any) -> Any:
-        """What `CenterState.serve` answers this worker."""
+        """Sends a request to `CenterState.serve`; its answer."""
 
     @abstractmethod
     def wait(self, why: NothingYet) -> None:
@@ -153,16 +153,16 @@ class Center(ABC):
         terms: LeaseTerms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
-        said: Mapping[str, Any] | None = None,
+        leader_values: Mapping[str, Any] | None = None,
     ) -> Reply | None:
         """A worker joins its next training, perhaps once more: leases that it held are free again.
 
         Worker 0 begins a training once the others have left the one before, and gives the weights, or the `state` to
-        go on from. `None` if the training is over: the center has begun a later one. `said`: plain values that are
-        reported to the others.
+        go on from. `None` if the training is over: the center has begun a later one. `leader_values`: plain values,
+        which the others get in their reply.
         """
         number = self._trainings + 1
-        while isinstance(reply := self.call("join", rule, terms, weights, state, said, number), NothingYet):
+        while isinstance(reply := self.call("join", rule, terms, weights, state, leader_values, number), NothingYet):
             self.wait(reply)
         self._trainings = number
         found: Reply | None = reply
@@ -185,7 +185,7 @@ class Center(ABC):
         return reply
 
     def ask_to_stop(self, why: str) -> None:
-        """Every worker learns of it at its next exchange."""
+        """Asks every worker to stop; each reads it in the reply to its next exchange."""
         self.call("ask_to_stop", why)
 
     def leave(self) -> None:

@@ -18,7 +18,7 @@ PAUSE_S = 0.05
 
 
 class CenterState:
-    """The state of a center, for workers known by number; `now` is when they call, in seconds, on any clock.
+    """The state of a center, for workers by number. `now` is the time of a call in seconds, on any clock.
 
     One call applies a push and records its rows, and nothing else does either. So the weights have learnt from
     exactly the rows that are recorded as used, each once, whoever dies when and whatever is said twice:
@@ -38,24 +38,15 @@ class CenterState:
         self.version = 0
         """How many pushes have been applied to the weights."""
         self.stop = ""
-        self.said: Mapping[str, Any] | None = None
-        """What worker 0 said when it began."""
+        self.leader_values: Mapping[str, Any] | None = None
+        """What worker 0 gave when it began, for the others."""
         self.training = 0
         """The number of the training that worker 0 has begun last, counted from 1."""
         self._generation, self.timeout_s = generation, timeout_s
         self._start_over(LeaseTerms(1, 1))
 
-    @property
-    def terms(self) -> LeaseTerms:
-        """How data are leased."""
-        return self._ledger.terms
-
-    @terms.setter
-    def terms(self, terms: LeaseTerms) -> None:
-        self._ledger.terms = terms
-
     def serve(self, worker: int, now: float, name: str, *given: Any) -> Any:
-        """The answer to a call that a worker makes through its `Center`."""
+        """Answers a call that a worker makes through its `Center`."""
         caller = {"status": (now,), "leave": (worker,), "ask_to_stop": (), "state_dict": (), "load_state_dict": ()}
         return getattr(self, name)(*caller.get(name, (worker, now)), *given)
 
@@ -67,7 +58,7 @@ class CenterState:
         terms: LeaseTerms,
         weights: Vectors,
         state: Mapping[str, Any] | None = None,
-        said: Mapping[str, Any] | None = None,
+        leader_values: Mapping[str, Any] | None = None,
         training: int = 1,
     ) -> Reply | NothingYet | None:
         """A worker joins the training of this number; `None` if a later one has begun.
@@ -81,26 +72,27 @@ class CenterState:
         if training > self.training:
             if worker != 0:
                 return self._wait([0], f"to begin training {training}")
-            if others := [other for other in self._members.inside(now - self.timeout_s) if other != worker]:
+            if others := [other for other in self.members.inside(now - self.timeout_s) if other != worker]:
                 return self._wait(others, f"to leave training {self.training}")
             self._begin(terms, weights, state)
-            self.said, self.training = said, training
+            self.leader_values, self.training = leader_values, training
         self._check(rule, terms, weights)
         member = self._member(worker, now)
         member.sequence, member.asked = 0, None
-        self._ledger.leave(worker)
-        return replace(self._reply(self.weights), reported=self.said)
+        self.ledger.leave(worker)
+        return replace(self._reply(self.weights), leader_values=self.leader_values)
 
     def lease(self, worker: int, now: float, number: int) -> Lease | NothingYet | None:
         """Rows to read. A request of the same number gets what was given before."""
         member = self._member(worker, now)
-        if member.asked is not None and member.asked[0] == number and self._ledger.has(worker, member.asked[1].id):
+        if member.asked is not None and member.asked[0] == number and self.ledger.has(worker, member.asked[1].id):
             return member.asked[1]
-        self._ledger.expire(now, self.timeout_s)
-        found = None if self.stop else self._ledger.lease(worker)
+        for silent in self.ledger.leases.keys() - set(self.members.inside(now - self.timeout_s)):
+            self.ledger.leave(silent)
+        found = None if self.stop else self.ledger.lease(worker)
         member.asked = (number, found) if isinstance(found, Lease) else None
         if isinstance(found, NothingYet):
-            others = sorted(self._ledger.leases.keys() - {worker})
+            others = sorted(self.ledger.leases.keys() - {worker})
             return self._wait(others, "to train with the rows that they have been given")
         return found
 
@@ -112,7 +104,7 @@ class CenterState:
             return self._again(worker, push.sequence)
         self._same(push.vectors, "pushes")
         staleness = self.version - push.base
-        if staleness < 0 or not self._ledger.holds(worker, push.done):
+        if staleness < 0 or not self.ledger.holds(worker, push.done):
             self.counts.lost += 1
             return self._refuse(worker, push)
         assert self.rule is not None
@@ -121,7 +113,7 @@ class CenterState:
         member.sequence, member.taken = push.sequence, vectors is not None
         if vectors is None:
             return self._refuse(worker, push)
-        self._ledger.use(worker, push.done)
+        self.ledger.use(worker, push.done)
         self.counts.add(push)
         self.version += 1
         member.pushes, member.rows = member.pushes + 1, member.rows + push.rows
@@ -129,49 +121,40 @@ class CenterState:
         self._remember(worker, push.sequence, reply)
         return reply
 
-    @property
-    def inside(self) -> tuple[int, ...]:
-        """The workers that have joined the training and not left it."""
-        return self._members.inside()
-
-    def enter(self, worker: int, now: float) -> None:
-        """A worker is in the training, as a center knew that was lost."""
-        self._members.enter(worker, now)
-
     def pull(self, worker: int, now: float) -> Reply:
         """The weights as they are; also for a worker that has left."""
         self._begun()
-        if worker in self._members.members:
-            self._members[worker].heard = now
+        if worker in self.members.members:
+            self.members[worker].called_s = now
         return self._reply(self.weights)
 
     def ask_to_stop(self, why: str) -> None:
-        """Every worker is told; the first reason stays."""
+        """Asks every worker to stop; the first reason stays."""
         self.stop = self.stop or why
 
     def leave(self, worker: int) -> None:
         """A worker goes. It may come back, and the weights stay to be read."""
-        self._members.leave(worker)
-        self._ledger.leave(worker)
+        self.members.leave(worker)
+        self.ledger.leave(worker)
 
     def status(self, now: float) -> dict[str, Any]:
         """Plain values, for a person to see."""
-        leases = self._ledger.leases
+        leases = self.ledger.leases
         return {
             "training": self.training,
             "version": self.version,
-            "samples": self._ledger.samples,
-            "epochs": self._ledger.epochs,
+            "samples": self.ledger.samples,
+            "epochs": self.ledger.epochs,
             **asdict(self.counts),
             "workers": {
                 worker: {
                     "pushes": member.pushes,
                     "rows": member.rows,
                     "leased": sum(stop - start for start, stop in leases.get(worker, [])),
-                    "silent_s": max(0.0, now - member.heard),
+                    "silent_s": max(0.0, now - member.called_s),
                     "inside": member.inside,
                 }
-                for worker, member in sorted(self._members.members.items())
+                for worker, member in sorted(self.members.members.items())
             },
         }
 
@@ -182,57 +165,54 @@ class CenterState:
             "training": self.training,
             "version": self.version,
             "weights": dict(self.weights),
-            "terms": asdict(self.terms),
-            "ledger": self._ledger.state_dict(),
+            "terms": asdict(self.ledger.terms),
+            "ledger": self.ledger.state_dict(),
             "counts": self.counts.state_dict(),
-            "workers": self._members.state_dict(),
+            "workers": self.members.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes back to a state; what was leased is free."""
         self._start_over(LeaseTerms(**state["terms"]))
-        self._ledger.load_state_dict(state["ledger"])
+        self.ledger.load_state_dict(state["ledger"])
         self.weights = {name: tensor.detach().clone() for name, tensor in state["weights"].items()}
         self.training, self.version = int(state.get("training", 1)), int(state["version"])
         self.counts = Counts.of(state["counts"])
-        self._members.load_state_dict(state["workers"])
+        self.members.load_state_dict(state["workers"])
 
     def _start_over(self, terms: LeaseTerms) -> None:
-        """Another training, of which nothing is known but what it is to read."""
-        self._ledger = Ledger(terms, self._generation << 32)
-        self._members, self.counts = Members(), Counts()
+        """Forgets the training before."""
+        self.ledger = Ledger(terms, self._generation << 32)
+        self.members, self.counts = Members(), Counts()
         self._remembered: dict[int, tuple[int, Reply]] = {}
         self.version, self.stop = 0, ""
 
     def _begin(self, terms: LeaseTerms, weights: Vectors, state: Mapping[str, Any] | None) -> None:
-        """A training begins, with nobody in it."""
+        """Begins a training, which no worker has joined yet."""
         self.rule = None
         if state is not None:
             self.load_state_dict(state)
             self._differ_in_rows(terms)
-            self.terms = terms
+            self.ledger.terms = terms
         else:
             self._start_over(terms)
             self.weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
     def _check(self, rule: Rule, terms: LeaseTerms, weights: Vectors) -> None:
-        """Whoever joins has the same model, the same settings and the same data."""
+        """Raises unless a worker that joins has the same model, settings and data."""
+        end = self.ledger.terms.end
         self._same(weights, "has")
         self._differ_in_rows(terms)
         if self.rule is None:
             self.rule = rule
         if self.rule != rule:
             raise ConfigError(f"workers have different strategies: {self.rule} and {rule}. Give all the same settings.")
-        if self.terms.end != terms.end:
-            raise ConfigError(
-                f"workers read to different ends: rows {self.terms.end} and {terms.end}. Give all the same limits."
-            )
+        if end != terms.end:
+            raise ConfigError(f"workers read to different ends: rows {end} and {terms.end}. Give all the same limits.")
 
     def _differ_in_rows(self, terms: LeaseTerms) -> None:
-        if self.terms.rows != terms.rows:
-            raise ConfigError(
-                f"an epoch had {self.terms.rows} rows at the center and has {terms.rows} here. Read the same data."
-            )
+        if (rows := self.ledger.terms.rows) != terms.rows:
+            raise ConfigError(f"an epoch had {rows} rows at the center and has {terms.rows} here. Read the same data.")
 
     def _same(self, vectors: Vectors, what: str) -> None:
         """Raises unless these fit the center's weights, before anything is changed by them."""
@@ -254,27 +234,26 @@ class CenterState:
     def _member(self, worker: int, now: float) -> Member:
         """Who calls; one that has been given up, or that a loaded state does not know, is in again."""
         self._begun()
-        self._ledger.hear(worker, now)
-        return self._members.enter(worker, now)
+        return self.members.enter(worker, now)
 
     def _wait(self, workers: Sequence[int], what: str) -> NothingYet:
-        return NothingYet(tuple(workers), what, self._members.heard(workers))
+        return NothingYet(tuple(workers), what, self.members.last_call_s(workers))
 
     def _refuse(self, worker: int, push: Push) -> Reply:
         """Not taken: others may read its rows."""
         self.counts.dropped += 1
-        self._ledger.free(worker, push.done)
+        self.ledger.free(worker, push.done)
         return self._reply(self.weights, taken=False)
 
     def _reply(self, vectors: Vectors, taken: bool = True) -> Reply:
-        return Reply(self.version, vectors, taken, self._ledger.samples, self._ledger.epochs, self.stop)
+        return Reply(self.version, vectors, taken, self.ledger.samples, self.ledger.epochs, self.stop)
 
     def _again(self, worker: int, sequence: int) -> Reply:
-        """The answer to a push that has been judged before."""
+        """The answer to a push that has been answered before."""
         known, reply = self._remembered.get(worker, (0, None))
         if reply is not None and known == sequence:
             return replace(self._reply(reply.vectors), version=reply.version)
-        last = self._members[worker]
+        last = self.members[worker]
         return self._reply(self.weights, taken=last.taken or sequence < last.sequence)
 
     def _remember(self, worker: int, sequence: int, reply: Reply) -> None:
@@ -287,7 +266,7 @@ class CenterState:
 
 
 class LocalCenter(Center):
-    """A center in this process, as one worker sees it. `now` is its clock, in seconds; `pause` lets time pass."""
+    """The client of a center in this process. `now` is its clock, in seconds; `pause` lets time pass."""
 
     def __init__(
         self,

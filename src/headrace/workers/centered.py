@@ -21,8 +21,8 @@ OVER = "this training was over at the center before this worker joined it"
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What a worker has heard at the center."""
+class CenterProgress:
+    """How far the training is, as the center last told a worker."""
 
     samples: int
     """Rows that the center's weights have learnt from, over all workers."""
@@ -54,18 +54,18 @@ class Centered(Strategy, ABC):
             raise ConfigError(f"lease= is a number of rows, at least 1, got {lease!r}.")
         self.every, self.lease = interval(every, "every"), lease
         self._terms: LeaseTerms | None = None
-        self._news: News | None = None
+        self._center_progress: CenterProgress | None = None
         self._counters = Counters()
         self._pending = Push(1, 0, {}, 0)
         """What this worker has learnt since it last met the center, but for the weights."""
-        self._given: dict[str, list[float]] = {}
+        self._sent_terms: dict[str, list[float]] = {}
         self._idle = False
         self._resumed: State | None = None
         self._own_center: Center | None = None
-        self.said: Mapping[str, Any] = {}
-        """What worker 0 reports to the others when the training begins: plain values."""
-        self.reported: Mapping[str, Any] | None = None
-        """What worker 0 has reported, if the center still knows it."""
+        self.leader_values: Mapping[str, Any] = {}
+        """Plain values that worker 0 gives to the others when the training begins."""
+        self.received_values: Mapping[str, Any] | None = None
+        """What worker 0 gave, if the center still knows."""
 
     @property
     def center(self) -> Center:
@@ -73,19 +73,19 @@ class Centered(Strategy, ABC):
         return self._own_center or self.comm.center
 
     @property
-    def news(self) -> News | None:
-        """What this worker has heard at the center last."""
-        return self._news
+    def center_progress(self) -> CenterProgress | None:
+        """How far the training is, as the center last told this worker."""
+        return self._center_progress
 
     @property
-    def unheard(self) -> int:
-        """Rows that this worker has read since it last met the center."""
+    def unsent_rows(self) -> int:
+        """Rows that this worker has trained on since its last exchange with the center."""
         return self._pending.rows
 
     @property
-    def given(self) -> dict[str, list[float]]:
-        """Coefficients, sums and weights of terms that this worker has brought to the center."""
-        return self._given
+    def sent_terms(self) -> dict[str, list[float]]:
+        """Coefficients, sums and weights of the loss terms that this worker has sent to the center."""
+        return self._sent_terms
 
     @property
     @abstractmethod
@@ -97,9 +97,9 @@ class Centered(Strategy, ABC):
         """Puts into a push what the center is to have of this worker's weights, which are the model's own."""
 
     def take(self, reply: Reply) -> None:
-        """This worker goes on with the weights of a reply."""
+        """Takes what it needs from a reply, whose weights this worker goes on with."""
 
-    def lend(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> LeaseTerms:
+    def plan_leases(self, rows: int, batch: int, block: int = 1, end: int | None = None) -> LeaseTerms:
         """How the center is to lease the data: epochs of `rows` rows, read in batches, up to row `end`.
 
         Leases are whole batches, or whole blocks where rows are read in blocks, unless the epoch ends before. By
@@ -115,19 +115,19 @@ class Centered(Strategy, ABC):
 
     def begin(self, replica: Replica) -> None:
         """Joins the center and takes its weights."""
-        assert self._terms is not None, "lend comes before begin"
+        assert self._terms is not None, "plan_leases comes before begin"
         state, self._resumed = self._resumed, None
         weights = _on_host(replica)
         self._own_center, self._counters = None, Counters()
-        self._given, self._idle = {}, False
-        reply = self.comm.center.join(self.rule, self._terms, weights, state, self.said)
+        self._sent_terms, self._idle = {}, False
+        reply = self.comm.center.join(self.rule, self._terms, weights, state, self.leader_values)
         if reply is None:
             reply = self._join_alone(weights, state)
-        self.reported = reply.reported
+        self.received_values = reply.leader_values
         self._go_on(replica, reply, 1)
 
     def _join_alone(self, weights: Vectors, state: State | None) -> Reply:
-        """The training is over for all others: of it there is what a checkpoint of worker 0 knows, and no rows."""
+        """Makes a center for this worker alone, from a checkpoint: all others have ended the training."""
         if self.comm.leader and state is None:
             raise WorkerError(
                 "worker 0 was started again while the others were in a later training, and the result of this one "
@@ -175,23 +175,23 @@ class Centered(Strategy, ABC):
         return replica.joined(self.center.pull().vectors)
 
     def exchange(self, replica: Replica) -> None:
-        """Brings what has been learnt since the last meeting, and goes on with what the center says."""
+        """Sends what has been learnt since the last exchange, and takes the weights of the reply."""
         push = self._pending
         self.fill(push, _on_host(replica))
         reply = self.center.exchange(push)
         for name, (coefficient, total, weight) in push.tally.items() if reply.taken else ():
-            add_terms(self._given, name, coefficient, total, weight)
+            add_terms(self._sent_terms, name, coefficient, total, weight)
         self._idle = False
         self._go_on(replica, reply, push.sequence + 1)
 
-    def hear(self) -> News:
-        """What there is to hear at the center now."""
-        self._hear(self.center.pull())
-        assert self._news is not None
-        return self._news
+    def refresh(self) -> CenterProgress:
+        """Asks the center how far the training is now."""
+        self._note_progress(self.center.pull())
+        assert self._center_progress is not None
+        return self._center_progress
 
     def status(self) -> dict[str, Any]:
-        """What has come to the center so far, and what of it was not taken."""
+        """Counters of the center, for reports."""
         return self.center.status()
 
     def state_dict(self, replica: Replica) -> State:
@@ -202,12 +202,12 @@ class Centered(Strategy, ABC):
         """Before `begin`, which then joins the center in this state; nothing of a worker's own outlives it."""
         self._resumed = dict(state) or None
 
-    def _hear(self, reply: Reply) -> None:
-        self._news = News(reply.samples, reply.epochs, reply.stop, reply.taken)
+    def _note_progress(self, reply: Reply) -> None:
+        self._center_progress = CenterProgress(reply.samples, reply.epochs, reply.stop, reply.taken)
 
     def _go_on(self, replica: Replica, reply: Reply, sequence: int) -> None:
         """With the weights of a reply, towards the push of that number."""
-        self._hear(reply)
+        self._note_progress(reply)
         places = replica.by_name(replica.tensors)
         if missing := places.keys() - reply.vectors.keys():
             raise CheckpointError(f"the center lacks {min(missing)!r}, which the model has.")

@@ -36,12 +36,12 @@ class Done:
 
 
 class Comm(ABC):
-    """The others, seen from one worker.
+    """The communicator of one worker: how it exchanges vectors and values with the others.
 
-    All workers call the same methods in the same order, but for `center`, `worked`, `at` and `tell`. Vectors are dense
-    and contiguous, on the host or on the worker's device, alike on all workers; what is reduced is the same on each of
-    them to the last bit. Values are what `codec` knows: plain values and tensors, in lists and dicts; they come back
-    as copies, tensors on the host.
+    All workers call the same methods in the same order, but for `center`, `worked`, `at` and `report_error`. Vectors
+    are dense and contiguous, on the host or on the worker's device, alike on all workers; what is reduced is the same
+    on each of them to the last bit. Values are what `codec` knows: plain values and tensors, in lists and dicts; they
+    come back as copies, tensors on the host.
 
     A worker that is lost, or that keeps the others waiting for too long, is a `WorkerError` on all others.
     """
@@ -72,7 +72,7 @@ class Comm(ABC):
         """The vector becomes the sum, or the maximum, of those of all workers."""
 
     def start(self, vector: Tensor, op: Op = "sum") -> Pending:
-        """Begins an `all_reduce` and returns; nobody touches the vector until it is done."""
+        """Begins an `all_reduce` and returns; the vector may not be touched until it is done."""
         self.all_reduce(vector, op)
         return Done()
 
@@ -98,24 +98,24 @@ class Comm(ABC):
         return found
 
     def worked(self, rows: int) -> None:
-        """An update of so many rows was computed: a virtual clock goes on."""
+        """Counts an update of so many rows: a virtual clock moves on."""
 
     def now(self) -> float:
         """Seconds, on this worker's clock."""
         return time.perf_counter()
 
     def at(self, step: int, doing: str) -> None:
-        """Where this worker stands, for a message about whoever keeps the others waiting."""
+        """Notes where this worker stands, for errors about workers that keep others waiting."""
 
-    def tell(self, error: BaseException) -> None:
-        """This worker is about to end by an error: the others learn why."""
+    def report_error(self, error: BaseException) -> None:
+        """Tells the other workers why this one is about to end."""
 
     def close(self) -> None:
-        """There is nothing more to say."""
+        """Ends the communication."""
 
 
 class Null(Comm):
-    """A worker alone; `timeout_s` is how long it waits at a center, as others do."""
+    """The communicator of a worker alone; `timeout_s` is how long it waits at a center, as others do."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self._center: Center | None = None

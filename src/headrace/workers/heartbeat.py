@@ -19,7 +19,7 @@ from ..data.source import Shard
 from ..errors import HeadraceError, WorkerError
 
 BEAT_S = 0.5
-STOPPED_S = 1.2  # a heart that has not beaten for so long has stopped, if somebody misses its owner
+STOPPED_S = 1.2  # a worker that has written nothing for so long is lost, if others wait for it
 PATIENCE_S = 1.5  # how long those that lose a connection wait to learn why
 HASTE_S = 0.3  # those that have waited for long enough
 TELLING_S = 2.0  # how long a failing worker tries to tell
@@ -31,8 +31,8 @@ _TEXT, _TRACE = 4_000, 20_000  # characters of a message and of a traceback that
 
 
 @dataclass(frozen=True, slots=True)
-class Heart:
-    """What a worker last wrote about itself."""
+class WorkerStatus:
+    """Where a worker stands, as it last wrote it into the store."""
 
     beat: int = 0
     step: int = 0
@@ -49,7 +49,7 @@ class Heart:
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """An error of a worker, as the others hear of it."""
+    """An error of a worker, as it is reported to the others."""
 
     worker: int
     step: int
@@ -74,7 +74,7 @@ class FailureReport:
         return error
 
     def for_caller(self) -> HeadraceError:
-        """For whoever has started the workers: an error of our own as it was, another one as a `WorkerError`."""
+        """The error for the process that started the workers: headrace's own kinds stay, others are `WorkerError`."""
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, HeadraceError)) or kind is WorkerError:
             return self.error()
@@ -84,7 +84,7 @@ class FailureReport:
 
 
 class Heartbeat:
-    """This worker's heart, and what it hears of the others.
+    """Writes this worker's status into the store and reads that of the others, in a thread of its own.
 
     `keeper`: the worker that keeps the store, if it is one. `nudge`: disturbs the program, wherever it is, by an
     error that `interrupt` raises.
@@ -100,7 +100,7 @@ class Heartbeat:
         self._store, self._shard, self._timeout_s, self._keeper, self._nudge = store, shard, timeout_s, keeper, nudge
         self._pause_s = max(BEAT_S, shard.count / _WORKERS_A_SECOND)
         self._beat, self._to_report, self._noticed, self._left, self._ended = 0, "", False, False, False
-        self._hearts = [Heart()] * shard.count
+        self._statuses = [WorkerStatus()] * shard.count
         self._seen_s = [time.monotonic()] * shard.count
         self._complete = False
         self._begun_s: float | None = None  # of the exchange with the store under way
@@ -110,7 +110,7 @@ class Heartbeat:
         self._thread.start()
 
     def report(self, error: BaseException) -> None:
-        """The others learn why this worker ends; returns once the store knows, or does not answer."""
+        """Reports why this worker ends; returns once the store has it, or does not answer."""
         if self._noticed:  # it ends by what was reported
             return
         self._noticed = True
@@ -123,10 +123,10 @@ class Heartbeat:
         if self.reported is None:
             found = WorkerError(self._diagnosis(failure, waited_s))
             self._send(found)
-            return self.heard() if self.reported else found
-        return self.heard()
+            return self.reported_error() if self.reported else found
+        return self.reported_error()
 
-    def heard(self) -> WorkerError:
+    def reported_error(self) -> WorkerError:
         """What has been reported, for this worker to end by."""
         assert self.reported is not None
         self._noticed = True
@@ -135,10 +135,10 @@ class Heartbeat:
     def interrupt(self) -> None:
         """Raises what has been reported, unless this worker ends by it already."""
         if self.reported is not None and not self._noticed:
-            raise self.heard()
+            raise self.reported_error()
 
     def leave(self) -> None:
-        """This worker needs the others no more. The one that keeps the store stays a moment longer than they."""
+        """Ends the heartbeat: this worker no longer needs the others. The one that keeps the store waits for them."""
         self._left = True
         end = time.monotonic() + TELLING_S
         while self._keeper == self._shard.index and not self._all_have_left and time.monotonic() < end:
@@ -157,13 +157,15 @@ class Heartbeat:
         if self._keeper is None and (self._is_held_up or not self._thread.is_alive()):
             return _KEEPER_IS_GONE
         if self._is_late(waited_s) and others:
-            late = min(others, key=lambda k: (silent[k] < STOPPED_S, self._hearts[k].waiting, self._hearts[k].calls))
+            late = min(
+                others, key=lambda k: (silent[k] < STOPPED_S, self._statuses[k].waiting, self._statuses[k].calls)
+            )
             late = self._keeper if self._is_held_up and self._keeper in others else late
             return self._keeps_waiting(late, silent[late])
         if not self._thread.is_alive() and self._keeper in others:
             return self._was_lost(self._keeper)
         for k in others:
-            if self._hearts[k].left:
+            if self._statuses[k].left:
                 return f"worker {k} ended at {self._place(k)}, while worker {me} still needs it."
         lost = max(others, key=lambda k: silent[k], default=me)
         if lost != me and silent[lost] > STOPPED_S:
@@ -184,13 +186,13 @@ class Heartbeat:
         )
 
     def _place(self, worker: int) -> str:
-        return _place(self._hearts[worker], max(self.met, *(heart.met for heart in self._hearts)))
+        return _place(self._statuses[worker], max(self.met, *(status.met for status in self._statuses)))
 
     @property
     def _all_have_left(self) -> bool:
         soon = time.monotonic() - STOPPED_S
         return not self._thread.is_alive() or all(
-            heart.left or seen_s < soon for heart, seen_s in zip(self._hearts, self._seen_s, strict=True)
+            status.left or seen_s < soon for status, seen_s in zip(self._statuses, self._seen_s, strict=True)
         )
 
     @property
@@ -228,16 +230,16 @@ class Heartbeat:
     def _exchange(self) -> None:
         self._begun_s = time.monotonic()
         self._beat += 1
-        heart = Heart(self._beat, self.step, self.doing, self.waiting, self.calls, self.met, self._left)
+        status = WorkerStatus(self._beat, self.step, self.doing, self.waiting, self.calls, self.met, self._left)
         if self._to_report:
             self._store.compare_set(_REPORTED, "", self._to_report)
             self._to_report = ""
-        write_heart(self._store, self._shard.index, heart)
-        if not heart.left or self._keeper == self._shard.index:  # else whoever keeps the store may be gone by now
-            self._hear()
+        write_status(self._store, self._shard.index, status)
+        if not status.left or self._keeper == self._shard.index:  # else whoever keeps the store may be gone by now
+            self._read_others()
         self._begun_s = None
 
-    def _hear(self) -> None:
+    def _read_others(self) -> None:
         """What the others have reported."""
         if self.reported is None:
             self.reported = read_report(self._store)
@@ -245,17 +247,17 @@ class Heartbeat:
         self._complete = self._complete or self._store.check(keys)
         if self._complete:
             for k, text in enumerate(self._store.multi_get(keys)):
-                heart = Heart(**json.loads(text))
-                if heart.beat != self._hearts[k].beat:
-                    self._hearts[k], self._seen_s[k] = heart, time.monotonic()
+                status = WorkerStatus(**json.loads(text))
+                if status.beat != self._statuses[k].beat:
+                    self._statuses[k], self._seen_s[k] = status, time.monotonic()
 
     def _watch(self) -> None:
-        """What holds even where this worker's program hears of nothing: it computes, reads data, or hangs."""
+        """Ends this worker, or reports another one, even while its program computes, reads data or hangs."""
         now = time.monotonic()
         if self.reported is None:
-            for k, heart in enumerate(self._hearts):
+            for k, status in enumerate(self._statuses):
                 silent_s = now - self._seen_s[k]
-                if self._complete and not heart.left and silent_s > self._timeout_s + GRACE_S:
+                if self._complete and not status.left and silent_s > self._timeout_s + GRACE_S:
                     error = WorkerError(self._keeps_waiting(k, silent_s))
                     self._to_report = json.dumps(asdict(FailureReport.of(error, self._shard.index, self.step)))
         elif not self._noticed:
@@ -267,9 +269,9 @@ class Heartbeat:
                 _end(str(self.reported))
 
     def _miss_keeper(self) -> None:
-        """Whoever keeps the store leaves after all others: it was lost, or has reported why it ends."""
+        """Reports the loss of the store's keeper, unless it has ended well or reported why it ends."""
         self._begun_s = None
-        if self.reported is None and not (self._keeper is not None and self._hearts[self._keeper].left):
+        if self.reported is None and not (self._keeper is not None and self._statuses[self._keeper].left):
             gone = WorkerError(_KEEPER_IS_GONE if self._keeper is None else self._was_lost(self._keeper))
             self.reported = FailureReport.of(gone, self._shard.index, self.step)
         while self.reported is not None and not self._noticed and not self._left:
@@ -283,11 +285,11 @@ def read_report(store: Store) -> FailureReport | None:
 
 
 def read_place(store: Store, worker: int, count: int) -> str:
-    """Where a worker was, in words, as far as anybody knows; "" if its heart has never beaten."""
-    hearts = {k: read_heart(store, k) for k in range(count)}
-    if worker not in hearts or not hearts[worker].beat:
+    """Where a worker was, in words, as far as the store tells; "" if it has never written."""
+    statuses = {k: read_status(store, k) for k in range(count)}
+    if worker not in statuses or not statuses[worker].beat:
         return ""
-    return _place(hearts[worker], max(heart.met for heart in hearts.values()))
+    return _place(statuses[worker], max(status.met for status in statuses.values()))
 
 
 def write_end(store: Store, worker: int, how: str) -> None:
@@ -296,33 +298,33 @@ def write_end(store: Store, worker: int, how: str) -> None:
 
 
 def read_end(store: Store, worker: int) -> str:
-    """How a worker has ended; "" if it has not, or has left without a word."""
+    """How a worker has ended; "" if it has not, or has not written it."""
     return store.get(_end_of(worker)).decode() if store.check([_end_of(worker)]) else ""
 
 
 def write_report(store: Store, worker: int, error: BaseException) -> None:
-    """As `Heartbeat.report`, for a worker whose heart does not beat."""
-    report = FailureReport.of(error, worker, read_heart(store, worker).step)
+    """As `Heartbeat.report`, for a worker without a heartbeat."""
+    report = FailureReport.of(error, worker, read_status(store, worker).step)
     store.compare_set(_REPORTED, "", json.dumps(asdict(report)))
 
 
-def write_heart(store: Store, worker: int, heart: Heart) -> None:
-    store.set(_key(worker), json.dumps(asdict(heart)))
+def write_status(store: Store, worker: int, status: WorkerStatus) -> None:
+    store.set(_key(worker), json.dumps(asdict(status)))
 
 
-def read_heart(store: Store, worker: int) -> Heart:
-    """A heart as it was at its last beat; a new one if it has never beaten."""
+def read_status(store: Store, worker: int) -> WorkerStatus:
+    """The last status of a worker; an empty one if it has never written."""
     key = _key(worker)
-    return Heart(**json.loads(store.get(key))) if store.check([key]) else Heart()
+    return WorkerStatus(**json.loads(store.get(key))) if store.check([key]) else WorkerStatus()
 
 
-def _place(heart: Heart, met: int) -> str:
-    """A heart may have stopped before it could tell of the last steps."""
-    return f"step {heart.step} ({heart.doing})" if heart.step >= met else f"step {met}"
+def _place(status: WorkerStatus, met: int) -> str:
+    """A status may be older than the last steps, at which all workers have met."""
+    return f"step {status.step} ({status.doing})" if status.step >= met else f"step {met}"
 
 
 def _key(worker: int) -> str:
-    return f"heart/{worker}"
+    return f"status/{worker}"
 
 
 def _end_of(worker: int) -> str:
@@ -330,6 +332,6 @@ def _end_of(worker: int) -> str:
 
 
 def _end(why: str) -> None:
-    """The program does not hear of it: it computes, or waits in a call that nothing interrupts."""
+    """Ends a program that does not react: it computes, or waits in a call that nothing interrupts."""
     os.write(2, f"headrace: {why} This worker ends.\n".encode())
     os._exit(1)

@@ -16,7 +16,7 @@ _current = _Current()
 
 
 def here() -> Comm:
-    """How this worker speaks to the others."""
+    """The communicator of this worker."""
     if _current.comm is not None:
         return _current.comm
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
@@ -27,14 +27,14 @@ def here() -> Comm:
     return Null()
 
 
-def speaking() -> Comm | None:
-    """As `here`, if this worker has spoken to the others already."""
+def current_comm() -> Comm | None:
+    """The communicator of this worker, if one has been made."""
     return _current.comm
 
 
 @contextmanager
-def speaking_as(comm: Comm) -> Iterator[None]:
-    """For a while, this thread is the worker that speaks so."""
+def use_comm(comm: Comm) -> Iterator[None]:
+    """For a while, `here` returns this communicator in this thread."""
     before, _current.comm = _current.comm, comm
     try:
         yield

@@ -158,7 +158,7 @@ def listen(host: str, port: int, timeout_s: float) -> TCPStore:
 
 
 def connect(host: str, port: int, timeout_s: float) -> TCPStore:
-    """A store that somebody else keeps; a RuntimeError where none answers in time."""
+    """Connects to a store of another process; a RuntimeError where none answers in time."""
 
     def ask() -> TCPStore:
         return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
@@ -167,7 +167,7 @@ def connect(host: str, port: int, timeout_s: float) -> TCPStore:
 
 
 def within(limit_s: float, call: Callable[[], Result], what: str) -> Result:
-    """What a call gives. Torch waits for ever for an answer of a store that is stopped, or is none."""
+    """Calls a function and waits for its result at most so long: torch waits for ever for a store that is stopped."""
     found: list[Result] = []
     failed: list[RuntimeError] = []
 

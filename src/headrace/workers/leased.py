@@ -47,7 +47,7 @@ class Leased(SourceWrapper):
         return None if macrobatch is None else macrobatch.only()
 
     def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
-        """Batches of one lease; its last one stands alone where that can be told, so that it is asked for late."""
+        """Batches of one lease; the last one stands alone where possible, so that the next lease is requested late."""
         if not self._leases and not self._await():
             return None
         lease, following = self._leases[0], self._leases[1:]
@@ -87,7 +87,7 @@ class Leased(SourceWrapper):
         self._pass = max(self._pass, epoch)
 
     def _following(self) -> list[Lease]:
-        """A lease is used up: the next one, if there is one now."""
+        """The next lease, if there is one now."""
         found = self.center.lease()
         return [found] if isinstance(found, Lease) else []
 

@@ -8,39 +8,39 @@ from typing import Any
 
 from .center import Lease, LeaseTerms, NothingYet, Push, add_terms
 
-Run = tuple[int, int]
+Range = tuple[int, int]
 """Positions from the first to before the second."""
 Done = Iterable[tuple[int, int, int]]
 """Positions of leases: (lease, start, stop)."""
 
 
-class Positions:
-    """A set of positions, as few runs in order that do not touch."""
+class Ranges:
+    """A set of positions, as few ranges in order that do not touch."""
 
-    def __init__(self, runs: Iterable[Run] = ()) -> None:
-        self.runs: list[Run] = [(int(start), int(stop)) for start, stop in runs]
+    def __init__(self, ranges: Iterable[Range] = ()) -> None:
+        self.ranges: list[Range] = [(int(start), int(stop)) for start, stop in ranges]
 
     def __len__(self) -> int:
-        return sum(stop - start for start, stop in self.runs)
+        return sum(stop - start for start, stop in self.ranges)
 
     def covers(self, start: int, stop: int) -> bool:
-        return any(first <= start and stop <= last for first, last in self.runs)
+        return any(first <= start and stop <= last for first, last in self.ranges)
 
     def add(self, start: int, stop: int) -> None:
-        before = [run for run in self.runs if run[1] < start]
-        after = [run for run in self.runs if run[0] > stop]
-        touched = [(start, stop), *self.runs[len(before) : len(self.runs) - len(after)]]
-        self.runs = [*before, (min(run[0] for run in touched), max(run[1] for run in touched)), *after]
+        before = [run for run in self.ranges if run[1] < start]
+        after = [run for run in self.ranges if run[0] > stop]
+        touched = [(start, stop), *self.ranges[len(before) : len(self.ranges) - len(after)]]
+        self.ranges = [*before, (min(run[0] for run in touched), max(run[1] for run in touched)), *after]
 
     def remove(self, start: int, stop: int) -> None:
-        parts = [part for a, b in self.runs for part in ((a, min(b, start)), (max(a, stop), b))]
-        self.runs = [(a, b) for a, b in parts if a < b]
+        parts = [part for a, b in self.ranges for part in ((a, min(b, start)), (max(a, stop), b))]
+        self.ranges = [(a, b) for a, b in parts if a < b]
 
 
 @dataclass(slots=True)
 class _Leased:
     worker: int
-    rest: Positions
+    rest: Ranges
     """What has been neither used nor given back."""
 
 
@@ -48,16 +48,15 @@ class Ledger:
     """Positions from 0 on, counted from the beginning of the first epoch: each is used, leased or free.
 
     Leases are given from the earliest free position on. They end at multiples of `LeaseTerms.lease` within an epoch, so
-    that what is given back falls into the same places again. Lease ids are never given twice: a late word about one
-    that has been lost is not believed. The state is what has been used, a few runs of it.
+    that what is given back falls into the same places again. Lease ids are never given twice: what comes late
+    about one that has been lost is ignored. The state is what has been used, a few ranges of it.
     """
 
     def __init__(self, terms: LeaseTerms, first: int = 0) -> None:
         self.terms = terms
         self._next = first
-        self._used = Positions()
+        self._used = Ranges()
         self._leases: dict[int, _Leased] = {}
-        self._heard: dict[int, float] = {}
 
     @property
     def samples(self) -> int:
@@ -68,14 +67,14 @@ class Ledger:
     def epochs(self) -> int:
         """Epochs of which all rows have been used."""
         rows = self.terms.rows
-        return sum(max(0, stop // rows + -start // rows) for start, stop in self._used.runs)
+        return sum(max(0, stop // rows + -start // rows) for start, stop in self._used.ranges)
 
     @property
-    def leases(self) -> dict[int, list[Run]]:
+    def leases(self) -> dict[int, list[Range]]:
         """What each worker still has to read."""
-        found: dict[int, list[Run]] = {}
+        found: dict[int, list[Range]] = {}
         for leased in self._leases.values():
-            found.setdefault(leased.worker, []).extend(leased.rest.runs)
+            found.setdefault(leased.worker, []).extend(leased.rest.ranges)
         return found
 
     def lease(self, worker: int) -> Lease | NothingYet | None:
@@ -88,12 +87,12 @@ class Ledger:
         place = epoch + ((start - epoch) // self.terms.lease + 1) * self.terms.lease
         stop = min(bound for bound in (place, epoch + rows, gap, end) if bound is not None)
         self._next += 1
-        self._leases[self._next] = _Leased(worker, Positions([(start, stop)]))
+        self._leases[self._next] = _Leased(worker, Ranges([(start, stop)]))
         return Lease(self._next, start, stop)
 
     def holds(self, worker: int, done: Done) -> bool:
         """Whether all of these are this worker's to use, once."""
-        left: dict[int, Positions] = {}
+        left: dict[int, Ranges] = {}
         for lease, start, stop in done:
             leased = self._leases.get(lease)
             if leased is None or leased.worker != worker or start >= stop:
@@ -128,38 +127,25 @@ class Ledger:
         """What a worker has leased is free."""
         self._leases = {lease: leased for lease, leased in self._leases.items() if leased.worker != worker}
 
-    def hear(self, worker: int, now: float) -> None:
-        """A worker has been heard of, at this time in seconds."""
-        self._heard[worker] = now
-
-    def expire(self, now: float, timeout_s: float) -> list[int]:
-        """What workers have leased of whom nothing has been heard for so long is free; who they were."""
-        silent = {leased.worker for leased in self._leases.values()}
-        silent = {worker for worker in silent if now - self._heard.setdefault(worker, now) > timeout_s}
-        for worker in silent:
-            self.leave(worker)
-        return sorted(silent)
-
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"used": [list(run) for run in self._used.runs], "next": self._next}
+        return {"used": [list(run) for run in self._used.ranges], "next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes back to a state; what was leased is free."""
-        self._used, self._leases = Positions(state["used"]), {}
+        self._used, self._leases = Ranges(state["used"]), {}
         self._next = max(self._next, int(state["next"]))
-        self._heard = {}
 
     def _take(self, lease: int, start: int, stop: int) -> None:
         rest = self._leases[lease].rest
         rest.remove(start, stop)
-        if not rest.runs:
+        if not rest.ranges:
             del self._leases[lease]
 
     def _first_free(self) -> tuple[int, int | None]:
         """The earliest free position, and where the free ones after it end, if they do."""
         at = 0
-        for start, stop in sorted([*self._used.runs, *(run for leased in self.leases.values() for run in leased)]):
+        for start, stop in sorted([*self._used.ranges, *(run for leased in self.leases.values() for run in leased)]):
             if start > at:
                 return at, start
             at = max(at, stop)
@@ -168,7 +154,7 @@ class Ledger:
 
 @dataclass(slots=True)
 class Member:
-    """What the center knows of a worker."""
+    """The center's record of a worker."""
 
     sequence: int = 0
     """Its last push that has been judged: one that comes again is not applied again."""
@@ -177,8 +163,8 @@ class Member:
     pushes: int = 0
     rows: int = 0
     """Rows that the center has learnt from it."""
-    heard: float = 0.0
-    """When it has been heard of, in seconds."""
+    called_s: float = 0.0
+    """When it last called, in seconds."""
     inside: bool = False
     """Whether it has joined the training and has not left it."""
     asked: tuple[int, Lease] | None = None
@@ -200,16 +186,16 @@ class Members:
         return self.members.setdefault(worker, Member())
 
     def inside(self, since: float = -inf) -> tuple[int, ...]:
-        """The workers that are in the training, and have been heard of since."""
-        return tuple(sorted(k for k, member in self.members.items() if member.inside and member.heard >= since))
+        """The workers in the training that have called since then."""
+        return tuple(sorted(k for k, member in self.members.items() if member.inside and member.called_s >= since))
 
-    def heard(self, workers: Iterable[int]) -> float:
-        """When one of these was heard of last."""
-        return max((self.members[worker].heard for worker in workers if worker in self.members), default=0.0)
+    def last_call_s(self, workers: Iterable[int]) -> float:
+        """When one of these workers called last."""
+        return max((self.members[worker].called_s for worker in workers if worker in self.members), default=0.0)
 
     def enter(self, worker: int, now: float) -> Member:
         member = self[worker]
-        member.inside, member.heard = True, now
+        member.inside, member.called_s = True, now
         return member
 
     def leave(self, worker: int) -> None:

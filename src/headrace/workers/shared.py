@@ -1,16 +1,23 @@
 """Adds up vectors of workers on one host, through memory that they share.
 
-Every worker copies its vector into a place of its own, part by part, says so, and adds up what lies in all places.
-The places are few and small, so that what is read has just been written and is still in the processor's cache.
+Every worker copies its vector into a place of its own, part by part, sends a signal, and adds up what lies in all
+places. The places are few and small, so that what is read has just been written and is still in the processor's cache.
 
-Signals go over sockets: a worker that is gone is seen at once, and a signal orders the writes before it on every
-processor.
+Signals go over a socket between each two workers: a worker that is gone is seen at once, and a signal orders the writes
+before it on every processor. Sockets and memory have no names: nothing is left behind, whoever dies how.
 """
 
+import fcntl
+import mmap
 import os
+import secrets
+import select
+import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -18,7 +25,6 @@ from torch import Tensor
 from ..data.source import Shard
 from ..errors import WorkerError
 from .comm import Done, Op, Pending
-from .same_host import Peer, SameHostPeers
 
 PART = 512 * 1024
 """Bytes of a place. Larger parts fall out of the cache, smaller ones cost more signals."""
@@ -32,24 +38,18 @@ HALVES = (torch.float16, torch.bfloat16)
 _SIGNAL = struct.Struct("<qq")
 
 Exchange = Callable[[str], Sequence[str]]
-"""Gives a word to all workers and returns the words of all, in order; every worker calls it as often."""
-Lost = Callable[[int, str], WorkerError]
-"""Makes the error for a worker, by its number, and what became of it."""
-
-
-def _lost(index: int, what: str) -> WorkerError:
-    return WorkerError(f"worker {index} {what}.")
+"""Gives a text to all workers and returns the texts of all, in order; every worker calls it as often."""
 
 
 class Shared:
-    """The workers of one host, seen from one of them; made by `connect`.
+    """Adds up vectors with the other workers of this host; made by `connect`.
 
     All call the same methods with vectors of the same length and type, in the same order. Values are added in the
     order of workers, 16-bit ones as float32 that is rounded once: the sum is the same for all, to the last bit.
     """
 
-    def __init__(self, shard: Shard, memory: Tensor, peers: Sequence[Peer], timeout_s: float, lost: Lost) -> None:
-        self._shard, self._peers, self._timeout_s, self._lost = shard, peers, timeout_s, lost
+    def __init__(self, shard: Shard, memory: Tensor, peers: "Sequence[Peer]", timeout_s: float) -> None:
+        self._shard, self._peers, self._timeout_s = shard, peers, timeout_s
         self._memory = memory.view(shard.count, PLACES, PART)
         self._places: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._part = 0
@@ -57,15 +57,15 @@ class Shared:
         self._spin_s = SPIN_S if shard.count <= len(os.sched_getaffinity(0)) else 0.0
 
     @classmethod
-    def connect(cls, shard: Shard, exchange: Exchange, timeout_s: float, lost: Lost = _lost) -> "Shared | None":
+    def connect(cls, shard: Shard, exchange: Exchange, timeout_s: float) -> "Shared | None":
         """Joins the others; `None`, on all of them, if they are not on one host or the memory cannot be had."""
         with SameHostPeers(shard, shard.count * PLACES * PART, timeout_s) as peers_here:
             names = exchange(peers_here.name)
-            found = "" not in names and peers_here.call(names) and (shard.index > 0 or peers_here.reserve())
+            found = "" not in names and peers_here.connect(names) and (shard.index > 0 or peers_here.reserve())
             if "" in exchange("yes" if found else ""):
                 return None
             peers, memory = peers_here.join()
-            return cls(shard, memory, peers, timeout_s, lost)
+            return cls(shard, memory, peers, timeout_s)
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         """The vector, on the host, becomes the sum, or the maximum, of those of all workers."""
@@ -97,7 +97,7 @@ class Shared:
         return self._begun
 
     def close(self) -> None:
-        """Leaves the others; whoever still waits for this worker has lost it."""
+        """Closes the sockets; workers that still wait for this one raise an error."""
         for peer in self._peers:
             peer.close()
         self._places.clear()
@@ -149,25 +149,25 @@ class Shared:
     def _signal(self, number: int, part: Tensor) -> None:
         """All may read.
 
-        Whoever puts part k has heard part k - 2 of all others, who have then read all parts to k - 4: the place of
+        Whoever puts part k has received part k - 2 of all others, who have then read all parts to k - 4: the place of
         part k - 4 is free.
         """
-        word = self._vote(number, part)
+        message = self._vote(number, part)
         for peer in self._peers:
-            if not peer.say(word):
-                raise self._lost(peer.index, "has ended, while the others go on")
+            if not peer.send(message):
+                raise _lost(peer.index, "has ended, while the others go on")
 
     def _await(self, number: int, part: Tensor) -> None:
         """Until all have put their part."""
-        word, now = self._vote(number, part), time.monotonic()
+        message, now = self._vote(number, part), time.monotonic()
         for peer in self._peers:
-            heard = peer.hear(now + self._spin_s, now + self._timeout_s)
-            if heard is None:
-                raise self._lost(peer.index, f"has kept the others waiting for {self._timeout_s:g} s")
-            if not heard:
-                raise self._lost(peer.index, "has ended, while the others wait for it")
-            if heard != word:
-                raise self._lost(peer.index, f"does something else: {_read(heard)}; this worker: {_read(word)}")
+            received = peer.receive(now + self._spin_s, now + self._timeout_s)
+            if received is None:
+                raise _lost(peer.index, f"has kept the others waiting for {self._timeout_s:g} s")
+            if not received:
+                raise _lost(peer.index, "has ended, while the others wait for it")
+            if received != message:
+                raise _lost(peer.index, f"does something else: {_read(received)}; this worker: {_read(message)}")
 
     def _vote(self, number: int, part: Tensor) -> bytes:
         return _SIGNAL.pack(self._part + number, part.nbytes)
@@ -209,6 +209,159 @@ def combine(vectors: Sequence[Tensor], out: Tensor, op: Op) -> None:
             out.add_(other)
 
 
-def _read(word: bytes) -> str:
-    part, size = _SIGNAL.unpack(word)
+def _lost(index: int, what: str) -> WorkerError:
+    return WorkerError(f"worker {index} {what}.")
+
+
+def _read(message: bytes) -> str:
+    part, size = _SIGNAL.unpack(message)
     return f"part {part} of {size} bytes"
+
+
+MESSAGE_BYTES = 64
+"""More than any message has."""
+_HELLO = struct.Struct("<q")
+
+
+class Peer:
+    """Another worker: a socket to it, and its process."""
+
+    def __init__(self, index: int, channel: socket.socket) -> None:
+        self.index, self.channel = index, channel
+        channel.setblocking(False)
+        self._watched = select.poll()
+        self._watched.register(channel, select.POLLIN)
+        self._process = _process_of(channel)
+        if self._process is not None:  # processes that it has forked may hold its end of the socket open
+            self._watched.register(self._process, select.POLLIN)
+
+    def send(self, message: bytes) -> bool:
+        """Sends a message, for which there is always room; whether the worker is there to receive it."""
+        try:
+            self.channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def receive(self, spin_until: float, until: float) -> bytes | None:
+        """Its next message, empty once it has ended; `None` if there is none in time."""
+        ended = False
+        while True:
+            try:
+                return self.channel.recv(MESSAGE_BYTES)
+            except BlockingIOError:
+                if ended:  # and no message of before is left
+                    return b""
+            except ConnectionResetError:
+                return b""
+            now = time.monotonic()
+            if now > spin_until:
+                if now > until:
+                    return None
+                ready = self._watched.poll(1000 * (until - now))
+                ended = any(descriptor == self._process for descriptor, _ in ready)
+
+    def close(self) -> None:
+        self.channel.close()
+        if self._process is not None:
+            os.close(self._process)
+            self._process = None
+
+
+class SameHostPeers:
+    """Connects workers: each listens, connects to those before it, and worker 0 hands out the memory."""
+
+    def __init__(self, shard: Shard, size: int, timeout_s: float) -> None:
+        self._shard, self._size, self._timeout_s = shard, size, timeout_s
+        self._connected: list[socket.socket] = []
+        self._descriptor = -1
+        self._listener: socket.socket | None = None
+        self.name = ""
+        """The address at which this worker listens; empty where the system has no such sockets."""
+        if sys.platform.startswith("linux"):
+            with suppress(OSError):
+                self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                name = f"headrace-{secrets.token_hex(16)}"
+                self._listener.bind(f"\0{name}")
+                self._listener.listen(shard.count)
+                self.name = name
+
+    def __enter__(self) -> "SameHostPeers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in (self._listener, *self._connected):
+            if one is not None:
+                one.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def connect(self, names: Sequence[str]) -> bool:
+        """Connects to the workers before this one; whether they can be reached, which they cannot on another host."""
+        try:
+            for name in names[: self._shard.index]:
+                self._connected.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                self._connected[-1].settimeout(self._timeout_s)
+                self._connected[-1].connect(f"\0{name}")
+                self._connected[-1].send(_HELLO.pack(self._shard.index))
+        except OSError:
+            return False
+        return all(_same_user(one) for one in self._connected)
+
+    def reserve(self) -> bool:
+        """Takes the memory, so that writing to it cannot fail later; whether there is enough."""
+        try:
+            self._descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.posix_fallocate(self._descriptor, 0, self._size)
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        except (OSError, AttributeError):
+            return False
+        return True
+
+    def join(self) -> tuple[list[Peer], Tensor]:
+        """The others, and the memory, once all have reached those before them."""
+        before = dict(enumerate(self._connected))
+        after = self._accept()
+        self._connected = []
+        channels = before | after
+        if self._shard.index == 0:
+            for channel in channels.values():
+                socket.send_fds(channel, [b"memory"], [self._descriptor])
+        else:
+            _, (self._descriptor,), *_ = socket.recv_fds(channels[0], 16, 1)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        memory = torch.frombuffer(mmap.mmap(self._descriptor, self._size, flags=flags), dtype=torch.uint8)
+        return [Peer(index, channel) for index, channel in sorted(channels.items())], memory
+
+    def _accept(self) -> dict[int, socket.socket]:
+        """Accepts connections from the workers after this one; other users' are refused."""
+        assert self._listener is not None
+        self._listener.settimeout(self._timeout_s)
+        found: dict[int, socket.socket] = {}
+        while len(found) < self._shard.count - 1 - self._shard.index:
+            channel, _ = self._listener.accept()
+            if _same_user(channel):
+                channel.settimeout(self._timeout_s)
+                found[_HELLO.unpack(channel.recv(_HELLO.size))[0]] = channel
+            else:
+                channel.close()
+        return found
+
+
+def _credentials(channel: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    process, user, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return process, user
+
+
+def _same_user(channel: socket.socket) -> bool:
+    return _credentials(channel)[1] == os.geteuid()
+
+
+def _process_of(channel: socket.socket) -> int | None:
+    """A descriptor that is readable once the process has ended; `None` where there is none, as for one in another
+    container."""
+    try:
+        return os.pidfd_open(_credentials(channel)[0])
+    except (OSError, AttributeError):
+        return None

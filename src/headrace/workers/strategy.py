@@ -66,7 +66,7 @@ class Strategy:
         return True
 
     def used(self, cursor: Mapping[str, Any] | None, tally: Mapping[str, Sequence[float]] | None = None) -> None:
-        """Before `after`: the cursor of the batch that was used, and what `LossSums.totals` would say of its losses."""
+        """Called before `after`, with the cursor of the batch that was used and the `LossSums.totals` of its losses."""
 
     def finish(self, replica: Replica) -> None:
         """The training has ended, and been saved: what this worker has not shared yet is shared."""
@@ -87,7 +87,7 @@ class Strategy:
         return {}
 
     def load_state_dict(self, replica: Replica, state: Mapping[str, Any], own: Mapping[str, Any] | None) -> None:
-        """Goes back to a state. `own=None`: another number of workers goes on, and begins the round anew.
+        """Goes back to a state. `own=None`: the number of workers is another, and the round begins anew.
 
         The replica holds this worker's weights already: those of the round's beginning where it begins anew.
         """

@@ -30,7 +30,7 @@ _NUDGE = getattr(signal, "SIGRTMIN", 0) + 11  # a signal that nobody else is lik
 
 
 class TorchComm(Comm):
-    """A worker among those that torch.distributed knows.
+    """The communicator of a worker that torch.distributed knows.
 
     Vectors on the host go through memory that workers share where they are on one host, else over the host's network;
     those on a device over the network that is theirs. Values go over the host's network: whoever has them needs no
@@ -45,12 +45,12 @@ class TorchComm(Comm):
         keeper = None if started_by_agent() else 0
         self._process, self._thread, self._closed = os.getpid(), threading.get_ident(), False
         self._nudged_by = _NUDGE if _can_be_nudged() else None
-        self._beats = Heartbeat(store, self.shard, timeout_s, keeper, self._nudge)
+        self._heartbeat = Heartbeat(store, self.shard, timeout_s, keeper, self._nudge)
         self._uncaught_before = sys.excepthook
         sys.excepthook = self._uncaught
         atexit.register(self._leave)
         if self._nudged_by is not None:
-            signal.signal(self._nudged_by, lambda *_: self._beats.interrupt())
+            signal.signal(self._nudged_by, lambda *_: self._heartbeat.interrupt())
         self._shared = self._on_one_host(timeout_s) if self.count > 1 else None
         self.overlaps = self._shared is None or torch.cuda.is_available()
 
@@ -98,11 +98,11 @@ class TorchComm(Comm):
         return unpack(pack(values[0]))
 
     def at(self, step: int, doing: str) -> None:
-        self._beats.step, self._beats.doing = step, doing
+        self._heartbeat.step, self._heartbeat.doing = step, doing
 
-    def tell(self, error: BaseException) -> None:
+    def report_error(self, error: BaseException) -> None:
         if isinstance(error, Exception):  # whoever was asked to end does not fail
-            self._beats.report(error)
+            self._heartbeat.report(error)
 
     def close(self) -> None:
         if self._closed:
@@ -111,7 +111,7 @@ class TorchComm(Comm):
         atexit.unregister(self._leave)
         if sys.excepthook == self._uncaught:
             sys.excepthook = self._uncaught_before
-        self._beats.leave()
+        self._heartbeat.leave()
         if self._nudged_by is not None:
             signal.signal(self._nudged_by, signal.SIG_IGN)  # one may be on its way
         if self._shared is not None:
@@ -127,25 +127,25 @@ class TorchComm(Comm):
         try:
             return Shared.connect(self.shard, self.all_gather, timeout_s)
         except (OSError, ValueError, struct.error) as error:  # somebody was lost between two words
-            raise self._beats.explain(error, time.monotonic() - begun_s) from error
+            raise self._heartbeat.explain(error, time.monotonic() - begun_s) from error
 
     def _call(self, call: Callable[..., Result], *arguments: Any, since_s: float | None = None) -> Result:
-        beats = self._beats
-        if beats.reported is not None:
-            raise beats.heard()
+        heartbeat = self._heartbeat
+        if heartbeat.reported is not None:
+            raise heartbeat.reported_error()
         begun_s = time.monotonic() if since_s is None else since_s
-        beats.calls += 1
-        beats.waiting = True
+        heartbeat.calls += 1
+        heartbeat.waiting = True
         try:
             result = call(*arguments)
-            beats.met = beats.step
+            heartbeat.met = heartbeat.step
             return result
         except torch.OutOfMemoryError:  # no loss of anybody, though it is a RuntimeError
             raise
         except RuntimeError as error:
-            raise beats.explain(error, time.monotonic() - begun_s) from error
+            raise heartbeat.explain(error, time.monotonic() - begun_s) from error
         finally:
-            beats.waiting = False
+            heartbeat.waiting = False
 
     def _group(self, vector: Tensor) -> dist.ProcessGroup:
         """The network that carries such a vector: one of accelerators need not know what is on the host."""
@@ -195,20 +195,20 @@ class TorchComm(Comm):
     # --- the end
 
     def _nudge(self) -> None:
-        """Makes the program look up from what it does: a signal of its own raises what has been reported."""
+        """Interrupts the program by a signal, whose handler raises the reported error."""
         if self._nudged_by is not None:
             signal.pthread_kill(self._thread, self._nudged_by)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self.tell(error)
+        self.report_error(error)
         self._uncaught_before(kind, error, trace)
 
     def _leave(self) -> None:
-        """The program ends; after an error, it does so even if somebody else will never end what it has begun."""
+        """Closes the communicator at exit; after an error the process ends even if torch's threads wait for others."""
         if os.getpid() != self._process:  # a fork of the worker
             return
-        self._beats.leave()
-        if self._beats.reported is not None:
+        self._heartbeat.leave()
+        if self._heartbeat.reported is not None:
             faulthandler.dump_traceback_later(GRACE_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
         self.close()
 

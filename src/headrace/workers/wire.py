@@ -52,7 +52,7 @@ def unpack(message: Tensor) -> Any:
 
 
 def tensor_of(array: Any) -> Tensor:
-    """A message as it has come. Nobody may write to it: others may have the same one."""
+    """A received message as a tensor, which must not be written to: others may share its memory."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from ... import __version__
 from ...errors import ConfigError, HeadraceError
 from .commands import Command, actions, commands, one_of, overview
-from .options import INTERRUPTED
+from .options import INTERRUPTED, UsageError, flag_of
 from .output import print_line, print_text
-from .words import UsageError, flag_of
 
 _HELP = (["-h"], ["--help"])
 

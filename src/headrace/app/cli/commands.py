@@ -11,11 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import ConfigError, unknown
-from ..parameters import Parameter, described, parameters_of
-from ..values import LIST, Value, typed_values
-from .options import options_of
+from ..parameters import LIST, Parameter, Value, described, parameters_of, typed_values
+from .options import UsageError, flag_of, no_option_error, options_of, parse_words
 from .output import print_line
-from .words import UsageError, flag_of, of_no_option, of_words
 
 _SAID = {
     "run": "the directory of the run",
@@ -79,7 +77,7 @@ class Command:
         known = self.parameters
         options = {name: each for name, each in known.items() if not each.place}
         try:
-            values = list(of_words(words, options, [*options, "help"], dash="-"))
+            values = list(parse_words(words, options, [*options, "help"], dash="-"))
             given = [*_placed(values, known), *_of_options(values, options)]
             there = {value.name for value in given}
             if missing := [_shown(each) for each in known.values() if each.required and each.name not in there]:
@@ -118,7 +116,7 @@ def _placed(values: Sequence[Value], known: Mapping[str, Parameter]) -> list[Val
             given = [value.given for value in taken] if place.repeated else taken[0].given
             found.append(Value(place.name, given, _shown(place)))
     if left:
-        raise of_no_option(left[0], known)
+        raise no_option_error(left[0], known)
     return found
 
 
@@ -141,7 +139,7 @@ def _in_usage(place: Parameter) -> str:
 
 
 def rows(parameters: Iterable[Parameter], said: Mapping[str, str], dash: str = "_") -> list[tuple[str, str]]:
-    """What help has of parameters: how each is given, with its type, what is said of it, and its default."""
+    """The lines of help on parameters: how each is given, its type, its description and its default."""
     found = []
     for each in parameters:
         name = each.name.upper() if each.place else flag_of(each.name, dash)
@@ -152,7 +150,7 @@ def rows(parameters: Iterable[Parameter], said: Mapping[str, str], dash: str = "
 
 
 def _default(option: Parameter) -> str:
-    """What help says of the default of an option."""
+    """The default of an option, for help."""
     if option.switch:
         return f" (on, unless --no_{option.name})" if option.default else ""
     if option.type.startswith("list["):
@@ -219,7 +217,7 @@ def commands() -> dict[str, Command]:
 
 
 def actions(command: Command) -> dict[str, Command]:
-    """Of a command that has some, by the word that comes after it."""
+    """The actions of a command by name."""
     return {action.name.split()[1]: action for action in command.actions}
 
 

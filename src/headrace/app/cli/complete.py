@@ -16,9 +16,8 @@ from typing import Literal
 from ...errors import ConfigError
 from ..parameters import Parameter
 from .commands import Command, actions, commands
-from .options import options_of
+from .options import flag_of, options_of
 from .output import print_text
-from .words import flag_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 RUN = "run.json"  # a directory that has it is a run
@@ -44,7 +43,7 @@ def completion(
 
 
 def candidates(line: str, breaks: str = "") -> list[str]:
-    """What the last word of a line may become; of a word that the shell parts at `breaks`, its last part."""
+    """Completions of the last word of a line; of a word that the shell splits at `breaks`, of its last part."""
     *words, current = _words(line)
     found = sorted({word for word in _all(words[1:], current) if word.startswith(current)})
     cut = max((current.rfind(character) + 1 for character in breaks if character in ":="), default=0)
@@ -61,7 +60,7 @@ def _words(line: str) -> list[str]:
 
 
 def _all(words: Sequence[str], current: str) -> Iterator[str]:
-    """All that may come after these words, whatever has been typed of it."""
+    """All words that may follow these."""
     known = commands()
     if not words:
         yield from ("--help", "--version") if current.startswith("-") else known
@@ -101,7 +100,7 @@ def _after(command: Command, words: Sequence[str], current: str) -> Iterator[str
 
 
 def _values(parameter: Parameter, current: str) -> Iterator[str]:
-    """What an option or a place takes; nothing where it is any text, or any file, which the shell knows."""
+    """The values that an option or a place takes; none where it is any text or any file, which the shell completes."""
     if parameter.choices:
         yield from parameter.choices
     elif parameter.name in ("run", "runs"):
@@ -112,7 +111,7 @@ def _values(parameter: Parameter, current: str) -> Iterator[str]:
 
 
 def _entries(current: str) -> Iterator[tuple[str, Path]]:
-    """What there is where somebody is typing, as it is typed; what begins with a dot if that is typed."""
+    """Files and directories that may complete a path; hidden ones if a dot is typed."""
     head = current[: current.rfind("/") + 1]
     with suppress(OSError):
         for entry in os.scandir(os.path.expanduser(head) or "."):

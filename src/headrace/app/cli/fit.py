@@ -6,7 +6,6 @@ names in their order, the flags.
 
 import json
 import os
-import re
 import shlex
 import sys
 import tempfile
@@ -22,15 +21,26 @@ import yaml
 from ...engines.launch import launch
 from ...errors import ConfigError, RunError, unknown
 from ...workers.here import here
-from ...workers.named import named
 from ..find import PARTS, find_recipe, located, read_file, recipe_file
-from ..parameters import Parameter, check_parameters, described, parameters_of
+from ..parameters import Parameter, Value, check_parameters, described, parameters_of, plain, typed_values
 from ..recipe import LIMITS, Trained, Training, run_recipe
-from ..values import Value, plain, typed_values
+from ..strategies import parse_strategy
 from .commands import page, rows
-from .options import INTERRUPTED, OF_A_NEW_RUN, OWN, PREEMPTED, Options, options_of
+from .options import (
+    INTERRUPTED,
+    OF_A_NEW_RUN,
+    OWN,
+    PREEMPTED,
+    Known,
+    Options,
+    UsageError,
+    flag_of,
+    no_option_error,
+    options_of,
+    parse_words,
+    taken,
+)
 from .output import numbers, print_line, print_result, print_text
-from .words import Known, UsageError, flag_of, of_no_option, of_words, taken
 
 _TAKES = {
     "fit": "RECIPE: file.py or file.py:function, which returns a Recipe. What the function takes are options, too.",
@@ -48,7 +58,6 @@ _ORDER = (
 PREFIX = "HEADRACE_"
 _NOT_OPTIONS = {"CONFIG", "TIMEOUT_S"}
 _NEAR = 0.8  # how alike a variable and an option are for one to be a slip of the other
-_RECIPE = re.compile(r"[^-].*\.py(:\w+)?")
 
 Config = tuple[str, dict[str, Any]]
 """The name of a file of options, and what is in it."""
@@ -91,7 +100,7 @@ def _run(command: str, words: list[str]) -> int:
         configs = _configs(words)
         recipe = _recipe_in(words, configs)
         if recipe is None and not asks_help:
-            raise ConfigError("RECIPE is missing: file.py or file.py:function, which returns a Recipe.")
+            raise ConfigError("RECIPE comes first: file.py or file.py:function, which returns a Recipe.")
     function = None if recipe is None else find_recipe(recipe)
     if function is not None:
         check_parameters(function)
@@ -131,26 +140,11 @@ def _configs(words: list[str]) -> list[Config]:
 
 
 def _recipe_in(words: list[str], configs: Sequence[Config]) -> str | None:
-    """The recipe, which is taken out of the words and the files: where the words name none, that of the last file."""
+    """The recipe, which is taken out of the words and the files: the first word, or that of the last file."""
     named = [str(config.pop("recipe")) for _, config in configs if "recipe" in config]
     if words and not words[0].startswith("-"):
         return words.pop(0)
-    like = [k for k, word in enumerate(words) if _RECIPE.fullmatch(word)]
-    free = [k for k in like if not words[k - 1].startswith("--") or "=" in words[k - 1]]
-    if free:
-        return words.pop(free[0])
-    return named[-1] if named else _after_a_switch(words, like)
-
-
-def _after_a_switch(words: list[str], like: Sequence[int]) -> str | None:
-    """The recipe where it stands after an option, which is a switch then; which one has to be clear."""
-    known = parameters_of(Options)
-    before = {k: words[k - 1][2:].replace("-", "_") for k in like}
-    after = [k for k in like if before[k] not in known or known[before[k]].switch]
-    if len(after) > 1:
-        said = " or ".join(" ".join(words[k - 1 : k + 1]) for k in after)
-        raise ConfigError(f"which is the recipe is not clear of {said}. Put RECIPE first.")
-    return words.pop(after[0]) if after else None
+    return named[-1] if named else None
 
 
 def _asked(
@@ -162,19 +156,19 @@ def _asked(
     values = [*_of_environment(known)]
     for file, config in configs:
         values += _of_file(file, config, known)
-    flags = list(of_words(words, known, [*options_of(command, of_recipe), "help"]))
+    flags = list(parse_words(words, known, [*options_of(command, of_recipe), "help"]))
     if extra := next((value for value in flags if not value.name), None):
-        raise of_no_option(extra, known)
+        raise no_option_error(extra, known)
     if command == "resume" and any(value.name in LIMITS for value in flags):  # instead of those that it began with
         values = [value for value in values if value.name not in LIMITS or value.name in of_recipe]
     values += flags
-    given = {value.name.partition(".")[0] for value in values}
+    given = {value.name for value in values}
     if missing := [name for name, each in known.items() if each.required and name not in given]:
         raise ConfigError(f"{' and '.join(map(flag_of, missing))} is missing: the recipe has no default.")
     found = typed_values(known, values)
     options = Options(**{name: found[name] for name in known if name not in of_recipe})
     options.check()
-    strategy = None if options.strategy is None else named(options.strategy)
+    strategy = None if options.strategy is None else parse_strategy(options.strategy)
     arguments, name = {name: plain(found[name]) for name in of_recipe}, located(recipe)
     document = {"recipe": name, "arguments": arguments, "fit": options.said()}
     return options, Training(name, arguments, options.of_fit(), strategy, document, options.needs_run())
@@ -200,7 +194,7 @@ def _of_file(file: str, config: Mapping[str, Any], known: Known) -> Iterator[Val
         flat |= config.get(part) or {}
     for key, value in flat.items():
         name = str(key).replace("-", "_")
-        if name.partition(".")[0] not in known:
+        if name not in known:
             raise ConfigError(f"{file}: {unknown('key', str(key), known)}")
         given = value if value is None or isinstance(value, str | list | dict) else json.dumps(value, default=str)
         yield Value(name, given, f"{file}: {key}")
@@ -218,7 +212,7 @@ def _of_recipe(function: Callable[..., Any] | None) -> dict[str, Parameter]:
 
 
 def _help(command: str, function: Callable[..., Any] | None) -> str:
-    """What there is, with types and defaults."""
+    """The page of help, with types and defaults."""
     takes = _TAKES[command]
     of_recipe = _of_recipe(function)
     options = options_of(command, of_recipe)
@@ -271,7 +265,7 @@ def _report(trained: Trained) -> str | None:
 
 
 def _result(trained: Trained, report: str | None) -> str:
-    """The last numbers, where all of it is, and what may come next."""
+    """The text that is printed at the end: the last numbers, the run, and the next commands."""
     last = trained.last
     data = next((name for name in ("test/", "val/") if any(key.startswith(name) for key in last)), "train/")
     lines = numbers({key: value for key, value in last.items() if key in ("epoch", "step") or key.startswith(data)})

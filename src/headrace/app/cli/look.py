@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, RunError
+from .options import check_ending
 from .output import iso_time, print_line, print_result, short_time, table
-from .words import check_ending
 
 DEPTH = 3  # directories below the one that is named
 HOST = "127.0.0.1"

@@ -1,12 +1,12 @@
-"""What `headrace fit` takes beside the parameters of the recipe; and how a command ends."""
+"""The options of commands: those of `headrace fit` beside a recipe's parameters, and how words are read as such."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ConfigError
-from ..parameters import Parameter, parameters_of
+from ...errors import ConfigError, unknown
+from ..parameters import LIST, Parameter, Value, parameters_of
 
 INTERRUPTED, PREEMPTED = 130, 143
 """The exit status after Ctrl-C, and after a signal that asks for the machine."""
@@ -83,7 +83,7 @@ class Options:
         return next((f"--{name}" for name in _OF_A_RUN if name in self._given()), "")
 
     def of_fit(self) -> dict[str, Any]:
-        """What to pass to `Trainer.fit`, as far as it was said."""
+        """The options that were given, for `Trainer.fit`."""
         asked = {name: value for name, value in self._given().items() if name not in _NOT_OF_FIT}
         return asked | ({"progress": False} if self.json or self.progress == "off" else {})
 
@@ -96,7 +96,7 @@ class Options:
         }
 
     def _given(self) -> dict[str, Any]:
-        """What was said, by name."""
+        """The options that were given, by name."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
@@ -108,3 +108,77 @@ def options_of(command: str, of_recipe: Mapping[str, Parameter]) -> dict[str, Pa
         more.append(Parameter("recipe", str))
     known = parameters_of(Options) | dict(of_recipe) | {each.name: each for each in more}
     return {name: each for name, each in known.items() if command == "fit" or name not in OF_A_NEW_RUN}
+
+
+Known = Mapping[str, Parameter]
+
+
+class UsageError(ConfigError):
+    """A command line that makes no sense."""
+
+
+def flag_of(name: str, dash: str = "_") -> str:
+    """A parameter as an option: `--batch_size`, or `--batch-size`; a command takes either."""
+    return f"--{name.replace('_', dash)}"
+
+
+def parse_words(words: Sequence[str], known: Known, listed: Iterable[str], dash: str = "_") -> Iterator[Value]:
+    """Options with their values, and words that belong to none, without a name but with that of the option before.
+
+    A switch may stand alone, and `--no_` before one turns it off. `listed`: what there is, for the message about an
+    option that there is not.
+    """
+    left, before = list(words), ""
+    while left:
+        flag, equals, text = left.pop(0).partition("=")
+        if not flag.startswith("--"):
+            yield Value("", flag + equals + text, before)
+            continue
+        name = flag[2:].replace("-", "_")
+        before, off = name, name.removeprefix("no_")
+        if name not in known and off in known and known[off].switch and not equals:
+            name, text = off, "false"
+        elif name not in known:
+            raise ConfigError(unknown("option", flag_of(name, dash), [flag_of(each, dash) for each in listed]))
+        elif not equals:
+            alone = not left or left[0].startswith("--")
+            if known[name].switch and (alone or left[0] not in ("true", "false")):
+                text = "true"
+            elif alone:
+                raise ConfigError(f"{flag}: expected {known[name].type}, got nothing.")
+            else:
+                text = left.pop(0)
+        yield Value(name, text, flag)
+
+
+def no_option_error(value: Value, known: Known) -> ConfigError:
+    """The error for a word that belongs to no option."""
+    of_list = value.where in known and known[value.where].type.startswith("list[")
+    hint = f" A list is written as in --{value.where} {LIST}." if of_list else ""
+    return ConfigError(f"{value.given!r} belongs to no option.{hint}")
+
+
+def taken(words: list[str], flag: str, what: str) -> str | None:
+    """The value of the first word if that is this flag; both are taken out of the words."""
+    name, equals, value = words[0].partition("=") if words else ("", "", "")
+    if name != flag:
+        return None
+    del words[0]
+    if not equals and words and not words[0].startswith("--"):
+        value = words.pop(0)
+    if not value:
+        raise ConfigError(f"{flag}: expected {what}, got nothing.")
+    return value
+
+
+def check_count(count: int | None, flag: str) -> None:
+    """Raises unless a value is greater than 0, or not given."""
+    if count is not None and count < 1:
+        raise UsageError(f"{flag}: expected a whole number greater than 0, got {str(count)!r}.")
+
+
+def check_ending(file: Path, endings: Sequence[str], flag: str) -> None:
+    """Raises unless a file is of one of these kinds."""
+    ending = file.suffix.lower()
+    if ending not in endings:
+        raise UsageError(f"{flag}: {file}: {unknown('ending', ending, endings)}")

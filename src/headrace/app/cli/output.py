@@ -21,7 +21,7 @@ def print_line(line: str, file: TextIO | None = None) -> None:
 
 
 def print_text(text: str, file: TextIO | None = None) -> None:
-    """Writes at once; that a reader such as `head` has left is no error of a command, which goes on."""
+    """Writes text at once; if the reader, such as `head`, has ended, the command goes on."""
     file = file or sys.stdout
     try:
         file.write(text)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
+from .options import UsageError, check_count, check_ending
 from .output import print_line, print_result
-from .words import UsageError, check_count, check_ending
 
 KINDS = (".pdf", ".png", ".svg")
 _COLUMNS = ("train/loss", "val/loss", "time", "updates", "sent each", "computing", "communicating", "idle", "down")
@@ -89,11 +89,11 @@ def rehearse(
 
 
 def _check_strategies(names: Sequence[str]) -> None:
-    from ...workers.named import named
+    from ..strategies import parse_strategy
 
     try:
         for name in names:
-            named(name)
+            parse_strategy(name)
     except ConfigError as error:
         raise UsageError(str(error)) from None
     if twice := [name for name in names if names.count(name) > 1]:
@@ -118,7 +118,7 @@ def _cells(one: Any) -> list[str]:
 
 
 def _some(points: Sequence[Any], most: int = 6) -> list[Any]:
-    """So many points of a curve at most, the first and the last among them."""
+    """At most so many points of a curve, the first and the last among them."""
     last = len(points) - 1
     return [points[k] for k in sorted({round(last * k / (most - 1)) for k in range(most)})] if points else []
 

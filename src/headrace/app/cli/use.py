@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import CheckpointError, ConfigError
+from .options import UsageError, check_count, check_ending
 from .output import iso_time, numbers, print_result, short_time
-from .words import UsageError, check_count, check_ending
 
 if TYPE_CHECKING:
     from ...data.arrays import ArrayTable
@@ -76,7 +76,7 @@ def predict(
     batch_size: int | None = None,
     json: bool = False,
 ) -> int:
-    """Writes what the model says of every row of a file.
+    """Writes the model's predictions for every row of a file.
 
     Args:
         data: a file: .npy .npz .arrow .parquet .csv .ctf; targets may be missing

@@ -1,11 +1,10 @@
-"""The engine of workers on a Ray cluster, or on one of our own on this machine.
+"""Runs workers on a Ray cluster, or on a private one that is started on this machine.
 
 Every worker is an actor in a placement group. Those that go in step are all started again after a failure. Of those
 that meet at a center, one that is lost is started again, perhaps elsewhere, while the others go on; the center is an
 actor too, whose state outlives it.
 """
 
-from ...errors import ConfigError
 from ..job import Job, Result
 
 __all__ = ["run"]
@@ -15,8 +14,6 @@ def run(job: Job) -> Result:
     """Runs the job; what worker 0 has to give."""
     from . import cluster
 
-    if job.workers < 1:
-        raise ConfigError(f"workers={job.workers}: at least one is needed.", argument="workers")
     with cluster.joined(job) as there:
         from . import driver
 

@@ -32,11 +32,11 @@ _VECTORS = ("vectors", "exact", "origin")
 
 
 class CenterActor:
-    """A center in a process of its own, which may be killed at any moment and begins again in the same directory.
+    """The actor that holds a center. It may be killed at any moment, and is started again in the same directory.
 
     What it has applied since its last save is lost then, and the record of the rows that it comes from with it: they
-    are leased again, and what workers bring of them from before is not taken. It is saved before anybody hears that
-    all rows have been used, that the training is to stop, or that it begins.
+    are leased again, and what workers bring of them from before is not taken. It is saved before any worker learns
+    that all rows have been used, that the training is to stop, or that it begins.
     """
 
     def __init__(self, directory: str, place: ProgramPlace) -> None:
@@ -44,65 +44,65 @@ class CenterActor:
         keep_freed_memory()  # every call makes and frees whole sets of weights
         path = Path(directory)
         self._store, self._saver = Store(path / "states", "center", Keep(2)), Saver()
-        self._lives: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
         self._saved, self._number, self._due_s = -1, 0, 0.0
-        self._held = CenterState(_count(path), timeout_s=math.inf)  # whoever is lost is given up by the driver
+        self._state = CenterState(_count(path), timeout_s=math.inf)  # whoever is lost is given up by the driver
         found = self._store.newest()
         if found is not None:
             state = decode(found.documents[_STATE], found.tensors[_TENSORS])
             self._number, self._saved = found.step, state["held"]["version"]
-            self._held.load_state_dict(state["held"])
-            self._held.stop, self._held.said, self._lives = state["stop"], state["said"], state["lives"]
+            self._state.load_state_dict(state["held"])
+            self._state.stop, self._state.leader_values = state["stop"], state["leader_values"]
+            self._starts = state["starts"]
             for worker in state["inside"]:
-                self._held.enter(worker, _now())
+                self._state.members.enter(worker, time.monotonic())
 
     def call(
-        self, worker: int, life: int, training: int, rule: Rule | None, name: str, message: "Message"
+        self, worker: int, start: int, training: int, rule: Rule | None, name: str, message: "Message"
     ) -> "Message":
-        """Serves a worker, with a `Message` for a `Message`; a life of it that has been given up is refused."""
-        if life < self._lives.get(worker, 0):
+        """Serves a call of a worker; a start of it that has been given up is refused."""
+        if start < self._starts.get(worker, 0):
             raise WorkerError(f"worker {worker} was given up, and another process has taken its place.")
-        if name in ("lease", "exchange", "pull") and training < self._held.training:
+        if name in ("lease", "exchange", "pull") and training < self._state.training:
             raise WorkerError(
                 f"worker {worker} is in training {training}, and the center, which has been lost meanwhile, has begun "
-                f"training {self._held.training} without it."
+                f"training {self._state.training} without it."
             )
-        self._lives[worker] = life
-        if self._held.rule is None:
-            self._held.rule = rule  # it is not saved: every worker brings it along
-        before = self._held.weights
-        found = self._held.serve(worker, _now(), name, *read(message))
+        self._starts[worker] = start
+        if self._state.rule is None:
+            self._state.rule = rule  # it is not saved: every worker brings it along
+        before = self._state.weights
+        found = self._state.serve(worker, time.monotonic(), name, *read(message))
         answer = write(found)
-        if name in ("ask_to_stop", "leave", "load_state_dict") or self._held.weights is not before:
+        if name in ("ask_to_stop", "leave", "load_state_dict") or self._state.weights is not before:
             self._save(at_once=True)
         elif name == "exchange" or (name == "lease" and found is None):
             self._save_changes(at_once=name == "lease")
         return answer
 
-    def give_up(self, worker: int, life: int) -> None:
-        """A worker is lost: what it has leased is free, and this life of it is over."""
-        if life >= self._lives.get(worker, 0):
-            self._lives[worker] = life + 1
-            self._held.leave(worker)
+    def give_up(self, worker: int, start: int) -> None:
+        """Frees what a lost worker has leased, and refuses calls of this start of it from now on."""
+        if start >= self._starts.get(worker, 0):
+            self._starts[worker] = start + 1
+            self._state.leave(worker)
 
     def _save_changes(self, at_once: bool) -> None:
-        if self._held.version != self._saved and (at_once or time.monotonic() >= self._due_s):
+        if self._state.version != self._saved and (at_once or time.monotonic() >= self._due_s):
             self._save(at_once)
         elif at_once:
             self._saver.wait()
 
     def _save(self, at_once: bool) -> None:
-        """Takes the state as it is now, and writes it: before anything else is heard, or meanwhile."""
-        if not self._held.weights:
+        """Copies the state and writes it: before this call returns, or in the background."""
+        if not self._state.weights:
             return
         tensors: Tensors = {}
-        held = self._held
         state = {
-            "held": held.state_dict(),
-            "stop": held.stop,
-            "said": held.said,
-            "inside": list(held.inside),
-            "lives": dict(self._lives),
+            "held": self._state.state_dict(),
+            "stop": self._state.stop,
+            "leader_values": self._state.leader_values,
+            "inside": list(self._state.members.inside()),
+            "starts": dict(self._starts),
         }
         documents = {_STATE: encode(state, tensors, "state")}
         self._saver.wait()  # a save that has failed is told here
@@ -112,7 +112,7 @@ class CenterActor:
         self._saver.start(lambda: self._write(contents))
         if at_once:
             self._saver.wait()
-        self._saved = self._held.version
+        self._saved = self._state.version
 
     def _write(self, contents: Contents) -> None:
         begun_s = time.monotonic()
@@ -124,15 +124,15 @@ class CenterActor:
 
 
 class RayCenter(Center):
-    """The center, as one life of a worker sees it.
+    """The client of the center in one start of a worker.
 
     A call may be lost on its way there, or its answer on the way back, with the center itself: it is made again, for
     as long as others wait for a worker. What is done twice is done once, because the center knows it by its number.
     """
 
-    def __init__(self, actor: Any, worker: int, life: int, timeout_s: float) -> None:
+    def __init__(self, actor: Any, worker: int, start: int, timeout_s: float) -> None:
         super().__init__(worker)
-        self._actor, self._life, self._timeout_s = actor, life, timeout_s
+        self._actor, self._life, self._timeout_s = actor, start, timeout_s
         self._rule: Rule | None = None
         self._patience = Patience(worker, patience_s(timeout_s))
         keep_freed_memory()
@@ -176,7 +176,7 @@ way between processes of a machine."""
 
 
 def write(value: Any) -> Message:
-    """The arguments of a call, or its answer."""
+    """Packs the arguments of a call, or its answer."""
     if isinstance(value, tuple):
         plain, vectors = zip(*map(_apart, value), strict=True) if value else ((), ())
     else:
@@ -207,13 +207,9 @@ def _whole(plain: Any, vectors: Any) -> Any:
     return vectors if plain is None else replace(plain, **vectors)
 
 
-def _now() -> float:
-    return time.monotonic()
-
-
 def _count(path: Path) -> int:
     """How many centers there have been in a directory; one more from now on."""
     disk.make_dirs(path)
-    count = int(disk.read_file(path / "lives", 20)) if (path / "lives").exists() else 0
-    disk.write_file(path / "lives", str(count + 1).encode())
+    count = int(disk.read_file(path / "starts", 20)) if (path / "starts").exists() else 0
+    disk.write_file(path / "starts", str(count + 1).encode())
     return count

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +22,7 @@ import torch
 
 from ...errors import ConfigError, RunError
 from ..job import Job
+from ..worker import environment
 from .guard import guarding
 
 OLDEST = (2, 54)
@@ -35,7 +36,7 @@ _LONG = 24  # a path of this length leaves room for Ray's, which ends with the n
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is known of a cluster while it is in use."""
+    """The cluster in use."""
 
     scratch: Path
     """A private directory on the driver's machine, gone afterwards."""
@@ -215,25 +216,6 @@ def _loopback(ray: Any) -> Iterator[None]:
 
 
 # --- what is put back afterwards --------------------------------------------------------------------------
-
-
-@contextmanager
-def environment(values: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables of this process, and of those that it starts meanwhile; `None` takes one away."""
-    before = {name: os.environ.get(name) for name in values}
-    _set(values)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 @contextmanager

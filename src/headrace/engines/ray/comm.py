@@ -17,7 +17,7 @@ from ...data.source import Shard
 from ...errors import WorkerError
 from ...workers.center import Center
 from ...workers.comm import Comm, Null, Op
-from ...workers.heartbeat import BEAT_S, Heart, write_heart
+from ...workers.heartbeat import BEAT_S, WorkerStatus, write_status
 from ...workers.join import attempt_of, connect
 from ...workers.torch_comm import TorchComm
 from ...workers.wire import pack, unpack
@@ -28,12 +28,12 @@ PIECE_BYTES = 4 << 20
 
 
 class NeedsCenter(BaseException):
-    """A worker that goes in step has been asked for a center: all of them are to be started in the other way."""
+    """Raised where workers in step turn out to need a center: all of them are started again, with one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """What one start of a worker has to know of its place among the others."""
+class WorkerPlace:
+    """Where a worker finds the others: its number, the store of the driver, and the center."""
 
     shard: Shard
     start: int
@@ -73,8 +73,8 @@ class Seat:
         return attempt_of(connect(self.host, self.port, self.timeout_s), self.start)
 
 
-class Pulse:
-    """Tells the driver, from a thread of its own, that a worker lives, and where it stands."""
+class StatusWriter:
+    """Writes a worker's status into the driver's store every half second, in a thread of its own."""
 
     def __init__(self, store: Store, worker: int) -> None:
         self.step, self.doing = 0, "starting"
@@ -91,11 +91,11 @@ class Pulse:
         with suppress(RuntimeError):  # the driver is gone: Ray ends its workers
             while not ended:
                 beat, ended = beat + 1, self._ended.wait(BEAT_S if beat else 0.0)
-                write_heart(self._store, self._worker, Heart(beat, self.step, self.doing, left=ended))
+                write_status(self._store, self._worker, WorkerStatus(beat, self.step, self.doing, left=ended))
 
 
 class RayTorchComm(TorchComm):
-    """One of several workers that go in step."""
+    """The communicator of workers in step."""
 
     @property
     def center(self) -> Center:
@@ -103,32 +103,32 @@ class RayTorchComm(TorchComm):
 
 
 class RayNull(Null):
-    """A worker alone."""
+    """The communicator of a worker alone, which writes its status for the driver."""
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(seat.timeout_s)
-        self._pulse = Pulse(seat.store(), 0)
+    def __init__(self, place: WorkerPlace) -> None:
+        super().__init__(place.timeout_s)
+        self._status = StatusWriter(place.store(), 0)
 
     def at(self, step: int, doing: str) -> None:
-        self._pulse.step, self._pulse.doing = step, doing
+        self._status.step, self._status.doing = step, doing
 
     def close(self) -> None:
-        self._pulse.end()
+        self._status.end()
 
 
 class RayComm(Comm):
-    """A worker at a center, which may be started again by itself: what all exchange goes through the driver's store.
+    """The communicator of workers at a center, which may be started again one by one; it uses the driver's store.
 
     Exchanges among all are numbered, and few: at the beginning of a training, and at its end. A worker that begins
     anew goes through those of the others once more, and finds what they have found.
     """
 
-    def __init__(self, seat: Seat) -> None:
-        self.shard = seat.shard
-        self._patience_s, self._rounds = patience_s(seat.timeout_s), 0
-        self._pulse = Pulse(seat.store(), self.shard.index)
-        self._store = PrefixStore("rounds", connect(seat.host, seat.port, seat.timeout_s))
-        self._center = RayCenter(seat.center, self.shard.index, seat.start, seat.timeout_s)
+    def __init__(self, place: WorkerPlace) -> None:
+        self.shard = place.shard
+        self._patience_s, self._rounds = patience_s(place.timeout_s), 0
+        self._status = StatusWriter(place.store(), self.shard.index)
+        self._store = PrefixStore("rounds", connect(place.host, place.port, place.timeout_s))
+        self._center = RayCenter(place.center, self.shard.index, place.start, place.timeout_s)
 
     @property
     def center(self) -> Center:
@@ -136,19 +136,18 @@ class RayComm(Comm):
 
     def all_reduce(self, vector: Tensor, op: Op = "sum") -> None:
         number = self._begin(op)
-        self._give(f"{number}/{self.shard.index}", vector.detach().cpu().contiguous().view(-1).view(torch.uint8))
-        given = [self._take(f"{number}/{worker}").view(vector.dtype) for worker in range(self.count)]
-        total, *others = given
+        self._give(f"{number}/{self.shard.index}", pack(vector))
+        total, *others = (unpack(self._take(f"{number}/{worker}")) for worker in range(self.count))
         for other in others:  # in the order of workers: the same bits for all
             total = torch.maximum(total, other) if op == "max" else total + other
-        vector.copy_(total.view(vector.shape))
+        vector.copy_(total)
 
     def broadcast(self, vector: Tensor) -> None:
         number = self._begin("broadcast")
         if self.leader:
-            self._give(f"{number}", vector.detach().cpu().contiguous().view(-1).view(torch.uint8))
+            self._give(f"{number}", pack(vector))
         else:
-            vector.copy_(self._take(f"{number}").view(vector.dtype).view(vector.shape))
+            vector.copy_(unpack(self._take(f"{number}")))
 
     def gather(self, value: Any) -> list[Any] | None:
         number = self._begin("gather")
@@ -169,10 +168,10 @@ class RayComm(Comm):
         return unpack(self._take(f"{number}/{self.shard.index}"))
 
     def at(self, step: int, doing: str) -> None:
-        self._pulse.step, self._pulse.doing = step, doing
+        self._status.step, self._status.doing = step, doing
 
     def close(self) -> None:
-        self._pulse.end()
+        self._status.end()
 
     def _begin(self, kind: str) -> int:
         """The number of the exchange that begins, which is to be of the same kind for all."""
@@ -204,6 +203,6 @@ class RayComm(Comm):
                 raise WorkerError("the process that started the workers is gone, or does not answer.") from None
             raise WorkerError(
                 f"worker {self.shard.index} has waited for the others for {self._patience_s:g} s, "
-                f"at step {self._pulse.step} ({self._pulse.doing}). If they may take longer, raise timeout_s."
+                f"at step {self._status.step} ({self._status.doing}). If they may take longer, raise timeout_s."
             ) from None
-        return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return torch.frombuffer(data, dtype=torch.uint8)

@@ -22,15 +22,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from ...data.source import Shard
 from ...errors import ConfigError, WorkerError
 from ...workers.comm import Comm
-from ...workers.heartbeat import FailureReport, Heart, read_heart, read_place
-from ...workers.here import speaking_as
+from ...workers.heartbeat import FailureReport, WorkerStatus, read_place, read_status
+from ...workers.here import use_comm
 from ...workers.join import attempt_of, listen
 from ..generators import seed
 from ..job import Job, Result, work
 from ..worker import Outcome, ProgramPlace, pack_result, unpack
 from .center import CenterActor
 from .cluster import START_S, Cluster
-from .comm import NeedsCenter, Seat
+from .comm import NeedsCenter, WorkerPlace
 
 LOOK_S = 0.5
 """How often the driver looks for workers of whom nothing is heard."""
@@ -52,7 +52,7 @@ def run(job: Job, cluster: Cluster) -> Result:
 
 
 class Failure(Exception):  # noqa: N818
-    """What a worker ended by, in a form that always crosses."""
+    """The error that a worker ended by, in a form that can always be pickled."""
 
     def __init__(self, report: FailureReport) -> None:
         super().__init__(report)
@@ -60,18 +60,18 @@ class Failure(Exception):  # noqa: N818
 
 
 class WorkerActor:
-    """A worker's process."""
+    """The actor in which a worker runs."""
 
     def node(self) -> str:
         return str(ray.get_runtime_context().get_node_id())
 
-    def work(self, packed: tuple[bytes, ProgramPlace], seat: Seat) -> Outcome | None:
+    def work(self, packed: tuple[bytes, ProgramPlace], place: WorkerPlace) -> Outcome | None:
         """Joins the others and calls the function; worker 0's outcome. `None`: the workers are to have a center."""
-        return carry_out(packed, seat.shard.index, seat.join)
+        return run_worker(packed, place.shard.index, place.join)
 
 
-def carry_out(packed: tuple[bytes, ProgramPlace], worker: int, join: Callable[[], Comm]) -> Outcome | None:
-    """In a worker. Whatever the function raises is a `Failure` here, also an exit."""
+def run_worker(packed: tuple[bytes, ProgramPlace], worker: int, join: Callable[[], Comm]) -> Outcome | None:
+    """Runs the launched function in a worker. Whatever it raises, also an exit, becomes a `Failure`."""
     try:
         function, place = packed
         place.enter()
@@ -79,12 +79,12 @@ def carry_out(packed: tuple[bytes, ProgramPlace], worker: int, join: Callable[[]
         comm = join()
         try:
             seed(worker)
-            with speaking_as(comm):
+            with use_comm(comm):
                 result = work(main, arguments)
             return pack_result(result, cloudpickle.dumps) if comm.leader else (b"", b"")
         except BaseException as error:
             if not isinstance(error, NeedsCenter):  # then nothing has failed
-                comm.tell(error)
+                comm.report_error(error)
             raise
         finally:
             comm.close()
@@ -106,13 +106,13 @@ class _Worker:
     """What will be its function's outcome."""
     since_s: float
     """When it was asked for."""
-    heart: Heart = field(default_factory=Heart)
+    status: WorkerStatus = field(default_factory=WorkerStatus)
     seen_s: float = 0.0
-    """When its heart has beaten last."""
+    """When its status last changed."""
 
     @property
     def begun(self) -> bool:
-        return self.heart.beat > 0
+        return self.status.beat > 0
 
 
 class Driver:
@@ -127,7 +127,7 @@ class Driver:
         self._host = ray.util.get_node_ip_address()
         self._store = listen(self._host, 0, job.timeout_s)
         self._packed_job = ray.put((self._packed(), ProgramPlace.here()))
-        stack.callback(self._end)
+        stack.callback(self._stop_all)
         self._group = self._placed()
         if job.centered and job.workers > 1:
             self.with_center()
@@ -144,12 +144,12 @@ class Driver:
         return self
 
     def outcome(self) -> Outcome | None:
-        """That of worker 0, once all have ended; `None` if they are to begin anew with a center."""
+        """Runs all workers; the outcome of worker 0, or `None` if they are to be started again with a center."""
         found: Outcome = (b"", b"")
         self._start_all()
         while self._workers:
             done, _ = ray.wait([worker.call for worker in self._workers], timeout=LOOK_S)
-            self._look()
+            self._read_statuses()
             for worker in [worker for worker in self._workers if worker.call in done]:
                 try:
                     outcome = ray.get(worker.call)
@@ -157,10 +157,10 @@ class Driver:
                     self._replace(worker, error)
                     break  # perhaps all are others now
                 if outcome is None:
-                    self._end()
+                    self._stop_all()
                     return None
                 found = outcome if worker.number == 0 else found
-                self._let_go(worker)
+                self._stop(worker)
             for worker in [worker for worker in self._workers if self._silent(worker)][:1]:
                 self._replace(worker, None)
         return found
@@ -178,7 +178,7 @@ class Driver:
             ) from error
 
     def _placed(self) -> Any:
-        """Room for all workers, once the cluster has it."""
+        """Waits for a placement group with room for all workers."""
         bundle = {"CPU": 1.0} | ({"GPU": 1.0} if self._cluster.gpus else {})
         group = placement_group([bundle] * self._job.workers, strategy="SPREAD" if self._job.nodes > 1 else "PACK")
         self._stack.callback(remove_placement_group, group)
@@ -212,7 +212,7 @@ class Driver:
             self._begin(number, start, process, nodes)
 
     def _start_one(self, number: int, start: int) -> _Worker:
-        """A worker for which it is of no account where the others are."""
+        """Starts one worker that need not know on which machines the others are."""
         return self._begin(number, start, self._process(number), [""] * self._job.workers)
 
     def _nodes(self, processes: list[Any]) -> list[str]:
@@ -234,7 +234,7 @@ class Driver:
 
     def _begin(self, number: int, start: int, process: Any, nodes: list[str]) -> _Worker:
         mine = nodes[number]
-        seat = Seat(
+        place = WorkerPlace(
             shard=Shard(number, self._job.workers),
             start=start,
             host=self._host,
@@ -244,52 +244,52 @@ class Driver:
             center=self._center,
             timeout_s=self._job.timeout_s,
         )
-        worker = _Worker(number, start, process, process.work.remote(self._packed_job, seat), time.monotonic())
+        worker = _Worker(number, start, process, process.work.remote(self._packed_job, place), time.monotonic())
         self._workers.append(worker)
         return worker
 
-    def _let_go(self, worker: _Worker) -> None:
+    def _stop(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         ray.kill(worker.process)
 
-    def _end(self) -> None:
-        """Nobody is left."""
+    def _stop_all(self) -> None:
+        """Ends all workers."""
         for worker in list(self._workers):
-            self._let_go(worker)
+            self._stop(worker)
 
     # --- watching
 
-    def _look(self) -> None:
-        """Reads the hearts of all workers."""
+    def _read_statuses(self) -> None:
+        """Reads the status of every worker."""
         for worker in self._workers:
-            heart = read_heart(attempt_of(self._store, worker.start), worker.number)
-            if heart.beat != worker.heart.beat:
-                worker.heart, worker.seen_s = heart, time.monotonic()
+            status = read_status(attempt_of(self._store, worker.start), worker.number)
+            if status.beat != worker.status.beat:
+                worker.status, worker.seen_s = status, time.monotonic()
 
     def _silent(self, worker: _Worker) -> bool:
-        """Whether nothing has been heard of a worker for too long."""
+        """Whether a worker has not changed its status for too long."""
         if worker.begun:
             patience_s = self._job.timeout_s + (LATER_S if self._center is None else 0.0)
-            return not worker.heart.left and time.monotonic() - worker.seen_s > patience_s
+            return not worker.status.left and time.monotonic() - worker.seen_s > patience_s
         return time.monotonic() - worker.since_s > max(START_S, self._job.timeout_s)
 
     # --- failures
 
     def _replace(self, worker: _Worker, failure: Exception | None) -> None:
-        """Starts a worker again that has failed, or all, or ends them. `None`: nothing is heard of it."""
+        """Starts a failed worker again, or all of them, or raises. `failure=None`: it is silent."""
         if self._center is None:
-            self._start_all_again(self._why(worker, failure))
+            self._start_all_again(self._failure_of(worker, failure))
             return
         lost = isinstance(failure, RayError) and not isinstance(failure, RayTaskError)
         if lost and not worker.begun and not self._silent(worker):  # Ray may have sent it to a dead machine
-            self._let_go(worker)
+            self._stop(worker)
             self._start_one(worker.number, worker.start).since_s = worker.since_s
             return
         error = self._explained({worker.number: failure}, {worker.number: worker})
         count = self._failures[worker.number] = self._failures[worker.number] + 1
         if count > self._job.restarts:
             raise error
-        self._let_go(worker)
+        self._stop(worker)
         again = f"It is started again, for the {count}. of {self._job.restarts} times; the others go on."
         warnings.warn(f"{str(error).rstrip('.')}. {again}", stacklevel=2)
         with suppress(RayError):  # a center that is lost itself has let go of everybody
@@ -297,17 +297,17 @@ class Driver:
         self._start_one(worker.number, worker.start + 1)
 
     def _start_all_again(self, error: Exception) -> None:
-        """Workers in step can only begin anew together."""
+        """Starts all workers again: those in step can only begin anew together."""
         count = self._failures[0] = self._failures[0] + 1
         if count > self._job.restarts:
             raise error
-        self._end()
+        self._stop_all()
         again = f"All are started again, for the {count}. of {self._job.restarts} times."
         sys.stderr.write(f"headrace: {str(error).rstrip('.')}. {again}\n")
         self._start_all()
 
-    def _why(self, worker: _Worker, failure: Exception | None) -> Exception:
-        """What has happened, once the others have ended by it too, or had time to."""
+    def _failure_of(self, worker: _Worker, failure: Exception | None) -> Exception:
+        """The error behind a failure, after the other workers have had time to end by it too."""
         workers = {each.number: each for each in self._workers}
         failures = {worker.number: failure}
         others = {each.call: each.number for each in self._workers if each is not worker}
@@ -317,14 +317,14 @@ class Driver:
                 ray.get(call)
             except RayError as error:
                 failures[others[call]] = error
-        self._look()
+        self._read_statuses()
         return self._explained(failures, workers)
 
     def _explained(self, failures: Mapping[int, Exception | None], workers: Mapping[int, _Worker]) -> Exception:
         """The first failure that is not a consequence of others."""
         causes = {number: getattr(failure, "cause", None) for number, failure in failures.items()}
         reports = {
-            number: replace(found.report, step=workers[number].heart.step)
+            number: replace(found.report, step=workers[number].status.step)
             for number, found in causes.items()
             if isinstance(found, Failure)
         }
@@ -333,13 +333,13 @@ class Driver:
         first = next(iter(reports.values()), None)
         for number in sorted(failures.keys() - reports.keys()):
             others = "" if first is None else f" Worker {first.worker} says: {first}"
-            what = self._last_word(workers[number], failures[number])
+            what = self._how_it_ended(workers[number], failures[number])
             return WorkerError(f"worker {number} of {self._job.workers} {what}.{others}")
         assert first is not None
         return first.for_caller()
 
-    def _last_word(self, worker: _Worker, failure: Exception | None) -> str:
-        """How a worker ended that could not tell."""
+    def _how_it_ended(self, worker: _Worker, failure: Exception | None) -> str:
+        """Describes the end of a worker that reported no error itself."""
         place = read_place(attempt_of(self._store, worker.start), worker.number, self._job.workers)
         where = f" at {place}" if place else ""
         if isinstance(failure, RayTaskError):  # before the function was called
@@ -356,11 +356,11 @@ class Driver:
 
 
 def cause(reports: Sequence[FailureReport]) -> Exception | None:
-    """The first error that does not only tell of another worker, as the caller is to get it."""
+    """The first error that is not about another worker, as the caller is to get it."""
     own = (report for report in reports if report.kind != WorkerError.__name__)
     return next((report.for_caller() for report in own), None)
 
 
 def _first_line(error: Exception) -> str:
-    """The sentence in which Ray says what has happened, out of all that it says."""
+    """The first line of Ray's message, which says what has happened."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...data.arrow import fields_of, only_ones, record_batch_of
 from ...data.batch import Stream
 from ...data.fields import Field, cat, nbytes_of
-from ...data.schema import schema_of
 from ...errors import SourceError
+from ..columns import fields_of, only_ones, record_batch_of
+from ..lazy import pa
+from ..schema import schema_of
 from .exact import fields_met, read_exactly
 from .fast import Parsed, read_block
 from .layout import Layout
@@ -68,9 +69,7 @@ def build(
 
 
 def summary_of(path: Path) -> Summary:
-    """What was said when a file was finished."""
-    import pyarrow as pa
-
+    """The summary that was written at the end of a file."""
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         last = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
         return Summary(**json.loads(last.custom_metadata[SUMMARY.encode()]))
@@ -195,15 +194,11 @@ class ArrowWriter:
         self._written += 1
 
     def _open(self) -> None:
-        import pyarrow as pa
-
         self._schema = schema_of(self._streams, ones=self._ones)
         self._writer = pa.ipc.new_file(str(self._target), self._schema)
 
     def _add_values(self, valued: set[str]) -> None:
         """Writes what has been written once more, with the values of these streams."""
-        import pyarrow as pa
-
         self._ones -= valued
         if not self._written:
             return

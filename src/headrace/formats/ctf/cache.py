@@ -82,11 +82,8 @@ class CtfCache:
     def publish(self, written: Path) -> Path:
         """Gives a file that has been written its name, and removes what it replaces."""
         try:
-            with disk.File(written, new=False) as file:
-                file.sync()
             path = self.directory / f"{self.stem}.{self.content}-{self.reading}-{_check(written)}.arrow"
-            disk.replace(written, path)
-            disk.sync_dir(self.directory)
+            disk.publish(written, path)
         except OSError as error:
             raise self.cannot(error) from None
         for content, reading, _, other in list(self._kept()):

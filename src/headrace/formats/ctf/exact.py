@@ -43,7 +43,7 @@ class Problem:
 
 
 def shown(token: bytes) -> str:
-    """What stands in a file, for a message: short, and nothing in it that a terminal obeys."""
+    """A token of a file as messages show it: short, and without control characters."""
     cut = token[:SHOWN]
     text = cut.decode("utf-8", "backslashreplace")
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

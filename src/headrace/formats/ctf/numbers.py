@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..lazy import pa, pc
+
 Bytes = NDArray[np.uint8]
 Places = NDArray[np.int64]
 
@@ -50,7 +52,7 @@ def cast(text: Bytes, spans: Places, dtype: str, one_by_one: bool = False) -> ND
 
 
 def value_of(word: bytes, dtype: str) -> float | int | None:
-    """One number, the slow way: what `cast` is to agree with. None where the text is no number of this dtype."""
+    """Reads one number, slowly, with the results of `cast`; `None` where the text is no number of this dtype."""
     if "float" in dtype:
         if not FLOAT.fullmatch(word):
             return None
@@ -77,9 +79,6 @@ def _by_arrow(text: Bytes, spans: Places, dtype: str) -> NDArray[Any] | None:
     Between two spans lies a gap. An array of strings in which every second one is such a gap, and null, has exactly
     the ends of the spans as its offsets: the bytes stay where they are.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not len(spans):
         return np.empty(0, dtype)
     count = 2 * len(spans) - 1

@@ -31,7 +31,7 @@ class Text(ABC):
         """Where the text ends, once `peek` has come to it."""
 
     def forget(self, before: int) -> None:
-        """Nobody will ask for these bytes again."""
+        """Frees the bytes before this place, which will not be read again."""
 
 
 class BlockText(Text):

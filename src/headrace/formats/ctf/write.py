@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.arrow import array_of
 from ...data.batch import Stream
 from ...data.ragged import Ragged
 from ...data.sparse import Sparse
 from ...errors import DataError
+from ..columns import array_of
+from ..lazy import pa, pc
 from .layout import Column, Layout
 from .numbers import Places
 
@@ -25,9 +26,6 @@ def written_layout(streams: Iterable[Stream], names: Mapping[str, str] | None) -
 
 def text_of(layout: Layout, fields: Mapping[str, Any], rows: int, first: int, ids: bool) -> Any:
     """The lines of some rows, as bytes."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     starts, total = _lines(layout, fields, rows, first, ids)
     columns = []
     if ids:
@@ -69,9 +67,6 @@ def _lines(layout: Layout, fields: Mapping[str, Any], rows: int, first: int, ids
 
 def _items(column: Column, items: Any) -> Any:
     """`|name values` for each item."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if isinstance(items, Sparse):
         numbers = items.values if items.values is not None else torch.ones(len(items.indices), dtype=torch.uint8)
         parts = pc.binary_join_element_wise(_strings(items.indices), _strings(numbers), _scalar(":"))
@@ -86,8 +81,6 @@ def _items(column: Column, items: Any) -> Any:
 
 def _strings(numbers: Tensor) -> Any:
     """Each number with the fewest digits from which it is read back."""
-    import pyarrow as pa
-
     if numbers.dtype in (torch.bfloat16, torch.float16):
         numbers = numbers.float()
     if numbers.dtype == torch.bool:
@@ -97,9 +90,6 @@ def _strings(numbers: Tensor) -> Any:
 
 def _placed(strings: Any, places: Places, total: int) -> Any:
     """Strings on the lines where they belong, null on the others."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if len(places) == total:
         return strings
     which = np.full(total, -1)
@@ -108,6 +98,4 @@ def _placed(strings: Any, places: Places, total: int) -> Any:
 
 
 def _scalar(text: str) -> Any:
-    import pyarrow as pa
-
     return pa.scalar(text, pa.large_string())

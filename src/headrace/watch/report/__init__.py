@@ -9,7 +9,7 @@ from ...errors import RunError
 from ...store import disk
 from ..charts import draw, draw_confusion, draw_residuals, new_figure, panels, png_of
 from .page import page
-from .read import Found, read
+from .read import RunContents, read
 from .scores import residuals, scores
 
 __all__ = ["write"]
@@ -50,7 +50,7 @@ def _checked(path: Path) -> Path:
     return path
 
 
-def _write_pictures(found: Found, folder: Path) -> None:
+def _write_pictures(found: RunContents, folder: Path) -> None:
     """Draws each panel, the confusion matrix and the residuals into a file of its own."""
     best, judged = found.best_row, scores(found.answers, found.rows)
     step = None if best is None else best["step"]

@@ -13,7 +13,7 @@ from ..charts import axis_of, panels
 from ..history import cells, place_of, shown
 from ..progress import span
 from ..trackers import flattened
-from .read import Found
+from .read import RunContents
 from .scores import PerClass, Scores, residuals, scores
 from .svg import Chart, chart, histogram, scatter
 
@@ -27,7 +27,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]], Mapping[int, str]]
 """Names of columns, lines of cells, and the classes of lines that have one."""
 
 
-def page(found: Found) -> str:
+def page(found: RunContents) -> str:
     """The whole page as HTML."""
     from jinja2 import Environment, FileSystemLoader
 
@@ -55,7 +55,7 @@ def page(found: Found) -> str:
     )
 
 
-def _facts(found: Found, pace: Mapping[int, float]) -> Iterable[tuple[str, str, str, str]]:
+def _facts(found: RunContents, pace: Mapping[int, float]) -> Iterable[tuple[str, str, str, str]]:
     """The numbers to take home: kind, name, value and note of each."""
     last, row = found.rows[-1] if found.rows else {}, found.best_row
     key, value = _best_number(found, row)
@@ -73,7 +73,7 @@ def _facts(found: Found, pace: Mapping[int, float]) -> Iterable[tuple[str, str, 
         yield "count", "samples per second", written(round(rates[len(rates) // 2])), "median"
 
 
-def _best_number(found: Found, row: Row | None) -> tuple[str, float | None]:
+def _best_number(found: RunContents, row: Row | None) -> tuple[str, float | None]:
     """The number by which the best step is the best."""
     marks = [(key, number(value)) for key, value in found.best.items() if key != "step"]
     if marks and marks[0][1] is not None:
@@ -82,7 +82,7 @@ def _best_number(found: Found, row: Row | None) -> tuple[str, float | None]:
     return key, number((row or {}).get(key))
 
 
-def _curves(found: Found, pace: Mapping[int, float]) -> dict[str, Any]:
+def _curves(found: RunContents, pace: Mapping[int, float]) -> dict[str, Any]:
     """Panels for the losses, the metrics, the rate and how fast it went."""
     rows = [dict(row) for row in found.rows]
     for k, rate in pace.items():
@@ -136,7 +136,7 @@ def shaded(line: Sequence[int]) -> list[tuple[int, float]]:
     return [(count, (count / total) ** 0.6) for count in line]
 
 
-def _values(found: Found) -> dict[str, Any]:
+def _values(found: RunContents) -> dict[str, Any]:
     """Scores, answers over targets and residuals, for each column of values."""
     columns = residuals(found.answers, COLUMNS)
     lines = [[one.name, *map(written, (one.r2, one.mae, one.rmse)), f"{len(one.target):,}"] for one in columns]
@@ -148,7 +148,7 @@ def _values(found: Found) -> dict[str, Any]:
     return {"values": lines, "value_charts": drawn}
 
 
-def _history(found: Found) -> dict[str, Any]:
+def _history(found: RunContents) -> dict[str, Any]:
     """The rows: all of few; of many the ends and the best, and behind a click a thousand."""
     rows, at = found.rows, place_of(found.rows, found.best_row)
     if len(rows) <= WHOLE:
@@ -168,7 +168,7 @@ def _table(rows: Sequence[Row], places: Sequence[int | None], best: int | None) 
     return *cells(rows, places), {} if best is None else {list(places).index(best): "best"}
 
 
-def _checkpoints(found: Found) -> dict[str, Any]:
+def _checkpoints(found: RunContents) -> dict[str, Any]:
     best = found.best.get("step")
     lines = [
         [
@@ -183,8 +183,8 @@ def _checkpoints(found: Found) -> dict[str, Any]:
     return {"checkpoints": lines, "checkpoint_marks": marks}
 
 
-def _warnings(found: Found) -> list[tuple[str, list[str]]]:
-    """The lines of the log that somebody should look at, each once with all its times."""
+def _warnings(found: RunContents) -> list[tuple[str, list[str]]]:
+    """Warnings in the log, each once with all its times."""
     times: dict[str, list[str]] = {}
     for at, text in found.warnings:
         times.setdefault(text, []).append(at)

@@ -32,7 +32,7 @@ class SavedCheckpoint:
 
 
 @dataclass(slots=True)
-class Found:
+class RunContents:
     """The contents of a run's directory."""
 
     path: Path
@@ -63,7 +63,7 @@ class Found:
 
     @property
     def status(self) -> tuple[str, str]:
-        """How the training stands, in a word, and why."""
+        """The state of the training in a word, and why."""
         if self.running:
             return "running", "as this report was written"
         for _, text in reversed(self.log):
@@ -79,15 +79,15 @@ class Found:
 
     @property
     def warnings(self) -> list[tuple[str, str]]:
-        """The lines of the log that somebody should look at."""
+        """The lines of the log that are warnings."""
         said = [(at, text) for at, text in self.log if not text.startswith(COUNTERS)]
         return [(at, text) for at, text in said if any(word in text.lower() for word in BAD)]
 
 
-def read(path: Path) -> Found:
+def read(path: Path) -> RunContents:
     """Reads a run's directory; raises only if it is none."""
     _check(path)
-    found = Found(path)
+    found = RunContents(path)
     found.facts = _part(found, "run.json", _json, "when and where the training began")
     found.config = _part(found, "config.yaml", _yaml, "with which settings")
     found.recipe = _part(found, "recipe.yaml", _yaml)
@@ -110,7 +110,7 @@ def _check(path: Path) -> None:
         raise RunError(f"{path} is not a run: it has no run.json. {hint}")
 
 
-def _part(found: Found, name: str, reader: Callable[[Path], Any], what: str = "") -> Any:
+def _part(found: RunContents, name: str, reader: Callable[[Path], Any], what: str = "") -> Any:
     """A file of the run, or nothing with a sentence about why; a file that says nothing of `what` may be missing."""
     try:
         return reader(found.path / name)
@@ -143,7 +143,7 @@ def _dict(found: Any) -> dict[str, Any]:
     return found
 
 
-def _rows(found: Found) -> list[dict[str, Any]]:
+def _rows(found: RunContents) -> list[dict[str, Any]]:
     """The rows that can be read; says how many lines cannot."""
     try:
         lines = disk.read_file(found.path / "metrics.jsonl", LARGE_BYTES).splitlines(keepends=True)
@@ -172,7 +172,7 @@ def _times(path: Path) -> dict[tuple[int, Any], dict[str, Any]]:
 
 
 def _when(row: Row) -> tuple[int, Any]:
-    """What tells a report from others."""
+    """The key of a report: its step and samples."""
     return row["step"], number(row.get("samples"))
 
 

@@ -1,5 +1,6 @@
-"""Rows as Arrow record batches: read in place, and written; `schema` says how each stream is stored."""
+"""Reads Arrow tables and record batches as rows, in place, and writes rows as record batches."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,24 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.arrays import ArrayTable
+from ..data.batch import Stream, torch_dtype
+from ..data.fields import Field, cat
+from ..data.ragged import Ragged
+from ..data.source import Categories
+from ..data.sparse import Sparse
 from ..errors import DataError
-from .batch import Stream, torch_dtype
-from .categories import Categories, ColumnPlace, codes, is_text, leaf_of, pa, pt, refuse_nulls, within
-from .fields import Field
-from .ragged import Ragged
-from .schema import NUMBERS, categories_in, differs, fits, is_fixed, is_pair, schema_of, streams_of
-from .sparse import Sparse
-
-__all__ = [
-    "array_of",
-    "categories_in",
-    "fields_of",
-    "only_ones",
-    "record_batch_of",
-    "schema_of",
-    "streams_of",
-    "tensor_of",
-]
+from .categories import ColumnPlace, codes, is_text, leaf_of, leaves, refuse_nulls, strings_of, within
+from .lazy import pa, pt
+from .schema import NUMBERS, differs, fits, index_in, is_fixed, is_pair, streams_of
 
 
 def fields_of(
@@ -96,6 +89,47 @@ def only_ones(field: Any) -> bool:
     """Whether a field has sparse rows of which every value is 1, so that none is kept."""
     items = field.values if isinstance(field, Ragged) else field
     return isinstance(items, Sparse) and items.values is None
+
+
+def from_arrow(table: Any, known: Categories | None = None, *, where: str = "this table") -> ArrayTable:
+    """Reads an Arrow table or record batch: in place where a column lies in one piece, else copied into one.
+
+    Columns of strings have the categories that are `known`, or those that they hold.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if isinstance(table, pa.RecordBatchReader):
+        table = table.read_all()
+    if not isinstance(table, pa.Table):
+        raise DataError(f"expected an Arrow Table or RecordBatch, got a {type(table).__name__}.")
+    aside = index_in(table.schema)
+    table = table.select([k for k, name in enumerate(table.column_names) if name not in aside])
+    check_names(table.column_names, where)
+    streams = streams_of(table.schema, where=where)
+    texts = [field.name for field in table.schema if is_text(leaves(field.type))]
+    categories = {
+        name: list((known or {}).get(name, ()))
+        or strings_of(leaf_of(chunk, ColumnPlace(name, where)) for chunk in table.column(name).chunks)
+        for name in texts
+    }
+    parts: list[Mapping[str, Field]] = []
+    first = 0
+    for batch in table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
+        parts.append(fields_of(batch, streams, categories, where=where, first=first))
+        first += batch.num_rows
+    return ArrayTable({s.name: cat([part[s.name] for part in parts]) for s in streams}, categories=categories)
+
+
+def check_names(names: Sequence[Any], where: str) -> None:
+    for name, count in Counter(names).items():
+        if not isinstance(name, str):
+            raise DataError(f"a column is called {name!r}; a stream has a string for its name. Rename it.")
+        if count > 1:
+            raise DataError(f"{where} has {count} columns {name!r}. Give them names of their own.")
+        if not name:
+            raise DataError(f"{where} has a column without a name. Give it one, or leave it out.")
+        if "." in name:
+            raise DataError(f"{where}: column {name!r} has a dot in its name, which a stream cannot have. Rename it.")
 
 
 # --- reading ---------------------------------------------------------------------------------------------

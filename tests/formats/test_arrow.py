@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from kit.any_rows import columns, contents, plain
 
 import headrace as hr
-from headrace.data.arrow import fields_of, record_batch_of, tensor_of
-from headrace.data.categories import strings_of
 from headrace.data.ragged import Ragged
-from headrace.data.schema import categories_in, schema_of, streams_of
 from headrace.data.sparse import Sparse
+from headrace.formats.categories import strings_of
+from headrace.formats.columns import fields_of, record_batch_of, tensor_of
+from headrace.formats.schema import categories_in, schema_of, streams_of
 
 
 def read(column: Any, stream: hr.Stream | None = None, **options: Any) -> Any:

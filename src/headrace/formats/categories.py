@@ -1,32 +1,14 @@
 """Strings as numbers: a column of strings is read as the places of its strings in a list, its categories."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, unknown
-
-Categories = Mapping[str, Sequence[str]]
-"""For each stream that holds strings, what its codes 0, 1, … stand for."""
-
-
-class _Lazy:
-    """A module that is imported once something of it is used: importing Arrow takes longer than many programs."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(import_module(self._name), name)
-        setattr(self, name, found)
-        return found
-
-
-pa, pc, pt = (_Lazy(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.types"))
+from .lazy import pa, pc, pt
 
 DOT = "\u2024"  # a stream has no dots in its name, and many a CSV file has: "Sepal.Length"
 
@@ -115,7 +97,8 @@ def strings_of(arrays: Iterable[Any]) -> list[str]:
     same: list[str] | None = None
     differ, seen = False, set[str]()
     for array in arrays:
-        held = _distinct(array)
+        strings = array.dictionary if pt.is_dictionary(array.type) else pc.unique(_plain(array))
+        held: list[str] = strings.drop_null().to_pylist()
         seen.update(held)
         if not pt.is_dictionary(array.type) or len(set(held)) < len(held):
             differ = True
@@ -123,12 +106,6 @@ def strings_of(arrays: Iterable[Any]) -> list[str]:
             same = held
         differ = differ or same != held
     return sorted(seen) if differ or same is None else same
-
-
-def _distinct(array: Any) -> list[str]:
-    strings = array.dictionary if pt.is_dictionary(array.type) else pc.unique(_plain(array))
-    found: list[str] = strings.drop_null().to_pylist()
-    return found
 
 
 def _find(strings: Any, known: Any) -> NDArray[np.int64]:

@@ -10,9 +10,11 @@ from collections.abc import Collection, Sequence
 from math import prod
 from typing import Any
 
+from ..data.batch import Stream
+from ..data.source import Categories
 from ..errors import DataError
-from .batch import Stream
-from .categories import Categories, ColumnPlace, is_text, pa, pt, shown
+from .categories import ColumnPlace, is_text, shown
+from .lazy import pa, pt
 
 METADATA = b"headrace"
 NUMBERS = {
@@ -35,7 +37,11 @@ _TYPES = {"bfloat16": "uint16", "float16": "float16", **{name: name for name in 
 def streams_of(schema: Any, declared: Sequence[Stream] = (), where: str = "") -> list[Stream]:
     """The streams that the columns of a schema are; `declared` ones are taken as they are, where their type fits."""
     known = {stream.name: stream for stream in declared}
-    return [_fitting(known.get(field.name) or _stream_of(field, where), field, where) for field in schema]
+    found = [known.get(field.name) or _stream_of(field, where) for field in schema]
+    for stream, field in zip(found, schema, strict=True):
+        if not fits(field.type, stream):
+            raise DataError(differs(stream, field.type, ColumnPlace(field.name, where)))
+    return found
 
 
 def schema_of(streams: Sequence[Stream], ones: Collection[str] = (), categories: Categories | None = None) -> Any:
@@ -44,7 +50,7 @@ def schema_of(streams: Sequence[Stream], ones: Collection[str] = (), categories:
 
 
 def categories_in(schema: Any) -> dict[str, list[str]]:
-    """The categories that a schema written by `schema_of` tells."""
+    """The categories in the metadata of a schema that `schema_of` made."""
     found = {field.name: _metadata(field, ColumnPlace(field.name)).get("categories") for field in schema}
     return {name: held for name, held in found.items() if isinstance(held, list)}
 
@@ -65,7 +71,7 @@ def _stream_of(field: Any, where: str) -> Stream:
     sequence = is_list(kind)
     kind = kind.value_type if sequence else kind
     if sequence and (is_list(kind) or is_pair(kind)):
-        raise DataError(f"{place} holds {_said(field.type)}{_undeclared(field.name, kind)}")
+        raise DataError(f"{place} holds {_text(field.type)}{_undeclared(field.name, kind)}")
     shape = _shape(kind)
     leaf = storage(kind)
     leaf = leaf.value_type if is_fixed(leaf) else leaf
@@ -75,7 +81,7 @@ def _stream_of(field: Any, where: str) -> Stream:
 
 
 def _undeclared(name: str, kind: Any) -> str:
-    """What is to be said of a list of lists or of pairs, for its type does not tell what stream it is."""
+    """The error for a list of lists or of pairs, whose type does not show which stream it is."""
     nested = is_list(kind)
     if nested and not pt.is_integer(kind.value_type) and not is_pair(kind.value_type):
         return ", lists in lists, which no stream is. Make the inner ones of a fixed size, or join them."
@@ -83,12 +89,6 @@ def _undeclared(name: str, kind: Any) -> str:
     return (
         f": whether that is sparse, and how wide, is not written in the file. Declare it: streams=[Stream({declared})]."
     )
-
-
-def _fitting(stream: Stream, field: Any, where: str) -> Stream:
-    if not fits(field.type, stream):
-        raise DataError(differs(stream, field.type, ColumnPlace(field.name, where)))
-    return stream
 
 
 def fits(kind: Any, stream: Stream) -> bool:
@@ -129,9 +129,7 @@ def index_in(schema: Any) -> set[str]:
 
 
 def differs(stream: Stream, kind: Any, place: ColumnPlace) -> str:
-    return (
-        f"{place}: expected {stream}, got {_said(kind)}. Declare the stream as it is stored, or write the file again."
-    )
+    return f"{place}: expected {stream}, got {_text(kind)}. Declare the stream as it is stored, or rewrite the file."
 
 
 def _field_of(stream: Stream, ones: bool, categories: Sequence[str] | None) -> Any:
@@ -147,10 +145,10 @@ def _field_of(stream: Stream, ones: bool, categories: Sequence[str] | None) -> A
         kind = pa.list_(leaf, prod(stream.shape))
     if stream.sequence:
         kind = pa.large_list(kind)
-    return pa.field(stream.name, kind, metadata=_said_of(stream, categories))
+    return pa.field(stream.name, kind, metadata=_metadata_of(stream, categories))
 
 
-def _said_of(stream: Stream, categories: Sequence[str] | None) -> dict[bytes, bytes] | None:
+def _metadata_of(stream: Stream, categories: Sequence[str] | None) -> dict[bytes, bytes] | None:
     """What the type alone would not show."""
     said: dict[str, Any] = {}
     if stream.layout == "sparse" or len(stream.shape) > 1 or stream.dtype == "bfloat16":
@@ -200,7 +198,7 @@ def _dtype(leaf: Any, place: ColumnPlace) -> str:
         leaf = leaf.value_type
     if (dtype := NUMBERS.get(str(leaf))) is not None:
         return dtype
-    raise DataError(f"{place} holds {_said(leaf)}, which is not a number. {_advice(leaf)}")
+    raise DataError(f"{place} holds {_text(leaf)}, which is not a number. {_advice(leaf)}")
 
 
 def _advice(kind: Any) -> str:
@@ -217,6 +215,6 @@ def _advice(kind: Any) -> str:
     return "Encode it as numbers, or leave it out: columns= says which are read."
 
 
-def _said(kind: Any) -> str:
+def _text(kind: Any) -> str:
     text = str(kind)
     return text if len(text) < 100 else text[:97] + "..."
