@@ -33,6 +33,10 @@ class SimComm(Comm):
         self._center: SimCenter | None = None
 
     @property
+    def memory(self) -> dict[int, list[Tensor]]:
+        return self.cluster.memory
+
+    @property
     def center(self) -> Center:
         self._center = self._center or SimCenter(self.cluster, self._worker)
         return self._center

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import WorkerError
 from .baton import Baton
 from .network import Collective, Link, Network, WorkerTimes
@@ -26,6 +28,8 @@ class VirtualCluster:
         self.accounts = [WorkerTimes() for _ in range(count)]
         self.inward, self.outward, self.ring = Link(network), Link(network), Link(network)
         """The center's link, in each direction, and the one of collectives."""
+        self.memory: dict[int, list[Tensor]] = {}
+        """What workers keep within an update: they make theirs one after the other."""
         self.lost = False
         """Whether all workers were lost because one of them died."""
         self._deaths = [network.failures_s(worker) for worker in range(count)]

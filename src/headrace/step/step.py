@@ -50,6 +50,7 @@ class Step(Updates):
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
         self._parts: list[Update] = []
         self._answers: dict[Objective, Tapes] = {}
+        self._note = ""
         self._sound: set[str] | None = None  # what was finite before the first update by hand
         self.measure(measured)
 
@@ -81,6 +82,7 @@ class Step(Updates):
 
     def release(self) -> None:
         """Makes model and optimizers ordinary again."""
+        self._note = self.tape_note
         parts, self._parts, self._answers, self.torn = self._parts, [], {}, ""
         if parts:
             self.strategy.release()
@@ -89,11 +91,17 @@ class Step(Updates):
                 stack.callback(part.arena.release)
                 stack.callback(part.buffers.release)
 
+    @property
+    def tape_note(self) -> str:
+        """Whether updates are replayed from a tape, or why not; nothing as long as that is not decided."""
+        return next((part.tapes.note for part in self._parts if part.tapes.note), self._note)
+
     def answers(self, objective: Objective) -> Tapes:
         """The passes of a model that is not trained in them, as long as it stays where it is."""
         if objective not in self._answers:
             device = next(self.model.parameters()).device
-            self._answers[objective] = Tapes(self.settings.tape, self.model, objective, device)
+            memory = self.strategy.comm.memory
+            self._answers[objective] = Tapes(self.settings.tape, self.model, objective, device, memory)
         self._answers[objective].end_epoch()
         return self._answers[objective]
 

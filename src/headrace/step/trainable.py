@@ -156,6 +156,11 @@ class Trainable:
         return self._step.guard.skipped
 
     @property
+    def tape_note(self) -> str:
+        """Whether updates are replayed from a tape, or why not; nothing as long as that is not decided."""
+        return self._step.tape_note
+
+    @property
     def categories(self) -> dict[str, list[str]]:
         """What the numbers of each stream stood for in the training, where they were strings.
 

@@ -24,7 +24,7 @@ from .settings import Updates, draws_random
 from .shared_terms import SharedTerms
 from .tape.recording import Recording
 from .tape.tape import Tape, outputs_of
-from .tape.tapes import Tapes
+from .tape.tapes import PassKind, Tapes
 
 _ALONE = "Expected more than 1 value per channel when training"
 _A_BUFFER = "(a buffer of some worker)"
@@ -37,13 +37,16 @@ class Update:
         self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self._step, self._model = step, step.model
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
-        self.tapes = Tapes(step.settings.tape, step.model, objective, next(iter(arena.params)).device, arena)
+        device, memory = next(iter(arena.params)).device, step.strategy.comm.memory
+        self.tapes = Tapes(step.settings.tape, step.model, objective, device, memory, arena)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._measured = len(step.optimizers) > 1, step.measured == name
         self._device = next(iter(arena.params)).device
         self._together = SharedTerms(step.strategy, self._device) if step.strategy.shares_updates else None
         self._batch: Batch | None = None
         self._divisors: Mapping[str, Scalar] | None = None
+        self._kind: PassKind | None = None
+        self._tape: Tape | None = None
         self._found: Sequence[Tensor] = ()
         self._summing = self._stepping = False
         self._random = self._device.type == "cpu" or any(map(draws_random, step.model.modules()))
@@ -58,7 +61,12 @@ class Update:
         self._batch, self._divisors = batch, None
         self.buffers.save()
         while True:
-            random = capture_torch(self._device) if self._random or self._step.adapts else None
+            whole = self._step.microbatch is None or batch.rows <= self._step.microbatch
+            self._kind = self._tape = None
+            if whole and batch.rows:
+                self._find_tape(batch)
+            draws = (self._random or self._step.adapts) and (self._tape is None or self._tape.program.random)
+            random = capture_torch(self._device) if draws else None
             outcome, complaint = None, ""
             try:
                 outcome, complaint = self._attempt(batch)
@@ -220,15 +228,15 @@ class Update:
     def _pass(self, part: Batch, totals: Mapping[str, Scalar] | None, outcome: Outcome) -> None:
         """Forward and backward, by torch or from a tape."""
         first = not outcome.terms
-        kind = self.tapes.kind_of(part, first)
-        tape = None if kind is None else self.tapes.ready(kind)
-        if tape is not None:
-            found = self._replay(tape, part, totals, outcome)
-        elif kind is None:
+        if not first or part is not self._batch:
+            self._find_tape(part, first)
+        if self._tape is not None:
+            found = self._replay(self._tape, part, totals, outcome)
+        elif self._kind is None:
             found = self._eager(part, totals, outcome)
         else:
             found = self.tapes.learn(
-                kind,
+                self._kind,
                 part,
                 first,
                 lambda part, recording: self._eager(part, totals, outcome, recording),
@@ -237,6 +245,11 @@ class Update:
         if self._together is not None:
             for name, term in found.items():
                 self._together.add(name, self._guard.read(term.weight))
+
+    def _find_tape(self, part: Batch, first: bool = True) -> None:
+        """What the next pass is: a replay, one of a kind that may become one, or torch's alone."""
+        self._kind = self.tapes.kind_of(part, first)
+        self._tape = None if self._kind is None else self.tapes.ready(self._kind)
 
     def _eager(
         self,

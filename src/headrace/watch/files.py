@@ -162,6 +162,7 @@ class LogFile(Callback):
         self._apart = path is not None
         self._file: disk.File | None = None
         self._listener: _WarningListener | None = None
+        self._note = ""
 
     def forget(self) -> None:
         self._close()
@@ -171,10 +172,14 @@ class LogFile(Callback):
         with self._place.usable(path):
             self._file = disk.File(path, new=False)
         self._listener = _WarningListener(lambda message: self._write(f"warning: {message}"))
+        self._note = ""
         if self._apart:
             self._write(f"going on from step {info.step}" if info.resumed else "started")
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
+        if self._note != info.trainer.tape_note:
+            self._note = info.trainer.tape_note
+            self._write(self._note)
         counted = [f"{key} {row[key]}" for key in COUNTERS if key in row]
         measured = [f"{key} {value:.6g}" for key, value in numbers(row).items()]
         self._write("  ".join(counted + measured))

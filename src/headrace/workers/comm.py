@@ -63,6 +63,11 @@ class Comm(ABC):
         return self.shard.index == 0
 
     @property
+    def memory(self) -> dict[int, list[Tensor]] | None:
+        """Blocks by their size that workers use in turns, for what each keeps within an update; if they take turns."""
+        return None
+
+    @property
     def center(self) -> Center:
         """The weights at which workers meet that do not wait for each other."""
         raise ConfigError(NO_CENTER)

@@ -15,6 +15,8 @@ from .recording import Operation, Recording, TapeTensor
 
 aten = torch.ops.aten
 
+Memory = dict[int, list[Tensor]]
+"""Blocks of memory by their size: what programs that never run at once may share."""
 ALLOCATES = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default}
 COPIES = {aten.clone.default, aten._to_copy.default}
 LINE = 64  # bytes: where torch begins what it allocates
@@ -35,6 +37,8 @@ class Program:
     lines: Sequence[str]
     nbytes: int
     """How much memory it keeps between two runs."""
+    random: bool
+    """Whether it draws random numbers."""
 
 
 class Builder:
@@ -42,10 +46,10 @@ class Builder:
     bits: one that writes into planned memory, if there is one.
 
     What the model returns is in memory of its own at every run. `gradients` are what the backward pass adds to: zeros
-    if this is the `first` pass of an update.
+    if this is the `first` pass of an update. Planned memory is taken from `memory`, and added to it.
     """
 
-    def __init__(self, recording: Recording, gradients: Sequence[TapeTensor], first: bool) -> None:
+    def __init__(self, recording: Recording, gradients: Sequence[TapeTensor], first: bool, memory: Memory) -> None:
         self._calls, self._forward_calls = recording.calls, recording.forward_calls
         self._given, self._seeds = recording.given, recording.seeds
         self._results = recording.numbers + recording.outputs
@@ -58,7 +62,8 @@ class Builder:
         self._names: dict[TapeTensor, str] = {}
         self._moves: set[TapeTensor] = set()  # values that are elsewhere at every run
         self._constant: set[TapeTensor] = set()  # roots of what never changes
-        self._free: dict[int, list[Tensor]] = defaultdict(list)
+        self._memory_of_all = memory
+        self._free = defaultdict(list, {size: [*blocks] for size, blocks in memory.items()})
         self._owned: dict[TapeTensor, list[Tensor]] = defaultdict(list)
         self._space: dict[str, Any] = {}
         self._lines: list[str] = []
@@ -89,7 +94,13 @@ class Builder:
         self._define("forward", given, [*forward, ends])
         unpacked = [f"{_tuple(self._seeds)} = seeds"] if self._seeds else []
         self._define("backward", ["seeds", *kept], [*unpacked, *backward, "return"])
-        return Program(self._space["forward"], self._space["backward"], self._lines, self._nbytes)
+        return Program(
+            self._space["forward"],
+            self._space["backward"],
+            self._lines,
+            self._nbytes,
+            any(call.random for call in self._calls),
+        )
 
     def _define(self, name: str, arguments: Sequence[str], body: Sequence[str]) -> None:
         code = f"def {name}({', '.join(arguments)}):\n  " + "\n  ".join(body)
@@ -197,7 +208,9 @@ class Builder:
         pool = self._free[size]
         if not pool:
             self._nbytes += size
-        memory = pool.pop() if pool else torch.empty(size, dtype=torch.uint8, device=value.device)
+            self._memory_of_all.setdefault(size, []).append(torch.empty(size, dtype=torch.uint8, device=value.device))
+            pool.append(self._memory_of_all[size][-1])
+        memory = pool.pop()
         self._owned[value].append(memory)
         return memory.view(value.dtype).as_strided(value.shape, value.stride)
 

@@ -171,7 +171,7 @@ class PassState:
 
     def _look_into(self, name: str, space: Mapping[str, Any], value: Any) -> None:
         """An attribute stays the object that it is; one that can change is looked into, once."""
-        if not isinstance(value, _PLAIN) and id(value) not in self._known:
+        if not _is_plain(value) and id(value) not in self._known:
             self._known.add(id(value))
             try:
                 self._deep.append((lambda: value, describe(value, self.tensors)))
@@ -190,6 +190,11 @@ def _objects(holder: Any) -> Iterator[Any]:
                 yield from _objects(each)
             elif isinstance(each, nn.Module):
                 yield each
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is what it is for ever."""
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple | frozenset) and all(map(_is_plain, value)))
 
 
 def _plain_torch() -> bool:

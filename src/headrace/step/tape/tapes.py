@@ -16,7 +16,7 @@ from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...store.rng import capture_torch, restore_torch
-from .program import Builder
+from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
 from .state import PassState
@@ -32,6 +32,8 @@ KINDS = 8
 """How many kinds of passes are remembered."""
 SEEN, CHECKS = 2, 3
 """A pass is recorded when its like has been seen so often, and replayed when it has been compared so often."""
+SEEN_OF_MANY = 64
+"""As `SEEN`, for workers that take turns, each of which records its own."""
 CHANGES = 4
 """How often what a model holds may change before its passes are not recorded any more."""
 GAIN = 0.97
@@ -66,11 +68,19 @@ class Tapes:
     """
 
     def __init__(
-        self, wanted: Wanted, model: nn.Module, objective: Objective, device: torch.device, arena: Arena | None = None
+        self,
+        wanted: Wanted,
+        model: nn.Module,
+        objective: Objective,
+        device: torch.device,
+        memory: Memory | None,
+        arena: Arena | None = None,
     ) -> None:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
         self._kinds: dict[Any, PassKind] = {}
+        self._memory = {} if memory is None else memory
+        self._patience = SEEN if memory is None else SEEN_OF_MANY
         self._last: tuple[Any, PassKind] | None = None
         self._possible = wanted is not False
         if self._possible and device.type != "cpu":
@@ -120,7 +130,7 @@ class Tapes:
         for key, kind in list(self._kinds.items()):
             if kind.tape is not None:
                 kind.due = max(1, kind.due)
-            elif not kind.refused and kind.seen <= SEEN:
+            elif not kind.refused and kind.seen <= self._patience:
                 del self._kinds[key]
 
     def ready(self, kind: PassKind) -> Tape | None:
@@ -137,7 +147,7 @@ class Tapes:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""
         if kind.state is not None and not kind.state.holds():
             self._changed(kind)
-        if kind.tape is None and kind.seen <= SEEN:
+        if kind.tape is None and kind.seen <= self._patience:
             return eager(part, None)
         before = Snapshot(self._model, self._arena, self._device)
         if kind.tape is None:
@@ -182,7 +192,7 @@ class Tapes:
         after = Snapshot(self._model, self._arena, self._device)
         before.restore()
         found = [value for gradient in gradients if (value := recording.value_of(gradient)) is not None]
-        program = Builder(recording, found, first).program()
+        program = Builder(recording, found, first, self._memory).program()
         after.restore()
         if program.nbytes > LARGEST and self.wanted == "auto":
             self._refuse("a pass is so large that nothing would be saved", kind)
