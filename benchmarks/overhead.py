@@ -73,18 +73,21 @@ class Verdict:
 
 
 TARGETS = (
-    Target("a", "headrace", "raw", "<=", 0.95),
-    Target("b", "headrace", "raw", "<=", 0.75),
-    Target("c", "headrace", "raw", "<=", 1.00),
-    Target("d", "headrace", "raw", "<=", 1.00),
+    Target("a", "headrace", "raw", "<=", 0.50),
+    Target("b", "headrace", "raw", "<=", 0.55),
+    Target("c", "headrace", "raw", "<=", 0.95),
+    Target("d", "headrace", "raw", "<=", 0.95),
     Target("e", "headrace", "raw", "<=", 1.00),
+    Target("f", "headrace", "raw", "<=", 0.85),
+    Target("a", "compiled", "headrace", ">=", 1.0),
+    Target("a", "jax", "headrace", ">=", 0.8),
     Target("a", "lightning", "headrace", ">=", 4.0),
     Target("a", "keras", "headrace", ">=", 5.0),
     Target("a", "accelerate", "headrace", ">=", 2.0),
     Target("a", "ignite", "headrace", ">=", 2.0),
     Target("a", "skorch", "headrace", ">=", 2.0),
-    Target("validate", "raw", "headrace", ">=", 0.95),
-    Target("predict", "raw", "headrace", ">=", 0.95),
+    Target("validate", "raw", "headrace", ">=", 1.3),
+    Target("predict", "raw", "headrace", ">=", 1.3),
 )
 IMPORT_LIMIT_S = 0.1
 

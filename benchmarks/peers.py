@@ -8,6 +8,7 @@ a framework does inside its `fit` is.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import tempfile
@@ -33,7 +34,7 @@ class Peer:
     name: str
     prepare: Prepare
     needs: tuple[str, ...] = ()
-    works: str = "abcde"
+    works: str = "abcdef"
 
     def missing(self) -> str | None:
         """Why this peer cannot run here, or None."""
@@ -245,6 +246,72 @@ def keras(work: Work, x: Tensor, y: Tensor) -> Job:
     return job(lambda: model.fit(rows, target, batch_size=work.batch_size, epochs=1), model, x, y)
 
 
+def compiled(work: Work, x: Tensor, y: Tensor) -> Job:
+    """The hand-written loop with the whole step compiled by torch: forward, backward and update. Compiling is not timed."""
+    torch.compiler.reset()  # type: ignore[no-untyped-call]  # what was compiled for another model
+    model = work.model()
+    optimizer = work.optimizer_for(model)
+    criterion = nn.CrossEntropyLoss()
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    @torch.compile
+    def step(rows: Tensor, target: Tensor) -> None:
+        optimizer.zero_grad()
+        criterion(model(rows), target).backward()
+        optimizer.step()
+
+    def run(x: Tensor = x, y: Tensor = y) -> None:
+        model.train()
+        order = torch.randperm(len(x))
+        for start in range(0, len(x), work.batch_size):
+            rows = order[start : start + work.batch_size]
+            step(x[rows], y[rows])
+
+    short = len(x) % work.batch_size
+    for _ in range(3):
+        run(x[: 3 * work.batch_size + short], y[: 3 * work.batch_size + short])
+    model.load_state_dict(before[0])
+    optimizer.load_state_dict(before[1])
+    return job(run, model, x, y)
+
+
+def jax(work: Work, x: Tensor, y: Tensor) -> Job:
+    """A bare loop over `jax.jit` of the whole step of work a, NumPy batches going in. Compiling is not timed."""
+    import jax as j
+    import jax.numpy as jnp
+    import numpy as np
+
+    first, _, second = work.model().children()
+    weights = [jnp.asarray(p.detach().numpy()) for layer in (first, second) for p in layer.parameters()]
+    model, rate, momentum = work.model(), work.options["lr"], work.options["momentum"]
+
+    def loss(w: Any, rows: Any, target: Any) -> Any:
+        logits = j.nn.relu(rows @ w[0].T + w[1]) @ w[2].T + w[3]
+        return -jnp.take_along_axis(j.nn.log_softmax(logits), target[:, None], 1).mean()
+
+    @j.jit
+    def step(w: Any, v: Any, rows: Any, target: Any) -> Any:
+        gradients = j.grad(loss)(w, rows, target)
+        v = [momentum * a + g for a, g in zip(v, gradients, strict=True)]
+        return [a - rate * b for a, b in zip(w, v, strict=True)], v
+
+    rows, target = x.numpy(), y.numpy().astype(np.int32)
+
+    def run() -> None:
+        w, v = weights, [jnp.zeros_like(a) for a in weights]
+        order = np.random.default_rng(0).permutation(len(rows))
+        for start in range(0, len(rows), work.batch_size):
+            batch = order[start : start + work.batch_size]
+            w, v = step(w, v, rows[batch], target[batch])
+        for layer, (weight, bias) in zip((model[0], model[2]), (w[:2], w[2:]), strict=True):  # type: ignore[index]
+            layer.weight.data, layer.bias.data = (torch.from_numpy(np.array(a)) for a in (weight, bias))
+
+    for size in {work.batch_size, len(rows) % work.batch_size or work.batch_size}:
+        zeros = [jnp.zeros_like(a) for a in weights]
+        j.block_until_ready(step(weights, zeros, rows[:size], target[:size]))
+    return job(run, model, x, y)
+
+
 # What `raw-again` differs from `raw` by is the noise of the run.
 PEERS = {
     peer.name: peer
@@ -259,7 +326,9 @@ PEERS = {
         Peer("ignite", ignite, ("ignite", "tqdm"), works="a"),
         Peer("skorch", skorch, ("skorch",), works="a"),
         Peer("keras", keras, ("keras",), works="a"),
+        Peer("compiled", compiled, works="a"),
+        Peer("jax", jax, ("jax",), works="a"),
     )
 }
 # Quick ones whose ratios decide by a few percent: timed several times in each repeat.
-OFTEN = ("raw", "headrace", "raw-again", "raw-fused")
+OFTEN = ("raw", "headrace", "raw-again", "raw-fused", "jax")

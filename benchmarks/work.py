@@ -1,4 +1,4 @@
-"""The five pieces of training work that every peer is given: data, model and optimizer."""
+"""The six pieces of training work that every peer is given: data, model and optimizer."""
 
 from __future__ import annotations
 
@@ -92,6 +92,21 @@ def measuring_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(48, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2), nn.Linear(96, CLASSES))
 
 
+class Encoder(nn.Module):
+    """Two layers of a transformer, 32 wide, whose mean over the sequence is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.enter, self.layers = nn.Linear(16, 32), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits for sequences of shape (rows, length, features)."""
+        logits: Tensor = self.head(self.layers(self.enter(x)).mean(1))
+        return logits
+
+
 MOMENTUM = {"lr": 0.05, "momentum": 0.9}
 WORKS = {
     work.key: work
@@ -101,5 +116,6 @@ WORKS = {
         Work("c", "two-conv CNN on 8x8, SGD", 20_000, (1, 8, 8), cnn, torch.optim.SGD, MOMENTUM),
         Work("d", "LSTM over 16 steps, Adam", 10_000, (16, 16), lstm, torch.optim.Adam, {"lr": 5e-3}),
         Work("e", "MLP 48-96-10, BatchNorm, Dropout, SGD", 40_000, (48,), measuring_mlp, torch.optim.SGD, MOMENTUM, 64),
+        Work("f", "two-layer transformer 32 wide, AdamW", 10_000, (16, 16), Encoder, torch.optim.AdamW, {"lr": 1e-3}),
     )
 }

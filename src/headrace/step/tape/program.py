@@ -171,24 +171,28 @@ class Builder:
 
     def _into_memory(self, k: int, call: Operation, made: Sequence[TapeTensor], args: Any, kwargs: Any) -> bool:
         """Lets an operation write into planned memory, where a form of it does that and gives the same bits."""
-        result = call.function(*args, **kwargs)
-        wanted = [result] if isinstance(result, Tensor) else list(result)
-        if len(wanted) != len(made) or not all(map(_is_as_recorded, wanted, made)):
+        key = call.function, _likeness(call.args), _likeness(call.kwargs), _likeness(made)
+        if key in _FOUND and _FOUND[key] is None:
             return False
         places = [self._memory(value) for value in made]
-        for form in _forms(call.function):
-            if form.writes(args, kwargs, places, wanted):
-                for value, place in zip(made, places, strict=True):
-                    self._keep(value, place)
-                    if value in self._direct:
-                        self._added.add(self._direct[value][1])
-                self._emit(k, call, form, made, places)
-                return True
-        for value in made:
+        if key in _FOUND:
+            form = _FOUND[key]
+            assert form is not None
+            form.write(args, kwargs, places)
+        else:
+            form = _FOUND[key] = _find_form(call.function, args, kwargs, places)
+        if form is None:
+            for value in made:
+                if value in self._direct:
+                    self._direct.pop(value)[0].zero_()
+                self._release_memory(value)
+            return False
+        for value, place in zip(made, places, strict=True):
+            self._keep(value, place)
             if value in self._direct:
-                self._direct.pop(value)[0].zero_()
-            self._release_memory(value)
-        return False
+                self._added.add(self._direct[value][1])
+        self._emit(k, call, form, made, places)
+        return True
 
     def _emit(
         self, k: int, call: Operation, form: "_Form", made: Sequence[TapeTensor], places: Sequence[Tensor]
@@ -296,21 +300,48 @@ class _Form:
     names: tuple[str, ...] = ("out",)
     extra: tuple[Any, ...] = ()
 
-    def writes(self, args: Any, kwargs: Any, places: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-        """Whether it writes just this into these places."""
+    def write(self, args: Any, kwargs: Any, places: Sequence[Tensor]) -> None:
+        """Writes the results of an operation into these places."""
+        if self.function is None:
+            places[0].copy_(args[0])
+        else:
+            self.function(*args, *self.extra, **kwargs, **dict(zip(self.names, places, strict=True)))
+
+
+_FOUND: dict[Any, _Form | None] = {}
+"""The forms that have shown to give an operation's bits, by the operation and the layouts of what it was given."""
+
+
+def _find_form(function: Any, args: Any, kwargs: Any, places: Sequence[Tensor]) -> _Form | None:
+    """The quickest form of an operation that writes its results into these places, and nothing else."""
+    result = function(*args, **kwargs)
+    wanted = [result] if isinstance(result, Tensor) else list(result)
+    if len(wanted) != len(places) or any(not isinstance(tensor, Tensor) for tensor in wanted):
+        return None
+    layouts = [_layout(tensor) for tensor in wanted]
+    if layouts != [_layout(place) for place in places]:
+        return None
+    for form in _forms(function):
         for place, tensor in zip(places, wanted, strict=True):
             _spoil(place, tensor)
         try:
-            if self.function is None:
-                places[0].copy_(args[0])
-            else:
-                self.function(*args, *self.extra, **kwargs, **dict(zip(self.names, places, strict=True)))
+            form.write(args, kwargs, places)
         except (TypeError, RuntimeError, NotImplementedError, UserWarning):
-            return False
-        return all(
-            torch.equal(place, tensor) and _layout(place) == _layout(tensor)
-            for place, tensor in zip(places, wanted, strict=True)
-        )
+            continue
+        if all(map(torch.equal, places, wanted)) and [_layout(place) for place in places] == layouts:
+            return form
+    return None
+
+
+def _likeness(spec: Any) -> Any:
+    """What decides about the forms of an operation: layouts of tensors, and everything else as it is."""
+    if isinstance(spec, TapeTensor):
+        return spec.shape, spec.stride, spec.dtype, spec.device
+    if isinstance(spec, tuple | list):
+        return tuple(map(_likeness, spec))
+    if isinstance(spec, dict):
+        return tuple((name, _likeness(value)) for name, value in spec.items())
+    return type(spec), spec
 
 
 def _forms(function: Any) -> Iterator[_Form]:
@@ -356,10 +387,6 @@ def _last_uses(calls: Sequence[Operation], results: Sequence[TapeTensor]) -> dic
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _is_as_recorded(tensor: Any, value: TapeTensor) -> bool:
-    return isinstance(tensor, Tensor) and _layout(tensor) == (value.shape, value.stride, value.dtype)
 
 
 def _spoil(place: Tensor, wanted: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Records a pass: every operation as torch dispatches it, and where its arguments come from."""
 
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,15 @@ class Recording(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.problem:
             return function(*args, **kwargs)
+        looks_on = sys.getprofile()
+        sys.setprofile(None)  # what happens here is no Python of the pass's
+        try:
+            return self._record(function, args, kwargs)
+        finally:
+            sys.setprofile(looks_on)
+
+    def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes an operation, and notes it."""
         if not _UNKNOWN_SIZE.isdisjoint(function.tags):
             self.problem = f"{_name(function)} reads a number, or makes a size of one"
             return function(*args, **kwargs)
