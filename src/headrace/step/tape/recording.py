@@ -158,7 +158,11 @@ class Recording(TorchDispatchMode):
         spec, named = self._spec(args), self._spec(kwargs)
         before = _tensors([args, kwargs])
         results = function(*args, **kwargs)
-        if not self.problem:
+        if not self.problem and torch.Tag.inplace_view in function.tags:  # as `transpose_`: the same memory, seen anew
+            value = self._learn(results, base=spec[0])
+            layout = value.shape, value.stride, value.offset
+            self.calls.append(Operation(torch.ops.aten.as_strided.default, (spec[0], *layout), {}, value))
+        elif not self.problem:
             call = Operation(function, spec, named, None)
             call.writes = [value for k, name in self._writes(function) if (value := _argument(call, k, name))]
             for root in [value.root for value in call.writes]:
