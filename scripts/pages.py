@@ -20,6 +20,7 @@ PARTS = {
     "Trainer": "length step train",
     "Runs": "store",
     "Recipes and the command line": "app __main__",
+    "Images": "vision",
     "scikit-learn and Optuna": "sklearn optuna",
     "Kits": "testing",
 }

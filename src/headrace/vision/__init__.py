@@ -1,0 +1,40 @@
+"""Training on images: networks, samples, detectors, metrics, tables of image files, augmentation, pictures.
+
+A leaf: it calls data, loss, step, watch and train by what they offer everybody, and nothing of the library calls it.
+
+```python
+from headrace import vision
+
+samples = vision.Samples("detection", class_ids=3, channels=1)
+model = vision.Detector(classes=3, channels=1)
+trainer = hr.Trainer(model, vision.Detection(), torch.optim.Adam(model.parameters()), target=samples.target)
+losses = trainer.step(samples.batch(list_of_dicts), exact=True)  # total_loss, focal, huber
+found = trainer.predict({"image": images})  # (images, 100, 6): box, score, class
+```
+
+Samples: `Samples(task, class_ids)`. Networks: `ImageClassifier`, `Segmenter`, `Detector`. For detectors: `Detection`
+(the objective), `Anchors`, `detections`, `match`, `encode`, `decode`, `overlaps`, `suppress`, `NONE`.
+"""
+
+from .anchors import Anchors, Matches, match
+from .boxes import decode, encode, overlaps, suppress
+from .detection import NONE, Detection, Detector, detections
+from .networks import ImageClassifier, Segmenter
+from .samples import Samples
+
+__all__ = [
+    "NONE",
+    "Anchors",
+    "Detection",
+    "Detector",
+    "ImageClassifier",
+    "Matches",
+    "Samples",
+    "Segmenter",
+    "decode",
+    "detections",
+    "encode",
+    "match",
+    "overlaps",
+    "suppress",
+]
