@@ -5,22 +5,25 @@ A leaf: it calls data, loss, step, watch and train by what they offer everybody,
 ```python
 from headrace import vision
 
-samples = vision.Samples("detection", class_ids=3, channels=1)
+samples = vision.ImageSamples("detection", class_ids=3, channels=1)
 model = vision.Detector(classes=3, channels=1)
 trainer = hr.Trainer(model, vision.Detection(), torch.optim.Adam(model.parameters()), target=samples.target)
 losses = trainer.step(samples.batch(list_of_dicts), exact=True)  # total_loss, focal, huber
 found = trainer.predict({"image": images})  # (images, 100, 6): box, score, class
 ```
 
-Samples: `Samples(task, class_ids)`. Networks: `ImageClassifier`, `Segmenter`, `Detector`. For detectors: `Detection`
-(the objective), `Anchors`, `detections`, `match`, `encode`, `decode`, `overlaps`, `suppress`, `NONE`.
+Samples: `ImageSamples(task, class_ids)`. Networks: `ImageClassifier`, `Segmenter`, `Detector`. For detectors: `Detection`
+(the objective), `Anchors`, `detections`, `match`, `encode`, `decode`, `overlaps`, `suppress`, `NONE`,
+and the metric `MeanAveragePrecision`. To try things on: `draw_shapes`.
 """
 
 from .anchors import Anchors, Matches, match
 from .boxes import decode, encode, overlaps, suppress
 from .detection import NONE, Detection, Detector, detections
 from .networks import ImageClassifier, Segmenter
-from .samples import Samples
+from .samples import ImageSamples
+from .scores import MeanAveragePrecision
+from .shapes import draw_shapes
 
 __all__ = [
     "NONE",
@@ -29,10 +32,12 @@ __all__ = [
     "Detector",
     "ImageClassifier",
     "Matches",
-    "Samples",
+    "MeanAveragePrecision",
+    "ImageSamples",
     "Segmenter",
     "decode",
     "detections",
+    "draw_shapes",
     "encode",
     "match",
     "overlaps",

@@ -80,7 +80,7 @@ class Detection(Objective):
     """Trains a detector: the focal loss of its classes and the Huber loss of its boxes, and maybe a prior.
 
     The target is a stream of boxes (images, M, 5, or 6 for rotated ones): a box and its class, in rows of class −1
-    nothing; `Samples` makes it. `focal` and `huber` may be any terms with the same targets: for each anchor and class
+    nothing; `ImageSamples` makes it. `focal` and `huber` may be any terms with the same targets: for each anchor and class
     1, 0, or −1 where it is ignored; for each number of a code, with weights that are 0 where there is no box. Their
     parts in the total are `class_heads_weight` and `bbox_heads_weight`. An anchor that overlaps a box by `positive_iou`
     is to find it, one that overlaps all by less than `negative_iou` is to find nothing. Predictions and metrics get
@@ -170,7 +170,7 @@ class Detection(Objective):
         if target.dim() != 3 or target.shape[-1] != anchors.shape[-1] + 1:
             raise DataError(
                 f"stream {self._target!r} has rows of shape {list(target.shape[1:])}, expected boxes and their "
-                f"classes, [boxes, {anchors.shape[-1] + 1}]. Make the batch by vision.Samples, or use other anchors."
+                f"classes, [boxes, {anchors.shape[-1] + 1}]. Use vision.ImageSamples, or other anchors."
             )
         boxes, labels = target[..., :-1], target[..., -1].long()
         found = match(anchors, boxes, labels != NONE, self.positive_iou, self.negative_iou)

@@ -23,7 +23,7 @@ TARGETS: dict[str, str] = {
 """The stream that a model is to predict, by the task."""
 
 
-class Samples:
+class ImageSamples:
     """What samples of a task hold, and how a list of them becomes a batch.
 
     Every sample is a dict with `image`, (channels, height, width), or (height, width) of one channel, and, by the task,
@@ -106,7 +106,7 @@ class Samples:
             if not isinstance(sample, Mapping):
                 raise DataError(f"sample {k} is a {type(sample).__name__}. A sample is a dict with {', '.join(keys)}.")
             if missing := [key for key in keys if key not in sample]:
-                raise DataError(f"sample {k} has no {missing[0]!r}. Samples for {self.task} have {', '.join(keys)}.")
+                raise DataError(f"sample {k} has no {missing[0]!r}. Those for {self.task} have {', '.join(keys)}.")
         images = [self._image(k, sample["image"]) for k, sample in enumerate(samples)]
         size = self.size or tuple(images[0].shape[-2:])
         for k, image in enumerate(images):
