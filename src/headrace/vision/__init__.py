@@ -12,12 +12,13 @@ losses = trainer.step(samples.batch(list_of_dicts), exact=True)  # total_loss, f
 found = trainer.predict({"image": images})  # (images, 100, 6): box, score, class
 ```
 
-Samples: `ImageSamples(task, class_ids)`. Networks: `ImageClassifier`, `Segmenter`, `Detector`. For detectors: `Detection`
-(the objective), `Anchors`, `detections`, `match`, `encode`, `decode`, `overlaps`, `suppress`, `NONE`,
-and the metric `MeanAveragePrecision`. To try things on: `draw_shapes`.
+Samples: `ImageSamples(task, class_ids)`. Networks: `ImageClassifier`, `Segmenter`, `Detector`. For detectors:
+`Detection` (the objective), `Anchors`, `detections`, `match`, `encode`, `decode`, `overlaps`, `suppress`, `NONE`, and
+the metric `MeanAveragePrecision`. Data: `Augment`; to try things on, `draw_shapes`.
 """
 
 from .anchors import Anchors, Matches, match
+from .augment import Augment
 from .boxes import decode, encode, overlaps, suppress
 from .detection import NONE, Detection, Detector, detections
 from .networks import ImageClassifier, Segmenter
@@ -28,6 +29,7 @@ from .shapes import draw_shapes
 __all__ = [
     "NONE",
     "Anchors",
+    "Augment",
     "Detection",
     "Detector",
     "ImageClassifier",

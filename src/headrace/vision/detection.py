@@ -80,11 +80,11 @@ class Detection(Objective):
     """Trains a detector: the focal loss of its classes and the Huber loss of its boxes, and maybe a prior.
 
     The target is a stream of boxes (images, M, 5, or 6 for rotated ones): a box and its class, in rows of class −1
-    nothing; `ImageSamples` makes it. `focal` and `huber` may be any terms with the same targets: for each anchor and class
-    1, 0, or −1 where it is ignored; for each number of a code, with weights that are 0 where there is no box. Their
-    parts in the total are `class_heads_weight` and `bbox_heads_weight`. An anchor that overlaps a box by `positive_iou`
-    is to find it, one that overlaps all by less than `negative_iou` is to find nothing. Predictions and metrics get
-    `detections`, with `score`, `iou` and `most` as given here.
+    nothing; `ImageSamples` makes it. `focal` and `huber` may be any terms with the same targets: for each anchor and
+    class 1, 0, or −1 where it is ignored; for each number of a code, with weights that are 0 where there is no box.
+    Their parts in the total are `class_heads_weight` and `bbox_heads_weight`. An anchor that overlaps a box by
+    `positive_iou` is to find it, one that overlaps all by less than `negative_iou` is to find nothing. Predictions and
+    metrics get `detections`, with `score`, `iou` and `most` as given here.
     """
 
     def __init__(

@@ -92,6 +92,6 @@ def _precision(hits: Tensor, boxes: int) -> float:
     precision = found / torch.arange(1, len(hits) + 1, dtype=torch.float64).unsqueeze(-1)
     envelope = precision.flip(0).cummax(0).values.flip(0)  # the best precision at this recall or a higher one
     recall = (found / boxes).mT.contiguous()
-    at = torch.searchsorted(recall, RECALLS.expand(len(recall), -1))
+    at = torch.searchsorted(recall, RECALLS.repeat(len(recall), 1))
     values = torch.cat([envelope.mT, envelope.new_zeros(len(recall), 1)], dim=1).gather(1, at)
     return float(values.mean())
