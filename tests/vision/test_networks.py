@@ -69,8 +69,8 @@ def test_a_split_makes_another_update_with_batch_normalisation() -> None:
     """The control: statistics of fewer images are others."""
     weights = []
     for microbatch in (None, 4):
-        training = trainer("image_label_id", "batch", microbatch=microbatch)
         with pytest.warns(UserWarning, match="BatchNorm2d") if microbatch else nullcontext():
+            training = trainer("image_label_id", "batch", microbatch=microbatch)
             training.step(STREAMS["image_label_id"])
         training.release()
         weights.append(training.model.head.weight.detach())

@@ -131,12 +131,12 @@ def test_what_is_wrong_with_a_sample_is_said_with_its_number_and_key(name: str) 
 
 
 def test_negative_weights_are_refused() -> None:
-    with pytest.raises(hr.DataError, match="sample 0, 'weight_image'.* not negative, got -1"):
+    with pytest.raises(hr.DataError, match=r"sample 0, 'weight_image'.* not negative, got -1"):
         schema("segmentation").batch([segmented(weight_image=np.full((8, 12), -1.0))])
 
 
 def test_rotated_boxes_without_area_or_with_a_middle_outside_are_refused() -> None:
-    with pytest.raises(hr.DataError, match="sample 0, box 0: it has no area"):
+    with pytest.raises(hr.DataError, match=r"sample 0, box 0: it has no area"):
         schema(rotated=True).batch([rotated(bbox_length2=[0.0])])
     with pytest.raises(hr.DataError, match="sample 0, box 0: it reaches out"):
         schema(rotated=True).batch([rotated(bbox_row=[9.0])])
@@ -145,7 +145,7 @@ def test_rotated_boxes_without_area_or_with_a_middle_outside_are_refused() -> No
 def test_labels_that_are_given_twice_and_unknown_tasks_are_refused() -> None:
     with pytest.raises(hr.ConfigError, match="are different labels"):
         vision.ImageSamples("detection", [1, 2, 2])
-    with pytest.raises(hr.ConfigError, match="unknown task 'detect'. Did you mean 'detection'"):
+    with pytest.raises(hr.ConfigError, match=r"unknown task 'detect'\. Did you mean 'detection'"):
         vision.ImageSamples("detect", 3)  # type: ignore[arg-type]
     with pytest.raises(hr.DataError, match="at least one, got list"):
         schema().batch([])

@@ -28,7 +28,7 @@ class Shapes:
 
 
 def draw_shapes(
-    count: int, size: int = 64, *, seed: int = 0, most: int = 4, noise: float = 0.15, alike: bool = False
+    count: int, size: int = 64, *, seed: int = 0, most: int = 3, noise: float = 0.15, alike: bool = False
 ) -> Shapes:
     """Draws images of 1 to `most` shapes of several sizes and contrasts, turned, over each other, and with noise.
 
@@ -50,7 +50,7 @@ def draw_shapes(
         only = int(random.integers(len(NAMES)))
         for number in range(random.integers(1, most + 1)):
             kind = only if alike else int(random.integers(len(NAMES)))
-            radius = size * random.uniform(0.09, 0.24)
+            radius = size * random.uniform(0.11, 0.25)
             middle = random.uniform(radius, size - radius, 2)
             inside = _inside(kind, rows - middle[0], columns - middle[1], radius, random.uniform(0, 2 * math.pi))
             image[inside] = random.choice([-1, 1]) * random.uniform(FLOOR, 1)
