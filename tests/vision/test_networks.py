@@ -35,7 +35,7 @@ def network(target: str, **options: Any) -> nn.Module:
 def trainer(target: str, norm: str = "group", **options: Any) -> hr.Trainer:
     model = network(target, norm=norm)
     loss = LOSSES[target] + hr.L2Prior(1e-3, gains=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     return hr.Trainer(model, loss, optimizer, target=target, inputs="image", device="cpu", **options)
 
 
@@ -56,11 +56,11 @@ def test_any_split_of_a_batch_makes_the_same_update(target: str, norm: str) -> N
     results = []
     for microbatch in (None, 1, 5):
         training = trainer(target, norm, microbatch=microbatch, batch_size=12)
-        losses = [training.step(STREAMS[target], exact=True) for _ in range(2)]
+        losses = training.step(STREAMS[target], exact=True)
         training.release()
         results.append((losses, [param.detach() for param in training.model.parameters()]))
     for losses, weights in results[1:]:
-        assert losses == [pytest.approx(each, abs=1e-6) for each in results[0][0]]
+        assert losses == pytest.approx(results[0][0], abs=1e-6)
         for one, other in zip(weights, results[0][1], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
