@@ -34,7 +34,7 @@ def segment_shapes(
         seed=seed,
     )
     return hr.Recipe(
-        trainer, hr.map(train, vision.Augment(mirror_rows=0.5, turn=180)), test=test, fit={"epochs": epochs}
+        trainer, hr.map(train, vision.Augment(mirror_rows=0.5)), test=test, fit={"epochs": epochs}
     )
 
 

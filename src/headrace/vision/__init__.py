@@ -14,14 +14,17 @@ found = trainer.predict({"image": images})  # (images, 100, 6): box, score, clas
 
 Samples: `ImageSamples(task, class_ids)`. Networks: `ImageClassifier`, `Segmenter`, `Detector`. For detectors:
 `Detection` (the objective), `Anchors`, `detections`, `match`, `encode`, `decode`, `overlaps`, `suppress`, `NONE`, and
-the metric `MeanAveragePrecision`. Data: `Augment`; to try things on, `draw_shapes`.
+the metric `MeanAveragePrecision`. Files: `class_folders`, `mask_folders`, `coco`,
+`ImageFiles`; `Augment`; to try things on, `draw_shapes`. Pictures: `draw`, and the callback `Pictures`.
 """
 
 from .anchors import Anchors, Matches, match
 from .augment import Augment
 from .boxes import decode, encode, overlaps, suppress
 from .detection import NONE, Detection, Detector, detections
+from .files import ImageFiles, class_folders, coco, mask_folders
 from .networks import ImageClassifier, Segmenter
+from .pictures import Pictures, draw
 from .samples import ImageSamples
 from .scores import MeanAveragePrecision
 from .shapes import draw_shapes
@@ -33,14 +36,20 @@ __all__ = [
     "Detection",
     "Detector",
     "ImageClassifier",
+    "ImageFiles",
     "Matches",
     "MeanAveragePrecision",
     "ImageSamples",
+    "Pictures",
     "Segmenter",
+    "class_folders",
+    "coco",
     "decode",
     "detections",
+    "draw",
     "draw_shapes",
     "encode",
+    "mask_folders",
     "match",
     "overlaps",
     "suppress",
