@@ -7,7 +7,7 @@ from headrace import vision
 
 
 def segment_shapes(
-    lr: float = 3e-3, epochs: int = 25, batch_size: int = 16, images: int = 2000, seed: int = 0
+    lr: float = 5e-3, epochs: int = 20, batch_size: int = 16, images: int = 2000, seed: int = 0
 ) -> hr.Recipe:
     """Trains a network to name the kind of shape at every pixel.
 
@@ -22,7 +22,7 @@ def segment_shapes(
     streams = {"image": drawn.image, "segmentation_image": drawn.segmentation_image}
     train, test = hr.take(streams, images * 4 // 5), hr.skip(streams, images * 4 // 5)
     torch.manual_seed(seed)
-    model = vision.Segmenter(classes=5, channels=1, widths=(8, 16, 32, 64))
+    model = vision.Segmenter(classes=5, channels=1, widths=(8, 16, 32, 64, 64))
     trainer = hr.Trainer(
         model,
         hr.CrossEntropy(),
@@ -33,9 +33,7 @@ def segment_shapes(
         schedule=hr.OneCycle(),
         seed=seed,
     )
-    return hr.Recipe(
-        trainer, hr.map(train, vision.Augment(mirror_rows=0.5)), test=test, fit={"epochs": epochs}
-    )
+    return hr.Recipe(trainer, hr.map(train, vision.Augment(mirror_rows=0.5)), test=test, fit={"epochs": epochs})
 
 
 if __name__ == "__main__":

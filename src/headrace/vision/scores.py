@@ -54,11 +54,11 @@ class MeanAveragePrecision:
         least = found.new_tensor(self.iou)
         free = torch.ones((len(found), len(least), max(1, wanted.shape[1])), dtype=torch.bool, device=found.device)
         hits = torch.zeros((*labels.shape, len(least)), dtype=torch.bool, device=found.device)
-        for rank in range(labels.shape[1] if wanted.shape[1] else 0):
-            best, box = found[:, rank, None, :].masked_fill(~free, 0).max(-1)
-            hits[:, rank] = best >= least
+        for place in range(labels.shape[1] if wanted.shape[1] else 0):
+            best, box = found[:, place, None, :].masked_fill(~free, 0).max(-1)
+            hits[:, place] = best >= least
             taken = box.unsqueeze(-1)
-            free.scatter_(2, taken, free.gather(2, taken) & ~hits[:, rank].unsqueeze(-1))
+            free.scatter_(2, taken, free.gather(2, taken) & ~hits[:, place].unsqueeze(-1))
         return hits
 
     def compute(self) -> float:

@@ -28,7 +28,7 @@ class Shapes:
 
 
 def draw_shapes(
-    count: int, size: int = 64, *, seed: int = 0, most: int = 3, noise: float = 0.15, alike: bool = False
+    count: int, size: int = 64, *, seed: int = 0, most: int = 3, noise: float = 0.1, alike: bool = False
 ) -> Shapes:
     """Draws images of 1 to `most` shapes of several sizes and contrasts, turned, over each other, and with noise.
 
