@@ -27,7 +27,7 @@ trainer = hr.Trainer(
     schedule=hr.OneCycle(),
 )
 pictures = vision.Pictures(test, count=6, classes=("disc", "square", "triangle", "cross"))
-history = trainer.fit(augmented, test=test, epochs=25, run="runs/shapes", callbacks=[pictures])
+history = trainer.fit(augmented, test=test, epochs=15, run="runs/shapes", callbacks=[pictures])
 
 # %% The best boxes of one image: row1, col1, row2, col2, score and class.
 print(trainer.predict({"image": drawn.image[:1]})[0, :3])

@@ -198,6 +198,19 @@ def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_pat
     assert second.history.last["train/map"] == whole.history.last["train/map"]
 
 
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_several_workers_make_the_updates_of_one(microbatch: int | None) -> None:
+    def train(strategy: Any = None) -> list[float]:
+        model = detector()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loss = vision.Detection(prior=hr.L2Prior(1e-3))
+        options: dict[str, Any] = {"strategy": strategy, "batch_size": 7, "microbatch": microbatch, "target": "bbox"}
+        hr.Trainer(model, loss, optimizer, device="cpu", **options).fit(batch(), epochs=2, progress=False)
+        return [param.sum().item() for param in model.parameters()]
+
+    assert hr.launch(train, workers=2) == pytest.approx(train(), abs=1e-5)
+
+
 def test_the_terms_of_a_detection_are_copies_that_it_keeps() -> None:
     focal = hr.Focal(ignore_index=vision.NONE)
     kept = copy.copy(vars(focal))
