@@ -1,16 +1,20 @@
 """What training on images costs, as ratios in one run: the step, files read and decoded, boxes matched and suppressed.
 
-    python benchmarks/vision.py [--quick] [--repeats N]
+    python benchmarks/vision.py [--quick] [--repeats N] [--only steps,files,boxes,recipes]
 
 The step of each reference network beside a raw loop with the same network, loss and optimizer. One epoch of a folder of
 JPEG files by a Feed beside a DataLoader with 2 workers, which decode in the same way. Suppression and matching of
 10,000 boxes beside the loop over boxes. Every repeat times all of them, in an order drawn anew.
+
+Last the recipes of drawn shapes, once each with two threads: how good they get on what is held out, and how soon.
 """
 
 from __future__ import annotations
 
 import argparse
+import runpy
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,6 +37,13 @@ RESULTS = Path(__file__).parent / "results" / "vision.json"
 STEPS, BATCH, SIZE, FILES, BOXES = 12, 16, 64, 384, 10_000
 STEP_LIMIT, FEED_LIMIT, LOOP_LIMIT = 1.02, 1.0, 1.0
 CLASSES = ("classifier", "segmenter", "detector")
+PARTS = ("steps", "files", "boxes", "recipes")
+RECIPES = {
+    "classify_shapes": ("test/accuracy", 0.98),
+    "segment_shapes": ("test/iou", 0.90),
+    "detect_shapes": ("test/map", 0.60),
+}
+MINUTES = 3.0
 
 
 def main() -> None:
@@ -40,10 +51,15 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
     report = Report()
-    measure_steps(options.repeats, report)
-    with tempfile.TemporaryDirectory() as scratch:
-        measure_files(Path(scratch), options.repeats, report)
-    measure_boxes(options.repeats, report)
+    if "steps" in options.only:
+        measure_steps(options.repeats, report)
+    if "files" in options.only:
+        with tempfile.TemporaryDirectory() as scratch:
+            measure_files(Path(scratch), options.repeats, report)
+    if "boxes" in options.only:
+        measure_boxes(options.repeats, report)
+    if "recipes" in options.only:
+        measure_recipes(report)
     report.show_targets(".3f")
     report.write(options.out, options.repeats, ("pillow",))
 
@@ -53,6 +69,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="3 repeats: a glance")
     parser.add_argument("--repeats", type=int, help="interleaved repeats (default 11)")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=PARTS, help="steps,files,boxes,recipes")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes, and the tables beside it")
     options = parser.parse_args()
     options.repeats = options.repeats or (3 if options.quick else 11)
@@ -248,6 +265,27 @@ def measure_boxes(repeats: int, report: Report) -> None:
     }
     assert by_loop(boxes) == int(vision.suppress(boxes, labels, there).sum())
     compare("10,000 boxes", rivals, "loop over boxes", repeats, report, {"suppress": ("<=", LOOP_LIMIT)})
+
+
+# --- recipes ---------------------------------------------------------------------------------------------
+
+
+def measure_recipes(report: Report) -> None:
+    """Each recipe as it is, once."""
+    torch.set_num_threads(2)
+    rows = []
+    for name, (key, least) in RECIPES.items():
+        recipe = runpy.run_path(str(Path(__file__).parents[1] / "recipes" / f"{name}.py"))[name]()
+        start, used = time.perf_counter(), time.process_time()
+        score = recipe.run(progress=False).last[key]
+        minutes, used = (time.perf_counter() - start) / 60, (time.process_time() - used) / 60
+        rows.append((name, f"{score:.4f}", f"{minutes:.2f}", f"{used:.2f}"))
+        report.verdicts.append(Verdict(f"{name}: {key}", ">=", least, score))
+        report.verdicts.append(Verdict(f"{name}: minutes", "<=", MINUTES, minutes))
+        report.record[name] = {key: score, "minutes": minutes, "processor_minutes": used}
+    report.say("")
+    report.show(("recipe", "score", "minutes", "of a processor"), rows)
+    torch.set_num_threads(1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Training on images: networks, samples, detectors, metrics, tables of image files, augmentation, pictures.
 
-A leaf: it calls data, loss, step, watch and train by what they offer everybody, and nothing of the library calls it.
+A leaf: it calls data, adapters, loss and watch, and nothing of the library calls it.
 
 ```python
 from headrace import vision
