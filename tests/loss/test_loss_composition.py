@@ -108,6 +108,24 @@ def test_a_fused_prior_makes_the_updates_of_a_differentiable_one_under_sgd(gains
         assert not torch.equal(one, first)
 
 
+@pytest.mark.parametrize("options", [{}, {"biases": True}])
+def test_the_gradient_of_a_prior_is_that_of_the_formula(options: dict[str, bool]) -> None:
+    model, prior = Normed(), hr.L2Prior(1.0, **options)
+    names = [name for name, _ in model.named_parameters()]
+
+    class Given(nn.Module):
+        def named_parameters(self, *_: Any, **__: Any) -> Any:
+            return iter(zip(names, self.params, strict=True))
+
+    given = Given()
+
+    def penalty(*params: Tensor) -> Tensor:
+        vars(given)["params"] = params
+        return prior.penalty(given)
+
+    assert torch.autograd.gradcheck(penalty, tuple(model.parameters()))
+
+
 def test_gains_of_normalisation_are_left_out_of_a_prior_by_argument() -> None:
     model = Normed()
     weights = 0.5 * sum((model[k].weight ** 2).sum().item() for k in (0, 2))

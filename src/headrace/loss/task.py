@@ -30,8 +30,9 @@ def check_name(name: str) -> None:
         raise ConfigError(f"metric {name!r}: say how many, as in 'top-3'.")
     if base not in _CLASSES and base not in _NUMBERS:
         raise ConfigError(unknown("metric", name, [*_CLASSES, *_NUMBERS]))
-    if average is not None and average not in _AVERAGES:
-        raise ConfigError(f"metric {name!r}: {unknown('average', average, _AVERAGES)}")
+    averages = ("macro", "none") if base == "iou" else _AVERAGES
+    if average is not None and average not in averages:
+        raise ConfigError(f"metric {name!r}: {unknown('average', average, averages)}")
 
 
 @dataclass(frozen=True)
