@@ -20,6 +20,7 @@ PARTS = {
     "Trainer": "length step train",
     "Runs": "store",
     "Recipes and the command line": "app __main__",
+    "Images": "vision",
     "scikit-learn and Optuna": "sklearn optuna",
     "Kits": "testing",
 }
@@ -224,7 +225,8 @@ def names_page() -> str:
     for module, names in headrace._HOMES.items():
         part = "Errors" if module == "errors" else part_of(module.partition(".")[0])
         by_part.setdefault(part, []).extend(f"headrace.{name}" for name in names)
-    by_part["Kits"] = [f"headrace.testing.{name}" for name in import_module("headrace.testing").__all__]
+    for part, room in (("Images", "vision"), ("Kits", "testing")):
+        by_part[part] = [f"headrace.{room}.{name}" for name in import_module(f"headrace.{room}").__all__]
     lines = [TOP, "# Every name", "", "What `import headrace as hr` offers, by the part of the library.", ""]
     for part, names in by_part.items():
         if names:

@@ -3,7 +3,7 @@
 Its rooms, in import order; each imports only from those before it:
 
     errors  length  store  data  formats  adapters  loss  arena  workers  step  watch  train  engines  app
-    sklearn  optuna  testing  __main__
+    vision  compat  sklearn  optuna  testing  __main__
 """
 
 from importlib import import_module
@@ -17,6 +17,7 @@ _HOMES = {
     "adapters.loaders": ["LoaderSource"],
     "adapters.samples": ["from_dataset"],
     "app.recipe": ["Recipe"],
+    "arena.momentum": ["MomentumSGD"],
     "data.arrays": ["ArrayTable"],
     "data.batch": ["Batch", "Stream"],
     "data.draws": ["Draws"],
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from .adapters.loaders import LoaderSource as LoaderSource
     from .adapters.samples import from_dataset as from_dataset
     from .app.recipe import Recipe as Recipe
+    from .arena.momentum import MomentumSGD as MomentumSGD
     from .data.arrays import ArrayTable as ArrayTable
     from .data.batch import Batch as Batch
     from .data.batch import Stream as Stream

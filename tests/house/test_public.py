@@ -46,6 +46,7 @@ PUBLIC = [
     "LogFile",
     "Loss",
     "MLflow",
+    "MomentumSGD",
     "MSE",
     "ModelError",
     "Network",

@@ -16,6 +16,7 @@ LONGEST = 60  # lines
 LEARNT = {
     "tabular": ("test r2", 0.97),
     "images": ("test accuracy", 0.93),
+    "detector": ("test map", 0.3),
     "sequences": ("test accuracy", 0.85),
     "own_source": ("validation accuracy", 0.95),
     "own_objective": ("explained variance", 0.6),

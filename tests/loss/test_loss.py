@@ -51,6 +51,12 @@ def bce(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, targets.double(), **options)
 
 
+PIXELS = normal(N, 3, 2).exp()
+"""A weight for every pixel of the masks."""
+TO_IGNORE = torch.where(ANSWERS == 1, ANSWERS, torch.where(normal(N, 3) > 0, -1, 0))
+ASKED = (TO_IGNORE >= 0).double()
+
+
 class Case(NamedTuple):
     term: hr.Loss
     outputs: Tensor
@@ -58,7 +64,7 @@ class Case(NamedTuple):
     expected: Tensor
 
     def streams(self) -> dict[str, Tensor]:
-        return {"x": self.outputs, "y": self.targets, "r": R}
+        return {"x": self.outputs, "y": self.targets, "r": R, "pixels": PIXELS}
 
 
 _CE, _BCE, _FOCAL = hr.CrossEntropy, hr.BinaryCrossEntropy, hr.Focal
@@ -99,6 +105,19 @@ MEANS = {
         _CE(class_weights=W, ignore_index=4), IMAGES, MASKS, F.cross_entropy(IMAGES, MASKS, W, ignore_index=4)
     ),
     "ce-masks-rows": Case(_CE(weight="r"), IMAGES, MASKS, (R[:, None, None] * MASK_CE).sum() / (6 * R.sum())),
+    "ce-pixels": Case(_CE(weight="pixels"), IMAGES, MASKS, (PIXELS * MASK_CE).sum() / PIXELS.sum()),
+    "ce-pixels-met-ignore": Case(
+        _CE(weight="pixels", class_weights=W, ignore_index=1),
+        *(IMAGES, MASKS, (PIXELS * W[MASKS] * MASK_CE)[MASKS != 1].sum() / (PIXELS * W[MASKS])[MASKS != 1].sum()),
+    ),
+    "ce-pixels-classes": Case(
+        _CE(weight="pixels", class_weights=W, normalize="classes"),
+        *(IMAGES, MASKS, (PIXELS * W[MASKS] * MASK_CE).sum() / (PIXELS.sum() * W.sum())),
+    ),
+    "ce-pixels-probabilities": Case(
+        _CE(weight="pixels"),
+        *(IMAGES, F.one_hot(MASKS, K).movedim(-1, 1).double(), (PIXELS * MASK_CE).sum() / PIXELS.sum()),
+    ),
     "ce-rows": Case(_CE(weight="r"), X, Y, (R * CE).sum() / R.sum()),
     "ce-rows-met": Case(_CE(weight="r", class_weights=W), X, Y, (R * W[Y] * CE).sum() / (R * W[Y]).sum()),
     "ce-rows-ignore": Case(_CE(weight="r", ignore_index=2), X, Y, (R * KEPT * CE).sum() / (R * KEPT).sum()),
@@ -123,6 +142,13 @@ MEANS = {
     "focal-0": Case(_FOCAL(0.0), X, Y, CE.mean()),
     "focal-classes": Case(_FOCAL(class_weights=W), X, Y, (W[Y] * FOCAL).mean()),
     "focal-rows": Case(_FOCAL(weight="r"), X, Y, (R * FOCAL).sum() / R.sum()),
+    "focal-samples": Case(_FOCAL(class_weights=W, normalize="samples"), X, Y, (W[Y] * FOCAL).sum() / N),
+    "focal-ignore": Case(_FOCAL(ignore_index=2), X, Y, FOCAL[Y != 2].mean()),
+    "focal-ignore-rows": Case(_FOCAL(ignore_index=2, weight="r"), X, Y, (R * KEPT * FOCAL).sum() / (R * KEPT).sum()),
+    "focal-pixels": Case(_FOCAL(0, weight="pixels"), IMAGES, MASKS, (PIXELS * MASK_CE).sum() / PIXELS.sum()),
+    "focal-questions-ignore": Case(
+        _FOCAL(1.5, ignore_index=-1), QUESTIONS, TO_IGNORE, (ASKED * FOCAL_ANSWER).sum() / ASKED.sum()
+    ),
     "focal-masks": Case(_FOCAL(0), IMAGES, MASKS, MASK_CE.mean()),
     "focal-questions": Case(_FOCAL(1.5), QUESTIONS, ANSWERS, FOCAL_ANSWER.mean()),
     "focal-questions-0": Case(_FOCAL(0), QUESTIONS, ANSWERS.double(), bce(QUESTIONS, ANSWERS)),
@@ -132,6 +158,15 @@ MEANS = {
     "row-mean": Case(hr.RowMean(F.soft_margin_loss), PRICES, PAID.sign(), F.soft_margin_loss(PRICES, PAID.sign())),
 }
 SUMS = {
+    "focal-positives": Case(_FOCAL(normalize="positives"), X, Y, FOCAL.sum() / (1 + (Y > 0).sum())),
+    "focal-positives-ignore": Case(
+        _FOCAL(ignore_index=2, normalize="positives"), X, Y, (KEPT * FOCAL).sum() / (1 + (KEPT * (Y > 0)).sum())
+    ),
+    "focal-questions-positives": Case(
+        _FOCAL(1.5, ignore_index=-1, normalize="positives"),
+        *(QUESTIONS, TO_IGNORE, (ASKED * FOCAL_ANSWER).sum() / (1 + ANSWERS.sum())),
+    ),
+    "huber-sum": Case(hr.Huber(reduce="sum"), PRICES, PAID, SMOOTH_L1.sum()),
     "ce-sum": Case(_CE(class_weights=W, reduce="sum"), X, Y, F.cross_entropy(X, Y, W, reduction="sum")),
     "bce-sum": Case(_BCE(reduce="sum"), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS, reduction="sum")),
     "mse-sum": Case(hr.MSE(reduce="sum"), PRICES, PAID, F.mse_loss(PRICES, PAID, reduction="sum")),

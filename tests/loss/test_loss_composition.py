@@ -82,6 +82,58 @@ def test_an_l2_prior_is_weight_decay_once_per_update(biases: bool, microbatch: i
     assert losses["total_loss"] == pytest.approx(losses["cross_entropy"] + decay * penalty)
 
 
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(K, K), nn.LayerNorm(K), nn.Linear(K, K))
+        self.double()
+
+
+@pytest.mark.parametrize("gains", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_fused_prior_makes_the_updates_of_a_differentiable_one_under_sgd(gains: bool, momentum: float) -> None:
+    priors = hr.L2Prior(0.3, gains=gains), hr.L2Prior(0.3, gains=gains, fused=True)
+    models = [Normed() for _ in priors]
+    models[1].load_state_dict(models[0].state_dict())
+    before = copy.deepcopy(models[0])
+    losses = []
+    for prior, model in zip(priors, models, strict=True):
+        groups = prior.groups(model) if prior.fused else model.parameters()
+        optimizer = torch.optim.SGD(groups, 0.1, momentum=momentum)
+        training = hr.Trainer(model, hr.CrossEntropy() + prior, optimizer, device="cpu")
+        losses += [training.step((X, Y)) for _ in range(3)]
+        training.release()
+    assert losses[:3] == [pytest.approx(loss, rel=1e-12) for loss in losses[3:]]
+    for one, other, first in zip(*(model.parameters() for model in (*models, before)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+        assert not torch.equal(one, first)
+
+
+@pytest.mark.parametrize("options", [{}, {"biases": True}])
+def test_the_gradient_of_a_prior_is_that_of_the_formula(options: dict[str, bool]) -> None:
+    model, prior = Normed(), hr.L2Prior(1.0, **options)
+    names = [name for name, _ in model.named_parameters()]
+
+    class Given(nn.Module):
+        def named_parameters(self, *_: Any, **__: Any) -> Any:
+            return iter(zip(names, self.params, strict=True))
+
+    given = Given()
+
+    def penalty(*params: Tensor) -> Tensor:
+        vars(given)["params"] = params
+        return prior.penalty(given)
+
+    assert torch.autograd.gradcheck(penalty, tuple(model.parameters()))
+
+
+def test_gains_of_normalisation_are_left_out_of_a_prior_by_argument() -> None:
+    model = Normed()
+    weights = 0.5 * sum((model[k].weight ** 2).sum().item() for k in (0, 2))
+    assert hr.L2Prior(1.0, gains=False).penalty(model).item() == pytest.approx(weights)
+    assert hr.L2Prior(1.0).penalty(model).item() == pytest.approx(weights + K / 2)
+    assert [len(group["params"]) for group in hr.L2Prior(1.0, gains=False).groups(model)] == [2, 4]
+
+
 def test_a_prior_is_not_part_of_a_validation() -> None:
     model = nn.Linear(K, K, dtype=torch.float64)
     scores = trainer(hr.CrossEntropy() + hr.L2Prior(100.0), model).validate((X, Y))
@@ -163,10 +215,14 @@ def test_targets_that_match_are_taken(loss: hr.Loss, outputs: Tensor, targets: T
     "loss", [hr.CrossEntropy(weight="w"), hr.BinaryCrossEntropy(weight="w"), hr.Focal(weight="w"), hr.MSE(weight="w")]
 )
 @pytest.mark.parametrize("microbatch", [None, 7])
-def test_weights_of_more_than_a_row_are_refused(loss: hr.Loss, microbatch: int | None) -> None:
+def test_weights_that_fit_neither_rows_nor_places_are_refused(loss: hr.Loss, microbatch: int | None) -> None:
     model = Through()
-    streams = {"x": PRICES, "y": ANSWERS if isinstance(loss, hr.BinaryCrossEntropy | hr.Focal) else PAID, "w": PRICES}
-    streams |= {"x": TEXTS.mT, "y": WORDS, "w": TEXTS[:, :, 0]} if isinstance(loss, hr.CrossEntropy) else {}
+    streams = {
+        "x": PRICES,
+        "y": ANSWERS if isinstance(loss, hr.BinaryCrossEntropy | hr.Focal) else PAID,
+        "w": TEXTS[:, 0],
+    }
+    streams |= {"x": TEXTS.mT, "y": WORDS, "w": TEXTS[:, 0]} if isinstance(loss, hr.CrossEntropy) else {}
     with pytest.raises(hr.DataError, match=r"weight='w' has rows of shape \[\d\]\. Expected one number for each row"):
         trainer(loss, model, microbatch=microbatch).step(streams)
     assert model.scale.item() == 1

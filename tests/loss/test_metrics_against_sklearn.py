@@ -10,6 +10,7 @@ import torch
 from kit.late import late
 from kit.sampled import sampled
 
+from headrace.errors import ConfigError
 from headrace.loss.metrics import Metrics
 
 sk = late("sklearn.metrics")
@@ -116,3 +117,20 @@ def test_several_labels(met: bool) -> None:
             wanted |= {f"auroc:{a}": sk.roc_auc_score(y, outputs, average=a) for a in AVERAGES}
             wanted["auroc:none"] = sk.roc_auc_score(y, outputs, average=None)
         agree(wanted, outputs, y, "logits")
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_intersection_over_union_is_the_mean_of_the_classes_that_were_met_or_answered(classes: int) -> None:
+    for draw, rows in sets(classes + 20):
+        y, logits = draw.integers(0, classes, rows), draw.normal(size=(rows, classes))
+        answer = logits.argmax(1)
+        wanted = {
+            "iou": sk.jaccard_score(y, answer, average="macro"),
+            "iou:none": sk.jaccard_score(y, answer, average=None, labels=range(classes), zero_division=0),
+        }
+        agree(wanted, logits, y, "classes")
+
+
+def test_an_average_that_iou_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="metric 'iou:weighted': unknown average 'weighted'"):
+        Metrics("iou:weighted")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .gradients import all_finite
+from .momentum import MomentumSGD
 from .optimizer import OptimizerHooks, by_name
 from .vectors import (
     Segment,
@@ -32,7 +33,7 @@ Reduce = Callable[["Arena", Sequence[bool]], Sequence[bool]]
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     getattr(torch.optim, name)
     for name in ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
-)
+) | {MomentumSGD}
 """Optimizers whose update of an element depends on that element's own history alone."""
 
 

@@ -306,22 +306,19 @@ def _terms(loss: "Loss | Sum") -> list[Loss]:
     return list(loss) if isinstance(loss, Sum) else [loss]
 
 
-def row_weights(loss: Loss, batch: Batch) -> Tensor:
-    """A number for each row."""
+def weights_like(loss: Loss, batch: Batch, like: Tensor) -> Tensor:
+    """What each element counts, to multiply it by: a number for each row, or for each place of the target."""
     assert loss.row_weight is not None
-    rows: Tensor = batch[loss.row_weight]
-    if rows.numel() != batch.rows:
+    weights: Tensor = batch[loss.row_weight]
+    if weights.shape == like.shape:
+        return weights
+    if weights.numel() != batch.rows:
         raise DataError(
-            f"{loss.name}: weight={loss.row_weight!r} has rows of shape {list(rows.shape[1:])}. Expected one number "
-            "for each row, or for each item of a sequence. Weights of pixels or outputs are for a term of your own: "
-            "subclass hr.Loss."
+            f"{loss.name}: weight={loss.row_weight!r} has rows of shape {list(weights.shape[1:])}. Expected one number "
+            f"for each row, for each item of a sequence, or for each place of a target, {list(like.shape[1:])}. "
+            "Other weights are for a term of your own: subclass hr.Loss."
         )
-    return rows
-
-
-def spread(rows: Tensor, like: Tensor) -> Tensor:
-    """A number per row, shaped so that it multiplies everything in its row."""
-    return rows.view(-1, *[1] * (like.dim() - 1))
+    return weights.view(-1, *[1] * (like.dim() - 1))
 
 
 def comparable(labels: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Weight, comparable, label, number, one_of, pick, row_weights, setting, spread
+from .base import Loss, Weight, comparable, label, number, one_of, pick, setting, weights_like
 from .base import class_weights as checked_weights
 from .elements import PerElement, between_0_and_1, fit_rows, one_per_output
 
@@ -23,7 +23,8 @@ class CrossEntropy(Loss):
     One-hot rows of whole numbers count as indices. `normalize` says what class weights w are divided by:
     `"met"`, the weights of the targets met, Σ w[yᵢ], as torch does (rows of probabilities: their number);
     `"classes"`, the sum over all classes for every row, so that uniform weights give 1/classes of the
-    plain loss; `"samples"`, the number of rows.
+    plain loss; `"samples"`, the number of rows. The stream `weight` has a number for each row, or for each place of
+    the target, as for pixels.
     """
 
     __slots__ = ("_one_hot",)
@@ -65,12 +66,10 @@ class CrossEntropy(Loss):
         if self._may_be_one_hot(targets) and self._one_hot is None:
             return None  # whether these are one-hot rows, only the outputs can tell
         targets = self._targets(batch)
-        rows = None if self.row_weight is None else row_weights(self, batch)
+        places = targets[:, 0] if targets.is_floating_point() else targets
+        rows = None if self.row_weight is None else weights_like(self, batch, places)
         if targets.is_floating_point():
-            if rows is None:
-                weight: Weight = float(targets.numel() // targets.shape[1])
-            else:
-                weight = spread(rows, targets[:, 0]).expand_as(targets[:, 0]).sum()
+            weight: Weight = float(places.numel()) if rows is None else rows.expand_as(places).sum()
         elif self.class_weights is not None and self.normalize == "met":
             weight = self._over_rows(targets, rows, self._weight_of(targets))
         elif rows is not None or not self._none_ignored(batch):
@@ -107,7 +106,7 @@ class CrossEntropy(Loss):
         else:
             loss = F.nll_loss(logits, targets, weights, ignore_index=ignored, reduction=reduction)
         if self.row_weight is not None:
-            loss = (loss * spread(row_weights(self, batch), loss)).sum()
+            loss = (loss * weights_like(self, batch, loss)).sum()
         return loss
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
@@ -196,14 +195,14 @@ class CrossEntropy(Loss):
         return weights[targets.clamp(0, len(weights) - 1)]
 
     def _over_rows(self, targets: Tensor, rows: Tensor | None, each: Tensor | None) -> Tensor:
-        """Sums what each target counts: its class weight, its row's weight, both, or one."""
+        """Sums what each target counts: its class weight, the weight of its row or place, both, or one."""
         met = torch.ones_like(targets, dtype=torch.bool)
         if self.ignore_index is not None:
             met = targets != self.ignore_index
         if each is None and rows is None:
             return met.sum()
         counted = met if each is None else met * each
-        return (counted if rows is None else counted * spread(rows, counted)).sum()
+        return (counted if rows is None else counted * rows).sum()
 
     def _weights_as(self, like: Tensor, classes: int | None = None) -> Tensor:
         """The class weights where and as the outputs are; for targets, where they are.
@@ -229,35 +228,77 @@ class Focal(PerElement):
 
     With one class index per row the classes exclude each other (softmax); with targets of the shape of the
     outputs every output is a question of its own (sigmoid), and `class_weights` weigh the last dimension.
-    The mean is over instances, the class weights being part of the sum. Lin et al. 2017, arXiv 1708.02002.
+    Class weights are part of the sum. `normalize` says what that is divided by: `"elements"`, the number of instances;
+    `"samples"`, the number of rows; `"positives"`, one more than the targets above 0 (a class that is not the
+    background, an answer of yes), so that rows without any still teach. `reduce="sum"` divides by nothing. Lin et al.
+    2017, https://arxiv.org/abs/1708.02002.
     """
 
     reads = "logits"
     gamma: float = setting(number("a number that is not negative", lambda value: 0 <= value < math.inf))
     class_weights: Tensor | None = setting(checked_weights)
+    ignore_index: int | None = setting(label)
+    normalize: Literal["elements", "samples", "positives"] = setting(one_of("elements", "samples", "positives"))
 
     def __init__(
-        self, gamma: float = 2.0, *, class_weights: Sequence[float] | Tensor | None = None, **options: Any
+        self,
+        gamma: float = 2.0,
+        *,
+        class_weights: Sequence[float] | Tensor | None = None,
+        ignore_index: int | None = None,
+        normalize: Literal["elements", "samples", "positives"] = "elements",
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self.gamma = gamma
         self.class_weights = class_weights  # type: ignore[assignment]
+        self.ignore_index, self.normalize = ignore_index, normalize
+
+    @property
+    def joins(self) -> bool:  # type: ignore[override]
+        return self.normalize != "positives"  # of which there is one more in every batch
+
+    def weight(self, batch: Batch) -> Weight:
+        target = batch[self.target]
+        if self.reduce == "sum" or (self.normalize == "elements" and self.ignore_index is None):
+            return super().weight(batch)
+        if self.normalize == "samples":
+            return float(batch.rows)
+        counted = target > 0 if self.normalize == "positives" else torch.ones_like(target, dtype=torch.bool)
+        if self.ignore_index is not None:
+            counted = counted & (target != self.ignore_index)
+        found: Tensor = (counted if self.row_weight is None else counted * weights_like(self, batch, counted)).sum()
+        return found.double() + batch.share if self.normalize == "positives" else found
+
+    def whole(self, batch: Batch) -> float | None:
+        if self.reduce == "mean" and self.normalize == "samples":
+            return float(batch.total)
+        plain = self.reduce == "sum" or (self.normalize == "elements" and self.ignore_index is None)
+        return super().whole(batch) if plain else None
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits, target = self.read(outputs, batch)
+        counted = None if self.ignore_index is None else target != self.ignore_index
+        if counted is not None:
+            target = torch.where(counted, target, 0)
         each = self._exclusive(logits, target) if logits.dim() == target.dim() + 1 else self._questions(logits, target)
+        if counted is not None:
+            each = torch.where(counted.view(each.shape), each, 0)
         if self.row_weight is not None:
-            each = each * spread(row_weights(self, batch), each)
+            each = each * weights_like(self, batch, each)
         return each.sum()
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         logits = pick(outputs, self.output, self.name)
         if logits.dim() == targets.dim() + 1:
             options: dict[str, Any] = {"output": self.output, "target": self.target, "name": self.name}
+            options["ignore_index"] = self.ignore_index
             CrossEntropy(class_weights=self.class_weights, **options).check_targets(outputs, targets)
         else:
             fit_rows(self.name, self.target, logits[:1], targets[:1])
-            between_0_and_1(self, targets)
+            between_0_and_1(
+                self, targets if self.ignore_index is None else targets.masked_fill(targets == self.ignore_index, 0)
+            )
             one_per_output(self, "class_weights", self.class_weights, logits)
 
     def _exclusive(self, logits: Tensor, target: Tensor) -> Tensor:

@@ -12,7 +12,21 @@ from torch import Tensor, nn
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Term, Weight, comparable, number, one_of, pick, positive_weights, row_weights, setting, spread
+from .base import (
+    Loss,
+    Term,
+    Weight,
+    comparable,
+    number,
+    one_of,
+    pick,
+    positive_weights,
+    setting,
+    weights_like,
+)
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+"""Layers that normalise, whose weights are gains."""
 
 
 class PerElement(Loss):
@@ -23,10 +37,11 @@ class PerElement(Loss):
     def weight(self, batch: Batch) -> Weight:
         if self.reduce == "sum":
             return self.share(batch)
-        elements = batch[self.target].numel()
+        target = batch[self.target]
         if self.row_weight is None:
-            return float(elements)
-        total: Tensor = row_weights(self, batch).sum() * (elements / max(1, batch.rows))
+            return float(target.numel())
+        weights = weights_like(self, batch, target)
+        total: Tensor = weights.sum() * (target.numel() / max(1, weights.numel()))
         return total
 
     def whole(self, batch: Batch) -> float | None:
@@ -47,7 +62,7 @@ class Elementwise(PerElement):
         if self.row_weight is None:
             return self.compare(output, target, "sum")
         each = self.compare(output, target, "none")
-        return (each * spread(row_weights(self, batch), each)).sum()
+        return (each * weights_like(self, batch, each)).sum()
 
     @abstractmethod
     def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
@@ -147,14 +162,24 @@ class BinaryCrossEntropy(Elementwise):
 class L2Prior(Loss):
     """½ · weight · Σ w² over all weights, biases left out: once per update, logged, not part of a validation.
 
-    The weight is its `coefficient`, which may change between updates.
+    The weight is its `coefficient`, which may change between updates. `gains=False` leaves out the gains of
+    normalisation layers, too. With `fused=True` the term is only reported, and its gradient, weight · w, is the decay
+    of an optimizer that is made of `groups(model)`: for SGD the same update.
     """
 
     training_only = True
 
-    def __init__(self, weight: float, *, biases: bool = False, name: str | None = None) -> None:
+    def __init__(
+        self,
+        weight: float,
+        *,
+        biases: bool = False,
+        gains: bool = True,
+        fused: bool = False,
+        name: str | None = None,
+    ) -> None:
         super().__init__(coefficient=weight, name=name)
-        self.biases = biases
+        self.biases, self.gains, self.fused = biases, gains, fused
 
     def weight(self, batch: Batch) -> Weight:
         return self.share(batch)
@@ -167,16 +192,33 @@ class L2Prior(Loss):
 
     def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
         share = self.share(batch)
-        return Term(self.penalty(model), share, self.coefficient, times=share, counts=False)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.fused):
+            return Term(self.penalty(model), share, self.coefficient, times=share, counts=False)
 
     def penalty(self, model: nn.Module) -> Tensor:
         """½ Σ w² of the model as it is."""
-        named = [(name.rpartition(".")[2], p) for name, p in model.named_parameters() if p.requires_grad]
-        weights = [p.flatten() for name, p in named if self.biases or "bias" not in name]
-        if not weights:
+        if not (weights := self._weights(model)):
             raise ConfigError("L2Prior finds no trainable weights in the model.")
-        joined = torch.cat(weights)
+        joined = torch.cat([weight.flatten() for weight in weights])
         return 0.5 * torch.dot(joined, joined)
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """The parameters as groups of an optimizer, with this prior as the decay of its weights."""
+        decayed = self._weights(model)
+        known = {id(weight) for weight in decayed}
+        rest = [param for param in model.parameters() if param.requires_grad and id(param) not in known]
+        groups = {float(self.coefficient): decayed, 0.0: rest}
+        return [{"params": params, "weight_decay": decay} for decay, params in groups.items() if params]
+
+    def _weights(self, model: nn.Module) -> list[nn.Parameter]:
+        gains = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in [module.weight]}
+        return [
+            param
+            for name, param in model.named_parameters()
+            if param.requires_grad
+            and (self.biases or "bias" not in name.rpartition(".")[2])
+            and (self.gains or id(param) not in gains)
+        ]
 
 
 def between_0_and_1(loss: Loss, targets: Tensor) -> None:

@@ -17,6 +17,7 @@ _CLASSES = {
     "f1": "F1Score",
     "auroc": "AUROC",
     "confusion": "ConfusionMatrix",
+    "iou": "ConfusionMatrix",
 }
 _NUMBERS = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score"}
 _AVERAGES = ("macro", "micro", "weighted", "none")
@@ -29,8 +30,9 @@ def check_name(name: str) -> None:
         raise ConfigError(f"metric {name!r}: say how many, as in 'top-3'.")
     if base not in _CLASSES and base not in _NUMBERS:
         raise ConfigError(unknown("metric", name, [*_CLASSES, *_NUMBERS]))
-    if average is not None and average not in _AVERAGES:
-        raise ConfigError(f"metric {name!r}: {unknown('average', average, _AVERAGES)}")
+    averages = ("macro", "none") if base == "iou" else _AVERAGES
+    if average is not None and average not in averages:
+        raise ConfigError(f"metric {name!r}: {unknown('average', average, averages)}")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Task:
         import torchmetrics.classification as classification
 
         kind = self._kind_for(base, average)
+        if base == "iou" and kind == "multilabel":
+            raise DataError("metric 'iou' needs one class for each place, got several answers.")
         options: dict[str, Any] = {"validate_args": False, "ignore_index": self.ignore}
         if kind == "multiclass":
             options["num_classes"] = max(2, self.size)
@@ -76,7 +80,7 @@ class Task:
             return classification.MulticlassConfusionMatrix(**options)
         if kind == "multilabel":
             options["num_labels"] = self.size
-        if kind != "binary" and base != "confusion":
+        if kind != "binary" and base not in ("confusion", "iou"):
             options["average"] = average or ("micro" if _CLASSES[base] == "Accuracy" else "macro")
         if base == "top-k":
             options["top_k"] = int(name[4:].partition(":")[0])
@@ -88,6 +92,10 @@ class Task:
         if self._is_balanced(base, average):  # a class without rows has no share, predicted or not
             rows = computed.sum(dim=1).double()
             computed = (computed.diagonal()[rows > 0] / rows[rows > 0]).mean()
+        if base == "iou":  # of what a class is and what was taken for it, how much is both
+            both, either = computed.diagonal().double(), (computed.sum(0) + computed.sum(1) - computed.diagonal())
+            shares = both / either.clamp(min=1)
+            computed = shares if average == "none" else shares[either > 0].mean()
         return 1.0 - computed if base == "error" else computed
 
     def arrange(self, name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,7 +121,7 @@ class Task:
 
     def _kind_for(self, base: str, average: str | None) -> str:
         """Two classes are one question, unless an average over both, or the best of several, is asked for."""
-        both = average is not None or (base == "top-k" and self.size == 2)
+        both = average is not None or base == "iou" or (base == "top-k" and self.size == 2)
         return "multiclass" if self.kind == "binary" and both else self.kind
 
     def _is_balanced(self, base: str, average: str | None) -> bool:

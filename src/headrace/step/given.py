@@ -1,5 +1,6 @@
 """What a user has given, as sources, batches, optimizers and modes of torch."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -103,7 +104,7 @@ def _row(name: str, k: int, sample: Any) -> Tensor:
 
 @contextmanager
 def deterministic_mode(wanted: bool) -> Iterator[None]:
-    """Deterministic algorithms for a while, where they are wanted."""
+    """Deterministic algorithms for a while, where they are wanted; names what has none."""
     if not wanted:
         yield
         return
@@ -116,6 +117,17 @@ def deterministic_mode(wanted: bool) -> Iterator[None]:
     torch.backends.cudnn.benchmark = False
     try:
         yield
+    except (RuntimeError, DataError) as error:  # the latter where the model failed on its first batch
+        if found := re.search(r"(\S+) does not have a deterministic implementation", str(error)):
+            raise ConfigError(
+                f"deterministic=True: torch has no deterministic {found[1]}. Replace it, or leave deterministic= out."
+            ) from error
+        if "CUBLAS_WORKSPACE_CONFIG" in str(error):
+            raise ConfigError(
+                "deterministic=True: products of matrices on a GPU are deterministic with the environment variable "
+                "CUBLAS_WORKSPACE_CONFIG=:4096:8, which is to be set before the program starts."
+            ) from error
+        raise
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.backends.cudnn.benchmark = before[2]

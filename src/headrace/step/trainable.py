@@ -15,7 +15,7 @@ from ..data.feed import Feed
 from ..data.reader import rewound
 from ..data.source import Source
 from ..data.staging import BatchSize, Sizes
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..length import whole
 from ..loss.metrics import Metrics, Wanted
 from ..loss.objective import Inputs, Supervised, as_objective, scoring
@@ -195,14 +195,21 @@ class Trainable:
             return evaluate.predictions(objective, self.model, feed, self.precision, self._team.gather, tapes)
 
     @one_thread
-    def step(self, batch: Any) -> dict[str, Any]:
+    def step(self, batch: Any, *, exact: bool = False) -> dict[str, Any]:
         """One update from a Batch, a tuple, a dict or a list of sample dicts: `total_loss` and every term.
 
-        The model stays in its arena between calls; `release` takes it out.
+        `exact`: the batch has to have `batch_size` rows. The model stays in its arena between calls; `release` takes it
+        out.
         """
         self._find_workers()
         self._team.comm.at(self._step.updates, "training")
-        batch = self._team.share(self._batch_of(batch).to(self.device), self.model)
+        batch = self._batch_of(batch)
+        if exact and batch.rows != self._sizes.first:
+            raise DataError(
+                f"step(exact=True) takes exactly batch_size={self._sizes.first} samples, got {batch.rows}. Give it as "
+                "many; how many of them pass the model at once is microbatch=."
+            )
+        batch = self._team.share(batch.to(self.device), self.model)
         try:
             if (streams := batch.streams) != self._known_streams:
                 for objective in self.objectives.values():

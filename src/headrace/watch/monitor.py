@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..store.rows import Row
 
 _SMALL = re.compile(r"loss(/.*)?|(error|mae|mse)(:.*)?")
-_LARGE = re.compile(r"(accuracy|precision|recall|f1|auroc|r2|top-\d+)(:.*)?")
+_LARGE = re.compile(r"(accuracy|precision|recall|f1|auroc|iou|r2|top-\d+)(:.*)?")
 _OF_A_FAMILY = re.compile(r"(train|val|test)[/_.:-](.+)")
 
 

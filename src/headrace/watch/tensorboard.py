@@ -20,7 +20,8 @@ from .files import OutputPath, numbers
 if TYPE_CHECKING:
     from .info import Info
 
-FOLDER = "tb"
+FOLDER, PICTURES = "tb", "pictures"
+NEWEST = "newest.png"
 OURS = ".headrace"  # how the names of our files end; others in the directory are somebody else's
 _POLYNOMIAL = 0x82F63B78  # of CRC-32C, its bits reversed
 _AROUND = 16  # bytes of a record that are not its data
@@ -102,6 +103,28 @@ class _Events:
 
     def close(self) -> None:
         self._file.close()
+
+
+def write_picture(folder: Path, step: int, png: bytes, size: tuple[int, int]) -> None:
+    """Writes a picture, columns and rows in size, as the newest, and for TensorBoard into a file of its step."""
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    event = Event(wall_time=time.time(), step=step)
+    image = event.summary.value.add(tag=PICTURES).image
+    image.width, image.height, image.colorspace, image.encoded_image_string = *size, 3, png
+    disk.write_file(folder / NEWEST, png)
+    disk.write_file(folder / _of_step(step), _first() + _record(bytes(event.SerializeToString())))
+
+
+def drop_pictures(folder: Path, after: int) -> None:
+    """Removes the pictures of later steps: a training goes on from this one, or begins."""
+    for path in folder.glob(_of_step()):
+        if int(path.name.split(".")[3]) > after or not after:
+            disk.unlink(path)
+
+
+def _of_step(step: int | None = None) -> str:
+    return f"events.out.tfevents.{'*' if step is None else f'{step:010d}'}.{PICTURES}"
 
 
 def _name() -> str:

@@ -38,6 +38,7 @@ EXTRAS = {
     "sklearn": ("scikit-learn",),
     "optuna": ("optuna",),
     "pandas": ("pandas",),
+    "vision": ("pillow",),
     "onnx": ("onnx", "onnxscript"),
 }
 """What each extra of headrace installs."""

@@ -1,5 +1,6 @@
 """The report page: what `page.html` shows, computed from what was found in a run."""
 
+import base64
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,6 +51,7 @@ def page(found: RunContents) -> str:
         **_values(found),
         **_history(found),
         **_checkpoints(found),
+        picture=base64.b64encode(found.picture or b"").decode(),
         warnings=_warnings(found),
         now=time.strftime("%Y-%m-%d %H:%M:%S"),
     )

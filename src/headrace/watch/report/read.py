@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import RunError
 from ...store import disk
 from ...store.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
+from ..tensorboard import NEWEST, PICTURES
 from .scores import Predictions, read_answers
 
 SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
@@ -47,6 +48,8 @@ class RunContents:
     """Step and number of the best model, as best/best.json says."""
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     answers: Predictions | None = None
+    picture: bytes | None = None
+    """What the model said about some images, a PNG."""
     running: bool = False
     missing: list[str] = field(default_factory=list)
     """What should be there and is not, or cannot be read, in sentences."""
@@ -97,6 +100,7 @@ def read(path: Path) -> RunContents:
     found.best = _part(found, "best/best.json", _json)
     found.checkpoints = _part(found, "checkpoints", _checkpoints) or []
     found.answers = _part(found, "answers.safetensors", read_answers) or None
+    found.picture = _part(found, f"{PICTURES}/{NEWEST}", _png) or None
     found.running = _is_held(path / "lock")
     return found
 
@@ -122,6 +126,13 @@ def _part(found: RunContents, name: str, reader: Callable[[Path], Any], what: st
             f"{name} cannot be read: {str(error).splitlines()[0] if str(error) else 'it is cut short'}."
         )
     return {}
+
+
+def _png(path: Path) -> bytes:
+    data = disk.read_file(path, SMALL_BYTES)
+    if not data.startswith(b"\x89PNG\r\n"):
+        raise ValueError("it is no PNG")
+    return data
 
 
 def _json(path: Path) -> dict[str, Any]:

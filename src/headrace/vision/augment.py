@@ -1,0 +1,137 @@
+"""Augmentation: images are turned, mirrored, moved, enlarged and changed in light, their masks and boxes with them."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data.draws import Draws
+from ..data.fields import Field
+from ..errors import ConfigError, DataError
+from .boxes import areas, cut_to
+from .detection import NONE
+from .rotated import corners
+
+IMAGE, MASK, WEIGHTS, BOXES = "image", "segmentation_image", "weight_image", "bbox"
+
+
+class Augment:
+    """Changes every image in another way, at every epoch: `hr.map(table, vision.Augment(turn=15))`.
+
+    `mirror` and `mirror_rows` are the chances that columns, or rows, are reversed; `turn`: up to so many degrees, both
+    ways; `zoom`: between these factors; `shift`: by up to this share of the size. `contrast` multiplies pixels by up to
+    1 ± this, `brightness` adds up to ± this, `noise` adds normal noise of this deviation. Masks, weights of pixels and
+    boxes move with the image. What comes in from outside is 0 in images and weights, and `outside` in masks. A box is
+    cut at the edges, and is left out if less than `least` of it is to be seen; a rotated one, if its middle has left.
+    The draws belong to the rows: the same in every repeat, and after any resume.
+    """
+
+    def __init__(
+        self,
+        *,
+        mirror: float = 0.5,
+        mirror_rows: float = 0.0,
+        turn: float = 0.0,
+        zoom: tuple[float, float] = (1.0, 1.0),
+        shift: float = 0.0,
+        contrast: float = 0.0,
+        brightness: float = 0.0,
+        noise: float = 0.0,
+        outside: int = 0,
+        least: float = 0.3,
+    ) -> None:
+        if not 0 < zoom[0] <= zoom[1]:
+            raise ConfigError(f"zoom= are the least and the largest factor, greater than 0, got {zoom!r}.")
+        for name, value in {"mirror": mirror, "mirror_rows": mirror_rows, "shift": shift, "least": least}.items():
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{name}= is between 0 and 1, got {value!r}.")
+        self.mirror, self.mirror_rows, self.turn, self.zoom, self.shift = mirror, mirror_rows, turn, zoom, shift
+        self.contrast, self.brightness, self.noise = contrast, brightness, noise
+        self.outside, self.least = outside, least
+
+    def __call__(self, fields: Mapping[str, Field], draws: Draws) -> dict[str, Field]:
+        image: Any = fields.get(IMAGE)
+        if not isinstance(image, Tensor) or image.dim() != 4:
+            raise DataError(f"Augment wants a stream {IMAGE!r} with channels, rows and columns, got {list(fields)}.")
+        matrix, offset = self._moves(draws, image)
+        grid = _grid(matrix, offset, image)
+        moved: dict[str, Any] = {**fields, IMAGE: self._lit(_sampled(image, grid, "bilinear"), draws)}
+        if MASK in fields:
+            mask: Any = fields[MASK]
+            places = _sampled((mask - self.outside).float().unsqueeze(1), grid, "nearest").squeeze(1)
+            moved[MASK] = places.to(mask.dtype) + self.outside
+        if WEIGHTS in fields:
+            weights: Any = fields[WEIGHTS]
+            moved[WEIGHTS] = _sampled(weights.unsqueeze(1), grid, "nearest").squeeze(1)
+        if BOXES in fields:
+            moved[BOXES] = self._boxes(fields[BOXES], matrix, offset, image.shape[-2:])  # type: ignore[arg-type]
+        return moved
+
+    def _moves(self, draws: Draws, image: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrix and the offset of each image: (row, column) from the middle · matrix + offset is where it goes."""
+        height, width = image.shape[-2:]
+        most = math.radians(self.turn)
+        angle = draws.uniform(low=-most, high=most) if most else draws.uniform() * 0
+        low, high = self.zoom
+        factor = draws.uniform(low=low, high=high) if low < high else draws.uniform() * 0 + low
+        rows = torch.where(draws.chance(self.mirror_rows), -factor, factor)
+        columns = torch.where(draws.chance(self.mirror), -factor, factor)
+        cos, sin = angle.cos(), angle.sin()
+        matrix = torch.stack(
+            [torch.stack([cos * rows, -sin * columns], 1), torch.stack([sin * rows, cos * columns], 1)], 1
+        )
+        offset = (2 * draws.uniform(2) - 1) * self.shift * image.new_tensor([height, width])
+        return matrix, offset
+
+    def _lit(self, image: Tensor, draws: Draws) -> Tensor:
+        if self.contrast:
+            image = image * (1 + self.contrast * (2 * draws.uniform(1, 1, 1) - 1))
+        if self.brightness:
+            image = image + self.brightness * (2 * draws.uniform(1, 1, 1) - 1)
+        return image + self.noise * draws.normal(*image.shape[1:]) if self.noise else image
+
+    def _boxes(self, target: Tensor, matrix: Tensor, offset: Tensor, size: torch.Size) -> Tensor:
+        boxes, labels = target[..., :-1], target[..., -1]
+        half = boxes.new_tensor(size) / 2
+
+        def moved(points: Tensor) -> Tensor:
+            """Points as (images, count, 2)."""
+            return (points - half) @ matrix.mT + offset.unsqueeze(1) + half
+
+        if boxes.shape[-1] == 4:
+            r1, c1, r2, c2 = boxes.unbind(-1)
+            edges = torch.stack([r1, c1, r1, c2, r2, c1, r2, c2], -1).view(len(boxes), -1, 2)
+            points = moved(edges).view(*boxes.shape[:-1], 4, 2)
+            whole = torch.cat([points.amin(-2), points.amax(-2)], dim=-1)
+            found = cut_to(whole, int(size[0]), int(size[1]))
+            seen = areas(found) > self.least * areas(whole)
+        else:
+            middle = moved(boxes[..., :2])
+            edges = corners(boxes)
+            axis = (edges[..., 0, :] - edges[..., 1, :]) @ matrix.mT  # along the first axis, as long as the edge
+            phi = torch.atan2(-axis[..., 0], axis[..., 1])
+            factor = matrix.det().abs().sqrt().view(-1, 1, 1)
+            found = torch.cat([middle, phi.unsqueeze(-1), boxes[..., 3:] * factor], dim=-1)
+            seen = ((middle >= 0) & (middle <= 2 * half)).all(-1)
+        there = seen & (labels != NONE)
+        rows = torch.cat([found, labels.unsqueeze(-1)], dim=-1)
+        gone = torch.zeros_like(rows)
+        gone[..., -1] = NONE
+        return torch.where(there.unsqueeze(-1), rows, gone)
+
+
+def _grid(matrix: Tensor, offset: Tensor, image: Tensor) -> Tensor:
+    """For each place of each image where it comes from, as `grid_sample` wants it."""
+    height, width = image.shape[-2:]
+    rows = torch.arange(height, device=image.device) + 0.5 - height / 2
+    columns = torch.arange(width, device=image.device) + 0.5 - width / 2
+    places = torch.cartesian_prod(rows, columns)
+    came = (places - offset.unsqueeze(1)) @ matrix.inverse().mT
+    return (came / came.new_tensor([height / 2, width / 2])).flip(-1).view(len(image), height, width, 2)
+
+
+def _sampled(image: Tensor, grid: Tensor, mode: str) -> Tensor:
+    return F.grid_sample(image, grid, mode=mode, padding_mode="zeros", align_corners=False)

@@ -1,0 +1,230 @@
+"""A one-stage detector with a feature pyramid, its objective, and the boxes that its outputs stand for."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batch import Batch
+from ..errors import ConfigError, DataError
+from ..loss.base import Loss, Weight
+from ..loss.classes import Focal
+from ..loss.elements import Huber, L2Prior
+from ..loss.objective import Objective, Terms
+from .anchors import Anchors, match
+from .boxes import cut_to, decode, encode, suppress
+from .networks import Backbone, Norm, enlarged
+
+RARE = 0.01  # the probability that an untrained detector gives an object at an anchor
+NONE = -1
+"""The class of a row that holds no box."""
+
+
+class Detector(nn.Module):
+    """Finds boxes in images: for each of its anchors a logit for each class, and the code of a box.
+
+    A feature pyramid over residual stages, with one head for all of its levels (Lin et al. 2017,
+    https://arxiv.org/abs/1708.02002). It returns a dict of "class_logits" (images, A, classes), "box_codes" (images, A,
+    4, or 5 for rotated anchors) and "anchors" (A, the same); any model with the same outputs can be trained by
+    `Detection`. Level k has a stride of 2ᵏ; `anchors` says which levels there are.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        channels: int = 3,
+        widths: Sequence[int] = (16, 32, 48, 64, 64),
+        features: int = 48,
+        anchors: Anchors | None = None,
+        norm: Norm = "group",
+    ) -> None:
+        super().__init__()
+        self.classes, self.anchors = classes, anchors or Anchors()
+        levels = [int(math.log2(stride)) for stride in self.anchors.strides]
+        if levels != list(range(levels[0], len(widths))) or [2**k for k in levels] != list(self.anchors.strides):
+            raise ConfigError(
+                f"anchors= have the strides {list(self.anchors.strides)}; with {len(widths)} widths they are powers of "
+                f"2 that rise to {2 ** (len(widths) - 1)}. Give a width for each power of 2 from 1 to the last stride."
+            )
+        self.first = levels[0]
+        self.backbone = Backbone(channels, widths, 1, norm)
+        self.narrow = nn.ModuleList(nn.Conv2d(widths[k], features, 1) for k in levels)
+        self.smooth = nn.ModuleList(nn.Conv2d(features, features, 3, padding=1) for _ in levels)
+        each = self.anchors.each
+        self.trunk = nn.Sequential(nn.ReLU(), nn.Conv2d(features, features, 3, padding=1), nn.ReLU())
+        self.class_head = nn.Conv2d(features, each * classes, 3, padding=1)
+        self.box_head = nn.Conv2d(features, each * self.anchors.numbers, 3, padding=1)
+        nn.init.constant_(self.class_head.bias, -math.log(1 / RARE - 1))  # type: ignore[arg-type]
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        stages = self.backbone(images)[self.first :]
+        levels = [narrow(stage) for narrow, stage in zip(self.narrow, stages, strict=True)]
+        for k in range(len(levels) - 1, 0, -1):
+            levels[k - 1] = levels[k - 1] + enlarged(levels[k], levels[k - 1])
+        levels = [self.trunk(smooth(level)) for smooth, level in zip(self.smooth, levels, strict=True)]
+        return {
+            "class_logits": _by_anchor([self.class_head(level) for level in levels], self.classes),
+            "box_codes": _by_anchor([self.box_head(level) for level in levels], self.anchors.numbers),
+            "anchors": self.anchors(images.shape[-2], images.shape[-1], images.device),
+        }
+
+
+def _by_anchor(levels: Sequence[Tensor], numbers: int) -> Tensor:
+    """Maps (images, each · numbers, height, width) of all levels as (images, anchors, numbers)."""
+    return torch.cat([level.movedim(1, -1).reshape(len(level), -1, numbers) for level in levels], dim=1)
+
+
+class Detection(Objective):
+    """Trains a detector: the focal loss of its classes and the Huber loss of its boxes, and maybe a prior.
+
+    The target is a stream of boxes (images, M, 5, or 6 for rotated ones): a box and its class, in rows of class −1
+    nothing; `ImageSamples` makes it. `focal` and `huber` may be any terms with the same targets: for each anchor and
+    class 1, 0, or −1 where it is ignored; for each number of a code, with weights that are 0 where there is no box.
+    Their parts in the total are `class_heads_weight` and `bbox_heads_weight`. An anchor that overlaps a box by
+    `positive_iou` is to find it, one that overlaps all by less than `negative_iou` is to find nothing. Predictions and
+    metrics get `detections`, with `score`, `iou` and `most` as given here.
+    """
+
+    def __init__(
+        self,
+        focal: Loss | None = None,
+        huber: Loss | None = None,
+        prior: L2Prior | None = None,
+        *,
+        class_heads_weight: float = 1.0,
+        bbox_heads_weight: float = 1.0,
+        positive_iou: float = 0.5,
+        negative_iou: float = 0.4,
+        score: float = 0.05,
+        iou: float = 0.5,
+        most: int = 100,
+    ) -> None:
+        focal = Focal(ignore_index=NONE, normalize="positives") if focal is None else focal
+        huber = Huber() if huber is None else huber
+        if not 0 <= negative_iou <= positive_iou <= 1:
+            raise ConfigError(f"0 <= negative_iou={negative_iou} <= positive_iou={positive_iou} <= 1 does not hold.")
+        self.focal, self.huber = class_heads_weight * focal, bbox_heads_weight * huber
+        self.prior = prior
+        self.focal.own_target, self.huber.own_target, self.huber.row_weight = "classes", "codes", "found"
+        self.positive_iou, self.negative_iou = positive_iou, negative_iou
+        self.score, self.iou, self.most = score, iou, most
+        self._target = "bbox"
+        self._anchors: dict[tuple[int, ...], tuple[Tensor, int]] = {}
+
+    def bind(self, inputs: Any, target: str) -> None:
+        super().bind(inputs, target)
+        self.compares, self._target = True, target
+
+    def terms(self, model: nn.Module, batch: Batch) -> Terms:
+        outputs = self.call(model, batch)
+        logits, codes, anchors = (_output(outputs, key) for key in ("class_logits", "box_codes", "anchors"))
+        images = self._images(batch)
+        if tuple(images.shape[1:]) not in self._anchors:
+            self._check_classes(batch[self._target], logits.shape[-1])
+        self._anchors[tuple(images.shape[1:])] = anchors, logits.shape[-1]
+        goals = self._goals(batch, anchors, logits.shape[-1])
+        terms = Terms({term.name: term.term(model, out, goals) for term, out in self._heads(logits, codes)})
+        if self.prior is not None and model.training:
+            terms[self.prior.name] = self.prior.term(model, outputs, batch)
+        terms.outputs = {**outputs, "size": images.shape[-2:]}
+        return terms
+
+    def weights(self, batch: Batch) -> Mapping[str, Weight | None]:
+        known = self._anchors.get(tuple(self._images(batch).shape[1:]))
+        if known is None:
+            return {}
+        goals = self._goals(batch, *known)
+        terms = [*self._heads(None, None), *([(self.prior, None)] if self.prior is not None else [])]
+        return {term.name: term.weight(batch if term is self.prior else goals) for term, _ in terms}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
+        return self.scored({**self.call(model, batch), "size": self._images(batch).shape[-2:]})
+
+    def scored(self, outputs: Any) -> Tensor:
+        if isinstance(outputs, Tensor):
+            return outputs
+        return detections(outputs, outputs["size"], score=self.score, iou=self.iou, most=self.most)
+
+    def _heads(self, logits: Any, codes: Any) -> list[tuple[Loss, Any]]:
+        return [(self.focal, logits), (self.huber, codes)]
+
+    def _images(self, batch: Batch) -> Tensor:
+        """The stream of images: the one with rows of channels, height and width."""
+        return next(f for f in batch.fields.values() if isinstance(f, Tensor) and f.dim() == 4)
+
+    def _check_classes(self, target: Tensor, classes: int) -> None:
+        """Of the first batch of images of a size, as ever."""
+        odd = (target[..., -1] >= classes).nonzero()
+        if len(odd):
+            image, box = odd[0].tolist()
+            raise DataError(
+                f"stream {self._target!r}, row {image}, box {box}: class {int(target[image, box, -1])} is out of range "
+                f"for a model with {classes} classes. Give the model more of them, or other numbers."
+            )
+
+    def _goals(self, batch: Batch, anchors: Tensor, classes: int) -> Batch:
+        """What each anchor is to answer, as the streams that the terms compare with."""
+        target: Tensor = batch[self._target]
+        if target.dim() != 3 or target.shape[-1] != anchors.shape[-1] + 1:
+            raise DataError(
+                f"stream {self._target!r} has rows of shape {list(target.shape[1:])}, expected boxes and their "
+                f"classes, [boxes, {anchors.shape[-1] + 1}]. Use vision.ImageSamples, or other anchors."
+            )
+        boxes, labels = target[..., :-1], target[..., -1].long()
+        found = match(anchors, boxes, labels != NONE, self.positive_iou, self.negative_iou)
+        if not boxes.shape[1]:
+            boxes, labels = anchors.new_zeros(len(target), 1, anchors.shape[-1]), labels.new_zeros(len(target), 1)
+        label = labels.gather(1, found.box)
+        asked = torch.zeros((*label.shape, classes), dtype=anchors.dtype, device=anchors.device)
+        asked.scatter_(2, label.clamp(min=0).unsqueeze(-1), found.positive.unsqueeze(-1).to(asked.dtype))
+        asked.masked_fill_(~(found.positive | found.negative).unsqueeze(-1), NONE)
+        theirs = boxes.gather(1, found.box.unsqueeze(-1).expand(-1, -1, boxes.shape[-1]))
+        goal = encode(torch.where(found.positive.unsqueeze(-1), theirs, anchors), anchors)
+        counted = found.positive.unsqueeze(-1).to(goal.dtype).expand_as(goal)
+        return Batch({"classes": asked, "codes": goal, "found": counted}, batch.rows, share=batch.share)
+
+
+def _output(outputs: Any, key: str) -> Tensor:
+    found = outputs.get(key) if isinstance(outputs, Mapping) else None
+    if not isinstance(found, Tensor):
+        came = f"a dict with {list(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+        raise ConfigError(
+            f"Detection trains a model that returns a dict of tensors 'class_logits', 'box_codes' and 'anchors', got "
+            f"{came}. See vision.Detector."
+        )
+    return found
+
+
+@torch.no_grad()
+def detections(
+    outputs: Mapping[str, Any], size: Sequence[int], *, score: float = 0.05, iou: float = 0.5, most: int = 100
+) -> Tensor:
+    """The boxes that the outputs of a detector stand for: (images, `most`, 6, or 7 for rotated ones).
+
+    Each row is a box, its score and its class, the best first; rows of class −1 hold none. Boxes with a score under
+    `score` are left out, and those that overlap a better one of their class by more than `iou`. `size` is that of the
+    images, to which boxes are cut.
+    """
+    scores, codes, anchors = outputs["class_logits"].sigmoid(), outputs["box_codes"], outputs["anchors"]
+    images, _, classes = scores.shape
+    best, places = scores.flatten(1).topk(min(most * 4, scores[0].numel()), dim=1)
+    anchor, labels = places.div(classes, rounding_mode="floor"), places % classes
+    own = codes.gather(1, anchor.unsqueeze(-1).expand(-1, -1, codes.shape[-1]))
+    boxes = cut_to(decode(own, anchors[anchor]), *size)
+    stays = suppress(boxes, labels, best >= score, iou)
+    order = (~stays).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    rows = torch.cat([boxes, best.unsqueeze(-1), labels.unsqueeze(-1).to(boxes.dtype)], dim=-1)
+    rows = rows.gather(1, order.unsqueeze(-1).expand(-1, -1, rows.shape[-1]))
+    rows = torch.where(stays.gather(1, order).unsqueeze(-1), rows, nothing(1, rows.shape[-1], rows))
+    if rows.shape[1] < most:
+        rows = torch.cat([rows, nothing(most - rows.shape[1], rows.shape[-1], rows).expand(images, -1, -1)], dim=1)
+    return rows
+
+
+def nothing(rows: int, numbers: int, like: Tensor) -> Tensor:
+    """Rows that hold no box: zeros, of class −1."""
+    empty = like.new_zeros(rows, numbers)
+    empty[:, -1] = NONE
+    return empty

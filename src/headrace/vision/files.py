@@ -1,0 +1,213 @@
+"""Tables over image files: folders of classes, images with masks, and COCO's annotations; Pillow reads the files."""
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.batch import Batch, Stream
+from ..data.source import Table, fingerprint_of
+from ..errors import ConfigError, DataError, SourceError
+from .augment import IMAGE, MASK
+from .boxes import areas, cut_to
+from .samples import TARGETS, padded
+
+ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+LABEL, BOXES = TARGETS["classification"], TARGETS["detection"]
+PIXEL = 255.0
+
+
+class ImageFiles(Table):
+    """Images from files as rows, decoded and resized as they are read, with what is known of each.
+
+    Images are (channels, *size), float32: (pixel / 255 − `mean`) / `std`, where these are numbers, or one for each
+    channel; `channels` are 1, grey, or 3. `masks` are files with a class at each pixel, resized by the nearest. `known`
+    are streams that are in memory. A batch is decoded by `threads` threads, which a feed does while the model trains.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str | Path],
+        size: tuple[int, int],
+        *,
+        channels: int = 3,
+        mean: float | Sequence[float] = 0.5,
+        std: float | Sequence[float] = 0.5,
+        masks: Sequence[str | Path] = (),
+        known: Mapping[str, Tensor] | None = None,
+        classes: Sequence[str] = (),
+        threads: int | None = None,
+    ) -> None:
+        if find_spec("PIL") is None:
+            raise ConfigError('image files are read by Pillow, which is not installed: pip install "headrace[vision]".')
+        if channels not in (1, 3) or len(size) != 2 or min(size) < 1:
+            raise ConfigError(f"channels= are 1 or 3, size= rows and columns, got channels={channels}, size={size!r}.")
+        self.files, self.masks, self.known = [*map(Path, files)], [*map(Path, masks)], dict(known or {})
+        counts = {"masks": len(self.masks) or len(self.files)} | {k: len(v) for k, v in self.known.items()}
+        if not self.files or any(count != len(self.files) for count in counts.values()):
+            listed = ", ".join(f"{name}: {count}" for name, count in counts.items())
+            raise DataError(f"there are {len(self.files)} image files ({listed}). Give one of everything for each.")
+        self.size, self.channels, self.classes = (size[0], size[1]), channels, tuple(classes)
+        self.mean, self.std = (torch.as_tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (mean, std))
+        self.threads = threads or min(4, os.cpu_count() or 1)
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        masks = [Stream(MASK, self.size, "int64")] if self.masks else []
+        known = [Stream.of(name, rows) for name, rows in self.known.items()]
+        return [Stream(IMAGE, (self.channels, *self.size)), *masks, *known]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def categories(self) -> Mapping[str, Sequence[str]]:
+        return {LABEL: self.classes} if LABEL in self.known and self.classes else {}
+
+    def take(self, indices: Tensor) -> Batch:
+        rows = indices.tolist()
+        pixels = np.empty((len(rows), *self.size, self.channels), np.uint8)
+        masks = np.empty((len(rows), *self.size), np.int64) if self.masks else None
+
+        def read(place: int) -> None:
+            pixels[place] = self.image(rows[place])
+            if masks is not None:
+                masks[place] = self._mask(rows[place])
+
+        if self.threads > 1 and len(rows) > 1:
+            with ThreadPoolExecutor(self.threads) as pool:  # what decodes gives up the interpreter meanwhile
+                list(pool.map(read, range(len(rows))))
+        else:
+            for place in range(len(rows)):
+                read(place)
+        fields = {IMAGE: self.normalised(torch.from_numpy(pixels))}
+        if masks is not None:
+            fields[MASK] = torch.from_numpy(masks)
+        return Batch({**fields, **{name: known[indices] for name, known in self.known.items()}}, len(rows))
+
+    def image(self, row: int) -> np.ndarray[Any, Any]:
+        """The pixels of an image, (rows, columns, channels), uint8."""
+        pixels = _read(self.files[row], "L" if self.channels == 1 else "RGB", self.size)
+        return pixels.reshape(*self.size, self.channels)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Pixels (images, rows, columns, channels) as images (images, channels, rows, columns)."""
+        image = pixels.movedim(-1, 1).float()
+        return image.mul_(1 / (PIXEL * self.std)).sub_(self.mean / self.std).contiguous()
+
+    def _mask(self, row: int) -> np.ndarray[Any, Any]:
+        found = _read(self.masks[row], "", self.size)
+        if found.ndim != 2:
+            raise SourceError(
+                f"{self.masks[row]} has {found.shape[-1]} channels. A mask has one: a class at each pixel."
+            )
+        return found
+
+    def fingerprint(self) -> str:
+        known = [fingerprint_of(name, rows.tolist()) for name, rows in self.known.items()]
+        names = [path.name for path in [*self.files, *self.masks]]
+        return fingerprint_of(super().fingerprint(), names, self.mean.tolist(), self.std.tolist(), *known)
+
+
+def _read(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """The pixels of a file, in this mode and size; without a mode, as they are stored, and resized by the nearest."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as file:
+            image = file.convert(mode) if mode else file
+            if image.size != (size[1], size[0]):
+                way = Image.Resampling.BILINEAR if mode else Image.Resampling.NEAREST
+                image = image.resize((size[1], size[0]), way)
+            return np.array(image)
+    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise SourceError(f"{path} is not there.") from error
+        said = "no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
+        raise SourceError(f"{path} cannot be read as an image: {said}. Save it again, or leave it out.") from error
+
+
+def class_folders(root: str | Path, size: tuple[int, int], **options: Any) -> ImageFiles:
+    """Images in a folder for each class, whose names, sorted, are the classes; the label is `image_label_id`."""
+    root = _folder(root)
+    classes = sorted(path.name for path in root.iterdir() if path.is_dir())
+    files = [[*_images(root / name)] for name in classes]
+    if empty := [name for name, found in zip(classes, files, strict=True) if not found]:
+        raise DataError(f"{root / empty[0]} has no image files ({', '.join(ENDINGS)}). Fill it, or remove it.")
+    labels = torch.tensor([k for k, found in enumerate(files) for _ in found], dtype=torch.int64)
+    flat = [path for found in files for path in found]
+    if not flat:
+        raise DataError(f"{root} has no folders with images: there is one for each class.")
+    return ImageFiles(flat, size, known={LABEL: labels}, classes=classes, **options)
+
+
+def mask_folders(
+    images: str | Path, masks: str | Path, size: tuple[int, int], *, classes: Sequence[str] = (), **options: Any
+) -> ImageFiles:
+    """Images of one folder with masks of another: PNG files of the same names, with a class at each pixel."""
+    files, folder = [*_images(_folder(images))], _folder(masks)
+    found = [folder / f"{path.stem}.png" for path in files]
+    if missing := [path for path in found if not path.is_file()]:
+        raise DataError(f"{missing[0]} is not there ({len(missing)} masks are missing of {len(files)} images).")
+    if not files:
+        raise DataError(f"{images} has no image files ({', '.join(ENDINGS)}).")
+    return ImageFiles(files, size, masks=found, classes=classes, **options)
+
+
+def coco(annotations: str | Path, images: str | Path, size: tuple[int, int], **options: Any) -> ImageFiles:
+    """Images with boxes as COCO's JSON has them: the stream `bbox`, row1, col1, row2, col2 and class of each.
+
+    Boxes are resized with their images, and cut at their edges. Classes are the categories, by rising id; their names
+    are `table.classes`. Annotations of crowds are left out.
+    """
+    path, folder = Path(annotations), _folder(images)
+    try:
+        found = json.loads(path.read_bytes())
+        categories = sorted((int(each["id"]), str(each["name"])) for each in found["categories"])
+        pictures = {int(each["id"]): each for each in found["images"]}
+        names = [folder / each["file_name"] for each in pictures.values()]
+        scales = {k: (size[0] / each["height"], size[1] / each["width"]) for k, each in pictures.items()}
+        marked = [each for each in found["annotations"] if not each.get("iscrowd")]
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(f"{path} is not what COCO calls object detection annotations: {said}.") from error
+    numbers = {category: k for k, (category, _) in enumerate(categories)}
+    rows: dict[int, list[Tensor]] = {k: [] for k in pictures}
+    for each in marked:
+        picture, category = each.get("image_id"), each.get("category_id")
+        who = f"{path}, annotation {each.get('id')}"
+        if picture not in rows or category not in numbers:
+            raise DataError(f"{who}: image_id={picture} and category_id={category} are not both in the file.")
+        rows[picture].append(_box(each, scales[picture], size, numbers[category], who))
+    boxes = padded([torch.stack(found) if found else torch.zeros(0, 5) for found in rows.values()], 5)
+    return ImageFiles(names, size, known={BOXES: boxes}, classes=[name for _, name in categories], **options)
+
+
+def _box(each: Mapping[str, Any], scale: tuple[float, float], size: tuple[int, int], label: int, who: str) -> Tensor:
+    try:
+        column, row, wide, high = map(float, each["bbox"])
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{who}: expected bbox: [x, y, width, height], got {each.get('bbox')!r}.") from None
+    corners = [row * scale[0], column * scale[1], (row + high) * scale[0], (column + wide) * scale[1]]
+    box = cut_to(torch.tensor(corners), *size)
+    if not all(map(math.isfinite, corners)) or not min(wide, high) > 0 or not areas(box) > 0:
+        raise DataError(f"{who}: the box {each['bbox']} has no area in its image. Drop it, or repair it.")
+    return torch.cat([box, torch.tensor([float(label)])])
+
+
+def _folder(path: str | Path) -> Path:
+    if not Path(path).is_dir():
+        raise DataError(f"{path} is no folder.")
+    return Path(path)
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)

@@ -1,0 +1,219 @@
+"""A detector's losses are those of the formulas, and its updates are the same however a batch is cut."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace import vision
+
+SHAPES = vision.draw_shapes(8, 32, seed=1, most=3)
+ANCHORS = vision.Anchors(strides=(4, 8))
+
+
+def detector(**options: Any) -> vision.Detector:
+    torch.manual_seed(0)
+    return vision.Detector(4, 1, widths=(4, 8, 8, 8), features=8, anchors=ANCHORS, **options)
+
+
+def batch(images: int = 8) -> dict[str, Tensor]:
+    return {"image": SHAPES.image[:images], "bbox": SHAPES.bbox[:images]}
+
+
+def trainer(objective: hr.Objective, model: nn.Module | None = None, **options: Any) -> hr.Trainer:
+    model = model or detector()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return hr.Trainer(model, objective, optimizer, target="bbox", device="cpu", **options)
+
+
+def by_hand(model: nn.Module, streams: dict[str, Tensor]) -> tuple[Tensor, Tensor, int]:
+    """The sums of the focal and of the Huber loss, and the positive anchors, image by image."""
+    outputs = model(streams["image"])
+    focal, huber, positives = torch.zeros(()), torch.zeros(()), 0
+    for logits, codes, target in zip(outputs["class_logits"], outputs["box_codes"], streams["bbox"], strict=True):
+        target = target[target[:, -1] >= 0]
+        found = vision.match(outputs["anchors"], target[None, :, :4], torch.ones(1, len(target), dtype=torch.bool))
+        positive, negative, box = found.positive[0], found.negative[0], found.box[0]
+        for k in (positive | negative).nonzero().flatten().tolist():
+            asked = F.one_hot(target[box[k], 4].long(), 4) * positive[k] if len(target) else torch.zeros(4)
+            p = torch.where(asked == 1, logits[k].sigmoid(), 1 - logits[k].sigmoid())
+            focal = focal - ((1 - p) ** 2 * p.log()).sum()
+        if positive.any():
+            goal = vision.encode(target[box[positive], :4], outputs["anchors"][positive])
+            huber = huber + F.smooth_l1_loss(codes[positive], goal, beta=0.11, reduction="sum")
+        positives += int(positive.sum())
+    return focal, huber, positives
+
+
+def test_the_losses_are_those_of_the_formulas_and_the_total_is_their_weighted_sum_with_the_prior() -> None:
+    objective = vision.Detection(prior=hr.L2Prior(1e-3), class_heads_weight=0.5, bbox_heads_weight=3.0)
+    training = trainer(objective)
+    streams = batch()
+    streams["bbox"] = torch.cat([streams["bbox"][:7], torch.full_like(streams["bbox"][:1], -1)])  # one has no boxes
+    focal, huber, positives = by_hand(detector(), streams)
+    losses = {name: float(value) for name, value in training.step(streams).items()}
+    training.release()
+    assert positives > 20
+    assert losses["focal"] == pytest.approx(focal.item() / (1 + positives), rel=1e-5)
+    assert losses["huber"] == pytest.approx(huber.item() / (4 * positives), rel=1e-5)
+    prior = hr.L2Prior(1).penalty(detector()).item()
+    assert losses["l2_prior"] == pytest.approx(prior, rel=1e-6)
+    total = 0.5 * losses["focal"] + 3 * losses["huber"] + 1e-3 * losses["l2_prior"]
+    assert losses["total_loss"] == pytest.approx(total, abs=1e-6)
+
+
+def test_sums_over_all_instances_are_a_setting() -> None:
+    focal = hr.Focal(ignore_index=vision.NONE, reduce="sum")
+    training = trainer(vision.Detection(focal, hr.Huber(reduce="sum")))
+    expected = by_hand(detector(), batch())
+    losses = training.step(batch())
+    training.release()
+    assert [float(losses["focal"]), float(losses["huber"])] == pytest.approx([x.item() for x in expected[:2]], rel=1e-5)
+
+
+def weights_after(steps: int, **options: Any) -> list[Tensor]:
+    training = trainer(vision.Detection(prior=hr.L2Prior(1e-3)), **options)
+    for _ in range(steps):
+        training.step(batch(7))
+    training.release()
+    return [param.detach() for param in training.model.parameters()]
+
+
+@pytest.mark.parametrize("microbatch", [1, 2, 3])
+def test_any_split_of_a_batch_makes_the_same_update(microbatch: int) -> None:
+    whole = weights_after(2)
+    for one, other in zip(weights_after(2, microbatch=microbatch), whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_images_without_any_boxes_train() -> None:
+    streams = {"image": SHAPES.image, "bbox": torch.full((8, 1, 5), -1.0)}
+    training = trainer(vision.Detection())
+    first = float(training.step(streams)["focal"])
+    for _ in range(5):
+        losses = training.step(streams)
+    assert 0 < float(losses["focal"]) < first
+    assert float(losses["huber"]) == 0
+
+
+def test_any_model_with_the_same_outputs_can_be_trained() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(1, 2 * (4 + 4), 8, stride=8)
+
+        def forward(self, images: Tensor) -> dict[str, Tensor]:
+            found = self.head(images).movedim(1, -1).reshape(len(images), -1, 8)
+            anchors = vision.Anchors(strides=(8,))(*images.shape[-2:], images.device)
+            return {"class_logits": found[..., :4], "box_codes": found[..., 4:], "anchors": anchors}
+
+    training = trainer(vision.Detection(), Plain(), microbatch=3)
+    first = float(training.step(batch())["total_loss"])
+    assert all(float(training.step(batch())["total_loss"]) < first for _ in range(3))
+
+
+def test_a_model_with_other_outputs_is_told_what_is_wanted() -> None:
+    with pytest.raises(hr.ConfigError, match="'class_logits', 'box_codes' and 'anchors', got a Tensor"):
+        trainer(vision.Detection(), vision.ImageClassifier(2, 1, widths=(4,))).step(batch())
+
+
+def test_classes_that_the_model_does_not_have_are_refused() -> None:
+    streams = batch()
+    streams["bbox"] = streams["bbox"].clone()
+    streams["bbox"][3, 0, -1] = 4
+    with pytest.raises(hr.DataError, match="row 3, box 0: class 4 is out of range for a model with 4 classes"):
+        trainer(vision.Detection()).step(streams)
+
+
+def test_targets_of_another_shape_are_refused() -> None:
+    with pytest.raises(hr.DataError, match=r"'bbox' has rows of shape \[3, 4\], expected boxes and their classes"):
+        trainer(vision.Detection()).step({"image": SHAPES.image, "bbox": SHAPES.bbox[..., 1:]})
+
+
+def test_detections_are_the_best_boxes_of_the_outputs() -> None:
+    anchors = torch.tensor([[0.0, 0, 10, 10], [0, 1, 10, 11], [20, 20, 30, 40]])
+    logits = torch.tensor([[[3.0, -9], [2, 1], [-9, 0]], [[-9, -9], [-9, -9], [-9, -9]]])
+    outputs = {"class_logits": logits, "box_codes": torch.zeros(2, 3, 4), "anchors": anchors}
+    found = vision.detections(outputs, (32, 32), score=0.1, most=4)
+    p = logits.sigmoid()[0]
+    assert found[0].tolist() == [
+        pytest.approx([0, 0, 10, 10, p[0, 0].item(), 0]),  # it removes the second of its class
+        pytest.approx([0, 1, 10, 11, p[1, 1].item(), 1]),
+        pytest.approx([20, 20, 30, 32, p[2, 1].item(), 1]),  # cut at the edge
+        [0, 0, 0, 0, 0, -1],
+    ]
+    assert (found[1, :, -1] == -1).all()
+
+
+def test_predictions_and_metrics_are_of_detections() -> None:
+    training = trainer(vision.Detection(most=7), metrics={"map": vision.MeanAveragePrecision()})
+    assert training.predict({"image": SHAPES.image}, batch_size=3).shape == (8, 7, 6)
+    scores = training.validate(batch(), batch_size=3)
+    assert 0 <= scores["val/map"] <= 1
+    training.fit(batch(), epochs=1, progress=False)
+    assert "train/map" in training.history.last
+
+
+def test_a_rotated_detector_learns_the_angle_of_a_box() -> None:
+    anchors = vision.Anchors(strides=(4, 8), ratios=(0.5,), angles=(0.0, 1.57))
+    torch.manual_seed(0)
+    model = vision.Detector(1, 1, widths=(4, 8, 8, 8), features=16, anchors=anchors)
+    samples = vision.ImageSamples("detection", 1, channels=1, rotated=True)
+    image = torch.zeros(1, 32, 32)
+    image[0, 12:20, 4:28] = 1
+    one = {"bbox_row": [16.0], "bbox_col": [16.0], "bbox_phi": [0.2], "bbox_length1": [12.0], "bbox_length2": [4.0]}
+    found = samples.batch([{"image": image, **one, "bbox_label_id": [0]}])
+    training = hr.Trainer(
+        model, vision.Detection(), torch.optim.Adam(model.parameters(), 1e-2), target="bbox", device="cpu"
+    )
+    for _ in range(60):
+        training.step(found)
+    training.release()
+    best = training.predict({"image": image[None]})[0, 0]
+    assert vision.overlaps(best[None, :5], found["bbox"][0, :, :5]).item() > 0.8
+    assert best[5] > 0.5
+
+
+def test_strides_have_to_be_those_of_the_stages() -> None:
+    with pytest.raises(hr.ConfigError, match=r"strides \[4, 8\]; with 3 widths they are powers of 2 that rise to 4"):
+        vision.Detector(2, 1, widths=(4, 4, 4), anchors=ANCHORS)
+
+
+def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Any) -> None:
+    def training() -> hr.Trainer:
+        metrics = {"map": vision.MeanAveragePrecision(0.5)}
+        return trainer(vision.Detection(), batch_size=3, metrics=metrics)
+
+    whole = training()
+    whole.fit(batch(), epochs=3, progress=False)
+    first, second = training(), training()
+    first.fit(batch(), steps=4, progress=False, run=tmp_path / "run")
+    second.fit(batch(), epochs=3, progress=False, run=tmp_path / "run", override=True)
+    for one, other in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert second.history.last["train/map"] == whole.history.last["train/map"]
+
+
+@pytest.mark.parametrize("microbatch", [None, 2])
+def test_several_workers_make_the_updates_of_one(microbatch: int | None) -> None:
+    def train(strategy: Any = None) -> list[float]:
+        model = detector()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loss = vision.Detection(prior=hr.L2Prior(1e-3))
+        options: dict[str, Any] = {"strategy": strategy, "batch_size": 7, "microbatch": microbatch, "target": "bbox"}
+        hr.Trainer(model, loss, optimizer, device="cpu", **options).fit(batch(), epochs=2, progress=False)
+        return [param.sum().item() for param in model.parameters()]
+
+    assert hr.launch(train, workers=2) == pytest.approx(train(), abs=1e-5)
+
+
+def test_the_terms_of_a_detection_are_copies_that_it_keeps() -> None:
+    focal = hr.Focal(ignore_index=vision.NONE)
+    kept = copy.copy(vars(focal))
+    objective = vision.Detection(focal, class_heads_weight=2.0)
+    assert objective.focal.coefficient == 2
+    assert vars(focal) == kept

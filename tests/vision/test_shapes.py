@@ -1,0 +1,39 @@
+"""Drawn images are the same for a seed, and their masks, labels and boxes belong together."""
+
+import pytest
+import torch
+
+import headrace as hr
+from headrace import vision
+
+
+def test_a_seed_gives_the_same_images_and_another_seed_others() -> None:
+    one, same, other = (vision.draw_shapes(4, seed=seed) for seed in (1, 1, 2))
+    for name in ("image", "image_label_id", "segmentation_image", "bbox"):
+        assert torch.equal(getattr(one, name), getattr(same, name))
+    assert not torch.equal(one.image, other.image)
+
+
+def test_the_first_images_of_many_are_those_of_few() -> None:
+    assert torch.equal(vision.draw_shapes(3, seed=1).image, vision.draw_shapes(9, seed=1).image[:3])
+
+
+def test_boxes_are_around_what_is_seen_of_a_shape() -> None:
+    drawn = vision.draw_shapes(20, most=1, seed=3)
+    for mask, label, boxes in zip(drawn.segmentation_image, drawn.image_label_id, drawn.bbox, strict=True):
+        rows, columns = mask.nonzero().unbind(1)
+        around = [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1, label]
+        assert boxes[0].tolist() == [float(each) for each in around]
+        assert (mask[mask > 0] == label + 1).all()
+
+
+def test_alike_shapes_have_the_label_of_their_image() -> None:
+    drawn = vision.draw_shapes(20, most=4, seed=3, alike=True)
+    kinds = drawn.bbox[..., -1]
+    assert ((kinds == drawn.image_label_id[:, None]) | (kinds == vision.NONE)).all()
+    assert (kinds >= 0).sum() > 30
+
+
+def test_images_that_cannot_be_drawn_are_refused() -> None:
+    with pytest.raises(hr.ConfigError, match=r"draw_shapes\(count=0, size=64, most=3\): at least 1, 16 and 1"):
+        vision.draw_shapes(0)
