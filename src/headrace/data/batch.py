@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -58,8 +58,8 @@ class Stream:
         if not isinstance(rows, Tensor | Ragged | Sparse):
             return cls(name)
         items = rows.values if isinstance(rows, Ragged) else rows
-        dtype, layout = str(rows.dtype).removeprefix("torch."), "sparse" if isinstance(items, Sparse) else "dense"
-        return cls(name, tuple(items.shape[1:]), dtype, layout, isinstance(rows, Ragged))  # type: ignore[arg-type]
+        layout = "sparse" if isinstance(items, Sparse) else "dense"
+        return _stream(name, tuple(items.shape[1:]), rows.dtype, layout, isinstance(rows, Ragged))
 
     def __str__(self) -> str:
         kinds = [*["sparse"] * (self.layout == "sparse"), *["sequences of"] * self.sequence]
@@ -79,6 +79,11 @@ class Stream:
         return replace(self, shape=other.shape) == other and (
             len(self.shape) == len(other.shape) and all(a == b or ANY in (a, b) for a, b in sizes)
         )
+
+
+@lru_cache(1024)  # a loop of one's own asks at every step
+def _stream(name: str, shape: tuple[int, ...], dtype: torch.dtype, layout: Any, sequence: bool) -> Stream:
+    return Stream(name, shape, str(dtype).removeprefix("torch."), layout, sequence)
 
 
 def _sizes(name: str, shape: Any) -> tuple[int, ...]:
@@ -168,6 +173,8 @@ class Batch:
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """The same batch on another device."""
+        if all(type(field) is Tensor and field.device == device for field in self.fields.values()):
+            return self
         return self._like({k: _to(v, device, non_blocking) for k, v in self.fields.items()})
 
     def pin(self) -> "Batch":

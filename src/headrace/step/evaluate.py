@@ -40,7 +40,8 @@ def mode(models: Sequence[nn.Module], training: bool) -> Iterator[None]:
         yield
     finally:
         for module, was in before:
-            module.training = was
+            if module.training is not was:
+                module.training = was
 
 
 def measure(

@@ -1,0 +1,249 @@
+"""Handlers: data in macrobatches and batches through a module, to train it, validate it or let it compute."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...data.batch import Batch
+from ...loss.base import Term
+from ...loss.objective import Objective, Terms
+from ...train.trainer import Trainer as NativeTrainer
+from . import costs, optimizers
+from .costs import Cost, Multi
+from .optimizers import Optimizer, _tell
+
+Finish = Callable[[Any], Any]
+
+
+class Handler:
+    """Leads data through a module, batch by batch.
+
+    `random` permutes the order of macrobatches, and that of the batches in each, by NumPy's global generator; a batch
+    has the same samples every time. Callbacks get the handler: `currBatch` and `currMacroBatch` count from 1.
+    """
+
+    def __init__(self, mod: nn.Module, onBatchFinish: Finish | None = None, batchsize: int = 128) -> None:
+        self.module, self.onBatchFinish, self.batchsize = mod, onBatchFinish, batchsize
+        self.currBatch = self.totalBatches = self.currMacroBatch = self.totalMacroBatches = 0
+        _tell(type(self).__name__, "hr.Trainer with fit, validate and predict")
+
+    def handleFromHost(
+        self,
+        data: Any,
+        state: Any = None,
+        macroBatchSize: int = 10000,
+        onMacroBatchFinish: Finish | None = None,
+        random: bool = True,
+    ) -> None:
+        """Macrobatches of the host's data go to the device, and there batch by batch through `handle`."""
+        self.totalMacroBatches = -(-self.getDataSize(data) // macroBatchSize)
+        for k, n in enumerate(_order(self.totalMacroBatches, random)):
+            macrobatch = self.sliceData(data, n, macroBatchSize, self._to_device)
+            self.currMacroBatch = k + 1
+            self.onMacroBatchStart(n, macroBatchSize, state)
+            self.handle(macrobatch, state, random=random)
+            self.onMacroBatchFinish(n, macroBatchSize, state)
+            if onMacroBatchFinish:
+                onMacroBatchFinish(self)
+
+    def handle(self, data: Any, state: Any = None, random: bool = True) -> None:
+        """Batches of data that are on the device go through `handleBatch`."""
+        data = self.sliceData(data, 0, self.getDataSize(data), self._to_device)
+        self.totalBatches = -(-self.getDataSize(data) // self.batchsize)
+        for k, n in enumerate(_order(self.totalBatches, random)):
+            batch = self.sliceData(data, n, self.batchsize, lambda part: part)
+            self.currBatch = k + 1
+            self.handleBatch(batch, n, state)
+            if callable(reset := getattr(self.module, "reset", None)):
+                reset()
+            if self.onBatchFinish:
+                self.onBatchFinish(self)
+
+    def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
+        raise NotImplementedError(f"{type(self).__name__} is to say what it does with a batch: handleBatch.")
+
+    def onMacroBatchStart(self, idx: int, macroBatchSize: int, state: Any) -> None:
+        pass
+
+    def onMacroBatchFinish(self, idx: int, macroBatchSize: int, state: Any) -> None:
+        pass
+
+    @staticmethod
+    def getDataSize(data: Any) -> int:
+        """How many samples there are: the first dimension of the first array."""
+        return len(costs._first(data))
+
+    @classmethod
+    def sliceData(cls, data: Any, idx: int, batchsize: int, postSlice: Callable[[Any], Any]) -> Any:
+        """Block `idx` of every array in nested lists."""
+        if isinstance(data, list | tuple):
+            return [cls.sliceData(each, idx, batchsize, postSlice) for each in data]
+        return postSlice(data[idx * batchsize : (idx + 1) * batchsize])
+
+    def _to_device(self, part: Any) -> Tensor:
+        param = next(self.module.parameters(), None)
+        return torch.as_tensor(part, device=None if param is None else param.device)
+
+
+class Trainer(Handler):
+    """Trains a module: one call is one pass over the data. The accumulated error is reset, and train mode stays on."""
+
+    def __init__(
+        self, mod: nn.Module, cost: Any, optimizer: Any, onBatchFinish: Finish | None = None, batchsize: int = 128
+    ) -> None:
+        super().__init__(mod, onBatchFinish, batchsize)
+        self.cost: Cost = costs.by_name(cost)
+        self.optimizer: Optimizer = optimizers.by_name(optimizer)
+        self._native: Any = None
+
+    def trainFromHost(
+        self,
+        data: Any,
+        target: Any,
+        macroBatchSize: int = 10000,
+        onMacroBatchFinish: Finish | None = None,
+        random: bool = True,
+    ) -> None:
+        """One pass over data of the host."""
+        self._begin()
+        self.handleFromHost([data, target], None, macroBatchSize, onMacroBatchFinish, random)
+
+    def train(self, data: Any, target: Any, random: bool = True) -> None:
+        """One pass over data of the device."""
+        self._begin()
+        self.handle([data, target], None, random)
+
+    def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
+        """One update; the error is that of before it."""
+        if self._native is None:
+            self._prepare()
+        leaves: dict[str, Tensor] = {}
+        form, rows = _flat(batch, leaves), self.getDataSize(batch)
+        if form != self._objective.form:
+            self._objective.form = form
+        losses = self._native.step(Batch(leaves, rows))
+        errors = [losses[name] * rows for name in self._objective.shown]
+        self.cost.record(errors if isinstance(self.cost, Multi) else errors[0], rows)
+
+    def _begin(self) -> None:
+        self.cost.resetAccumulator()
+        self.module.train()
+
+    def _prepare(self) -> None:
+        if self.optimizer.torch is None:
+            self.optimizer.setupOn(self.module)
+        self._objective = _CostObjective(self.cost)
+        self._native = NativeTrainer(self.module, self._objective, self.optimizer._ready(), batch_size=self.batchsize)
+
+
+class Validator(Handler):
+    """Computes the error of a module over data, as its cost counts it in a validation."""
+
+    def __init__(self, mod: nn.Module, cost: Any, onBatchFinish: Finish | None = None, batchsize: int = 128) -> None:
+        super().__init__(mod, onBatchFinish, batchsize)
+        self.cost: Cost = costs.by_name(cost)
+        self.error: Any = 0.0
+
+    def validateFromHost(
+        self, data: Any, target: Any, macroBatchSize: int = 10000, onMacroBatchFinish: Finish | None = None
+    ) -> Any:
+        """The error over data of the host; a list of them if there are several targets."""
+        state = {"error": [0.0] * (len(target) if isinstance(target, list) else 1)}
+        self.module.eval()
+        self.handleFromHost([data, target], state, macroBatchSize, onMacroBatchFinish, random=False)
+        return self._mean(state, target)
+
+    def validate(self, data: Any, target: Any) -> Any:
+        """The error over data of the device."""
+        state = {"error": [0.0] * (len(target) if isinstance(target, list) else 1)}
+        self.module.eval()
+        self.handle([data, target], state, random=False)
+        return self._mean(state, target)
+
+    def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
+        data, target = batch
+        with torch.no_grad():
+            found = self.cost.validate(self.module(data), target)
+        for k, error in enumerate(found if isinstance(found, list) else [found]):
+            state["error"][k] += self.getDataSize(data) * error
+
+    def _mean(self, state: Any, target: Any) -> Any:
+        errors = [error / self.getDataSize(target) for error in state["error"]]
+        self.error = errors if isinstance(target, list) else errors[0]
+        return self.error
+
+
+class Calculator(Handler):
+    """Lets a module compute: what it returns for all samples, in their order."""
+
+    def calcFromHost(self, data: Any, macroBatchSize: int = 10000, onMacroBatchFinish: Finish | None = None) -> Any:
+        """Arrays of NumPy, nested as what the module returns."""
+        state: dict[str, Any] = {"hostSize": self.getDataSize(data), "parts": []}
+        self.module.eval()
+        self.handleFromHost(data, state, macroBatchSize, onMacroBatchFinish, random=False)
+        return _joined(state["parts"], lambda parts: torch.cat(parts).cpu().numpy())
+
+    def calc(self, data: Any) -> Any:
+        """Tensors on the device."""
+        state: dict[str, Any] = {"devSize": self.getDataSize(data), "parts": []}
+        self.module.eval()
+        self.handle(data, state, random=False)
+        return _joined(state["parts"], torch.cat)
+
+    def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
+        with torch.no_grad():
+            state["parts"].append(self.module(batch))
+
+
+class _CostObjective(Objective):
+    """What a cost trains on, with what it reports beside it."""
+
+    def __init__(self, cost: Cost) -> None:
+        self.several, self._check = isinstance(cost, Multi), cost.check
+        self._errors = tuple(each.errors for each in (cost.costs if isinstance(cost, Multi) else [cost]))
+        self.form: Any = None
+        self.shown: list[str] = []
+        """The terms that are reported."""
+
+    def terms(self, model: nn.Module, batch: Batch) -> Terms:
+        data, target = _nested(self.form, batch.fields)
+        outputs = model(data)
+        self._check(outputs, target)
+        terms, shown = Terms(), []
+        for k, errors in enumerate(self._errors):
+            trained, error = errors(*(outputs[k], target[k])) if self.several else errors(outputs, target)
+            terms[f"cost{k}"] = Term(trained, float(batch.rows))
+            shown.append(f"cost{k}")
+            if error is not trained:
+                shown[k] = f"error{k}"
+                terms[shown[k]] = Term(error.detach(), float(batch.rows), coefficient=0.0)
+        if shown != self.shown:
+            self.shown = shown
+        return terms
+
+
+def _order(count: int, random: bool) -> list[int]:
+    found: list[int] = (np.random.permutation(count) if random else np.arange(count)).tolist()
+    return found
+
+
+def _flat(data: Any, leaves: dict[str, Tensor]) -> Any:
+    """Nested lists with a name for each tensor, which is put into `leaves`."""
+    if isinstance(data, list):
+        return [_flat(each, leaves) for each in data]
+    name = f"s{len(leaves)}"
+    leaves[name] = data
+    return name
+
+
+def _nested(form: Any, leaves: Any) -> Any:
+    return [_nested(each, leaves) for each in form] if isinstance(form, list) else leaves[form]
+
+
+def _joined(parts: list[Any], join: Callable[[list[Tensor]], Any]) -> Any:
+    if isinstance(parts[0], list | tuple):
+        return [_joined(list(column), join) for column in zip(*parts, strict=True)]
+    return join(parts)

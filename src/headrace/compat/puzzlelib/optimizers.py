@@ -1,0 +1,289 @@
+"""Optimizers by PuzzleLib's names, with its update rules. Its gradients point downhill: w ← w + λ g."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...arena.momentum import MomentumSGD as LearnRateInside
+from ...errors import ConfigError
+
+Rule = Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None]
+
+
+class WeightDecay:
+    """A hook that takes `rate` times the weights from the gradient."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+
+class Optimizer:
+    """What the optimizers have in common: `setupOn` a module makes the optimizer of torch that does the work."""
+
+    native: str = ""
+    """What to write natively."""
+
+    def __init__(self, learnRate: float = 0.0, **settings: Any) -> None:
+        self.settings, self.hooks = settings, list[WeightDecay]()
+        self.torch: torch.optim.Optimizer | None = None
+        """The optimizer that does the work, once there is a module."""
+        self._rate, self.t = learnRate, 0
+        _tell(type(self).__name__, self.native)
+
+    @property
+    def learnRate(self) -> float:
+        """The learning rate, which may be changed between two batches."""
+        return self._rate if self.torch is None else float(self.torch.param_groups[0]["lr"])
+
+    @learnRate.setter
+    def learnRate(self, rate: float) -> None:
+        self._rate = rate
+        for group in self.torch.param_groups if self.torch is not None else ():
+            group["lr"] = rate
+
+    def addHook(self, hook: Any) -> None:
+        if not isinstance(hook, WeightDecay):
+            raise ConfigError(
+                f"hooks of optimizers other than WeightDecay are not offered, got {hook!r}. Natively, what changes "
+                "gradients before an update is clip_norm=, clip_value=, or an optimizer of your own."
+            )
+        self.hooks.append(hook)
+        for group in self.torch.param_groups if self.torch is not None else ():
+            group["weight_decay"] = self._decay
+
+    def setupOn(self, mod: nn.Module, useGlobalState: bool = False) -> None:
+        """Prepares to update a module. `useGlobalState` joined the parameters in one vector, as is always done here."""
+        params = [param for param in mod.parameters() if param.requires_grad]
+        self.torch = self.make(params)
+        for group in self.torch.param_groups:
+            group["weight_decay"] = self._decay
+
+    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of torch with this rule."""
+        return _Ruled(params, self._rate, self.update_of, self.settings)
+
+    def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Changes a weight, given its gradient, which points downhill."""
+        raise NotImplementedError
+
+    def zeroGradParams(self) -> None:
+        self._ready().zero_grad()
+
+    def update(self, useStreams: bool = False, sync: bool = True) -> None:
+        """An update from the gradients that a loop of your own has found."""
+        self._ready().step()
+
+    def __getattr__(self, name: str) -> Any:
+        settings = self.__dict__.get("settings", {})
+        if name in settings:
+            return settings[name]
+        raise AttributeError(f"{type(self).__name__} has no {name!r}. Its settings: learnRate, {', '.join(settings)}.")
+
+    @property
+    def _decay(self) -> float:
+        return math.fsum(hook.rate for hook in self.hooks)
+
+    def _ready(self) -> torch.optim.Optimizer:
+        if self.torch is None:
+            raise ConfigError(f"this {type(self).__name__} has no module yet. Call setupOn(mod) first.")
+        return self.torch
+
+
+class SGD(Optimizer):
+    """w ← w + λ g."""
+
+    native = "torch.optim.SGD"
+
+    def __init__(self, learnRate: float = 1e-3, nodeinfo: Any = None) -> None:
+        super().__init__(learnRate)
+
+    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=self._rate)
+
+
+class MomentumSGD(Optimizer):
+    """m ← μ m + λ g, w ← w + m."""
+
+    native = "hr.MomentumSGD"
+
+    def __init__(self, learnRate: float = 1e-3, momRate: float = 0.9, nodeinfo: Any = None) -> None:
+        super().__init__(learnRate, momRate=momRate)
+
+    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return LearnRateInside(params, lr=self._rate, momentum=self.momRate)
+
+
+class NesterovSGD(Optimizer):
+    """w ← w + μ² m + (1 + μ) λ g, m ← μ m + λ g."""
+
+    native = "torch.optim.SGD(nesterov=True)"
+
+    def __init__(self, learnRate: float = 1e-3, momRate: float = 0.9, nodeinfo: Any = None) -> None:
+        super().__init__(learnRate, momRate=momRate)
+
+    def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        rate, momentum = group["lr"], group["momRate"]
+        moving = _kept(state, "mom", weight)
+        weight.add_(moving, alpha=momentum**2).add_(gradient, alpha=(1 + momentum) * rate)
+        moving.mul_(momentum).add_(gradient, alpha=rate)
+
+
+class AdaGrad(Optimizer):
+    """h ← h + g², w ← w + λ g / (√h + ε)."""
+
+    native = "torch.optim.Adagrad"
+
+    def __init__(self, learnRate: float = 1e-3, epsilon: float = 1e-8, nodeinfo: Any = None) -> None:
+        super().__init__(learnRate, epsilon=epsilon)
+
+    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(params, lr=self._rate, eps=self.epsilon)
+
+
+class AdaDelta(Optimizer):
+    """Steps as large as the root mean square of the last ones; there is no learning rate."""
+
+    native = "torch.optim.Adadelta"
+
+    def __init__(self, rho: float = 0.95, epsilon: float = 1e-6, nodeinfo: Any = None) -> None:
+        super().__init__(1.0, rho=rho, epsilon=epsilon)
+
+    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adadelta(params, lr=1.0, rho=self.rho, eps=self.epsilon)
+
+
+class RMSProp(Optimizer):
+    """s ← ρ s + (1 − ρ) g², w ← w + λ g / (√s + ε)."""
+
+    native = "torch.optim.RMSprop"
+
+    def __init__(
+        self, learnRate: float = 1e-3, factor: float = 0.9, epsilon: float = 1e-5, nodeinfo: Any = None
+    ) -> None:
+        super().__init__(learnRate, factor=factor, epsilon=epsilon)
+
+    def make(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(params, lr=self._rate, alpha=self.factor, eps=self.epsilon)
+
+
+class RMSPropGraves(Optimizer):
+    """RMSProp by the variance of the gradients, with momentum."""
+
+    native = "torch.optim.RMSprop(centered=True, momentum=...)"
+
+    def __init__(
+        self,
+        learnRate: float = 1e-4,
+        alpha: float = 0.95,
+        momRate: float = 0.9,
+        epsilon: float = 1e-4,
+        nodeinfo: Any = None,
+    ) -> None:
+        super().__init__(learnRate, alpha=alpha, momRate=momRate, epsilon=epsilon)
+
+    def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        mean, square, delta = (_kept(state, name, weight) for name in ("mg", "ms", "delta"))
+        alpha = group["alpha"]
+        mean.mul_(alpha).add_(gradient, alpha=1 - alpha)
+        square.mul_(alpha).addcmul_(gradient, gradient, value=1 - alpha)
+        root = (square - mean.square() + group["epsilon"]).sqrt_()
+        weight.add_(delta.mul_(group["momRate"]).addcdiv_(gradient, root, value=group["lr"]))
+
+
+class Adam(Optimizer):
+    """m ← β₁ m + (1 − β₁) g, s ← β₂ s + (1 − β₂) g², w ← w + λₜ m / (√s + ε) with λₜ = α √(1 − β₂ᵗ) / (1 − β₁ᵗ)."""
+
+    native = "torch.optim.Adam"
+
+    def __init__(
+        self, alpha: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8, nodeinfo: Any = None
+    ) -> None:
+        super().__init__(alpha, beta1=beta1, beta2=beta2, epsilon=epsilon)
+
+    @property
+    def alpha(self) -> float:
+        return self.learnRate
+
+    @alpha.setter
+    def alpha(self, rate: float) -> None:
+        self.learnRate = rate
+
+    def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        mean, square = _kept(state, "mg", weight), _kept(state, "ms", weight)
+        state["t"] = steps = state.get("t", 0) + 1
+        beta1, beta2 = group["beta1"], group["beta2"]
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        rate = group["lr"] * math.sqrt(1 - beta2**steps) / (1 - beta1**steps)
+        weight.addcdiv_(mean, square.sqrt().add_(group["epsilon"]), value=rate)
+
+
+class SMORMS3(Optimizer):
+    """Steps by how alike the last gradients are: w ← w + min(λ, x) g / (√s + ε), x = m² / (s + ε)."""
+
+    native = "an optimizer of your own"
+
+    def __init__(self, learnRate: float = 1e-3, epsilon: float = 1e-16, nodeinfo: Any = None) -> None:
+        super().__init__(learnRate, epsilon=epsilon)
+
+    def update_of(self, weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+        mean, square = _kept(state, "mg", weight), _kept(state, "ms", weight)
+        memory = state.setdefault("mem", torch.ones_like(weight))
+        share, epsilon = 1 / (1 + memory), group["epsilon"]
+        mean.add_(share * (gradient - mean))
+        square.add_(share * (gradient.square() - square))
+        alike = mean.square() / (square + epsilon)
+        memory.mul_(1 - alike).add_(1)
+        weight.add_(gradient * alike.clamp_max(group["lr"]) / (square.sqrt() + epsilon))
+
+
+class _Ruled(torch.optim.Optimizer):
+    """An optimizer of torch with one of the rules above."""
+
+    def __init__(self, params: list[nn.Parameter], rate: float, rule: Rule, settings: dict[str, Any]) -> None:
+        super().__init__(params, {"lr": rate, "weight_decay": 0.0, **settings})
+        self._rule = rule
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    downhill = param.grad.neg()
+                    if group["weight_decay"]:
+                        downhill.sub_(param, alpha=group["weight_decay"])
+                    self._rule(param, downhill, self.state[param], group)
+
+
+def by_name(optimizer: Any) -> Optimizer:
+    """An optimizer, or the one of this name with its defaults."""
+    if not isinstance(optimizer, str):
+        return optimizer  # type: ignore[no-any-return]
+    kinds = (SGD, MomentumSGD, NesterovSGD, AdaGrad, AdaDelta, RMSProp, RMSPropGraves, Adam, SMORMS3)
+    known: dict[str, Any] = {kind.__name__.lower(): kind for kind in kinds}
+    if optimizer.lower() not in known:
+        raise ConfigError(f"there is no optimizer {optimizer!r}. Known: {', '.join(kind.__name__ for kind in kinds)}.")
+    found: Optimizer = known[optimizer.lower()]()
+    return found
+
+
+_told: set[str] = set()
+
+
+def _tell(name: str, native: str) -> None:
+    """Says once how something is written natively."""
+    if name not in _told:
+        _told.add(name)
+        warnings.warn(f"puzzlelib.{name}: natively, {native}.", DeprecationWarning, stacklevel=4)
+
+
+def _kept(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
+    """A tensor of an optimizer's state, zeros at first."""
+    if name not in state:
+        state[name] = torch.zeros_like(like)
+    found: Tensor = state[name]
+    return found

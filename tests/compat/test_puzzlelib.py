@@ -1,0 +1,302 @@
+"""PuzzleLib's handlers, costs and optimizers, statement by statement, against numbers worked out by hand."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.compat import puzzlelib as pl
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((23, 4)).astype(np.float32)
+Y = RNG.integers(0, 3, 23).astype(np.int32)
+
+
+def linear(outputs: int = 3) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(4, outputs)
+
+
+def trainer(model: nn.Module, cost: Any = "crossentropy", optimizer: Any = "sgd", **options: Any) -> pl.Trainer:
+    return pl.Trainer(model, cost, optimizer, **options)
+
+
+# --- data in macrobatches and batches ----------------------------------------------------------------------
+
+
+def test_data_are_cut_in_macrobatches_and_batches_the_last_ones_short_and_callbacks_count_from_1() -> None:
+    seen: list[Any] = []
+    handler = trainer(linear(), batchsize=4, onBatchFinish=lambda h: seen.append((h.currBatch, h.totalBatches)))
+    macros: list[Any] = []
+    handler.trainFromHost(
+        X,
+        Y,
+        macroBatchSize=10,
+        random=False,
+        onMacroBatchFinish=lambda h: macros.append((h.currMacroBatch, h.totalMacroBatches)),
+    )
+    assert macros == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(1, 3), (2, 3), (3, 3)] * 2 + [(1, 1)]
+
+
+def test_random_permutes_the_order_of_macrobatches_and_batches_by_numpy_and_never_the_samples() -> None:
+    class Seen(pl.Handler):
+        def __init__(self) -> None:
+            super().__init__(nn.Identity(), batchsize=4)
+            self.batches: list[tuple[int, list[float]]] = []
+
+        def handleBatch(self, batch: Any, idx: int, state: Any) -> None:  # noqa: N802
+            self.batches.append((idx, batch.tolist()))
+
+    handler = Seen()
+    np.random.seed(3)
+    handler.handleFromHost(np.arange(23.0), macroBatchSize=10)
+    np.random.seed(3)
+    wanted = []
+    for macro in np.random.permutation(3):
+        part = np.arange(23.0)[macro * 10 : macro * 10 + 10]
+        for n in np.random.permutation(-(-len(part) // 4)):
+            wanted.append((int(n), part[n * 4 : n * 4 + 4].tolist()))
+    assert handler.batches == wanted
+
+
+def test_inputs_and_targets_may_be_nested_lists() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = linear(), linear(1)
+
+        def forward(self, data: list[Any]) -> list[Tensor]:
+            a, (b,) = data
+            return [self.left(a), self.right(b)]
+
+    cost = pl.Multi().append(pl.CrossEntropy()).append(pl.MSE())
+    handler = trainer(Two(), cost, batchsize=10)
+    handler.trainFromHost([X, [X]], [Y, X[:, :1]], random=False)
+    first, second = cost.getMeanError()
+    assert 0 < first < 5
+    assert 0 < second < 5
+    left, right = pl.Calculator(handler.module, batchsize=10).calcFromHost([X, [X]], macroBatchSize=7)
+    assert (left.shape, right.shape) == ((23, 3), (23, 1))
+
+
+# --- training ------------------------------------------------------------------------------------------------
+
+
+def test_one_call_is_one_pass_the_error_is_that_of_before_each_update_and_is_reset_by_the_next() -> None:
+    model = linear()
+    errors = []
+    handler = trainer(model, batchsize=10, onBatchFinish=lambda h: errors.append(h.cost.getError()))
+    twin = linear()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1e-3)
+    wanted = []
+    for start in range(0, 23, 10):
+        rows, labels = torch.from_numpy(X[start : start + 10]), torch.from_numpy(Y[start : start + 10]).long()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(twin(rows), labels)
+        loss.backward()
+        optimizer.step()
+        wanted.append(loss.item())
+    handler.trainFromHost(X, Y, random=False)
+    assert errors == pytest.approx(wanted, abs=1e-6)
+    assert handler.cost.getMeanError() == pytest.approx(
+        (10 * wanted[0] + 10 * wanted[1] + 3 * wanted[2]) / 23, abs=1e-6
+    )
+    torch.testing.assert_close(model.weight, twin.weight)
+    handler.train(torch.from_numpy(X), torch.from_numpy(Y))
+    assert handler.cost.numOfSamples == 23
+
+
+def test_training_leaves_the_module_in_train_mode_and_validation_in_eval_mode() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), linear()).eval()
+    trainer(model).trainFromHost(X, Y)
+    assert model.training
+    pl.Validator(model, "crossentropy").validateFromHost(X, Y)
+    assert not model.training
+
+
+def test_a_handler_of_your_own_says_what_it_does_with_a_batch() -> None:
+    with pytest.raises(NotImplementedError, match="handleBatch"):
+        pl.Handler(linear()).handle(X)
+
+
+def test_validation_counts_wrong_answers_and_weighs_batches_by_their_samples() -> None:
+    model = linear()
+    answers = model(torch.from_numpy(X)).argmax(1).numpy()
+    found = pl.Validator(model, pl.CrossEntropy(), batchsize=10).validateFromHost(X, Y, macroBatchSize=15)
+    assert found == pytest.approx((answers != Y).mean())
+
+
+def test_calculations_work_for_any_size_of_macrobatch() -> None:
+    model = linear()
+    found = pl.Calculator(model, batchsize=4).calcFromHost(X, macroBatchSize=10)
+    np.testing.assert_allclose(found, model(torch.from_numpy(X)).detach().numpy(), rtol=1e-5, atol=1e-6)
+    assert isinstance(pl.Calculator(model).calc(torch.from_numpy(X)), Tensor)
+
+
+# --- costs ---------------------------------------------------------------------------------------------------
+
+
+def test_every_cost_reports_what_its_formula_gives() -> None:
+    scores, target = torch.randn(5, 3), torch.randn(5, 3)
+    labels = torch.tensor([0, 2, 1, 1, 0], dtype=torch.int32)
+    signs = torch.where(torch.randn(5, 3) > 0, 1, -1).int()
+    one_of = 2 * nn.functional.one_hot(labels.long(), 3) - 1
+    soft, wanted = scores.softmax(1), target.softmax(1)
+    cases: list[tuple[pl.Cost, Tensor, Tensor, Tensor]] = [
+        (pl.MSE(), scores, target, (scores - target).square().mean() / 2),
+        (pl.Abs(), scores, target, (scores - target).abs().mean()),
+        (pl.SmoothL1(), scores, target, nn.functional.smooth_l1_loss(scores, target)),
+        (pl.Hinge(), scores, signs, (1 - scores * signs).clamp(min=0).mean()),
+        (pl.CrossEntropy(), scores, labels, nn.functional.cross_entropy(scores, labels.long())),
+        (pl.SVM(), scores, labels, (1 - scores * one_of).clamp(min=0).mean()),
+        (pl.SVM("l2"), scores, labels, (1 - scores * one_of).clamp(min=0).square().mean()),
+        (pl.KLDivergence(normTarget=True), scores, target, (wanted * (wanted / soft).log()).sum() / 5),
+        (
+            pl.BCE(),
+            scores,
+            (signs > 0).int(),
+            nn.functional.binary_cross_entropy_with_logits(scores, (signs > 0).float()),
+        ),
+    ]
+    for cost, given, wish, right in cases:
+        cost.record(cost.errors(given, wish)[1], 5)
+        assert cost.getError() == pytest.approx(float(right), abs=1e-6), type(cost).__name__
+
+
+def test_the_gradient_of_cross_entropy_over_places_is_divided_by_samples_and_its_error_by_both() -> None:
+    scores, labels = torch.randn(4, 3, 6, requires_grad=True), torch.randint(0, 3, (4, 6))
+    trained, shown = pl.CrossEntropy().errors(scores, labels)
+    (trained / 4).backward()
+    chosen = nn.functional.one_hot(labels, 3).movedim(-1, 1)
+    torch.testing.assert_close(-scores.grad, (chosen - scores.softmax(1)).detach() / 4)  # type: ignore[operator]
+    assert float(shown.detach() / 4) == pytest.approx(nn.functional.cross_entropy(scores, labels).item(), abs=1e-6)
+
+
+def test_targets_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(hr.HeadraceError, match="4 predictions and 3 targets"):
+        pl.MSE().validate(torch.zeros(4, 2), torch.zeros(3, 2))
+    with pytest.raises(hr.HeadraceError, match="a label for each sample"):
+        pl.CrossEntropy().validate(torch.zeros(4, 2), torch.zeros(4, 2))
+    with pytest.raises(hr.HeadraceError, match=r"no cost 'crossentrpy'. Known: BCE"):
+        pl.Validator(linear(), "crossentrpy")
+
+
+# --- optimizers ----------------------------------------------------------------------------------------------
+
+
+def steps_of(optimizer: pl.Optimizer, gradients: list[float], rates: list[float] | None = None) -> list[float]:
+    """A weight of 1 after each of these downhill gradients."""
+    module = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        module.weight.fill_(1.0)
+    optimizer.setupOn(module, useGlobalState=True)
+    found = []
+    for k, gradient in enumerate(gradients):
+        if rates is not None:
+            optimizer.learnRate = rates[k]
+        module.weight.grad = torch.tensor([[-gradient]])
+        optimizer.update()
+        found.append(module.weight.item())
+    return found
+
+
+def by_hand(rule: Any, gradients: list[float], rates: list[float]) -> list[float]:
+    w, state, found = 1.0, {}, []  # type: ignore[var-annotated]
+    for gradient, rate in zip(gradients, rates, strict=True):
+        w += rule(gradient, rate, state)
+        found.append(w)
+    return found
+
+
+def momentum(g: float, rate: float, s: dict[str, float]) -> float:
+    s["m"] = 0.9 * s.get("m", 0.0) + rate * g
+    return s["m"]
+
+
+def nesterov(g: float, rate: float, s: dict[str, float]) -> float:
+    before = s.get("m", 0.0)
+    s["m"] = 0.9 * before + rate * g
+    return 0.81 * before + 1.9 * rate * g
+
+
+def adam(g: float, rate: float, s: dict[str, float]) -> float:
+    s["t"] = s.get("t", 0) + 1
+    s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * g
+    s["v"] = 0.999 * s.get("v", 0.0) + 0.001 * g * g
+    return float(rate * np.sqrt(1 - 0.999 ** s["t"]) / (1 - 0.9 ** s["t"]) * s["m"] / (np.sqrt(s["v"]) + 1e-8))
+
+
+def rmsprop(g: float, rate: float, s: dict[str, float]) -> float:
+    s["v"] = 0.9 * s.get("v", 0.0) + 0.1 * g * g
+    return float(rate * g / (np.sqrt(s["v"]) + 1e-5))
+
+
+def graves(g: float, rate: float, s: dict[str, float]) -> float:
+    s["m"] = 0.95 * s.get("m", 0.0) + 0.05 * g
+    s["v"] = 0.95 * s.get("v", 0.0) + 0.05 * g * g
+    s["d"] = 0.9 * s.get("d", 0.0) + rate * g / np.sqrt(s["v"] - s["m"] ** 2 + 1e-4)
+    return float(s["d"])
+
+
+def adagrad(g: float, rate: float, s: dict[str, float]) -> float:
+    s["h"] = s.get("h", 0.0) + g * g
+    return float(rate * g / (np.sqrt(s["h"]) + 1e-8))
+
+
+def smorms3(g: float, rate: float, s: dict[str, float]) -> float:
+    memory = s.get("mem", 1.0)
+    share = 1 / (1 + memory)
+    s["m"] = (1 - share) * s.get("m", 0.0) + share * g
+    s["v"] = (1 - share) * s.get("v", 0.0) + share * g * g
+    alike = s["m"] ** 2 / (s["v"] + 1e-16)
+    s["mem"] = 1 + memory * (1 - alike)
+    return float(g * min(rate, alike) / (np.sqrt(s["v"]) + 1e-16))
+
+
+GRADIENTS, RATES = [0.5, -0.2, 0.9, 0.4], [0.1, 0.1, 0.02, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule"),
+    [
+        (pl.SGD, lambda g, rate, s: rate * g),
+        (pl.MomentumSGD, momentum),
+        (pl.NesterovSGD, nesterov),
+        (pl.Adam, adam),
+        (pl.RMSProp, rmsprop),
+        (pl.RMSPropGraves, graves),
+        (pl.AdaGrad, adagrad),
+        (pl.SMORMS3, smorms3),
+    ],
+)
+def test_an_optimizer_follows_its_rule_also_when_the_rate_changes(optimizer: Any, rule: Any) -> None:
+    assert steps_of(optimizer(), GRADIENTS, RATES) == pytest.approx(by_hand(rule, GRADIENTS, RATES), rel=1e-4)
+
+
+def test_weight_decay_takes_its_part_of_the_weight_from_the_gradient() -> None:
+    optimizer = pl.SGD(learnRate=0.1)
+    optimizer.addHook(pl.WeightDecay(0.5))
+    assert steps_of(optimizer, [0.3]) == pytest.approx([1 + 0.1 * (0.3 - 0.5)])
+    with pytest.raises(hr.HeadraceError, match="other than WeightDecay"):
+        optimizer.addHook(lambda var, state: None)
+
+
+def test_an_optimizer_without_a_module_and_an_unknown_name_are_refused() -> None:
+    with pytest.raises(hr.HeadraceError, match="setupOn"):
+        pl.Adam().update()
+    with pytest.raises(hr.HeadraceError, match=r"no optimizer 'adm'. Known: SGD"):
+        trainer(linear(), optimizer="adm")
+
+
+def test_each_name_says_once_how_it_is_written_natively(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.compat.puzzlelib.optimizers._told", set())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        pl.AdaGrad(), pl.AdaGrad()
+    assert [str(each.message) for each in said] == ["puzzlelib.AdaGrad: natively, torch.optim.Adagrad."]
