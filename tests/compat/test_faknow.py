@@ -1,0 +1,143 @@
+"""FaKnow's trainer, statement by statement."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import headrace as hr
+from headrace.compat import faknow as fk
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Model(nn.Module):
+    def __init__(self, named: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.named = nn.Linear(4, 2), named
+
+    def calculate_loss(self, data: dict[str, Any]) -> Any:
+        loss = nn.functional.cross_entropy(self.layer(data["x"]), data["label"])
+        return {"total_loss": loss + 0.1, "entropy": loss} if self.named else loss
+
+    def predict(self, data: dict[str, Any]) -> Tensor:
+        return self.layer(data["x"]).softmax(1)
+
+
+def loader(rows: int = 40) -> DataLoader[Any]:
+    x = torch.randn(rows, 4, generator=torch.Generator().manual_seed(1))
+    return DataLoader([{"x": row, "label": int(row[0] > 0), "text": "words"} for row in x], batch_size=16)  # type: ignore[arg-type]
+
+
+def trainer(model: Model, **options: Any) -> fk.BaseTrainer:
+    return fk.BaseTrainer(model, fk.Evaluator(), torch.optim.SGD(model.parameters(), lr=0.5), **options)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_weights_are_those_of_the_loop_by_hand_with_clipping_and_a_scheduler() -> None:
+    model, twin = Model(), Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    fk.BaseTrainer(model, fk.Evaluator(), optimizer, schedule, {"max_norm": 0.1}).fit(loader(), 3)
+    by_hand = torch.optim.SGD(twin.parameters(), lr=0.5)
+    rates = torch.optim.lr_scheduler.StepLR(by_hand, 1, 0.5)
+    for _ in range(3):
+        for batch in loader():
+            by_hand.zero_grad()
+            twin.calculate_loss(batch).backward()
+            nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+            by_hand.step()
+        rates.step()
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+
+
+def test_files_logs_and_scalars_have_their_names_and_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    trainer(Model(named=True)).fit(loader(), 2, loader(20), save_best=True)
+    (log,) = Path("logs").iterdir()
+    (saved,) = Path("save").iterdir()
+    assert re.fullmatch(r"Model-\d{4}-\d\d-\d\d-\d\d_\d\d_\d\d\.log", log.name)
+    assert (Path("tb_logs") / log.stem).is_dir()
+    assert saved.suffix == ".pth"
+    lines = log.read_text()
+    assert "training data size=40" in lines
+    assert "epoch=[0/1]" in lines
+    assert re.search(r" - INFO - training loss : total_loss=\d\.\d{6}    ", lines)
+    assert re.search(r"validation result : accuracy=\d\.\d{6}    precision=\d\.\d{6}    recall=", lines)
+    assert re.search(r"current score : \d\.\d{6}, best score : \d\.\d{6}, best epoch : \d", lines)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(Path("tb_logs") / log.stem))
+    events.Reload()
+    assert {"Train/total_loss", "Train/entropy", "Validation/accuracy", "Validation/f1"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert [event.step for event in events.Scalars("Validation/accuracy")] == [0, 1]
+    assert len(capfd.readouterr().err.splitlines()) == len(lines.splitlines())
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_rows() -> None:
+    model = Model()
+    frozen = fk.BaseTrainer(model, fk.Evaluator(), torch.optim.SGD(model.parameters(), lr=0.0))
+    found = frozen._train_epoch(loader(), 0)
+    wanted = [(float(model.calculate_loss(batch).detach()), len(batch["label"])) for batch in loader()]
+    assert found == pytest.approx(sum(loss * rows for loss, rows in wanted) / 40, abs=1e-6)
+
+
+def test_early_stopping_counts_epochs_without_an_improvement_by_more_than_delta() -> None:
+    stop = fk.EarlyStopping(patience=2, delta=0.1)
+    assert [stop(score) for score in (0.5, 0.55, 0.7, 0.7, 0.7)] == [True, False, True, False, False]
+    assert stop.early_stop
+    down = fk.EarlyStopping(mode="min")
+    assert [down(score) for score in (0.5, 0.4, 0.45)] == [True, True, False]
+
+
+def test_early_stopping_ends_the_training_and_the_model_has_the_best_weights() -> None:
+    model = Model()
+    scores = iter([0.1, 0.9, 0.2, 0.3, 0.4])
+    seen: list[Any] = []
+
+    def score(outputs: Tensor, y: Tensor) -> float:
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        return next(scores)
+
+    stop = fk.EarlyStopping(patience=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with pytest.warns(UserWarning, match="no accuracy in result"):
+        fk.BaseTrainer(model, fk.Evaluator([score]), optimizer, early_stopping=stop).fit(loader(), 5, loader())
+    assert len(seen) == 4
+    torch.testing.assert_close(dict(model.state_dict()), seen[1])
+
+
+def test_save_best_false_saves_the_last_weights_and_none_no_file() -> None:
+    model = Model()
+    trainer(model).fit(loader(), 1)
+    assert not Path("save").exists()
+    trainer(model).fit(loader(), 1, save_best=False, save_path="kept/last.pth")
+    torch.testing.assert_close(torch.load("kept/last.pth", weights_only=True), dict(model.state_dict()))
+
+
+def test_metrics_are_of_all_predictions_and_by_name() -> None:
+    outputs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.7, 0.3]])
+    y = torch.tensor([0, 1, 0, 1])
+    found = fk.Evaluator(["accuracy", "precision", "recall", "f1", "auc"]).evaluate(outputs, y)
+    assert found == pytest.approx({"accuracy": 0.5, "precision": 0.5, "recall": 0.5, "f1": 0.5, "auc": 0.75})
+    with pytest.raises(hr.HeadraceError, match="no metric 'acc'"):
+        fk.Evaluator(["acc"])
+
+
+def test_what_cannot_work_is_refused_before_the_first_update() -> None:
+    with pytest.raises(hr.HeadraceError, match="calculate_loss"):
+        fk.BaseTrainer(nn.Linear(2, 2), fk.Evaluator(), None)  # type: ignore[arg-type]
+    with pytest.raises(hr.HeadraceError, match="max_norm"):
+        trainer(Model(), clip_grad_norm={"max": 1})
+    with pytest.raises(hr.HeadraceError, match="validate_loader"):
+        trainer(Model(), early_stopping=fk.EarlyStopping()).fit(loader(), 1)
