@@ -142,7 +142,7 @@ class BaseTrainer:
             save_best = True
             self.early_stopping.best_score, self.early_stopping.counter = None, 0
             self.early_stopping.early_stop = False
-        self.writer = SummaryWriter(f"tb_logs/{name}")  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(f"tb_logs/{name}")
         self._open_log(Path.cwd() / "logs" / f"{name}.log")
         try:
             self.logger.info(f"Tensorboard log is saved in tb_logs/{name}")
@@ -343,8 +343,9 @@ def _metric(name: str) -> Callable[[Tensor, Tensor], float]:
 
 
 def _label(batch: Any) -> Tensor:
-    if isinstance(batch, dict) and isinstance(batch.get("label"), Tensor):
-        return batch["label"]  # type: ignore[no-any-return]
+    label = batch.get("label") if isinstance(batch, dict) else None
+    if isinstance(label, Tensor):
+        return label
     raise DataError(f"a batch is a dict with a tensor 'label', got a {type(batch).__name__}.")
 
 
