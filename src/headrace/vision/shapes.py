@@ -44,8 +44,8 @@ def draw_shapes(
     """
     if count < 1 or most < 1 or size < 16 or not 0 < radii[0] <= radii[1] < 0.5:
         raise ConfigError(
-            f"draw_shapes(count={count}, size={size}, most={most}, radii={radii}): at least 1, 16 and 1 are needed, and "
-            "radii between 0 and a half."
+            f"draw_shapes(count={count}, size={size}, most={most}, radii={radii}): at least 1, 16 and 1 are needed, "
+            "and radii between 0 and a half."
         )
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[:size, :size].astype(np.float32) + 0.5
