@@ -35,5 +35,7 @@ def test_alike_shapes_have_the_label_of_their_image() -> None:
 
 
 def test_images_that_cannot_be_drawn_are_refused() -> None:
-    with pytest.raises(hr.ConfigError, match=r"draw_shapes\(count=0, size=64, most=3\): at least 1, 16 and 1"):
+    with pytest.raises(hr.ConfigError, match=r"draw_shapes\(count=0, size=64, most=3, .*: at least 1, 16 and 1"):
         vision.draw_shapes(0)
+    with pytest.raises(hr.ConfigError, match=r"radii=\(0.3, 0.2\)\): .* radii between 0 and a half"):
+        vision.draw_shapes(1, radii=(0.3, 0.2))

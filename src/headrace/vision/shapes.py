@@ -28,14 +28,25 @@ class Shapes:
 
 
 def draw_shapes(
-    count: int, size: int = 64, *, seed: int = 0, most: int = 3, noise: float = 0.1, alike: bool = False
+    count: int,
+    size: int = 64,
+    *,
+    seed: int = 0,
+    most: int = 3,
+    noise: float = 0.1,
+    alike: bool = False,
+    radii: tuple[float, float] = (0.11, 0.25),
 ) -> Shapes:
     """Draws images of 1 to `most` shapes of several sizes and contrasts, turned, over each other, and with noise.
 
-    `alike`: those of an image are of one kind. Of a shape that others hide to less than a third there is no box.
+    `radii` are those of the smallest and the largest, as shares of the size. `alike`: those of an image are of one
+    kind. Of a shape that others hide to less than a third there is no box.
     """
-    if count < 1 or most < 1 or size < 16:
-        raise ConfigError(f"draw_shapes(count={count}, size={size}, most={most}): at least 1, 16 and 1 are needed.")
+    if count < 1 or most < 1 or size < 16 or not 0 < radii[0] <= radii[1] < 0.5:
+        raise ConfigError(
+            f"draw_shapes(count={count}, size={size}, most={most}, radii={radii}): at least 1, 16 and 1 are needed, "
+            "and radii between 0 and a half."
+        )
     random = np.random.default_rng(seed)
     rows, columns = np.mgrid[:size, :size].astype(np.float32) + 0.5
     images = np.empty((count, 1, size, size), np.float32)
@@ -50,7 +61,7 @@ def draw_shapes(
         only = int(random.integers(len(NAMES)))
         for number in range(random.integers(1, most + 1)):
             kind = only if alike else int(random.integers(len(NAMES)))
-            radius = size * random.uniform(0.11, 0.25)
+            radius = size * random.uniform(*radii)
             middle = random.uniform(radius, size - radius, 2)
             inside = _inside(kind, rows - middle[0], columns - middle[1], radius, random.uniform(0, 2 * math.pi))
             image[inside] = random.choice([-1, 1]) * random.uniform(FLOOR, 1)
