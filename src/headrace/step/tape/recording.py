@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+aten = torch.ops.aten
 _UNKNOWN_SIZE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_VIEWS: dict[Any, Any] = {
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+"""Operations that make a tensor a view of itself, and those that make another one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -152,13 +161,17 @@ class Recording(TorchDispatchMode):
 
     def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes an operation, and notes it."""
-        if not _UNKNOWN_SIZE.isdisjoint(function.tags):
+        if not _UNKNOWN_SIZE.isdisjoint(function.tags) and not _is_lookup(function, args):
             self.problem = f"{_name(function)} reads a number, or makes a size of one"
             return function(*args, **kwargs)
         spec, named = self._spec(args), self._spec(kwargs)
         before = _tensors([args, kwargs])
         results = function(*args, **kwargs)
-        if not self.problem:
+        if torch.Tag.inplace_view in function.tags and (function not in _VIEWS or not _is_made(spec[0])):
+            self.problem = f"{_name(function)} changes the shape of a tensor"
+        if not self.problem and function in _VIEWS:
+            self.calls.append(Operation(_VIEWS[function], spec, named, self._learn(results, base=spec[0])))
+        elif not self.problem:
             call = Operation(function, spec, named, None)
             call.writes = [value for k, name in self._writes(function) if (value := _argument(call, k, name))]
             for root in [value.root for value in call.writes]:
@@ -217,6 +230,16 @@ class Recording(TorchDispatchMode):
             found = [(k, a.name) for k, a in arguments if a.alias_info is not None and a.alias_info.is_write]
             self._schemas[function] = found
         return found
+
+
+def _is_lookup(function: Any, args: Sequence[Any]) -> bool:
+    """Whether elements are taken by their numbers, of which there are always as many."""
+    return function is aten.index.Tensor and all(each is None or each.dtype == torch.int64 for each in args[1])
+
+
+def _is_made(value: TapeTensor) -> bool:
+    """Whether an operation has made it, or what it is a view of."""
+    return value.root.fixed is None and not value.root.given
 
 
 def _argument(call: Operation, position: int, name: str) -> Any:
