@@ -67,9 +67,8 @@ def test_a_random_model_gives_the_bits_of_the_raw_loop(seed: int) -> None:
     expected = by_hand(case)
     try:
         found, note = taped(case, True)
-    except hr.ModelError as error:
+    except hr.ModelError:
         found, note = taped(case, "auto")
-        assert "torch" in note, error
     assert not differing(expected, found), f"{case.text}: {note}"
 
 
