@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from inference import INFERENCE
 from peers import OFTEN, PEERS, Peer
-from process import import_seconds, memory
+from process import first_seconds, import_seconds, memory
 from timing import Job, Sample, interleave, ratio, silence, table
 from work import WORKS, Work
 
@@ -41,7 +41,7 @@ LIBRARIES = (
     "skorch",
     "keras",
 )
-PARTS = (*WORKS, *INFERENCE, "import", "memory")
+PARTS = (*WORKS, *INFERENCE, "import", "first", "memory")
 WARM_UP_ROWS = 1024
 COMPARE = {"<=": operator.le, ">=": operator.ge}
 
@@ -89,7 +89,7 @@ TARGETS = (
     Target("validate", "raw", "headrace", ">=", 1.3),
     Target("predict", "raw", "headrace", ">=", 1.3),
 )
-IMPORT_LIMIT_S = 0.1
+IMPORT_LIMIT_S, RECORDING_LIMIT_S = 0.1, 1.0
 
 
 def main() -> None:
@@ -218,6 +218,16 @@ def measure_import(_: str, peers: list[Peer], repeats: int) -> tuple[Any, list[V
     return {"seconds": seconds}, [Verdict("import: seconds", "<=", IMPORT_LIMIT_S, median)]
 
 
+def measure_first(_: str, peers: list[Peer], repeats: int) -> tuple[Any, list[Verdict]]:
+    """Seconds that recording adds to a process's first updates."""
+    if "headrace" not in [peer.name for peer in peers]:
+        return None, []
+    taped, eager = (statistics.median(first_seconds(repeats, tape)) for tape in ("auto", "False"))
+    print(f"\nthe first eight updates of a process: {taped:.3f} s with recording, {eager:.3f} s without", flush=True)
+    more = Verdict("first: seconds of recording", "<=", RECORDING_LIMIT_S, taped - eager)
+    return {"taped_s": taped, "eager_s": eager}, [more]
+
+
 def measure_memory(_: str, peers: list[Peer], repeats: int) -> tuple[Any, list[Verdict]]:
     """Peak memory of `fit` beyond that of the raw loop, against one more model and two macrobatches."""
     has_headrace = "headrace" in [peer.name for peer in peers]
@@ -232,6 +242,7 @@ def measure_memory(_: str, peers: list[Peer], repeats: int) -> tuple[Any, list[V
 
 MEASURES: dict[str, Callable[[str, list[Peer], int], tuple[Any, list[Verdict]]]] = {
     "import": measure_import,
+    "first": measure_first,
     "memory": measure_memory,
 }
 

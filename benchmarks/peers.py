@@ -247,7 +247,7 @@ def keras(work: Work, x: Tensor, y: Tensor) -> Job:
 
 
 def compiled(work: Work, x: Tensor, y: Tensor) -> Job:
-    """The hand-written loop with the whole step compiled by torch: forward, backward and update. Compiling is not timed."""
+    """The hand-written loop with its whole step compiled by torch, the update included. Compiling is not timed."""
     torch.compiler.reset()  # type: ignore[no-untyped-call]  # what was compiled for another model
     model = work.model()
     optimizer = work.optimizer_for(model)

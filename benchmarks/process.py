@@ -24,6 +24,18 @@ start = time.perf_counter()
 import headrace
 print(time.perf_counter() - start)
 """
+FIRST = """
+import sys, time, torch
+import headrace as hr
+torch.set_num_threads(1)
+x, y = torch.randn(1024, 64), torch.randint(10, (1024,))
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+tape = {"auto": "auto", "False": False}[sys.argv[1]]
+trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=128, tape=tape)
+start = time.perf_counter()
+trainer.fit((x, y), epochs=1, progress=False)
+print(time.perf_counter() - start)
+"""
 ROWS, BATCH, MACROBATCH = 20_000, 128, 1024
 # Freed tensors go back to the system at once: a peak is then what is alive, the same in every run, and not
 # what the heap's fragments (+-20 MB) happen to hold. glibc only, ignored elsewhere.
@@ -33,6 +45,11 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 def import_seconds(repeats: int) -> list[float]:
     """Seconds that `import headrace` adds to `import torch`, each in a fresh interpreter."""
     return [float(python("-c", IMPORT)) for _ in range(repeats)]
+
+
+def first_seconds(repeats: int, tape: str) -> list[float]:
+    """Seconds of a process's first eight updates, among which a tape is recorded, or none is; imports included."""
+    return [float(python("-c", FIRST, tape)) for _ in range(repeats)]
 
 
 def memory(repeats: int, modes: tuple[str, ...]) -> dict[str, int]:

@@ -44,8 +44,8 @@ class Trainer(Trainable):
     `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with. `nonfinite`:
     "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how several
     workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by
-    itself. `arena=False` leaves parameters and buffers where they are. `tape`: "auto" records the passes of a
-    small model and replays them with the same bits, where that is proven and quicker; `True` insists, `False` never does.
+    itself. `arena=False` leaves parameters and buffers where they are. `tape`: "auto" replays recorded passes of
+    a small model, with the same bits, where that is proven and quicker; `True` insists, `False` never does.
     """
 
     @property

@@ -133,7 +133,7 @@ class Builder:
             return
         function, made = call.function, list(call.made())
         args, kwargs = self._real(call.args), self._real(call.kwargs)
-        if call.writes:
+        if call.writes and all(value in call.values() for value in made):
             function(*args, **kwargs)
             self._call(self._bind(k, function._op), call)
         elif function in ALLOCATES and self._is_planned(made):
@@ -143,7 +143,12 @@ class Builder:
         elif self._is_constant(call, made):
             self._settle(call.results, function(*args, **kwargs))
             self._constant |= {value.root for value in made}
-        elif call.random or not self._is_planned(made) or not self._into_memory(k, call, made, args, kwargs):
+        elif (
+            call.random
+            or call.writes
+            or not self._is_planned(made)
+            or not self._into_memory(k, call, made, args, kwargs)
+        ):
             self._plainly(k, call, function(*args, **kwargs))
 
     def _view(self, k: int, call: Operation, result: Any) -> None:

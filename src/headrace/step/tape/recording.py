@@ -13,14 +13,6 @@ from torch.utils._pytree import tree_flatten
 
 aten = torch.ops.aten
 _UNKNOWN_SIZE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_VIEWS: dict[Any, Any] = {
-    aten.transpose_.default: aten.transpose.int,
-    aten.t_.default: aten.t.default,
-    aten.squeeze_.default: aten.squeeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-}
-"""Operations that make a tensor a view of itself, and those that make another one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -167,10 +159,13 @@ class Recording(TorchDispatchMode):
         spec, named = self._spec(args), self._spec(kwargs)
         before = _tensors([args, kwargs])
         results = function(*args, **kwargs)
-        if torch.Tag.inplace_view in function.tags and (function not in _VIEWS or not _is_made(spec[0])):
-            self.problem = f"{_name(function)} changes the shape of a tensor"
-        if not self.problem and function in _VIEWS:
-            self.calls.append(Operation(_VIEWS[function], spec, named, self._learn(results, base=spec[0])))
+        seen_anew = torch.Tag.inplace_view in function.tags  # as `transpose_`: the same memory
+        if seen_anew and not self.problem and (not _is_made(spec[0]) or _name(function).startswith(("resize", "set"))):
+            self.problem = f"{_name(function)} changes the memory or the shape of a tensor"
+        if seen_anew and not self.problem:
+            value = self._learn(results, base=spec[0])
+            layout = value.shape, value.stride, value.offset
+            self.calls.append(Operation(aten.as_strided.default, (spec[0], *layout), {}, value))
         elif not self.problem:
             call = Operation(function, spec, named, None)
             call.writes = [value for k, name in self._writes(function) if (value := _argument(call, k, name))]

@@ -192,8 +192,14 @@ class Tapes:
         after = Snapshot(self._model, self._arena, self._device)
         before.restore()
         found = [value for gradient in gradients if (value := recording.value_of(gradient)) is not None]
-        program = Builder(recording, found, first, self._memory).program()
+        try:
+            program = Builder(recording, found, first, self._memory).program()
+        except Exception as error:  # torch's pass has been made, and counts
+            problem = f"{type(error).__name__} while it was built: {error}"
         after.restore()
+        if problem:
+            self._refuse(problem, kind)
+            return terms
         if program.nbytes > LARGEST and self.wanted == "auto":
             self._refuse("a pass is so large that nothing would be saved", kind)
             return terms
