@@ -25,7 +25,7 @@ def step(optimizer: Optimizer) -> bool:
             gradient = param.grad
             if gradient is None:
                 continue
-            state = optimizer.state[param]
+            state = optimizer.state.get(param, {})
             if gradient.is_sparse or param.is_complex() or not remembers(state, group):
                 return False
             work.append((param, gradient, state, group))

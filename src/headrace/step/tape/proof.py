@@ -9,12 +9,12 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
-from .state import PassState, UnclearError
+from .state import PassState, UnclearError, is_plain
 
 _TRUSTED = {
     *("torch", "headrace", "contextlib", "functools", "typing", "enum", "abc", "types", "collections", "weakref"),
@@ -50,7 +50,7 @@ class Proof:
         self._state = state
         self._spaces: dict[types.CodeType, dict[str, Any]] = {}
         self._calls: set[Any] = set()  # functions that are not written in Python, as they have been looked at
-        self._names: set[str] = set()
+        self._names = {"fn"}  # which a term of ours reads
 
     def __enter__(self) -> "Proof":
         if sys.getprofile() is not None:
@@ -96,12 +96,14 @@ class Proof:
     def _check_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Raises if what a function does, or reads, is not clear."""
         instructions = list(dis.get_instructions(code))
-        function = self._function_of(code)
-        if function is not None:
-            for default in [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]:
-                if isinstance(default, list | dict | set):
-                    raise UnclearError(f"{_where(code)} has an argument whose default can be changed")
-        cells = dict(zip(code.co_freevars, (function.__closure__ or ()) if function else (), strict=False))
+        functions = self._functions_of(code)
+        for function in functions:
+            try:
+                if not is_plain(function.__defaults__) or function.__kwdefaults__:
+                    self._state.add(functools.partial(_defaults, function))
+            except UnclearError as kind:
+                raise UnclearError(f"{_where(code)} has an argument whose default is a {kind}") from None
+        cells = [dict(zip(code.co_freevars, f.__closure__ or (), strict=False)) for f in functions]
         line = code.co_firstlineno
         for k, step in enumerate(instructions):
             line = step.positions.lineno or line if step.positions else line
@@ -118,12 +120,13 @@ class Proof:
                 self._names.add(step.argval)
             if name in _LOOKS_UP:
                 path = [step.argval, *_path(instructions[k + 1 :])]
-                if step.argval in cells:
-                    self._check_value(code, line, path, {step.argval: _content(cells[step.argval])})
+                if step.argval in code.co_freevars:
+                    for space_of_one in cells:
+                        self._check_value(code, line, path, space_of_one)
                 elif step.argval not in code.co_cellvars:
                     self._check_value(code, line, path, space)
 
-    def _check_value(self, code: types.CodeType, line: int, path: list[str], space: dict[str, Any]) -> None:
+    def _check_value(self, code: types.CodeType, line: int, path: list[str], space: Mapping[str, Any]) -> None:
         """A variable from outside of a function, and what is read of it where it is a module or a class."""
         here = space if path[0] in space else vars(builtins)
         if path[0] == "getattr":
@@ -132,7 +135,7 @@ class Proof:
             raise UnclearError(f"{_where(code, line)} calls {path[0]}()")
         if path[0] not in here:
             raise UnclearError(f"{_where(code, line)} reads {path[0]!r}, which is not to be found")
-        value = here[path[0]]
+        value = _content(here[path[0]])
         for k, name in enumerate(path[1:]):
             if not isinstance(value, types.ModuleType | type):
                 path = path[: k + 1]
@@ -141,28 +144,32 @@ class Proof:
         what = ".".join(path)
         if isinstance(value, types.ModuleType) and not _is_of_torch(value.__name__) and value not in _PURE:
             raise UnclearError(f"{_where(code, line)} uses the module {what}")
-        if isinstance(value, type | types.ModuleType | types.FunctionType | staticmethod | property):
-            return
-        if callable(value) and not isinstance(value, nn.Module):
-            _check_built_in(value, code)
+        if isinstance(value, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
+            if isinstance(value, types.BuiltinFunctionType):
+                _check_built_in(value, code)
+            if here is space:
+                self._state.keeps(here, path[0])
+            if not isinstance(here[path[0]], types.CellType) or isinstance(value, type):
+                return
+        elif callable(value) and _is_of_torch(type(value).__module__) and not isinstance(value, nn.Module):
             return
         try:
             self._state.add(functools.partial(_read, here, path))
         except UnclearError as kind:
             raise UnclearError(f"{_where(code, line)} reads {what}, a {kind}") from None
 
-    def _function_of(self, code: types.CodeType) -> types.FunctionType | None:
-        """The function that has this code."""
+    def _functions_of(self, code: types.CodeType) -> list[types.FunctionType]:
+        """The functions that have this code: one, or all those that were made in a function."""
         space = self._spaces[code]
         kinds = [each for each in space.values() if isinstance(each, type)]
         kinds += [
             kind for module in self._state.modules for kind in type(module).__mro__ if not _is_of_torch(kind.__module__)
         ]
-        for held in (space, *map(vars, kinds)):
+        for held in () if code.co_freevars else (space, *map(vars, kinds)):
             found = held.get(code.co_name)
             if isinstance(found, types.FunctionType) and found.__code__ is code:
-                return found
-        return next((f for f in gc.get_referrers(code) if isinstance(f, types.FunctionType)), None)
+                return [found]
+        return [each for each in gc.get_referrers(code) if isinstance(each, types.FunctionType)]
 
 
 def _is_trusted(code: types.CodeType, space: dict[str, Any]) -> bool:
@@ -200,15 +207,20 @@ def _path(instructions: list[dis.Instruction]) -> Iterator[str]:
         yield step.argval
 
 
-def _content(cell: types.CellType) -> Any:
+def _defaults(function: types.FunctionType) -> Any:
+    return function.__defaults__, function.__kwdefaults__
+
+
+def _content(value: Any) -> Any:
+    """A value, or what is in it if it is a cell of a closure."""
     try:
-        return cell.cell_contents
+        return value.cell_contents if isinstance(value, types.CellType) else value
     except ValueError:
         return None
 
 
-def _read(space: dict[str, Any], path: list[str]) -> Any:
-    value = space[path[0]]
+def _read(space: Mapping[str, Any], path: list[str]) -> Any:
+    value = _content(space[path[0]])
     for name in path[1:]:
         value = getattr(value, name)
     return value

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+aten = torch.ops.aten
 _UNKNOWN_SIZE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -152,16 +153,19 @@ class Recording(TorchDispatchMode):
 
     def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes an operation, and notes it."""
-        if not _UNKNOWN_SIZE.isdisjoint(function.tags):
+        if not _UNKNOWN_SIZE.isdisjoint(function.tags) and not _is_lookup(function, args):
             self.problem = f"{_name(function)} reads a number, or makes a size of one"
             return function(*args, **kwargs)
         spec, named = self._spec(args), self._spec(kwargs)
         before = _tensors([args, kwargs])
         results = function(*args, **kwargs)
-        if not self.problem and torch.Tag.inplace_view in function.tags:  # as `transpose_`: the same memory, seen anew
+        seen_anew = torch.Tag.inplace_view in function.tags  # as `transpose_`: the same memory
+        if seen_anew and not self.problem and (not _is_made(spec[0]) or _name(function).startswith(("resize", "set"))):
+            self.problem = f"{_name(function)} changes the memory or the shape of a tensor"
+        if seen_anew and not self.problem:
             value = self._learn(results, base=spec[0])
             layout = value.shape, value.stride, value.offset
-            self.calls.append(Operation(torch.ops.aten.as_strided.default, (spec[0], *layout), {}, value))
+            self.calls.append(Operation(aten.as_strided.default, (spec[0], *layout), {}, value))
         elif not self.problem:
             call = Operation(function, spec, named, None)
             call.writes = [value for k, name in self._writes(function) if (value := _argument(call, k, name))]
@@ -221,6 +225,16 @@ class Recording(TorchDispatchMode):
             found = [(k, a.name) for k, a in arguments if a.alias_info is not None and a.alias_info.is_write]
             self._schemas[function] = found
         return found
+
+
+def _is_lookup(function: Any, args: Sequence[Any]) -> bool:
+    """Whether elements are taken by their numbers, of which there are always as many."""
+    return function is aten.index.Tensor and all(each is None or each.dtype == torch.int64 for each in args[1])
+
+
+def _is_made(value: TapeTensor) -> bool:
+    """Whether an operation has made it, or what it is a view of."""
+    return value.root.fixed is None and not value.root.given
 
 
 def _argument(call: Operation, position: int, name: str) -> Any:

@@ -1,5 +1,6 @@
 """What Python may read in a pass: described so that a change is noticed before the next replay."""
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -19,7 +20,7 @@ DEPTH, LENGTH = 6, 256
 _PLAIN = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), slice, range, type),
     *(torch.dtype, torch.device, torch.memory_format, torch.layout, Enum),
-    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+    *(types.FunctionType, types.BuiltinFunctionType),
 )
 _OF_MODULES = vars(nn.Module()).keys() - {"training"}
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -49,6 +50,10 @@ def describe(value: Any, tensors: list[Tensor] | None = None, depth: int = DEPTH
     if isinstance(value, Mapping) and hasattr(value, "items") and type(value).__module__ in ("builtins", "collections"):
         if len(value) <= LENGTH:
             return tuple((describe(k, tensors, depth - 1), describe(v, tensors, depth - 1)) for k, v in value.items())
+    elif isinstance(value, types.MethodType):
+        return value.__func__, describe(value.__self__, tensors, depth - 1)
+    elif isinstance(value, functools.partial) and isinstance(value.func, types.FunctionType | types.MethodType):
+        return describe((value.func, value.args, value.keywords), tensors, depth - 1)
     elif _is_record(value):
         own = {name: each for kind in reversed(type(value).__mro__[:-1]) for name, each in data_of(kind)}
         return id(value), describe({**own, **vars(value)}, tensors, depth - 1)
@@ -59,24 +64,25 @@ def _is_record(value: Any) -> bool:
     """Whether it holds attributes and nothing else, as an object with settings does."""
     home = type(value).__module__.partition(".")[0]
     ours = home not in sys.stdlib_module_names or home in ("__main__", "types", "argparse")
-    return ours and not callable(value) and hasattr(value, "__dict__")
+    known = not callable(value) or isinstance(type(value).__call__, types.FunctionType)
+    return ours and known and hasattr(value, "__dict__")
 
 
 def data_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """What a class holds that is no method."""
+    """What a class holds, but for what Python puts there and for properties."""
     for name, value in vars(kind).items():
-        if not name.startswith("__") and not callable(value) and not hasattr(value, "__get__"):
-            yield name, value
+        if not name.startswith("__") and (callable(value) or not hasattr(value, "__get__")):
+            yield name, value.__func__ if isinstance(value, staticmethod) else value
 
 
 class PassState:
     """The state of a model and of its objective that a pass may depend on, as it is now.
 
     `tensors` are those that it holds beside parameters and buffers. `unclear` says which attributes, by name, hold
-    something that cannot be looked into. `homed`: an arena sees to it that parameters stay in their places.
+    something that cannot be looked into.
     """
 
-    def __init__(self, model: nn.Module, objective: Objective, *, homed: bool) -> None:
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
         self.tensors: list[Tensor] = []
         self.unclear: dict[str, str] = {}
         self._space: dict[str, Any] = {}
@@ -88,17 +94,21 @@ class PassState:
         holders = list(_objects(objective))
         found = [module for root in [model, *holders] if isinstance(root, nn.Module) for module in root.modules()]
         self.modules = list(dict.fromkeys(found))
+        self._known.update(map(id, self.modules))
+        self._is(torch.get_default_dtype, "()", torch.get_default_dtype())
         for module in self.modules:
             self._hooks += [vars(module)[name] for name in _HOOKS]
             self._holds(module._modules)
             self._holds(module._parameters)
             self._holds(module._buffers)
+            self._is(module, ".__class__", type(module))
             self._attributes(module, _OF_MODULES)
             for param in module._parameters.values():
                 if param is not None:
                     self._watch(param)
-                    if not homed:
-                        self._stays(param)
+                    self._stays(param)
+                    for name, value in vars(param).items():
+                        self._look_into(name, vars(param), value)
             for buffer in module._buffers.values():
                 if buffer is not None:
                     self._stays(buffer)
@@ -109,6 +119,11 @@ class PassState:
     def add(self, read: Callable[[], Any]) -> None:
         """Something else that Python reads: a global variable, say."""
         self._deep.append((read, describe(read(), self.tensors)))
+
+    def keeps(self, held: Mapping[str, Any], key: str) -> None:
+        """What has a name goes on having it."""
+        self._is(held, f"[{key!r}]", held[key])
+        self._same = None
 
     def holds(self) -> bool:
         """Whether it is as it was."""
@@ -133,13 +148,16 @@ class PassState:
         self._space[name] = value
         return name
 
+    def _is(self, held: Any, part: str, value: Any) -> None:
+        """A part of an object stays the same one."""
+        self._checks[f"{self._name(held)}{part} is {self._name(value)}"] = None
+
     def _holds(self, held: Mapping[str, Any]) -> None:
         """A dictionary of objects, which stay the same ones."""
         if held:
-            name = self._name(held)
-            self._checks[f"len({name}) == {len(held)}"] = None
+            self._checks[f"len({self._name(held)}) == {len(held)}"] = None
             for key, value in held.items():
-                self._checks[f"{name}[{key!r}] is {self._name(value)}"] = None
+                self._is(held, f"[{key!r}]", value)
 
     def _stays(self, tensor: Tensor) -> None:
         """A tensor stays in its place in memory."""
@@ -171,14 +189,15 @@ class PassState:
 
     def _look_into(self, name: str, space: Mapping[str, Any], value: Any) -> None:
         """An attribute stays the object that it is; one that can change is looked into, once."""
-        if not _is_plain(value) and id(value) not in self._known:
+        ours = isinstance(value, types.MethodType) and id(value.__self__) in self._known
+        if not ours and not is_plain(value) and id(value) not in self._known:
             self._known.add(id(value))
             try:
                 self._deep.append((lambda: value, describe(value, self.tensors)))
             except UnclearError as kind:
                 self.unclear.setdefault(name, str(kind))
                 return
-        self._checks[f"{self._name(space)}[{name!r}] is {self._name(value)}"] = None
+        self.keeps(space, name)
 
 
 def _objects(holder: Any) -> Iterator[Any]:
@@ -192,9 +211,9 @@ def _objects(holder: Any) -> Iterator[Any]:
                 yield each
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether it is what it is for ever."""
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple | frozenset) and all(map(_is_plain, value)))
+    return isinstance(value, _PLAIN) or (isinstance(value, tuple | frozenset) and all(map(is_plain, value)))
 
 
 def _plain_torch() -> bool:

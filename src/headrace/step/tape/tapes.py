@@ -170,7 +170,7 @@ class Tapes:
 
     def _record(self, kind: PassKind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Mapping[str, Term]:
         """A pass by torch, and the recording of it if it can be replayed."""
-        state = PassState(self._model, self._objective, homed=self._arena is not None)
+        state = PassState(self._model, self._objective)
         if not state.holds():
             self._refuse("hooks, autocast or a mode of torch change what operations do", kind)
             return eager(part, None)

@@ -1,0 +1,159 @@
+"""Random models of torch's layers, with what trains them, from random numbers that hypothesis draws."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH = 12
+
+
+class Reshaped(nn.Module):
+    """A layer for another shape of rows, back to rows of `WIDTH` numbers by a linear layer."""
+
+    def __init__(self, layer: nn.Module, shape: tuple[int, ...], width: int) -> None:
+        super().__init__()
+        self.layer, self.shape, self.leave = layer, shape, nn.Linear(width, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x.view(-1, *self.shape))
+        out = out[0] if isinstance(out, tuple) else out
+        return self.leave(out.flatten(1))
+
+
+class Residual(nn.Module):
+    """What a layer gives is added to what it gets."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x)
+
+
+class Attention(nn.Module):
+    """Every part of a row looks at the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x, x, need_weights=False)[0]
+
+
+class Looked(nn.Module):
+    """Numbers as words, which are looked up."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.detach().mul(3).long().clamp(-4, 4) + 4)
+
+
+def rows_of(make: Callable[..., nn.Module], *shape: int, width: int, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: Reshaped(make(**options), shape, width)
+
+
+LAYERS: list[Callable[[], nn.Module]] = [
+    lambda: nn.Linear(WIDTH, WIDTH),
+    lambda: nn.Linear(WIDTH, WIDTH, bias=False),
+    *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Hardswish, nn.Mish, nn.LogSigmoid),
+    lambda: nn.LeakyReLU(0.2),
+    lambda: nn.PReLU(WIDTH),
+    lambda: nn.Softmax(-1),
+    lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)),
+    lambda: nn.Dropout(0.3),
+    lambda: nn.AlphaDropout(0.2),
+    lambda: nn.BatchNorm1d(WIDTH),
+    lambda: nn.BatchNorm1d(WIDTH, affine=False, track_running_stats=False),
+    lambda: nn.LayerNorm(WIDTH),
+    lambda: nn.RMSNorm(WIDTH),
+    lambda: nn.GroupNorm(3, WIDTH),
+    lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+    lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
+    rows_of(nn.Conv1d, 2, 6, width=24, in_channels=2, out_channels=4, kernel_size=3, padding=1),
+    rows_of(nn.Conv2d, 1, 3, 4, width=24, in_channels=1, out_channels=2, kernel_size=3, padding=1),
+    rows_of(nn.ConvTranspose1d, 2, 6, width=21, in_channels=2, out_channels=3, kernel_size=2),
+    rows_of(nn.MaxPool1d, 2, 6, width=6, kernel_size=2),
+    rows_of(nn.AvgPool2d, 1, 4, 3, width=2, kernel_size=2),
+    rows_of(nn.AdaptiveAvgPool1d, 2, 6, width=8, output_size=4),
+    rows_of(nn.InstanceNorm1d, 2, 6, width=12, num_features=2, affine=True),
+    rows_of(nn.BatchNorm2d, 3, 2, 2, width=12, num_features=3),
+    rows_of(nn.Dropout2d, 3, 2, 2, width=12),
+    rows_of(nn.Upsample, 1, 3, 4, width=48, scale_factor=2),
+    rows_of(nn.RNN, 3, 4, width=9, input_size=4, hidden_size=3, batch_first=True),
+    rows_of(nn.GRU, 3, 4, width=9, input_size=4, hidden_size=3, batch_first=True),
+    rows_of(nn.LSTM, 3, 4, width=9, input_size=4, hidden_size=3, batch_first=True),
+    rows_of(nn.LSTM, 3, 4, width=18, input_size=4, hidden_size=3, num_layers=2, bidirectional=True, batch_first=True),
+    rows_of(Attention, 3, 4, width=12),
+    rows_of(nn.TransformerEncoderLayer, 3, 4, width=12, d_model=4, nhead=2, dim_feedforward=8, batch_first=True),
+    lambda: Reshaped(Looked(nn.Embedding(9, 2, padding_idx=0)), (WIDTH,), 24),
+    lambda: Reshaped(Looked(nn.EmbeddingBag(9, 5)), (WIDTH,), 5),
+]
+
+OPTIMIZERS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: torch.optim.SGD(p, lr=0.05),
+    lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3, foreach=True),
+    lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True, weight_decay=1e-3),
+    lambda p: torch.optim.AdamW(p, lr=1e-2),
+    lambda p: torch.optim.RMSprop(p, lr=1e-3, centered=True, momentum=0.5),
+    lambda p: torch.optim.Adagrad(p, lr=1e-2, lr_decay=0.1),
+    lambda p: torch.optim.NAdam(p, lr=1e-3),
+    lambda p: torch.optim.Adadelta(p),
+]
+
+
+def classes_of(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, target)
+
+
+def distance_of(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(outputs, torch.eye(WIDTH)[target])
+
+
+def margins_of(outputs: Tensor, target: Tensor) -> Tensor:
+    return F.multi_margin_loss(outputs, target) + 1e-3 * outputs.square().mean()
+
+
+@dataclass
+class Case:
+    """A training: how the model is made and trained, and on what."""
+
+    make: Callable[[], nn.Module]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    rows: int
+    batch: int
+    text: str
+
+
+def random_case(random: Random) -> Case:
+    """A training at random."""
+    kinds = [random.randrange(len(LAYERS)) for _ in range(random.randint(1, 4))]
+    residual = [random.random() < 0.3 for _ in kinds]
+    again, frozen, tied = random.random() < 0.3, random.random() < 0.3, random.random() < 0.3
+
+    def make() -> nn.Module:
+        found = [LAYERS[kind]() for kind in kinds]
+        layers = [Residual(layer) if add else layer for layer, add in zip(found, residual, strict=True)]
+        first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        if tied:
+            last.weight = first.weight
+        if frozen:
+            layers[0].requires_grad_(False)
+        return nn.Sequential(first, *layers, *(layers[-1:] if again else []), last)
+
+    batch = random.choice([4, 7, 8])
+    rows = batch * random.randint(5, 7) + random.choice([0, 2, 3])
+    text = f"{kinds=} {residual=} {again=} {frozen=} {tied=} {batch=} {rows=}"
+    loss = random.choice([classes_of, distance_of, margins_of])
+    return Case(make, random.choice(OPTIMIZERS), loss, rows, batch, text)

@@ -1,0 +1,206 @@
+"""The tape beside everything else that an update does: the bits are torch's, whatever is asked for."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from kit.sampled import sampled
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.arena import flat
+
+ROWS, BATCH, EPOCHS = 103, 10, 4
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(0, 3, (ROWS,), generator=torch.Generator().manual_seed(2))
+W = torch.rand(ROWS, generator=torch.Generator().manual_seed(3))
+
+Make = Callable[[], nn.Module]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def simple() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def trainer_of(make: Make, tape: Any, loss: Any = None, **options: Any) -> hr.Trainer:
+    torch.manual_seed(3)
+    model = make()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return hr.Trainer(model, loss or nn.CrossEntropyLoss(), optimizer, **{"batch_size": BATCH, **options}, tape=tape)
+
+
+def fit(trainer: hr.Trainer, data: Any = (X, Y), **options: Any) -> list[Tensor]:
+    torch.manual_seed(7)
+    trainer.fit(data, epochs=EPOCHS, progress=False, **options)
+    return [value.clone() for value in trainer.model.state_dict().values()]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(map(torch.equal, a, b)) and len(a) == len(b)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "microbatches": {"make": simple, "microbatch": 4},
+    "clipped by norm": {"clip_norm": 0.1},
+    "clipped by value": {"clip_value": 0.01},
+    "class weights": {"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))},
+    "class weights in microbatches": {
+        "make": simple,
+        "microbatch": 4,
+        "loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0])),
+    },
+    "ignored labels": {"loss": nn.CrossEntropyLoss(ignore_index=1)},
+    "smoothed labels": {"loss": hr.CrossEntropy(label_smoothing=0.1)},
+    "a prior": {"loss": hr.CrossEntropy() + hr.L2Prior(1e-3)},
+    "weights of rows": {"loss": hr.CrossEntropy(weight="w"), "data": {"x": X, "y": Y, "w": W}},
+    "bfloat16": {"precision": "bf16"},
+    "no arena": {"arena": False},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_training_from_a_tape_has_torchs_bits(way: str) -> None:
+    options = dict(WAYS[way])
+    make, data = options.pop("make", mlp), options.pop("data", (X, Y))
+    plain = trainer_of(make, False, **options)
+    taped = trainer_of(make, True, **options)
+    assert same(fit(plain, data), fit(taped, data))
+    assert "replayed" in taped.tape_note or way == "no arena"
+
+
+def test_what_is_logged_is_what_torch_gives() -> None:
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))
+    found: list[list[dict[str, float]]] = []
+    for tape in (False, True):
+        trainer = trainer_of(mlp, tape, weighted, metrics=["accuracy"])
+        torch.manual_seed(7)
+        found.append([dict(info.losses) for info in trainer.steps((X, Y), epochs=EPOCHS)])
+    assert found[0] == found[1]
+    assert any(found[0])
+
+
+def test_a_tape_says_that_it_is_replayed() -> None:
+    """The control: what the others compare is not torch with torch."""
+    trainer = trainer_of(mlp, True)
+    notes = [trainer.tape_note for _ in trainer.steps((X, Y), epochs=EPOCHS)]
+    assert not notes[0]
+    assert "replayed from a tape" in notes[-1]
+
+
+def test_single_steps_have_torchs_bits() -> None:
+    found = []
+    for tape in (False, True):
+        trainer = trainer_of(mlp, tape)
+        torch.manual_seed(7)
+        for step in range(20):
+            rows = slice(step * 5, step * 5 + 5)
+            trainer.step((X[rows], Y[rows]))
+        found.append([value.clone() for value in trainer.model.state_dict().values()])
+    assert same(*found)
+
+
+@pytest.mark.parametrize("at", sampled(range(2, 40), keep=[6, 13, 25], of=8))
+def test_a_training_goes_on_after_any_step_with_the_same_bits(at: int, tmp_path: Any) -> None:
+    expected = fit(trainer_of(mlp, False))
+    first = trainer_of(mlp, True)
+    torch.manual_seed(7)
+    for step, _ in enumerate(first.steps((X, Y), epochs=EPOCHS, run=tmp_path / "run", checkpoint_every="1 step"), 1):
+        if step == at:
+            break
+    second = trainer_of(mlp, True)
+    second.fit((X, Y), epochs=EPOCHS, progress=False, run=tmp_path / "run")
+    assert same(expected, [*second.model.state_dict().values()])
+
+
+def test_predictions_and_validations_are_torchs_and_are_kept() -> None:
+    plain, taped = trainer_of(mlp, False), trainer_of(mlp, "auto")
+    assert same(fit(plain), fit(taped))
+    kept = taped.predict({"x": X})
+    before = kept.clone()
+    taped.predict({"x": X + 1})
+    assert torch.equal(kept, before)
+    assert torch.equal(kept, plain.predict({"x": X}))
+    assert taped.validate((X, Y)) == plain.validate((X, Y))
+
+
+@pytest.mark.parametrize("guard", ["stop", "skip"])
+def test_what_is_not_finite_is_found_on_the_tape(guard: str) -> None:
+    x = X.clone()
+    x[50] = torch.nan
+    found: list[Any] = []
+    for tape in (False, True):
+        trainer = trainer_of(simple, tape, nonfinite=guard)
+        try:
+            found.append(fit(trainer, (x, Y)))
+        except hr.HeadraceError:
+            found.append([*trainer.model.state_dict().values()])
+    assert same(*found)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p, **o: torch.optim.SGD(p, lr=0.1, **o),
+    "nesterov": lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, **o),
+    "dampened": lambda p, **o: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.3, **o),
+    "adam": lambda p, **o: torch.optim.Adam(p, lr=0.01, weight_decay=0.01, **o),
+    "amsgrad": lambda p, **o: torch.optim.Adam(p, lr=0.01, amsgrad=True, **o),
+    "adamw": lambda p, **o: torch.optim.AdamW(p, lr=0.01, amsgrad=True, **o),
+    "rmsprop": lambda p, **o: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, weight_decay=0.01, **o),
+    "centered": lambda p, **o: torch.optim.RMSprop(p, lr=0.01, centered=True, **o),
+    "adagrad": lambda p, **o: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, weight_decay=0.01, **o),
+    "nadam": lambda p, **o: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, **o),
+    "decoupled": lambda p, **o: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True, **o),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "foreach", "dtype"),
+    sampled(
+        product(OPTIMIZERS, [None, True, False], [torch.float32, torch.float64, torch.bfloat16]),
+        keep=[(name, None, torch.float32) for name in OPTIMIZERS],
+        of=4,
+    ),
+)
+def test_flat_optimizers_have_torchs_bits(name: str, foreach: bool | None, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(5)
+    params = [nn.Parameter(torch.linspace(-1, 1, 37).to(dtype)) for _ in range(2)]
+    torchs, ours = (OPTIMIZERS[name]([param], foreach=foreach) for param in params)
+    made = 0
+    for step in range(12):
+        gradient = torch.randn(37, generator=generator).to(dtype)
+        params[0].grad, params[1].grad = gradient, gradient.clone()
+        torchs.step()
+        with torch.no_grad():
+            if flat.step(ours):
+                made += 1
+            else:
+                ours.step()
+        for group in (torchs.param_groups[0], ours.param_groups[0]):
+            group["lr"] = 0.1 / (step + 1)
+    assert torch.equal(*params)
+    assert made == (0 if foreach else 12 if name in ("sgd", "adagrad") else 11)
+    expected, found = torchs.state_dict()["state"], ours.state_dict()["state"]
+    assert expected.keys() == found.keys()
+    for name, value in expected.get(0, {}).items():
+        assert value is found[0][name] is None or torch.equal(value, found[0][name])
+
+
+def test_who_insists_is_told_what_cannot_be_recorded() -> None:
+    class Reads(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.weight.abs().mean().item()
+
+    with pytest.raises(hr.ModelError, match=r"tape=True, and a pass cannot be recorded.*tape='auto'"):
+        fit(trainer_of(lambda: Reads(6, 3), True))
+
+
+@pytest.mark.parametrize("wrong", ["yes", 1.5, None])
+def test_another_value_of_tape_is_an_error(wrong: Any) -> None:
+    with pytest.raises(hr.ConfigError, match="tape= is True, False or 'auto'"):
+        trainer_of(simple, wrong)
