@@ -31,7 +31,9 @@ UNEVEN = """0  |S0 0   |S1 0
 1   |S0 5   |S1 1
 1   |S0 6   |S1 2
 """
-SPARSE = "0\t|x 560:1\t|y 1 0 0 0 0\n0\t|x 0:1\n0\t|x 0:1\n1\t|x 560:1\t|y 0 1 0 0 0\n1\t|x 0:1\n1\t|x 0:1\n1\t|x 424:1\n"
+SPARSE = (
+    "0\t|x 560:1\t|y 1 0 0 0 0\n0\t|x 0:1\n0\t|x 0:1\n1\t|x 560:1\t|y 0 1 0 0 0\n1\t|x 0:1\n1\t|x 0:1\n1\t|x 424:1\n"
+)
 LENGTHS = [7, 3, 4, 1, 2, 2, 1, 2, 2, 1]
 
 Make = Callable[..., MinibatchSource]
@@ -135,7 +137,12 @@ def test_each_sweep_is_shuffled_by_the_seed_plus_its_number_and_has_every_sequen
         source = make(FOUR, **options)
         return source.next_minibatch(400)[source["features"]].asarray().ravel()
 
-    plain, other, zero, one = read(), read(randomization_seed=123), read(randomization_seed=0), read(randomization_seed=1)
+    plain, other, zero, one = (
+        read(),
+        read(randomization_seed=123),
+        read(randomization_seed=0),
+        read(randomization_seed=1),
+    )
     assert not np.array_equal(plain, other) and np.array_equal(plain, zero)
     assert np.array_equal(plain[4:], one[:-4])
     assert all(sorted(sweep) == [1, 2, 3, 4] for sweep in plain.reshape(-1, 4))
@@ -282,7 +289,10 @@ def test_a_deserializer_of_ones_own_is_read_chunk_by_chunk(randomize: bool, each
     ("fields", "text"),
     [
         ({"W": np.array([])}, ""),
-        ({"W": np.array([[[1, 0], [1, 0]], [[5, 6], [7, 8]]]), "L": np.array([[[2]]])}, "0\t|L 2 |W 1 0 1 0\n0\t|W 5 6 7 8"),
+        (
+            {"W": np.array([[[1, 0], [1, 0]], [[5, 6], [7, 8]]]), "L": np.array([[[2]]])},
+            "0\t|L 2 |W 1 0 1 0\n0\t|W 5 6 7 8",
+        ),
         ({"W": [{7: 1, 2: 3}]}, "0\t|W 2:3 7:1"),
     ],
 )

@@ -4,8 +4,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from ....errors import DataError
 from ..axis import Axis
 from ..core import Value
 from ..variables import Constant, Input, Parameter, Placeholder, Variable, as_variable
@@ -33,9 +35,14 @@ class Function(Variable):
         name: str = "",
         modal: bool = False,
     ) -> None:
-        found = [as_variable(each) for each in inputs]
+        dtype = next((each.dtype for each in inputs if isinstance(each, Variable)), np.float32)
+        found = [each if isinstance(each, Variable) else Constant(each, dtype=dtype) for each in inputs]
+        if other := next((each for each in found if each.dtype is not dtype), None):
+            raise DataError(
+                f"{op_name}: {found[0]!r} has {np.dtype(dtype)} and {other!r} has {np.dtype(other.dtype)}. "
+                "Give both one dtype=."
+            )
         self.run, shape, axes = make(*found)
-        dtype = next((v.dtype for v in found if v.kind or v.is_parameter), found[0].dtype if found else None)
         super().__init__(shape, dtype, dynamic_axes=axes, name=name)
         self.op_name, self.make, self.modal = op_name, make, modal
         self.inputs: list[Variable] = found

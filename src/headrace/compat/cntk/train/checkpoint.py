@@ -10,7 +10,6 @@ from ....store import disk
 from ....store.codec import Tensors, decode, encode, from_json, parse_tensors, tensor_pieces, to_json
 
 _JSON = "state.json"
-_LARGEST = 1 << 40
 
 
 def write_state(path: Path, state: Any) -> None:
@@ -31,7 +30,7 @@ def read_state(path: Path) -> Any:
     if not path.exists():
         raise CheckpointError(f"there is no checkpoint {path}. save_checkpoint(name) writes name and name.ckp.")
     try:
-        data = disk.read_file(path.absolute(), _LARGEST)
+        data = disk.read_file(path.absolute(), path.stat().st_size)
     except OSError as error:
         raise disk.failure(error, "the checkpoint", path, 0) from error
     tensors = parse_tensors(data, path.name, 1 << 20)
