@@ -48,6 +48,11 @@ class Function(Variable):
         self.inputs: list[Variable] = found
         self._plan: Plan | None = None
 
+    @staticmethod
+    def with_signature(*types: Any, **named: Any) -> Callable[[Callable[..., Any]], Any]:
+        """Makes a function of Python one of arguments of these types."""
+        return lambda python: Layer(python, signature=[*types, *named.values()])
+
     # --- the graph ---------------------------------------------------------------------------------------
 
     @property
