@@ -37,6 +37,7 @@ from .device import use_default_device as use_default_device
 from .io import MinibatchSource as MinibatchSource
 from .ops.functions import Function as Function
 from .train import CheckpointConfig as CheckpointConfig
+from .train import Communicator as Communicator
 from .train import CrossValidationConfig as CrossValidationConfig
 from .train import DataUnit as DataUnit
 from .train import Evaluator as Evaluator
@@ -54,6 +55,7 @@ from .variables import Variable as Variable
 
 __version__ = "2.7"
 _MODEL = "Make the model again and restore its parameters: Trainer.restore_from_checkpoint(name), or z.restore(name)."
+user_function = _not_offered("user_function", "Write it with the operations that are there.")
 load_model = _not_offered("load_model", _MODEL)
 debugging = _not_offered("debugging", "Use Python's debugger: graphs are computed step by step by torch.")
 _SHARED = (ops, losses, metrics, learners, initializer)

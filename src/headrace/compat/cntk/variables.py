@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...errors import ConfigError
 from .axis import BATCH, SEQUENCE, Axis
+from .device import chosen
 from .initializer import Initializer
 
 InferredDimension = -1
@@ -121,7 +122,7 @@ class Constant(Variable):
         if shape is not None:
             array = np.broadcast_to(array, as_shape(shape))
         super().__init__(array.shape, dtype, dynamic_axes=(), name=name)
-        self.tensor = torch.tensor(np.ascontiguousarray(array).astype(self.dtype))
+        self.tensor = torch.tensor(np.ascontiguousarray(array).astype(self.dtype), device=chosen(device))
 
     @property
     def value(self) -> Any:
@@ -154,6 +155,7 @@ class Parameter(Variable):
         super().__init__(shape, dtype, needs_gradient=True, dynamic_axes=(), name=name)
         self.init = 0.0 if init is None else init if array is None else array
         self._tensor: Tensor | None = None
+        self._device = chosen(device)
         if all(size >= 0 for size in self.shape):
             self._begin()
 
@@ -184,7 +186,7 @@ class Parameter(Variable):
             value = self.init(self.shape, dtype)
         else:
             value = torch.tensor(np.broadcast_to(np.asarray(self.init), self.shape).astype(self.dtype))
-        self._tensor = value.detach().clone().requires_grad_()
+        self._tensor = value.detach().clone().to(self._device).requires_grad_()
 
     @property
     def value(self) -> Any:

@@ -48,5 +48,11 @@ def find_by_name(node: Any, node_name: str, depth: int = 0) -> Any:
     return node.find_by_name(node_name)
 
 
+def get_node_outputs(node: Any, depth: int = 0) -> list[Any]:
+    """The functions of a graph."""
+    return [each for each in ordered([node]) if each.is_output]
+
+
 plot = not_offered("logging.plot", "Natively the report of a run has a summary of the model.")
+output_function_graph = not_offered("logging.output_function_graph", "Natively the report of a run has a summary of the model.")
 set_computation_network_trace_level = not_offered("logging.set_computation_network_trace_level", "Use torch.profiler.")
