@@ -187,7 +187,8 @@ def test_noise_has_the_deviation_that_is_asked_for() -> None:
     weight = C.parameter((200, 200))
     learner = C.sgd([weight], 0.1, gaussian_noise_injection_std_dev=0.5)
     learner.update({weight: np.zeros((200, 200), np.float32)}, 1)
-    assert abs(weight.value.std() - 0.5) < 0.02 and abs(weight.value.mean()) < 0.02
+    assert abs(weight.value.std() - 0.5) < 0.02
+    assert abs(weight.value.mean()) < 0.02
 
 
 # --- schedules -----------------------------------------------------------------------------------------------
@@ -242,7 +243,8 @@ def test_an_epoch_size_beside_a_number_is_warned_of_once() -> None:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             make()
-        assert [w.category for w in told] == [RuntimeWarning] and "epoch_size" in str(told[0].message)
+        assert [w.category for w in told] == [RuntimeWarning]
+        assert "epoch_size" in str(told[0].message)
 
 
 def test_the_rate_at_hand_follows_the_samples_and_may_be_reset() -> None:
@@ -250,7 +252,8 @@ def test_the_rate_at_hand_follows_the_samples_and_may_be_reset() -> None:
     learner = C.sgd([weight], C.learning_rate_schedule([0.1] * 50 + [0.2] * 50, UnitType.sample, 1))
     assert learner.learning_rate() == 0.1
     learner.update({weight: np.array([2.0], np.float32)}, 100)
-    assert learner.learning_rate() == 0.2 and weight.value < 1
+    assert learner.learning_rate() == 0.2
+    assert weight.value < 1
     learner.reset_learning_rate(C.learning_rate_schedule([0.3] * 50 + [0.4] * 50, UnitType.sample, 1))
     assert learner.learning_rate() == 0.3
     learner.update({weight: np.array([2.0], np.float32)}, 100)
@@ -265,7 +268,8 @@ def test_a_rate_of_zero_ends_learning_and_counts_nothing() -> None:
     assert learner.update({weight: G}, 4) is True
     before = weight.value
     assert learner.update({weight: G}, 4) is False
-    assert np.array_equal(weight.value, before) and learner.total_number_of_samples_seen == 4
+    assert np.array_equal(weight.value, before)
+    assert learner.total_number_of_samples_seen == 4
 
 
 def test_unit_gain_has_a_default_that_may_be_set() -> None:

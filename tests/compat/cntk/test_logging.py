@@ -31,7 +31,9 @@ def run(writer: Any, minibatches: int = 4, summaries: tuple[int, ...] = (2, 4), 
 @pytest.fixture
 def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
     def read() -> list[str]:
-        return [re.sub(r"\d+\.\d+s \( *\d+\.\d+ samples/s\)", "TIME", line) for line in capsys.readouterr().out.splitlines()]
+        return [
+            re.sub(r"\d+\.\d+s \( *\d+\.\d+ samples/s\)", "TIME", line) for line in capsys.readouterr().out.splitlines()
+        ]
 
     return read
 
@@ -93,7 +95,11 @@ def test_a_file_is_written_in_place_of_the_output_with_the_number_of_the_worker(
         "CNTKCommandTrainInfo: CNTKNoMoreCommands_Total : 5",
         "CNTKCommandTrainBegin: train",
     ]
-    assert text[4].startswith("Finished Epoch[1 of 5]: loss = 2.500000 * 40") and text[5:] == ["CNTKCommandTrainEnd: train", "over"]
+    assert text[4].startswith("Finished Epoch[1 of 5]: loss = 2.500000 * 40")
+    assert text[5:] == [
+        "CNTKCommandTrainEnd: train",
+        "over",
+    ]
 
 
 def test_learners_tell_their_rates_and_momenta_when_they_change(lines: Any) -> None:
@@ -104,7 +110,11 @@ def test_learners_tell_their_rates_and_momenta_when_they_change(lines: Any) -> N
     trainer = C.Trainer(None, C.squared_error(C.times(x, w), [0.0]), [learner], [ProgressPrinter()])
     for _ in range(3):
         trainer.train_minibatch({x: np.ones((2, 1), np.float32)})
-    assert lines() == ["Learning rate per 1 samples: 0.5", "Momentum per minibatch: 0.9", "Learning rate per 1 samples: 0.25"]
+    assert lines() == [
+        "Learning rate per 1 samples: 0.5",
+        "Momentum per minibatch: 0.9",
+        "Learning rate per 1 samples: 0.25",
+    ]
 
 
 def test_curves_are_written_for_tensorboard(tmp_path: Path) -> None:

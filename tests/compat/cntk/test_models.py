@@ -21,7 +21,8 @@ def test_arithmetic_broadcasts_samples_sequences_and_constants() -> None:
     np.testing.assert_allclose((2 * x + [1, 3]).eval({x: [[[1, 2], [3, 4]]]}), [[[3, 7], [7, 11]]])
     found = (s * w - 1).eval({s: [np.ones((3, 2), np.float32), np.zeros((1, 2), np.float32)]})
     assert [each.tolist() for each in found] == [[[2, 2]] * 3, [[-1, -1]]]
-    assert (x + 1).shape == (2, 2) and (s + w).shape == (2,)
+    assert (x + 1).shape == (2, 2)
+    assert (s + w).shape == (2,)
     with pytest.raises(ValueError, match="cannot be broadcast"):
         _ = x + np.ones(3, np.float32)
 
@@ -34,7 +35,8 @@ def test_one_hot_values_are_multiplied_without_being_made_dense() -> None:
         found = z.eval({x: C.Value.one_hot(SEQUENCES, 6)})
         matrices = z.eval({x: [scipy.sparse.csr_matrix(each) for each in dense(SEQUENCES, 6)]})
         for each, again, ids in zip(found, matrices, SEQUENCES, strict=True):
-            assert np.array_equal(each, table[ids]) and np.array_equal(again, table[ids])
+            assert np.array_equal(each, table[ids])
+            assert np.array_equal(again, table[ids])
     for batch, classes in (([[11]], 10), ([[0, 1]], 1)):
         with pytest.raises(ValueError, match="out of range"):
             C.Value.one_hot(batch, num_classes=classes)
@@ -42,10 +44,14 @@ def test_one_hot_values_are_multiplied_without_being_made_dense() -> None:
 
 def test_a_value_shows_its_shape_and_mask() -> None:
     value = C.Value.one_hot(SEQUENCES, 6)
-    assert value.shape == (3, 3, 6) and value.is_sparse and value.masked_count() == 3
+    assert value.shape == (3, 3, 6)
+    assert value.is_sparse
+    assert value.masked_count() == 3
     assert value.mask.tolist() == [[2, 1, 1], [2, 0, 0], [2, 1, 0]]
     whole = C.Value(batch=np.zeros((2, 1, 5), np.float32))
-    assert whole.shape == (2, 1, 5) and not whole.is_sparse and whole.dtype == np.float32
+    assert whole.shape == (2, 1, 5)
+    assert not whole.is_sparse
+    assert whole.dtype == np.float32
     with pytest.raises(ValueError, match="either shape and dtype or batch"):
         C.Value()
 
@@ -82,7 +88,8 @@ def test_losses_are_those_of_each_sample() -> None:
     x, y = C.input_variable(4), C.input_variable(4)
     data, soft = [[1.0, 2.0, 3.0, 4.0]], [[0.35, 0.15, 0.05, 0.45]]
     loss = C.cross_entropy_with_softmax(x, y)
-    assert loss.shape == (1,) and loss.eval({x: data, y: soft})[0, 0] == pytest.approx(1.84019, abs=1e-4)
+    assert loss.shape == (1,)
+    assert loss.eval({x: data, y: soft})[0, 0] == pytest.approx(1.84019, abs=1e-4)
     assert C.squared_error(x, y).eval({x: data, y: [[1, 1, 1, 1]]}).tolist() == [14]
     assert C.classification_error(x, y).eval({x: data, y: np.eye(4)[[3]]}).tolist() == [[0]]
     assert C.classification_error(x, y).eval({x: data, y: np.eye(4)[[2]]}).tolist() == [[1]]
@@ -118,7 +125,8 @@ def test_an_lstm_is_that_of_torch_with_its_gates_in_cntks_order() -> None:
         wanted = [peer(torch.tensor(each)[None])[0][0].numpy() for each in data]
     for each, other in zip(z.eval({x: data}), wanted, strict=True):
         np.testing.assert_allclose(each, other, rtol=1e-4, atol=1e-6)
-    assert z.shape == (4,) and [p.shape for p in z.parameters] == [(16,), (6, 16), (4, 16)]
+    assert z.shape == (4,)
+    assert [p.shape for p in z.parameters] == [(16,), (6, 16), (4, 16)]
 
 
 def by_hand(cell: Any, x: Any) -> Any:
@@ -154,7 +162,9 @@ def test_a_step_of_ones_own_recurs_over_what_it_has_made() -> None:
     folded = C.layers.Fold(C.plus, initial_state=10)(x)
     assert folded.eval({x: data}).ravel().tolist() == [16, 15]
     dense_step = C.layers.Dense(2)
-    found = C.layers.Recurrence(lambda h, item: C.tanh(dense_step(C.splice(h, item))), initial_state=C.constant(0, (2,)))(x)
+    found = C.layers.Recurrence(
+        lambda h, item: C.tanh(dense_step(C.splice(h, item))), initial_state=C.constant(0, (2,))
+    )(x)
     assert [each.shape for each in found.eval({x: data})] == [(3, 2), (1, 2)]
 
 
@@ -162,12 +172,17 @@ def test_layers_infer_their_sizes_and_share_their_parameters() -> None:
     layer = C.layers.Dense(5, activation=C.relu, name="mine")
     assert layer.W.shape == (-1, 5)
     one, other = layer(C.input_variable(3)), layer(C.input_variable(3))
-    assert layer.W.shape == (3, 5) and layer.b.value.tolist() == [0] * 5
-    assert set(one.parameters) == set(other.parameters) == {layer.W, layer.b} and one.name == "mine" and one.shape == (5,)
+    assert layer.W.shape == (3, 5)
+    assert layer.b.value.tolist() == [0] * 5
+    assert set(one.parameters) == set(other.parameters) == {layer.W, layer.b}
+    assert one.name == "mine"
+    assert one.shape == (5,)
     tall = C.layers.Dense((2, 4))(C.input_variable((3, 7)))
-    assert tall.shape == (2, 4) and tall.parameters[0].shape == (3, 7, 2, 4)
+    assert tall.shape == (2, 4)
+    assert tall.parameters[0].shape == (3, 7, 2, 4)
     mapped = C.layers.Dense(4, map_rank=1)(C.input_variable((3, 7)))
-    assert mapped.shape == (3, 4) and mapped.parameters[0].shape == (7, 4)
+    assert mapped.shape == (3, 4)
+    assert mapped.parameters[0].shape == (7, 4)
 
 
 def test_an_embedding_is_a_table() -> None:
@@ -176,7 +191,8 @@ def test_an_embedding_is_a_table() -> None:
     fixed = C.layers.Embedding(weights=table)(x)
     found = fixed.eval({x: C.Value.one_hot([[1], [0]], 3)})
     np.testing.assert_allclose(found, [table[1], table[0]], rtol=1e-6)
-    assert fixed.parameters == () and C.layers.Embedding(4)(x).parameters[0].shape == (3, 4)
+    assert fixed.parameters == ()
+    assert C.layers.Embedding(4)(x).parameters[0].shape == (3, 4)
     with pytest.raises(ValueError, match="output shape must be specified"):
         C.layers.Embedding()
 
@@ -184,9 +200,11 @@ def test_an_embedding_is_a_table() -> None:
 def test_defaults_of_layers_may_be_set_for_a_block() -> None:
     with C.layers.default_options(bias=False, init=C.constant_initializer(2), activation=C.negate):
         layer = C.layers.Dense(1)
-    assert layer.b is None and layer(C.input_variable(1)).eval([[3.0]]).tolist() == [[-6]]
+    assert layer.b is None
+    assert layer(C.input_variable(1)).eval([[3.0]]).tolist() == [[-6]]
     with C.layers.default_options_for(C.layers.LSTM, init_bias=1):
-        assert C.layers.Dense(1).b.init == 0 and C.layers.LSTM(2).b.value.tolist() == [1] * 8
+        assert C.layers.Dense(1).b.init == 0
+        assert C.layers.LSTM(2).b.value.tolist() == [1] * 8
 
 
 def test_images_pass_convolution_pooling_and_normalization() -> None:
@@ -202,7 +220,9 @@ def test_images_pass_convolution_pooling_and_normalization() -> None:
         ]
     )(x)
     found = z.eval({x: np.random.rand(5, 3, 8, 9).astype(np.float32)})
-    assert z.shape == (2,) and found.shape == (5, 2) and len(z.parameters) == 6
+    assert z.shape == (2,)
+    assert found.shape == (5, 2)
+    assert len(z.parameters) == 6
     single = C.layers.Convolution((2, 2), 1, init=1, bias=False)(C.input_variable((1, 3, 3)))
     assert single.eval(np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)).ravel().tolist() == [8, 12, 20, 24]
 
@@ -235,10 +255,13 @@ def test_shapes_are_changed_by_axes() -> None:
 def test_graphs_are_searched_cloned_and_applied_to_other_inputs() -> None:
     x = C.input_variable(2, name="x")
     z = C.layers.Dense(3, name="top")(x)
-    assert z.find_by_name("x") is x and z.find_by_name("nothing") is None and z.arguments == (x,)
+    assert z.find_by_name("x") is x
+    assert z.find_by_name("nothing") is None
+    assert z.arguments == (x,)
     other = C.input_variable(2)
     shared = z(other)
-    assert shared.parameters == z.parameters and shared.arguments == (other,)
+    assert shared.parameters == z.parameters
+    assert shared.arguments == (other,)
     copied = z.clone("clone", {x: other})
     assert not set(copied.parameters) & set(z.parameters)
     data = np.ones((1, 2), np.float32)

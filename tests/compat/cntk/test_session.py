@@ -124,7 +124,8 @@ def test_sweeps_are_counted_over_minibatches_that_cross_them(make: Make) -> None
     trainer = trained(
         make(max_sweeps=4), writer, 5, rate, max_samples=FULL_DATA_SWEEP, progress_frequency=(2, DataUnit.sweep)
     )
-    assert trainer.total_number_of_samples_seen == 100 and writer.summaries == 2
+    assert trainer.total_number_of_samples_seen == 100
+    assert writer.summaries == 2
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,8 @@ def test_a_callback_alone_is_told_the_index_and_zeros_and_may_stop_the_training(
 
     config = C.CrossValidationConfig(frequency=20, callback=callback)
     trainer = trained(make(max_samples=INFINITELY_REPEAT), max_samples=60, cv_config=config)
-    assert told == [(0, 0, 0, 0), (1, 0, 0, 0)] and trainer.total_number_of_samples_seen == 40
+    assert told == [(0, 0, 0, 0), (1, 0, 0, 0)]
+    assert trainer.total_number_of_samples_seen == 40
 
 
 def test_a_callback_is_told_the_mean_error_the_samples_and_the_minibatches(make: Make) -> None:
@@ -228,7 +230,9 @@ def test_a_session_that_has_ended_is_not_trained_again(make: Make, tmp_path: Pat
         config = C.CheckpointConfig(str(tmp_path / "saved"), frequency)
         options = {"max_samples": 60, "progress_frequency": 20, "checkpoint_config": config}
         trained(make(max_samples=INFINITELY_REPEAT), trainer=model, **options)
-    assert writer.updates == [] and writer.summaries == 0 and files(tmp_path) == {"saved", "saved.ckp"}
+    assert writer.updates == []
+    assert writer.summaries == 0
+    assert files(tmp_path) == {"saved", "saved.ckp"}
 
 
 @pytest.mark.parametrize("renamed", [False, True])
@@ -346,4 +350,5 @@ def test_a_criterion_may_be_trained_and_tested_by_calling_it() -> None:
     assert [each.samples for each in found.epoch_summaries] == [125, 125]
     assert found.epoch_summaries[1].loss < found.epoch_summaries[0].loss < 3
     tested = criterion.test((x, y), minibatch_size=100)
-    assert tested.samples == 250 and 0 <= tested.metric < 0.5
+    assert tested.samples == 250
+    assert 0 <= tested.metric < 0.5

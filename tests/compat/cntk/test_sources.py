@@ -1,5 +1,7 @@
 """Sources read text files as CNTK did: whole sequences, minibatches over sweeps, limits, parts of workers."""
 
+import functools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,15 +69,20 @@ def test_a_minibatch_of_sparse_sequences_has_cntks_shapes_counts_and_masks(make:
     source = make(SPARSE, randomize=False)
     batch = source.next_minibatch(7)
     words, labels = batch[source.stream_info("features")], batch[source["labels"]]
-    assert words.shape == (2, 4, 1000) and words.is_sparse and words.end_of_sweep
+    assert words.shape == (2, 4, 1000)
+    assert words.is_sparse
+    assert words.end_of_sweep
     assert (words.num_sequences, words.num_samples, len(words)) == (2, 7, 2)
-    assert labels.shape == (2, 1, 5) and not labels.is_sparse and labels.num_samples == 2
+    assert labels.shape == (2, 1, 5)
+    assert not labels.is_sparse
+    assert labels.num_samples == 2
     assert np.array_equal(labels.asarray(), [[[1, 0, 0, 0, 0]], [[0, 1, 0, 0, 0]]])
     assert np.array_equal(words.mask, [[2, 1, 1, 0], [2, 1, 1, 1]])
     assert [each.shape for each in words.as_sequences()] == [(3, 1000), (4, 1000)]
     assert words.as_sequences()[1].indices.tolist() == [560, 0, 0, 424]
     batch = source.next_minibatch(1)  # a sequence that is larger than what is asked for
-    assert batch[source["features"]].num_samples == 3 and not batch[source["features"]].end_of_sweep
+    assert batch[source["features"]].num_samples == 3
+    assert not batch[source["features"]].end_of_sweep
 
 
 def test_streams_may_have_items_on_some_lines_of_a_sequence_only(make: Make) -> None:
@@ -84,14 +91,16 @@ def test_streams_may_have_items_on_some_lines_of_a_sequence_only(make: Make) -> 
     features, labels = batch[source["features"]], batch[source["labels"]]
     assert [each.ravel().tolist() for each in features.as_sequences()] == [[0, 1, 2, 3], [4, 5, 6]]
     assert [each.ravel().tolist() for each in labels.as_sequences()] == [[0, 1, 3], [1, 2]]
-    assert np.array_equal(labels.data.mask, [[2, 1, 1], [2, 1, 0]]) and labels.data.masked_count() == 1
+    assert np.array_equal(labels.data.mask, [[2, 1, 1], [2, 1, 0]])
+    assert labels.data.masked_count() == 1
     assert source.next_minibatch(1) == {}
 
 
 def test_the_stream_that_defines_the_size_is_what_is_counted(make: Make) -> None:
     source = make(SPARSE, defines=True, randomize=False)
     batch = source.next_minibatch(2)
-    assert batch[source["features"]].num_samples == 7 and batch[source["labels"]].end_of_sweep
+    assert batch[source["features"]].num_samples == 7
+    assert batch[source["labels"]].end_of_sweep
     assert source.next_minibatch(3)[source["features"]].num_samples == 10
 
 
@@ -114,7 +123,8 @@ def test_a_limit_that_cuts_a_minibatch_short_ends_no_sweep(make: Make, limit: in
 def test_a_large_minibatch_holds_many_sweeps(make: Make) -> None:
     source = make(UNEVEN.replace("\n1 ", "\n0 "), randomize=False)
     batch = source.next_minibatch(1000)
-    assert batch[source["features"]].num_samples == 994 and batch[source["labels"]].num_samples == 5 * 142
+    assert batch[source["features"]].num_samples == 994
+    assert batch[source["labels"]].num_samples == 5 * 142
     assert batch[source["features"]].num_sequences == 142
 
 
@@ -129,7 +139,8 @@ def test_one_sweep_may_be_said_in_four_ways(make: Make) -> None:
         assert counted(make(FOUR, **way), 100, 100) == [4, 0]
     with pytest.raises(ValueError, match="max_samples=3 and max_sweeps=2 exclude each other"):
         make(FOUR, max_samples=3, max_sweeps=2)
-    assert make(FOUR).is_infinite() and not make(FOUR, max_sweeps=2).is_infinite()
+    assert make(FOUR).is_infinite()
+    assert not make(FOUR, max_sweeps=2).is_infinite()
 
 
 def test_each_sweep_is_shuffled_by_the_seed_plus_its_number_and_has_every_sequence_once(make: Make) -> None:
@@ -143,7 +154,8 @@ def test_each_sweep_is_shuffled_by_the_seed_plus_its_number_and_has_every_sequen
         read(randomization_seed=0),
         read(randomization_seed=1),
     )
-    assert not np.array_equal(plain, other) and np.array_equal(plain, zero)
+    assert not np.array_equal(plain, other)
+    assert np.array_equal(plain, zero)
     assert np.array_equal(plain[4:], one[:-4])
     assert all(sorted(sweep) == [1, 2, 3, 4] for sweep in plain.reshape(-1, 4))
     assert read(randomize=False).tolist() == [1, 2, 3, 4] * 100
@@ -173,7 +185,7 @@ def test_a_source_goes_back_to_any_of_its_states(make: Make, randomize: bool) ->
         if not batch:
             break
         seen.append(batch[source["features"]].asarray().ravel().tolist())
-    assert sorted(sum(seen, [])) == sorted([*range(20)] * 3)
+    assert sorted(functools.reduce(operator.iadd, seen, [])) == sorted([*range(20)] * 3)
     for state, wanted in zip(states, seen, strict=False):
         source.current_position = state
         assert source.next_minibatch(7)[source["features"]].asarray().ravel().tolist() == wanted
@@ -184,7 +196,8 @@ def test_a_source_goes_back_to_any_of_its_states(make: Make, randomize: bool) ->
 def test_a_minibatch_comes_by_variable_where_a_map_is_given(make: Make) -> None:
     source, words = make(SPARSE, randomize=False), C.sequence.input_variable(1000)
     batch = source.next_minibatch(3, {words: source.streams.features})
-    assert list(batch) == [words] and isinstance(batch[words], MinibatchData)
+    assert list(batch) == [words]
+    assert isinstance(batch[words], MinibatchData)
     foreign = StreamInformation("other", 7, "dense", np.float32, (1,))
     with pytest.raises(ValueError, match="the source has no stream other.* it has 'features', 'labels'"):
         source.next_minibatch(3, {words: foreign})
@@ -201,7 +214,8 @@ def test_files_are_read_together_sequence_by_sequence(tmp_path: Path) -> None:
     ]
     source = MinibatchSource(both, randomize=False)
     batch = source.next_minibatch(2)
-    assert batch[source["x"]].num_samples == 3 and batch[source["y"]].asarray().ravel().tolist() == [5, 6]
+    assert batch[source["x"]].num_samples == 3
+    assert batch[source["y"]].asarray().ravel().tolist() == [5, 6]
 
 
 def test_data_in_memory_are_read_in_order_with_a_short_last_minibatch() -> None:
@@ -211,10 +225,12 @@ def test_data_in_memory_are_read_in_order_with_a_short_last_minibatch() -> None:
     first, second = source.next_minibatch(3), source.next_minibatch(3)
     assert np.array_equal(first[source.streams["x"]].data.asarray(), x[:3])
     assert np.array_equal(second[source.streams["y"]].data.asarray().todense(), y[3:].todense())
-    assert second[source["x"]].end_of_sweep and not first[source["x"]].end_of_sweep
+    assert second[source["x"]].end_of_sweep
+    assert not first[source["x"]].end_of_sweep
     assert source.next_minibatch(3) == {}
     again = MinibatchSourceFromData({"x": x})
-    assert [len(again.next_minibatch(3)[again["x"]]) for _ in range(4)] == [3, 2, 3, 2] and again.is_infinite()
+    assert [len(again.next_minibatch(3)[again["x"]]) for _ in range(4)] == [3, 2, 3, 2]
+    assert again.is_infinite()
 
 
 def test_data_in_memory_may_be_sequences_and_the_first_may_be_longer_than_a_minibatch() -> None:
@@ -222,7 +238,8 @@ def test_data_in_memory_may_be_sequences_and_the_first_may_be_longer_than_a_mini
     kind = C.layers.typing.Sequence[C.layers.typing.Tensor[1]]
     source = MinibatchSourceFromData({"x": (sequences, kind)}, max_samples=6)
     first, second = source.next_minibatch(3), source.next_minibatch(3)
-    assert first[source["x"]].num_samples == 4 and second[source["x"]].num_samples == 2
+    assert first[source["x"]].num_samples == 4
+    assert second[source["x"]].num_samples == 2
     state = source.get_checkpoint_state()
     assert state == {"cursor": 0, "total_num_samples": 6}
 
@@ -282,7 +299,8 @@ def test_a_deserializer_of_ones_own_is_read_chunk_by_chunk(randomize: bool, each
     while batch := source.next_minibatch(20):
         seen["x"] += [int(each[0][0][0]) for each in batch[source["x"]].as_sequences()]
         seen["y"] += [int(each.toarray()[0][0]) for each in batch[source["y"]].as_sequences()]
-    assert seen["x"] == seen["y"] and sorted(seen["x"]) == sorted([*range(12)] * each * 2)
+    assert seen["x"] == seen["y"]
+    assert sorted(seen["x"]) == sorted([*range(12)] * each * 2)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ def test_a_test_gives_the_mean_and_changes_nothing() -> None:
     before = w.value
     found = trainer.test_minibatch({x: X, y: Y})
     assert found == pytest.approx(float(abs(X @ before - Y).mean()))
-    assert np.array_equal(w.value, before) and trainer.total_number_of_samples_seen == 0
+    assert np.array_equal(w.value, before)
+    assert trainer.total_number_of_samples_seen == 0
     plain = C.Trainer(trainer.model, trainer.loss_function, trainer.parameter_learners)
     with pytest.raises(ValueError, match="there is no metric"):
         plain.test_minibatch({x: X, y: Y})
@@ -96,7 +97,8 @@ def test_parameters_without_a_learner_stay() -> None:
     trainer = C.Trainer(z, (C.cross_entropy_with_softmax(z, y), None), C.sgd([w], 0.1))
     before = w.value
     trainer.train_minibatch({x: [[1, 1], [2, 2]], y: [[0, 1], [1, 0]]})
-    assert np.array_equal(b.value, [1, 1]) and not np.array_equal(w.value, before)
+    assert np.array_equal(b.value, [1, 1])
+    assert not np.array_equal(w.value, before)
 
 
 def test_several_learners_update_their_own_and_go_on_while_one_does() -> None:
@@ -132,7 +134,8 @@ def test_a_learner_of_ones_own_gets_arrays_counts_and_the_ends_of_sweeps() -> No
     learner = Halving([w])
     trainer = C.Trainer(None, error, [learner])
     going = [trainer.train_minibatch({x: X, y: Y}, is_sweep_end=end) for end in (False, True, False)]
-    assert going == [True, True, False] and learner.ends == [False, True, False]
+    assert going == [True, True, False]
+    assert learner.ends == [False, True, False]
 
 
 def test_rates_by_sweep_follow_what_the_source_says(tmp_path: Path) -> None:

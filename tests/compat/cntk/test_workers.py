@@ -93,7 +93,9 @@ def test_workers_validate_and_test_together() -> None:
         a_training(shared, cv_config=cv)
 
     hr.launch(main, workers=2)
-    assert len(told) == 4 and told[0] == told[1] and [each[2] for each in told] == [23] * 4
+    assert len(told) == 4
+    assert told[0] == told[1]
+    assert [each[2] for each in told] == [23] * 4
 
 
 def test_workers_work_for_themselves_until_some_samples_are_seen() -> None:
@@ -158,7 +160,8 @@ def test_block_momentum_ends_though_one_worker_has_no_data_left() -> None:
         return C.distributed.block_momentum_distributed_learner(C.sgd(parameters, 0.1), block_size=8)
 
     samples, _, weights = weights_of(2, blocks, lambda: C.io.MinibatchSourceFromData({"x": ROWS, "y": CLASSES}, 23))
-    assert samples == 23 and np.isfinite(weights).all()
+    assert samples == 23
+    assert np.isfinite(weights).all()
 
 
 def test_a_communicator_knows_the_workers() -> None:

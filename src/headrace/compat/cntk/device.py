@@ -20,6 +20,7 @@ class DeviceDescriptor:
 
     def __init__(self, kind: DeviceKind, number: int = 0) -> None:
         self._kind, self._number = kind, number
+        self._torch = torch.device("cpu") if kind is DeviceKind.CPU else torch.device("cuda", number)
 
     def type(self) -> DeviceKind:
         """Whether it is a CPU or a GPU."""
@@ -32,7 +33,7 @@ class DeviceDescriptor:
     @property
     def torch(self) -> torch.device:
         """The device as torch calls it."""
-        return torch.device("cpu") if self._kind is DeviceKind.CPU else torch.device("cuda", self._number)
+        return self._torch
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DeviceDescriptor) and self.torch == other.torch
@@ -66,7 +67,9 @@ def all_devices() -> tuple[DeviceDescriptor, ...]:
 
 def use_default_device() -> DeviceDescriptor:
     """The device that is used where none is named: the first GPU, or the processor."""
-    return _default[0] if _default else all_devices()[0]
+    if not _default:
+        _default.append(all_devices()[0])
+    return _default[0]
 
 
 def try_set_default_device(new_default_device: DeviceDescriptor, acquire_device_lock: bool = False) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ._native import not_offered
 from .ops.elementwise import element_times, elementwise, log, minus, plus
@@ -16,6 +17,8 @@ def cross_entropy_with_softmax(output_vector: Any, target_vector: Any, axis: int
     """-Σ target·log softmax(output) over an axis."""
 
     def loss(output: Tensor, target: Tensor) -> Tensor:
+        if output.dim() == 2 and target.shape == output.shape and axis in (-1, 0):
+            return functional.cross_entropy(output, target, reduction="none")[:, None]
         return -(target * output.log_softmax(axis)).sum(axis, keepdim=True)
 
     return _over_axis("CrossEntropyWithSoftmax", loss, output_vector, target_vector, axis, name)

@@ -104,7 +104,7 @@ class MinibatchSourceFromData(UserMinibatchSource):
         self._total_num_samples += int(self._ends[end - 1] - before)
         at_end = end == self._count
         self._cursor = 0 if at_end else end
-        own = torch.arange(begin + worker_rank, end, number_of_workers)
+        own, where = torch.arange(begin + worker_rank, end, number_of_workers), chosen(device)
         found = {}
         for info in self._infos:
             rows = self._fields[info.m_name]
@@ -116,7 +116,7 @@ class MinibatchSourceFromData(UserMinibatchSource):
                 else rows.take(own)
             )
             samples = part.items if isinstance(part, Ragged) else len(part)
-            found[info] = MinibatchData(Value.over(part.to(chosen(device))), len(part), samples, at_end)
+            found[info] = MinibatchData(Value.over(part.to(where)), len(part), samples, at_end)
         return found
 
     def get_checkpoint_state(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ..initializer import glorot_uniform, initializer_with_rank
 from ..ops.elementwise import dropout, element_divide, element_times, minus, plus, sqrt, square
 from ..ops.functions import Layer
 from ..ops.images import AVG_POOLING, MAX_POOLING, batch_normalization, convolution, pooling
-from ..ops.tensors import reduce_mean, reshape, times
+from ..ops.tensors import product_of, reduce_mean, reshape, times
 from ..variables import Constant, Parameter, as_shape
 from .blocks import identity
 
@@ -40,8 +40,7 @@ def Dense(
     to_map = -1 if input_rank is not None else map_rank or 0
 
     def dense(x: Any) -> Any:
-        found = times(x, w, output_rank=len(output), infer_input_rank_to_map=to_map)
-        found = found if b is None else plus(found, b)
+        found = product_of([x, w, b] if b is not None else [x, w], len(output), to_map)
         return found if activation is None else activation(found)
 
     return Layer(dense, name, {"W": w, "b": b}, op_name="Dense")

@@ -49,6 +49,7 @@ class Learner:
             raise ConfigError("a learner's parameters are listed once each, got one twice.")
         if wrong := [p for p in self._parameters if not isinstance(p, Parameter)]:
             raise ConfigError(f"a learner updates parameters, got {wrong[0]!r}.")
+        self._listed = tuple(self._parameters)
         self._rate = lr_schedule
         self._l1, self._l2 = l1_regularization_weight, l2_regularization_weight
         self._noise = gaussian_noise_injection_std_dev
@@ -68,7 +69,7 @@ class Learner:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """What it updates."""
-        return tuple(self._parameters)
+        return self._listed
 
     @property
     def learning_rate_schedule(self) -> ParameterSchedule:
@@ -203,8 +204,10 @@ class Learner:
 
     def _tell(self, name: str, schedule: ParameterSchedule) -> None:
         """Writers hear of a parameter whenever it changes."""
+        if not self.writers:
+            return
         value = self._value(schedule)
-        if self.writers and self._told.get(name) != value:
+        if self._told.get(name) != value:
             self._told[name] = value
             size = schedule.minibatch_size
             key = f"{name} per minibatch" if size == IGNORE else f"{name} per {size} samples"

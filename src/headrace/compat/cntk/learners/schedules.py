@@ -44,8 +44,8 @@ class ParameterSchedule:
 
     def __getitem__(self, count: int) -> Any:
         """The value after so many samples, or sweeps."""
-        if count < 0:
-            raise IndexError(count)
+        if len(self.values) == 1:
+            return self.values[0]
         return next(v for s, v in zip(reversed(self.starts), reversed(self.values), strict=True) if s <= count)
 
     def shifted(self, by: int) -> "ParameterSchedule":

@@ -54,5 +54,7 @@ def get_node_outputs(node: Any, depth: int = 0) -> list[Any]:
 
 
 plot = not_offered("logging.plot", "Natively the report of a run has a summary of the model.")
-output_function_graph = not_offered("logging.output_function_graph", "Natively the report of a run has a summary of the model.")
+output_function_graph = not_offered(
+    "logging.output_function_graph", "Natively the report of a run has a summary of the model."
+)
 set_computation_network_trace_level = not_offered("logging.set_computation_network_trace_level", "Use torch.profiler.")

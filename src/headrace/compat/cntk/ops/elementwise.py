@@ -10,7 +10,7 @@ from torch.nn import functional
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import DataError
-from ..variables import Shape, Variable
+from ..variables import Variable
 from .functions import Function, Made
 from .graph import axes_of
 
@@ -62,7 +62,13 @@ def elementwise(op: str, fn: Callable[..., Tensor], inputs: Sequence[Any], name:
     def make(*variables: Variable) -> Made:
         kinds = [v.kind for v in variables]
 
+        ranks = {None if v.shape is None else len(v.shape) for v in variables if v.kind}
+        most = next(iter(ranks)) if len(ranks) == 1 else None
+        plain = most is not None and all(v.kind or len(v.shape) <= most for v in variables)
+
         def run(*values: Any, **mode: Any) -> Any:
+            if plain and all(type(value) is Tensor for value in values):
+                return fn(*values, **mode)
             parts, like = aligned(values, kinds)
             result = fn(*parts, **mode)
             return result if like is None else like.with_values(result)
@@ -200,11 +206,3 @@ def identity(x: Any, name: str = "") -> Function:
         return lambda value: value, variable.shape, variable.dynamic_axes
 
     return Function("Alias", make, [x], name)
-
-
-def static_shape(variable: Variable) -> Shape:
-    """The shape of a sample, which has to be known."""
-    if variable.shape is None:
-        raise DataError(f"the shape of {variable!r} is not known yet: apply the layer to an input first.")
-    found: Shape = variable.shape
-    return found

@@ -169,7 +169,8 @@ class Function(Variable):
         """Its value for these arguments: an array, or a list of arrays where samples are sequences."""
         roots = list(outputs or self.outputs)
         with torch.no_grad():
-            values = Plan(roots)(feed(roots, arguments, device))
+            plan = Plan(roots)
+            values = plan(feed(plan, arguments, device))
         found = {root: shown(root, value, as_numpy) for root, value in zip(roots, values, strict=True)}
         return found if len(roots) > 1 else found[roots[0]]
 
@@ -183,8 +184,9 @@ class Function(Variable):
     ) -> tuple[Any, dict[Variable, Any]]:
         """What `backward` needs, and the values of its outputs."""
         roots = list(outputs or self.outputs)
-        fed = feed(roots, arguments, device, gradients=True)
-        values = Plan(roots)(fed, training=True)
+        plan = Plan(roots)
+        fed = feed(plan, arguments, device, gradients=True)
+        values = plan(fed, training=True)
         shown_values = {root: shown(root, value, as_numpy) for root, value in zip(roots, values, strict=True)}
         return (dict(zip(roots, values, strict=True)), fed), shown_values
 
@@ -215,8 +217,9 @@ class Function(Variable):
     ) -> Any:
         """The gradient of the sum of its value, by these variables (all arguments that need one, if not named)."""
         root = grad_root if grad_root is not None else self.outputs[0]
-        fed = feed([root], at, device, gradients=True)
-        (value,) = Plan([root])(fed, training=True)
+        plan = Plan([root])
+        fed = feed(plan, at, device, gradients=True)
+        (value,) = plan(fed, training=True)
         wanted = [v for v in self.arguments if v.needs_gradient] if wrt is None else list(wrt)
         leaves = [leaf_of(v, fed) for v in wanted]
         found = torch.autograd.grad(numbers_of(value).sum(), leaves, allow_unused=True, materialize_grads=True)

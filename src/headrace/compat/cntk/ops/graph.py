@@ -29,6 +29,7 @@ class Plan:
         ]
         self._roots = [place[root] for root in roots]
         self._count = len(nodes)
+        self.needed = [v for _, v in self.leaves if v.is_input or v.is_placeholder]
 
     def __call__(self, fed: Mapping[Variable, Any], training: bool = False) -> list[Any]:
         values: list[Any] = [None] * self._count
@@ -61,9 +62,9 @@ def ordered(roots: Sequence[Variable]) -> list[Variable]:
     return list(found)
 
 
-def feed(roots: Sequence[Variable], arguments: Any, device: Any = None, gradients: bool = False) -> dict[Variable, Any]:
-    """The rows of every argument that these nodes need, by variable."""
-    needed = [v for v in ordered(roots) if v.is_input or v.is_placeholder]
+def feed(plan: Plan, arguments: Any, device: Any = None, gradients: bool = False) -> dict[Variable, Any]:
+    """The rows of every argument that is needed, by variable."""
+    needed = plan.needed
     if isinstance(arguments, tuple) and len(arguments) == 2 and isinstance(arguments[0], Mapping):
         raise ValueError(
             "seq_starts continue the sequences of the minibatch before, which is not offered. Give sequences whole."
@@ -77,13 +78,14 @@ def feed(roots: Sequence[Variable], arguments: Any, device: Any = None, gradient
             listed = ", ".join(v.name or v.uid for v in needed)
             raise TypeError(f"there are {len(needed)} arguments ({listed}): pass a dict of them.")
     by_name = {v.name: v for v in needed if v.name}
-    found = {}
+    found, where = {}, chosen(device)
     for key, data in arguments.items():
         variable = by_name.get(key) if isinstance(key, str) else key
         if variable is None:
             raise ValueError(unknown("argument", key, list(by_name)))
         if variable in needed:
-            rows = rows_for(variable, data).to(chosen(device))
+            rows = rows_for(variable, data)
+            rows = rows if rows.device == where else rows.to(where)
             found[variable] = _with_gradient(rows) if gradients and variable.needs_gradient else rows
     return found
 

@@ -50,8 +50,13 @@ def _place(axis: Any, rank: int) -> int:
 
 def times(left: Any, right: Any, output_rank: int = 1, infer_input_rank_to_map: int = -1, name: str = "") -> Function:
     """The product of matrices, or of tensors over the last axes of one and the first of the other."""
+    return product_of([left, right], output_rank, infer_input_rank_to_map, name)
 
-    def make(a: Variable, b: Variable) -> Made:
+
+def product_of(inputs: Sequence[Any], output_rank: int, infer_input_rank_to_map: int, name: str = "") -> Function:
+    """A product of two tensors, with a third one added, by choice, that has the shape of the output."""
+
+    def make(a: Variable, b: Variable, *added: Variable) -> Made:
         if isinstance(b, Parameter) and a.shape is not None and -1 in b.shape:
             front = len(b.shape) - output_rank
             taken = a.shape[infer_input_rank_to_map:] if infer_input_rank_to_map > 0 else a.shape
@@ -68,17 +73,21 @@ def times(left: Any, right: Any, output_rank: int = 1, infer_input_rank_to_map: 
         size, wide = math.prod(b.shape[:inner]), math.prod(output)
         shape, kinds = (*outer, *output), (a.kind, b.kind)
 
-        def product(x: Any, w: Tensor) -> Any:
+        def product(x: Any, w: Tensor, bias: Tensor | None = None) -> Any:
             if isinstance(x, Sparse):
-                return _bags(x, w.reshape(size, wide)).view(-1, *shape)
+                found = _bags(x, w.reshape(size, wide)).view(-1, *shape)
+                return found if bias is None else found + bias
+            if bias is not None and x.dim() == 2 and w.dim() == 2:
+                return torch.addmm(bias, x, w)
             front = x.shape[: x.dim() - inner]
-            return (x.reshape(*front, size) @ w.reshape(size, wide)).view(*front, *output)
+            found = (x.reshape(*front, size) @ w.reshape(size, wide)).view(*front, *output)
+            return found if bias is None else found + bias
 
-        def run(x: Any, w: Any) -> Any:
+        def run(x: Any, w: Any, *bias: Any) -> Any:
             if kinds[1] == 0:
                 if isinstance(x, Ragged):
-                    return x.with_values(product(x.values, w))
-                return product(x, w)
+                    return x.with_values(product(x.values, w, *bias))
+                return product(x, w, *bias)
             (p, q), like = aligned([x, w], kinds)
             p = p.reshape(*p.shape[: p.dim() - inner], size)
             if kinds[0] == 0:
@@ -88,7 +97,7 @@ def times(left: Any, right: Any, output_rank: int = 1, infer_input_rank_to_map: 
 
         return run, shape, axes_of(a, b)
 
-    return Function("Times", make, [left, right], name)
+    return Function("Times", make, inputs, name)
 
 
 def _bags(rows: Sparse, weights: Tensor) -> Tensor:

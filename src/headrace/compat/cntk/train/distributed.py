@@ -118,16 +118,22 @@ class DistributedLearner(Learner):
                 self._communicator.comm.broadcast(whole)
                 parameter.tensor.copy_(whole.view_as(parameter.tensor))
 
-    def exchange(self, gradients: list[Tensor], numbers: Tensor) -> None:
-        """Gradients and numbers become those of all workers together."""
-        comm = self._communicator.comm
-        comm.all_reduce(numbers)
-        if not gradients or not float(numbers[2]):
-            return
+    def exchange(self, gradients: list[Tensor], numbers: list[float]) -> list[float]:
+        """Numbers of all workers together; gradients become those of all."""
+        comm, together = self._communicator.comm, self._added_up(numbers)
+        if not together[2]:
+            return together
         vector = torch.cat([gradient.reshape(-1) for gradient in gradients])
         comm.all_reduce(vector)
         for gradient, part in zip(gradients, vector.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+        return together
+
+    def _added_up(self, numbers: list[float]) -> list[float]:
+        vector = torch.tensor(numbers, dtype=torch.float64)
+        self._communicator.comm.all_reduce(vector)
+        found: list[float] = vector.tolist()
+        return found
 
     def agree(self, finished: bool) -> None:
         """After an update; `finished`: before a checkpoint, or at the end."""
@@ -173,13 +179,9 @@ class BlockMomentumLearner(DistributedLearner):
     def total_number_of_samples_seen(self) -> int:
         return self._seen
 
-    def exchange(self, gradients: list[Tensor], numbers: Tensor) -> None:
+    def exchange(self, gradients: list[Tensor], numbers: list[float]) -> list[float]:
         self._local = int(numbers[2])
-        self._communicator.comm.all_reduce(numbers)
-
-    def local_count(self) -> int:
-        """The samples of this worker's own minibatch."""
-        return self._local
+        return self._added_up(numbers)
 
     def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
         alone = not self.active

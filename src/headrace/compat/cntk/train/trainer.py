@@ -89,38 +89,45 @@ class Trainer:
         plan = Plan([*self._roots, *asked]) if asked else self._plan
         numbers, gradients, values = self._passed(plan, arguments, device, ends)
         shared = [each for each in self._shared if each.active]
+        own = list(numbers)
         for each in shared:
-            each.exchange(gradients.get(each, []), numbers if each is shared[0] else numbers.clone())
+            numbers = each.exchange(gradients[each], own)
         going = self._updated(numbers, gradients)
         for each in shared:
             each.agree(finished=not going)
         if not outputs:
             return going
+        if not arguments:
+            return going, {}
         return going, {
-            each: shown(root, v) for each, root, v in zip(outputs, asked, values[len(self._roots) :], strict=True)
+            each: shown(root, _detached(v))
+            for each, root, v in zip(outputs, asked, values[len(self._roots) :], strict=True)
         }
 
     def _passed(
         self, plan: Plan, arguments: Mapping[Any, Any], device: Any, ends: bool
-    ) -> tuple[Tensor, dict[Learner, list[Tensor]], list[Any]]:
+    ) -> tuple[list[float], dict[Learner, list[Tensor]], list[Any]]:
         """Loss, metric, samples and sweep ends of a minibatch as numbers, and the gradients of its loss."""
-        weights = {learner: [p.tensor for p in learner.parameters] for learner in self._learners}
+        weights = [p.tensor for learner in self._learners for p in learner.parameters]
         if not arguments:
-            zeros = {learner: [torch.zeros_like(w) for w in ws] for learner, ws in weights.items()}
-            return torch.zeros(4, dtype=torch.float64), zeros, [None] * len(plan.roots)
-        values = plan(feed(plan.roots, arguments, device), training=True)
+            return [0.0] * 4, self._by_learner([torch.zeros_like(w) for w in weights]), [None] * len(plan.roots)
+        values = plan(feed(plan, arguments, device), training=True)
         loss, metric = numbers_of(values[0]), numbers_of(values[1])
         count = _count(values[2])
-        flat = [w for ws in weights.values() for w in ws]
-        found = list(torch.autograd.grad(loss.sum(), flat, allow_unused=True, materialize_grads=True))
-        gradients = {learner: [found.pop(0) for _ in ws] for learner, ws in weights.items()}
+        total = loss.sum()
+        found = torch.autograd.grad(total, weights, allow_unused=True)
+        if any(each is None for each in found):
+            found = tuple(torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True))
         evaluated = float(metric.detach().sum()) if self.evaluation_function else 0.0
         ends = ends and (not self._shared or self._shared[0].communicator().is_main())
-        numbers = torch.tensor([float(loss.detach().sum()), evaluated, count, ends], dtype=torch.float64)
-        return numbers, gradients, [_detached(value) for value in values]
+        return [float(total.detach()), evaluated, count, ends], self._by_learner(found), values
 
-    def _updated(self, numbers: Tensor, gradients: dict[Learner, list[Tensor]]) -> bool:
-        loss, metric, samples, ends = numbers.tolist()
+    def _by_learner(self, gradients: Sequence[Tensor]) -> dict[Learner, list[Tensor]]:
+        left = iter(gradients)
+        return {learner: [next(left) for _ in learner.parameters] for learner in self._learners}
+
+    def _updated(self, numbers: Sequence[float], gradients: dict[Learner, list[Tensor]]) -> bool:
+        loss, metric, samples, ends = numbers
         count = int(samples)
         self._previous = (loss, metric, count)
         if not count:
@@ -281,7 +288,8 @@ def measure(function: Function, arguments: Any, device: DeviceDescriptor | None 
     """The sum of a function over a minibatch, and its samples."""
     roots: list[Variable] = [function, _counted(function)]
     with torch.no_grad():
-        found, counted = Plan(roots)(feed(roots, arguments, device))
+        plan = Plan(roots)
+        found, counted = plan(feed(plan, arguments, device))
     return float(numbers_of(found).sum()), _count(counted)
 
 
