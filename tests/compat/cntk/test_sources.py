@@ -199,7 +199,7 @@ def test_a_minibatch_comes_by_variable_where_a_map_is_given(make: Make) -> None:
     assert list(batch) == [words]
     assert isinstance(batch[words], MinibatchData)
     foreign = StreamInformation("other", 7, "dense", np.float32, (1,))
-    with pytest.raises(ValueError, match="the source has no stream other.* it has 'features', 'labels'"):
+    with pytest.raises(ValueError, match=r"the source has no stream other.* it has 'features', 'labels'"):
         source.next_minibatch(3, {words: foreign})
     with pytest.raises(ValueError, match="no streams are called 'nothing'; there are 'features', 'labels'"):
         source.stream_info("nothing")

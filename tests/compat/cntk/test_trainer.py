@@ -44,7 +44,7 @@ def test_outputs_are_those_before_the_update() -> None:
 def test_arguments_may_be_named_and_a_missing_one_is_told() -> None:
     trainer, x, _, _ = linear()
     trainer.train_minibatch({"x": X, "y": Y})
-    with pytest.raises(ValueError, match="Input.*'y'.*is given no value"):
+    with pytest.raises(ValueError, match=r"Input.*'y'.*is given no value"):
         trainer.train_minibatch({x: X})
     with pytest.raises(ValueError, match=r"takes samples of shape \(2,\), got \(3,\)"):
         trainer.train_minibatch({"x": np.zeros((4, 3)), "y": Y})

@@ -146,6 +146,7 @@ for _name in [
     "crop_manual",
     "custom_proxy_op",
     "depth_to_space",
+    "element_xor",
     "eye_like",
     "floor_division",
     "forward_backward",

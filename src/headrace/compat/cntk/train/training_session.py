@@ -13,7 +13,7 @@ from ....data.sparse import Sparse
 from ....errors import ConfigError
 from .._native import hint
 from ..core import Held, Value
-from ..device import DeviceDescriptor
+from ..device import DeviceDescriptor, use_default_device
 from ..io.memory import MinibatchSourceFromData
 from ..io.sources import MinibatchSource, by_variable
 from ..io.streams import MinibatchData
@@ -105,7 +105,7 @@ class TrainingSession:
 
     def train(self, device: DeviceDescriptor | None = None) -> None:
         """Trains, from the checkpoint if there is one."""
-        self._device = device
+        self._device = device = device or use_default_device()
         trainer = self.trainer
         restored = 0
         if self._checkpoint.restore and self._checkpoint.filename:
