@@ -103,7 +103,7 @@ def test_the_manuals_program_prints_its_four_epochs_and_learns(capsys: pytest.Ca
     trainer, _ = a_training(source)
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "Learning rate per 1 samples: 0.5"
-    pattern = r"Finished Epoch\[\d of 10\]: \[Training\] loss = \d\.\d{6} \* 20, metric = \d+\.\d\d% \* 20 .*s \(.* samples/s\);"
+    pattern = r"Finished Epoch\[\d of 10\]: \[Training\] loss = \d\.\d{6} \* 20, metric = [\d.]+% \* 20 .* samples/s\);"
     assert all(re.fullmatch(pattern, line) for line in out[1:])
     assert len(out) == 5
     assert all(" * 20, metric = " in line for line in out[1:])

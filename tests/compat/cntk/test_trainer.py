@@ -53,10 +53,14 @@ def test_arguments_may_be_named_and_a_missing_one_is_told() -> None:
 
 
 def test_an_empty_minibatch_ends_training() -> None:
-    trainer, *_ = linear()
-    assert trainer.train_minibatch({}) is False
+    trainer, x, y, _ = linear()
     with pytest.raises(ValueError, match="no minibatch has been trained on"):
         _ = trainer.previous_minibatch_loss_average
+    trainer.train_minibatch({x: X, y: Y})
+    loss = trainer.previous_minibatch_loss_average
+    assert trainer.train_minibatch({}) is False
+    assert trainer.previous_minibatch_loss_average == loss > 0
+    assert trainer.previous_minibatch_sample_count == 0
 
 
 def test_the_samples_of_a_loss_of_sequences_are_their_items() -> None:

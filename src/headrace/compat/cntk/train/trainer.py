@@ -48,7 +48,7 @@ class Trainer:
         self._used = [v for v in ordered(self._roots) if v.is_input or v.is_placeholder]
         self._shared = [each for each in self._learners if isinstance(each, DistributedLearner)]
         self._loss = self._metric = self._tested = 0.0
-        self._previous = (0.0, 0.0, 0)
+        self._previous, self._previous_count = (0.0, 0.0), -1
         self.minibatches = self.sweeps = 0
 
     def _check(self) -> None:
@@ -129,9 +129,10 @@ class Trainer:
     def _updated(self, numbers: Sequence[float], gradients: dict[Learner, list[Tensor]]) -> bool:
         loss, metric, samples, ends = numbers
         count = int(samples)
-        self._previous = (loss, metric, count)
+        self._previous_count = count
         if not count:
             return False
+        self._previous = (loss / count, metric / count)
         going = [learner.apply(gradients[learner], count, ends > 0) for learner in self._learners]
         if any(going):
             self.minibatches += 1
@@ -189,18 +190,18 @@ class Trainer:
 
     @property
     def previous_minibatch_loss_average(self) -> float:
-        """The mean of the loss over the samples of the last minibatch, before its update."""
+        """The mean of the loss over the last minibatch that had samples, before its update."""
         return self._last(0)
 
     @property
     def previous_minibatch_evaluation_average(self) -> float:
-        """The mean of the metric over the samples of the last minibatch, before its update."""
+        """The mean of the metric over the last minibatch that had samples, before its update."""
         return self._last(1)
 
     @property
     def previous_minibatch_sample_count(self) -> int:
         """The samples of the last minibatch."""
-        return self._previous[2]
+        return max(0, self._previous_count)
 
     @property
     def total_number_of_samples_seen(self) -> int:
@@ -213,9 +214,9 @@ class Trainer:
         return {"sample": self.total_number_of_samples_seen, "minibatch": self.minibatches, "sweep": self.sweeps}[name]
 
     def _last(self, which: int) -> float:
-        if not self._previous[2]:
-            raise ConfigError("no minibatch has been trained on, or the last one was empty.")
-        return self._previous[which] / self._previous[2]
+        if self._previous_count < 0:
+            raise ConfigError("no minibatch has been trained on yet. Call train_minibatch first.")
+        return self._previous[which]
 
     # --- checkpoints ---------------------------------------------------------------------------------------
 
