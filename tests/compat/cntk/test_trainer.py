@@ -190,6 +190,21 @@ def test_a_trainer_goes_on_from_its_files_to_the_bit(tmp_path: Path) -> None:
     assert all(np.array_equal(a, p.value) for a, p in zip(wanted, other.model.parameters, strict=True))
 
 
+def test_a_model_is_restored_from_its_file_and_from_that_of_a_trainer(tmp_path: Path) -> None:
+    trainer, data = adam_with_dropout()
+    trainer.train_minibatch(data)
+    trainer.save_checkpoint(tmp_path / "here")
+    trainer.model.save(tmp_path / "model")
+    for name in ("here", "model"):
+        other = adam_with_dropout()[0].model
+        other.restore(tmp_path / name)
+        assert all(
+            np.array_equal(a.value, b.value) for a, b in zip(trainer.model.parameters, other.parameters, strict=True)
+        )
+    with pytest.raises(ValueError, match=r"Function\.load is not offered"):
+        C.Function.load(tmp_path / "model")
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     trainer, _ = adam_with_dropout()
     trainer.save_checkpoint(tmp_path / "here")

@@ -2,14 +2,16 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ....errors import DataError
+from ....errors import ConfigError, DataError
 from ..axis import Axis
 from ..core import Value
+from ..state import load_weights, read_state, weights_of, write_state
 from ..variables import Constant, Input, Parameter, Placeholder, Variable, as_variable
 from .graph import Plan, as_fed, feed, leaf_of, numbers_of, ordered, shown
 
@@ -230,6 +232,20 @@ class Function(Variable):
         if outputs is None:
             return gradients
         return gradients, self.eval(at, outputs, device)
+
+    def save(self, filename: Any, format: Any = None) -> None:
+        """Writes its parameters into a file."""
+        write_state(Path(filename), {"weights": weights_of(ordered(self.outputs))})
+
+    def restore(self, filename: Any) -> None:
+        """Reads its parameters from a file that a function like it was saved in."""
+        path = Path(filename)
+        load_weights(weights_of(ordered(self.outputs)), read_state(path)["weights"], path)
+
+    @staticmethod
+    def load(model: Any, device: Any = None, format: Any = None) -> Any:
+        """Not offered: make the function again, and restore it."""
+        raise ConfigError("cntk.Function.load is not offered here. Make the function again, and call z.restore(name).")
 
     def __repr__(self) -> str:
         listed = ", ".join(v.name or v.uid for v in self.arguments)

@@ -17,8 +17,8 @@ from ..io.streams import MinibatchData
 from ..learners.learner import Learner
 from ..ops.functions import Combined, Function
 from ..ops.graph import Plan, feed, numbers_of, ordered, shown
+from ..state import load_weights, read_state, weights_of, write_state
 from ..variables import Parameter, Variable
-from .checkpoint import read_state, write_state
 from .distributed import DistributedLearner
 
 
@@ -227,15 +227,14 @@ class Trainer:
         if self._shared and not self._shared[0].communicator().is_main():
             self._shared[0].communicator().barrier()
             return
-        weights = self._weights()
         state = {
             "learners": [learner.state_dict() for learner in self._learners],
             "counts": [self.minibatches, self.sweeps],
             "random": capture(chosen(None)),
-            "weights": weights,
+            "weights": self._weights(),
             "external": dict(external_state or {}),
         }
-        write_state(Path(filename), {"weights": weights})
+        (self.model or self.loss_function).save(filename)
         write_state(Path(f"{filename}.ckp"), state)
         if self._shared and self._shared[0].communicator().comm.count > 1:
             self._shared[0].communicator().barrier()
@@ -247,7 +246,7 @@ class Trainer:
             raise CheckpointError(
                 f"{filename} is of {len(state['learners'])} learners, and this trainer has {len(self._learners)}."
             )
-        self._load_weights(state["weights"], filename)
+        load_weights(self._weights(), state["weights"], Path(filename))
         for learner, each in zip(self._learners, state["learners"], strict=True):
             learner.load_state_dict(each)
         self.minibatches, self.sweeps = state["counts"]
@@ -255,22 +254,9 @@ class Trainer:
         external: dict[str, Any] = state["external"]
         return external
 
-    @property
-    def _parameters(self) -> list[Variable]:
-        roots = [self.loss_function, *([self.model] if self.model else [])]
-        return [v for v in ordered([each for root in roots for each in root.outputs]) if hasattr(v, "tensor")]
-
     def _weights(self) -> dict[str, Tensor]:
-        return {f"{k} {v.name}".strip(): v.tensor.detach() for k, v in enumerate(self._parameters)}  # type: ignore[attr-defined]
-
-    def _load_weights(self, weights: Mapping[str, Tensor], filename: Any) -> None:
-        own = self._weights()
-        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-        if found != {name: tuple(tensor.shape) for name, tensor in own.items()}:
-            raise CheckpointError(f"{filename} is of another model: it has {found}. Make the model as it was.")
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(weights[name])
+        model = self.model.outputs if self.model else ()
+        return weights_of(ordered([self.loss_function, *model]))
 
     def _by_variable(self, arguments: Any) -> dict[Any, Any]:
         """What is fed, by variable; nothing of an empty minibatch."""

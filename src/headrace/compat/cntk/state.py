@@ -1,13 +1,16 @@
 """State in one file: tensors by name, and JSON for everything else, written whole or not at all."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ....errors import CheckpointError, CorruptError
-from ....store import disk
-from ....store.codec import Tensors, decode, encode, from_json, parse_tensors, tensor_pieces, to_json
+from ...errors import CheckpointError, CorruptError
+from ...store import disk
+from ...store.codec import Tensors, decode, encode, from_json, parse_tensors, tensor_pieces, to_json
+from .variables import Variable
 
 _JSON = "state.json"
 
@@ -38,3 +41,19 @@ def read_state(path: Path) -> Any:
         raise CorruptError(f"{path} holds tensors, and no state of a training.")
     plain = from_json(tensors.pop(_JSON).numpy().tobytes(), path.name)
     return decode(plain, tensors)
+
+
+def weights_of(nodes: Iterable[Variable]) -> dict[str, Tensor]:
+    """The parameters and constants among nodes, by their place and name."""
+    held = [v for v in nodes if hasattr(v, "tensor")]
+    return {f"{k} {v.name}".strip(): v.tensor.detach() for k, v in enumerate(held)}
+
+
+def load_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], path: Path) -> None:
+    """Copies weights into a model's own; raises unless they are of a model like it."""
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if found != {name: tuple(tensor.shape) for name, tensor in own.items()}:
+        raise CheckpointError(f"{path} is of another model: it has {found}. Make the model as it was.")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(weights[name])
