@@ -1,6 +1,7 @@
 """Distributed learners: several workers make the updates of one, or average blocks of their own."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,36 @@ def test_workers_work_for_themselves_until_some_samples_are_seen() -> None:
     alone, together = weights_of(1, later), weights_of(2, later)
     assert alone[:2] == together[:2]
     np.testing.assert_allclose(together[2], alone[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_workers_go_on_from_a_checkpoint_each_where_its_source_stood(tmp_path: Path, blocks: bool) -> None:
+    text = tmp_path / "rows.ctf"
+    text.write_text(
+        "".join(f"|x {' '.join(map(str, r))} |y {' '.join(map(str, c))}\n" for r, c in zip(ROWS, CLASSES, strict=True))
+    )
+    streams = C.io.StreamDefs(x=C.io.StreamDef(field="x", shape=4), y=C.io.StreamDef(field="y", shape=3))
+
+    def source() -> Any:
+        return C.io.MinibatchSource(C.io.CTFDeserializer(str(text), streams), randomize=False)
+
+    def make(parameters: Any) -> Any:
+        local = C.momentum_sgd(parameters, 0.1, 0.9)
+        return C.distributed.block_momentum_distributed_learner(local, 12) if blocks else shared(parameters)
+
+    def trained(folder: str) -> Any:
+        config = C.CheckpointConfig(str(tmp_path / folder / "saved"), (2, C.DataUnit.minibatch), preserve_all=True)
+        return weights_of(2, make, source, samples=46, sizes=5, checkpoint_config=config)
+
+    whole = trained("whole")
+    for number in (0, 1):
+        there = tmp_path / f"from{number}"
+        there.mkdir()
+        for end in ("", ".ckp"):
+            (there / f"saved{number}{end}").write_bytes((tmp_path / "whole" / f"saved{number}{end}").read_bytes())
+        again = trained(there.name)
+        assert again[:2] == whole[:2]
+        assert np.array_equal(again[2], whole[2])
 
 
 def test_only_worker_0_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from ....data.ragged import Ragged
 from ....data.sparse import Sparse
 from ....errors import CheckpointError, ConfigError, DataError
 from ....store.rng import capture, restore
+from ....workers.comm import Comm, Null
 from .._native import hint
 from ..device import DeviceDescriptor, chosen
 from ..io.streams import MinibatchData
@@ -224,35 +225,42 @@ class Trainer:
         """Writes the model into a file, and beside it, in `filename`.ckp, all that the training goes on from."""
         for learner in self._shared:
             learner.agree(finished=True)
-        if self._shared and not self._shared[0].communicator().is_main():
-            self._shared[0].communicator().barrier()
-            return
-        state = {
+        own = {
             "learners": [learner.state_dict() for learner in self._learners],
-            "counts": [self.minibatches, self.sweeps],
             "random": capture(chosen(None)),
-            "weights": self._weights(),
             "external": dict(external_state or {}),
         }
-        (self.model or self.loss_function).save(filename)
-        write_state(Path(f"{filename}.ckp"), state)
-        if self._shared and self._shared[0].communicator().comm.count > 1:
-            self._shared[0].communicator().barrier()
+        workers = self._comm.gather(own)
+        if workers is not None:
+            (self.model or self.loss_function).save(filename)
+            state = {"weights": self._weights(), "counts": [self.minibatches, self.sweeps], "workers": workers}
+            write_state(Path(f"{filename}.ckp"), state)
+        self._comm.share(None)  # nobody goes on before it is written
 
     def restore_from_checkpoint(self, filename: Any) -> dict[str, Any]:
-        """Goes back to a checkpoint; returns the state of others that was written with it."""
+        """Goes back to a checkpoint; returns the state of others that was written with it.
+
+        Each of as many workers as then goes on with its own state; with more or fewer, all go on with worker 0's.
+        """
         state = read_state(Path(f"{filename}.ckp"))
-        if len(state["learners"]) != len(self._learners):
+        workers = state["workers"]
+        own = workers[self._comm.shard.index if len(workers) == self._comm.count else 0]
+        if len(own["learners"]) != len(self._learners):
             raise CheckpointError(
-                f"{filename} is of {len(state['learners'])} learners, and this trainer has {len(self._learners)}."
+                f"{filename} is of {len(own['learners'])} learners, and this trainer has {len(self._learners)}."
             )
         load_weights(self._weights(), state["weights"], Path(filename))
-        for learner, each in zip(self._learners, state["learners"], strict=True):
+        for learner, each in zip(self._learners, own["learners"], strict=True):
             learner.load_state_dict(each)
         self.minibatches, self.sweeps = state["counts"]
-        restore(state["random"], chosen(None))
-        external: dict[str, Any] = state["external"]
+        restore(own["random"], chosen(None))
+        external: dict[str, Any] = own["external"]
         return external
+
+    @property
+    def _comm(self) -> Comm:
+        """The workers of the learners; a worker alone, if they are not distributed."""
+        return self._shared[0].communicator().comm if self._shared else Null()
 
     def _weights(self) -> dict[str, Tensor]:
         model = self.model.outputs if self.model else ()
