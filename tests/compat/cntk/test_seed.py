@@ -10,6 +10,7 @@ import torch
 import headrace as hr
 import headrace.compat.cntk as C
 from headrace.compat.cntk.io import MinibatchData, StreamInformation, UserMinibatchSource
+from headrace.compat.cntk.io.native import check_user_source
 
 SENTENCES = {0: ([560, 0, 0], 0), 1: ([560, 0, 0, 424], 1), 2: ([160, 5, 6], 2), 3: ([460, 3, 3, 425], 3)}
 WORDS, CLASSES = 1000, 5
@@ -196,3 +197,18 @@ def test_a_minibatch_without_the_stream_that_is_asked_for_is_refused() -> None:
     source.streams["labels"] = other
     with pytest.raises(ValueError, match=r"the source has no stream labels\(shape: \(7,\), dense\)"):
         a_training(source)
+
+
+def test_the_manuals_source_is_told_that_it_never_returns_to_one_of_two_workers() -> None:
+    with pytest.raises(ValueError, match=r"does not return to worker 0 of 2: it is at line \d+ of .*test_seed"):
+        check_user_source(Sentences, sequences=["features"], endless=True)
+
+
+def test_a_source_that_goes_on_past_the_sequences_of_others_keeps_the_promises_of_a_source() -> None:
+    class Fair(Sentences):
+        def next_minibatch(self, num_samples: int, number_of_workers: int, worker_rank: int, device: Any = None) -> Any:
+            found = super().next_minibatch(num_samples, 1, 0, device)
+            return {} if number_of_workers > 1 and worker_rank else found
+
+    report = check_user_source(Fair, sequences=["features"], endless=True, batches=20, sizes=(7,))
+    assert report

@@ -1,7 +1,7 @@
 """Streams of a source, and what a minibatch holds of each."""
 
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,6 +43,11 @@ class StreamInformation:
     def stream_id(self) -> int:
         """Its number."""
         return self.m_id
+
+    @property
+    def layout(self) -> Literal["dense", "sparse"]:
+        """How its samples are stored, as headrace calls it."""
+        return "sparse" if self.storage_format == "sparse" else "dense"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, StreamInformation) and self._all == other._all
