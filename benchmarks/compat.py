@@ -1,0 +1,107 @@
+"""What a dialect costs, as a ratio to the same training in headrace's own words: an MLP 64-128-10, SGD with momentum.
+
+    python benchmarks/compat.py [--quick] [--repeats N] [--rows N]
+
+One epoch in batches of 128, one thread. The dialects take one-hot labels, and so does the training that they are
+compared with. `raw` is the hand-written loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from timing import Job, interleave, ratio, table
+from torch import nn
+
+import headrace as hr
+import headrace.compat.cntk as C
+
+RESULTS = Path(__file__).parent / "results" / "compat.json"
+BATCH, LIMIT = 128, 1.05
+
+
+def main() -> None:
+    """Time every training once per repeat, print the table, and write it as JSON."""
+    options = arguments()
+    torch.set_num_threads(1)
+    draw = np.random.default_rng(0)
+    x = draw.random((options.rows, 64), np.float32)
+    y = np.eye(10, dtype=np.float32)[draw.integers(0, 10, options.rows)]
+    trainings = {"headrace": native, "cntk": cntk, "raw": raw}
+    prepare = {name: (lambda make=make: make(x, y)) for name, make in trainings.items()}
+    samples = interleave(prepare, options.repeats, often=(), passes=1)
+    found = {name: ratio(samples[name], samples["headrace"]) for name in trainings}
+    rows = [
+        [n, f"{samples[n].seconds[-1]:.3f}", f"{r.median:.3f}", f"{r.low:.3f}-{r.high:.3f}"] for n, r in found.items()
+    ]
+    print(table(["training", "s", "to headrace", "range"], rows))
+    print(f"a dialect costs at most {LIMIT}: {'reached' if found['cntk'].median <= LIMIT else 'missed'}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    record = {name: {"median": r.median, "low": r.low, "high": r.high} for name, r in found.items()}
+    options.out.write_text(json.dumps({"rows": options.rows, "to headrace": record}, indent=2) + "\n")
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="3 repeats: a glance")
+    parser.add_argument("--repeats", type=int, help="interleaved repeats (default 9)")
+    parser.add_argument("--rows", type=int, default=200_000, help="rows of the epoch")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    options = parser.parse_args()
+    options.repeats = options.repeats or (3 if options.quick else 9)
+    return options
+
+
+def model() -> nn.Sequential:
+    """The model that all train."""
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def native(x: np.ndarray, y: np.ndarray) -> Job:
+    """In headrace's own words."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    trainer = hr.Trainer(net, hr.CrossEntropy(), optimizer, batch_size=BATCH, order="none")
+    data = torch.from_numpy(x), torch.from_numpy(y)
+    return Job(lambda: trainer.fit(data, epochs=1, progress=False), lambda: trainer.history.last["train/loss"])
+
+
+def cntk(x: np.ndarray, y: np.ndarray) -> Job:
+    """By CNTK's names."""
+    rows, label = C.input_variable(64), C.input_variable(10)
+    z = C.layers.Sequential([C.layers.Dense(128, activation=C.relu), C.layers.Dense(10)])(rows)
+    learner = C.momentum_sgd(z.parameters, 0.05, 0.9, unit_gain=False)
+    trainer = C.Trainer(z, (C.cross_entropy_with_softmax(z, label), None), [learner])
+    source = C.io.MinibatchSourceFromData({"x": x, "y": y}, len(x))
+    streams = {rows: source.streams["x"], label: source.streams["y"]}
+    session = C.training_session(trainer, source, BATCH, streams)
+    return Job(session.train, lambda: trainer.previous_minibatch_loss_average)
+
+
+def raw(x: np.ndarray, y: np.ndarray) -> Job:
+    """The loop by hand."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    loss: Callable[..., torch.Tensor] = nn.functional.cross_entropy
+    last = [0.0]
+
+    def run() -> None:
+        data = torch.from_numpy(x).split(BATCH), torch.from_numpy(y).split(BATCH)
+        for rows, labels in zip(*data, strict=True):
+            optimizer.zero_grad()
+            found = loss(net(rows), labels)
+            found.backward()
+            optimizer.step()
+        last[0] = float(found.detach())
+
+    return Job(run, lambda: last[0])
+
+
+if __name__ == "__main__":
+    main()

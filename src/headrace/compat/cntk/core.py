@@ -1,0 +1,376 @@
+"""Values: minibatches as CNTK holds them, over tensors, `Sparse` and `Ragged`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...data.ragged import Ragged
+from ...data.sparse import Sparse
+from ...errors import DataError
+from .device import DeviceDescriptor, DeviceKind, chosen, cpu
+from .variables import Shape, Variable, as_shape, torch_type
+
+Held = Tensor | Sparse | Ragged
+
+
+def is_scipy(value: Any) -> bool:
+    """Whether it is one of SciPy's sparse matrices."""
+    return type(value).__module__.startswith("scipy.sparse")
+
+
+def csr_of(rows: Sparse) -> Any:
+    """Sparse rows as SciPy's CSR matrix."""
+    from scipy.sparse import csr_matrix
+
+    host = rows.to(torch.device("cpu"))
+    values = torch.ones(len(host.indices), dtype=host.dtype) if host.values is None else host.values
+    parts = values.numpy(), host.indices.numpy(), host.host_offsets.numpy()
+    return csr_matrix(parts, shape=(len(host), host.dim))
+
+
+class NDArrayView:
+    """A block of numbers on a device."""
+
+    def __init__(self, shape: Any, data_type: Any = np.float32, device: DeviceDescriptor | None = None) -> None:
+        self.held: Held = torch.zeros(as_shape(shape), dtype=torch_type(data_type), device=chosen(device))
+
+    @classmethod
+    def over(cls, held: Held) -> "NDArrayView":
+        """A view of rows that are there."""
+        view = cls.__new__(cls)
+        view.held = held
+        return view
+
+    @classmethod
+    def from_dense(
+        cls, np_array: Any, device: DeviceDescriptor | None = None, read_only: bool = False, borrow: bool = False
+    ) -> "NDArrayView":
+        """Of a NumPy array."""
+        if not isinstance(np_array, np.ndarray):
+            raise TypeError(f"data must be of type numpy.ndarray, got {type(np_array).__name__}.")
+        return cls.over(torch.tensor(np_array, device=chosen(device)))
+
+    @classmethod
+    def from_csr(
+        cls,
+        csr_array: Any,
+        device: DeviceDescriptor | None = None,
+        read_only: bool = False,
+        borrow: bool = False,
+        shape: Any = None,
+    ) -> "NDArrayView":
+        """Of a CSR matrix."""
+        return cls.over(Sparse.of(csr_array).to(chosen(device)))
+
+    @classmethod
+    def from_data(
+        cls, data: Any, device: DeviceDescriptor | None = None, read_only: bool = False, borrow: bool = False
+    ) -> "NDArrayView":
+        """Of either."""
+        if isinstance(data, NDArrayView):
+            return data
+        return cls.from_csr(data, device) if is_scipy(data) else cls.from_dense(np.asarray(data), device)
+
+    @property
+    def shape(self) -> Shape:
+        """Its axes."""
+        return tuple(self.held.shape)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether only the numbers that are not zero are there."""
+        return isinstance(self.held, Sparse)
+
+    def asarray(self) -> Any:
+        """As an array, or a CSR matrix."""
+        return array_of(self.held)
+
+    def slice_view(self, start_offset: Any, extent: Any, read_only: bool = True) -> "NDArrayView":
+        """A part of it: from an offset on each axis, an extent on the last ones."""
+        held = self.held
+        assert isinstance(held, Tensor)
+        starts = list(start_offset)
+        for axis, size in enumerate(extent, len(starts) - len(extent)):
+            held = held.narrow(axis, starts[axis], size)
+        for axis in range(len(starts) - len(extent)):
+            held = held.select(0, starts[axis])
+        return NDArrayView.over(held)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.asarray(), dtype=dtype)
+
+
+def array_of(held: Held) -> Any:
+    """Rows as an array, sequences padded with zeros; sparse rows as a CSR matrix."""
+    if isinstance(held, Sparse):
+        return csr_of(held)
+    return (held.padded() if isinstance(held, Ragged) else held).detach().cpu().numpy()
+
+
+class Value:
+    """A minibatch of one stream: samples, or sequences of them."""
+
+    def __init__(
+        self,
+        shape: Any = None,
+        dtype: Any = None,
+        batch: Any = None,
+        seq_starts: Sequence[bool] | None = None,
+        device: DeviceDescriptor | None = None,
+    ) -> None:
+        if batch is None and shape is not None and not isinstance(shape, int | tuple):
+            shape, batch = None, shape  # Value(data)
+        if seq_starts is not None and not all(seq_starts):
+            raise DataError(
+                "seq_starts= continues the sequences of the minibatch before: state is not carried from one to the "
+                "next here. Give every sequence whole."
+            )
+        where = chosen(device)
+        if batch is not None:
+            self.rows: Held = _held(batch, dtype).to(where)
+        elif shape is not None and dtype is not None:
+            self.rows = torch.zeros(as_shape(shape), dtype=torch_type(dtype), device=where)
+        else:
+            raise ValueError("either shape and dtype or batch must be provided")
+
+    @classmethod
+    def over(cls, rows: Held) -> "Value":
+        """A value of rows that are there."""
+        value = cls.__new__(cls)
+        value.rows = rows
+        return value
+
+    @staticmethod
+    def create(
+        var: Variable,
+        data: Any,
+        seq_starts: Sequence[bool] | None = None,
+        device: DeviceDescriptor | None = None,
+        read_only: bool = False,
+    ) -> "Value":
+        """The value of data for a variable."""
+        if not isinstance(var, Variable):
+            raise TypeError(f"Variable expected, but got {type(var).__name__}")
+        return Value.over(rows_for(var, data).to(chosen(device)))
+
+    @staticmethod
+    def one_hot(batch: Any, num_classes: Any, dtype: Any = None, device: DeviceDescriptor | None = None) -> "Value":
+        """Sequences of one-hot items, given by their indices."""
+        shape = as_shape(num_classes)
+        sequences = [np.asarray(each, dtype=np.int64).reshape(-1) for each in batch]
+        ids = np.concatenate([*sequences, np.zeros(0, np.int64)])
+        if len(wrong := ids[(ids < 0) | (ids >= shape[-1])]):
+            raise ValueError(
+                f"one_hot: index {int(wrong[0])} is out of range for {shape[-1]} classes. Raise num_classes=."
+            )
+        wide = int(np.prod(shape[:-1], dtype=np.int64))
+        items = Sparse.one_hot(torch.from_numpy(ids), shape[-1], torch_type(dtype or np.float32))
+        if wide > 1:  # every item has several one-hot rows
+            lengths = [len(each) // wide for each in sequences]
+            dense = items.to_dense().view(-1, *shape)
+            return Value.over(Ragged(dense, offsets_of(lengths)).to(chosen(device)))
+        return Value.over(Ragged(items, offsets_of([len(each) for each in sequences])).to(chosen(device)))
+
+    @property
+    def data(self) -> NDArrayView:
+        """Its numbers."""
+        return NDArrayView.over(self.rows)
+
+    @property
+    def shape(self) -> Shape:
+        """Sequences, items of the longest, and the shape of an item; or samples, and the shape of one."""
+        rows = self.rows
+        if not isinstance(rows, Ragged):
+            return tuple(rows.shape)
+        item = (rows.values.dim,) if isinstance(rows.values, Sparse) else rows.shape
+        return (len(rows), rows.longest, *item)
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its numbers."""
+        return np.dtype(str(self.rows.dtype).rpartition(".")[2]).type
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether only the numbers that are not zero are there."""
+        rows = self.rows.values if isinstance(self.rows, Ragged) else self.rows
+        return isinstance(rows, Sparse)
+
+    @property
+    def mask(self) -> Any:
+        """For every place of every sequence 2 at its begin, 1 on an item, 0 after its end."""
+        if not isinstance(self.rows, Ragged):
+            return np.full((len(self.rows), 1), 2, np.uint8)
+        mask = self.rows.mask.cpu().numpy().astype(np.uint8)
+        mask[:, :1] *= 2
+        return mask
+
+    @property
+    def device(self) -> DeviceDescriptor:
+        """Where it lies."""
+        if self.rows.device.type == "cpu":
+            return cpu()
+        return DeviceDescriptor(DeviceKind.GPU, self.rows.device.index or 0)
+
+    def masked_count(self) -> int:
+        """How many places come after the ends of sequences."""
+        return int((np.asarray(self.mask) == 0).sum())
+
+    def as_sequences(self, variable: Variable | None = None) -> list[Any]:
+        """The sequences one by one, without what pads them: arrays, or CSR matrices."""
+        if isinstance(self.rows, Ragged):
+            return [each.detach().cpu().numpy() if isinstance(each, Tensor) else csr_of(each) for each in self.rows]
+        if isinstance(self.rows, Sparse):
+            return [csr_of(self.rows[k : k + 1]) for k in range(len(self.rows))]
+        return list(self.rows.detach().cpu().numpy())
+
+    def asarray(self) -> Any:
+        """As an array, sequences padded with zeros; sparse samples as a CSR matrix."""
+        return array_of(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.asarray(), dtype=dtype)
+
+
+def offsets_of(lengths: Sequence[int]) -> Tensor:
+    """Where sequences of these lengths begin and end."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(lengths, dtype=torch.int64).cumsum(0)])
+
+
+def _held(batch: Any, dtype: Any) -> Held:
+    """Rows of what a Value may be made of."""
+    if isinstance(batch, Value):
+        return batch.rows
+    if isinstance(batch, NDArrayView):
+        return batch.held
+    if isinstance(batch, Tensor | Sparse | Ragged):
+        return batch
+    if is_scipy(batch):
+        return Sparse.of(batch)
+    if isinstance(batch, list) and batch and (is_scipy(batch[0]) or _ragged(batch)):
+        return sequences_of(batch)
+    array = np.asarray(batch, dtype=dtype)
+    if array.dtype == object:
+        raise ValueError("a batch of sequences of unequal shapes is a list of arrays, got an array of objects.")
+    listed = not isinstance(batch, np.ndarray) and dtype is None and array.dtype == np.float64
+    return torch.tensor(array.astype(np.float32) if listed else array)
+
+
+def _ragged(batch: list[Any]) -> bool:
+    return all(isinstance(each, np.ndarray) and each.ndim for each in batch) and len({len(e) for e in batch}) > 1
+
+
+def sequences_of(batch: Sequence[Any]) -> Ragged:
+    """Sequences given one by one: arrays, or CSR matrices with a row for each item."""
+    if is_scipy(batch[0]):
+        from scipy.sparse import vstack
+
+        return Ragged(Sparse.of(vstack(batch).tocsr()), offsets_of([each.shape[0] for each in batch]))
+    parts = [np.asarray(each) for each in batch]
+    return Ragged(torch.tensor(np.concatenate(parts)), offsets_of([len(part) for part in parts]))
+
+
+# --- what is fed to a variable -----------------------------------------------------------------------------
+
+
+def rows_for(var: Variable, data: Any) -> Held:
+    """Data as the rows that a graph computes with in place of this variable; raises on a shape that does not fit."""
+    if isinstance(data, Tensor | Sparse | Ragged):
+        held: Held = data
+    elif hasattr(data, "rows"):
+        held = data.rows
+    elif isinstance(getattr(data, "data", None), Value):  # a MinibatchData
+        held = data.data.rows
+    else:
+        held = _given(var, data)
+    held = (_static, _samples, _items)[var.kind](var, held)
+    wanted = torch_type(var.dtype)
+    if held.dtype == wanted:
+        return held
+    if isinstance(held, Tensor):
+        return held.to(wanted)
+    if isinstance(held, Sparse):
+        return _typed(held, wanted)
+    values = held.values
+    return held.with_values(values.to(wanted) if isinstance(values, Tensor) else _typed(values, wanted))
+
+
+def _typed(rows: Sparse, dtype: torch.dtype) -> Sparse:
+    values = None if rows.values is None else rows.values.to(dtype)
+    return Sparse(rows.indices, values, rows.offsets, rows.dim, dtype)
+
+
+def _given(var: Variable, data: Any) -> Held:
+    """Rows of arrays, matrices or lists."""
+    if is_scipy(data):
+        return Sparse.of(data)
+    if isinstance(data, list | tuple) and len(data) and is_scipy(data[0]):
+        return sequences_of(data)
+    if var.kind == 2 and isinstance(data, list | tuple) and len(data):
+        rank = len(var.shape)
+        parts = [np.asarray(getattr(each, "asarray", lambda each=each: each)(), dtype=var.dtype) for each in data]
+        return sequences_of([part[None] if part.ndim == rank else part for part in parts])
+    return torch.tensor(np.asarray(data, dtype=var.dtype))
+
+
+def _static(var: Variable, held: Held) -> Held:
+    return held
+
+
+def _samples(var: Variable, held: Held) -> Held:
+    """A row for each sample."""
+    if isinstance(held, Ragged):
+        if held.items != len(held) or held.longest > 1:
+            raise DataError(
+                f"{var!r} takes a value for each sample, and was given sequences of up to {held.longest}. "
+                "Make it a C.sequence.input_variable."
+            )
+        held = held.values
+    if isinstance(held, Sparse):
+        return _fits(var, held, (held.dim,))
+    shape = var.shape
+    if held.dim() == len(shape) + 2 and held.shape[1] == 1:
+        held = held.squeeze(1)
+    elif held.dim() == 1 and shape == (1,):
+        held = held[:, None]
+    elif held.dim() == len(shape) and shape and tuple(held.shape) == tuple(shape):
+        held = held[None]
+    elif held.dim() != len(shape) + 1 and held.dim() > 1 and held[0].numel() == int(np.prod(shape)):
+        held = held.reshape(-1, *shape)
+    return _fits(var, held, tuple(held.shape[1:]))
+
+
+def _items(var: Variable, held: Held) -> Held:
+    """A sequence of items for each sample."""
+    if isinstance(held, Sparse):
+        held = Ragged(held, torch.tensor([0, len(held)]))
+    elif isinstance(held, Tensor):
+        if held.dim() == len(var.shape) + 1:
+            held = held[:, None]
+        lengths = [held.shape[1]] * len(held)
+        held = Ragged(held.flatten(0, 1), offsets_of(lengths))
+    values = held.values
+    return _fits(var, held, (values.dim,) if isinstance(values, Sparse) else tuple(values.shape[1:]))
+
+
+def _fits(var: Variable, held: Held, shape: Shape) -> Held:
+    wanted = tuple(var.shape)
+    if len(shape) != len(wanted) or any(w >= 0 and w != s for w, s in zip(wanted, shape, strict=True)):
+        raise DataError(f"{var!r} takes samples of shape {wanted}, got {shape}. Reshape the data or the input.")
+    return held
+
+
+def asarray(variable: Any, value: Any) -> Any:
+    """A value as an array."""
+    return value.asarray()
+
+
+def asvalue(variable: Variable, data: Any) -> Value:
+    """Data as the value of a variable."""
+    return Value.create(variable, data)

@@ -1,0 +1,94 @@
+"""Devices by CNTK's names; a descriptor is a torch device."""
+
+from enum import Enum
+from typing import Any
+
+import torch
+
+from ...errors import ConfigError
+
+
+class DeviceKind(Enum):
+    """Kinds of devices."""
+
+    CPU = 0
+    GPU = 1
+
+
+class DeviceDescriptor:
+    """A device: where values lie, and where a model is computed."""
+
+    def __init__(self, kind: DeviceKind, number: int = 0) -> None:
+        self._kind, self._number = kind, number
+        self._torch = torch.device("cpu") if kind is DeviceKind.CPU else torch.device("cuda", number)
+
+    def type(self) -> DeviceKind:
+        """Whether it is a CPU or a GPU."""
+        return self._kind
+
+    def id(self) -> int:
+        """The number among its kind."""
+        return self._number
+
+    @property
+    def torch(self) -> torch.device:
+        """The device as torch calls it."""
+        return self._torch
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceDescriptor) and self.torch == other.torch
+
+    def __hash__(self) -> int:
+        return hash(self.torch)
+
+    def __repr__(self) -> str:
+        return "CPU" if self._kind is DeviceKind.CPU else f"GPU[{self._number}]"
+
+
+_default: list[DeviceDescriptor] = []
+
+
+def cpu() -> DeviceDescriptor:
+    """The processor."""
+    return DeviceDescriptor(DeviceKind.CPU)
+
+
+def gpu(device_id: int) -> DeviceDescriptor:
+    """The GPU of this number."""
+    if device_id >= torch.cuda.device_count():
+        raise ConfigError(f"GPU {device_id} is not there: torch sees {torch.cuda.device_count()}. Use cpu().")
+    return DeviceDescriptor(DeviceKind.GPU, device_id)
+
+
+def all_devices() -> tuple[DeviceDescriptor, ...]:
+    """Every device, the GPUs first."""
+    return (*(DeviceDescriptor(DeviceKind.GPU, k) for k in range(torch.cuda.device_count())), cpu())
+
+
+def use_default_device() -> DeviceDescriptor:
+    """The device that is used where none is named: the first GPU, or the processor."""
+    if not _default:
+        _default.append(all_devices()[0])
+    return _default[0]
+
+
+def try_set_default_device(new_default_device: DeviceDescriptor, acquire_device_lock: bool = False) -> bool:
+    """Sets the device that is used where none is named."""
+    _default[:] = [new_default_device]
+    return True
+
+
+def set_excluded_devices(excluded: Any) -> None:
+    """Devices that are not to be used by default."""
+    left = [device for device in all_devices() if device not in list(excluded)]
+    _default[:] = left[:1]
+
+
+def get_gpu_properties(device: DeviceDescriptor) -> Any:
+    """What torch knows of a GPU."""
+    return torch.cuda.get_device_properties(device.torch)
+
+
+def chosen(device: DeviceDescriptor | None) -> torch.device:
+    """The torch device of a descriptor, or the default."""
+    return (device or use_default_device()).torch

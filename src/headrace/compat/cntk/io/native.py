@@ -1,0 +1,97 @@
+"""Sources of users as headrace's own: to train with natively, and to be held to what is promised of a source."""
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....data.batch import Batch, Stream
+from ....data.ragged import Ragged
+from ....data.source import WHOLE, Shard, Source
+from ....errors import SourceError
+from ....testing.sources import check_source
+from ....testing.trial import Report
+from .memory import UserMinibatchSource
+
+LINES = 200_000
+
+
+class NativeSource(Source):
+    """A source that was written for CNTK, as one of headrace's; its `sequences` are the streams that have some.
+
+    It is asked as worker 0 of 1. One that never returns an empty dict says `endless=True`.
+    """
+
+    def __init__(self, source: UserMinibatchSource, sequences: Sequence[str] = (), endless: bool = False) -> None:
+        self._source, self.endless = source, endless
+        self._streams = [
+            Stream(info.m_name, info.sample_shape, info.dtype.__name__, info.layout, info.m_name in sequences)
+            for info in source.stream_infos()
+        ]
+        self.sized_by = next(iter(sequences), "rows")
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._streams
+
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        given = self._source.next_minibatch(size, 1, 0, None)
+        if not given:
+            return None
+        fields = {info.m_name: data.data.rows for info, data in given.items()}
+        for stream in self._streams:
+            if stream.name not in fields:
+                raise SourceError(f"{type(self._source).__name__} gave no stream {stream.name!r}. Return each of them.")
+            rows = fields[stream.name]
+            if not stream.sequence and isinstance(rows, Ragged) and rows.items == len(rows):
+                fields[stream.name] = rows.values
+            elif isinstance(rows, Tensor) and rows.dim() == len(stream.shape) + 2:
+                offsets = torch.arange(len(rows) + 1) * rows.shape[1]
+                fields[stream.name] = Ragged(rows.flatten(0, 1), offsets) if stream.sequence else rows[:, 0]
+        return Batch(fields)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._source.get_checkpoint_state())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._source.restore_from_checkpoint(state)
+
+
+def check_user_source(
+    make: Callable[[], UserMinibatchSource], sequences: Sequence[str] = (), endless: bool = False, **options: Any
+) -> Report:
+    """Holds sources that were written for CNTK to the contract of a source; an error names what is broken.
+
+    They are asked as each of two workers, which has to end, and then as `headrace.testing.check_source` asks.
+    """
+    for own in range(2):
+        source = make()
+        for _ in range(4):
+            _limited(source, 8, own)
+    return check_source(lambda: NativeSource(make(), sequences, endless), **options)
+
+
+def _limited(source: UserMinibatchSource, size: int, own: int) -> None:
+    """Asks a source as one of two workers; raises if it loops."""
+    left = LINES
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            place = f"line {frame.f_lineno} of {frame.f_code.co_filename}"
+            raise SourceError(
+                f"{type(source).__name__}.next_minibatch does not return to worker {own} of 2: it is at {place} after "
+                f"{LINES:,} lines. Go on past the sequences of other workers."
+            )
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        source.next_minibatch(size, 2, own, None)
+    finally:
+        sys.settrace(before)

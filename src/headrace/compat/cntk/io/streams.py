@@ -1,0 +1,168 @@
+"""Streams of a source, and what a minibatch holds of each."""
+
+import sys
+from typing import Any, Literal
+
+import numpy as np
+
+from ....errors import ConfigError
+from ..core import Value
+from ..variables import Record, Shape, Variable, as_shape
+
+INFINITELY_REPEAT = 2 * sys.maxsize + 1
+FULL_DATA_SWEEP = 2 * sys.maxsize
+DEFAULT_RANDOMIZATION_WINDOW_IN_CHUNKS = 128
+
+
+class StreamInformation:
+    """A stream: its name and number, how its samples are stored, their type and shape."""
+
+    def __init__(
+        self,
+        name: str,
+        stream_id: int,
+        storage_format: str,
+        dtype: Any,
+        shape: Any,
+        defines_mb_size: bool = False,
+    ) -> None:
+        if storage_format not in ("dense", "sparse"):
+            raise ConfigError(f"stream {name!r}: storage_format= is 'dense' or 'sparse', got {storage_format!r}.")
+        self.m_name, self.m_id, self.storage_format = name, stream_id, storage_format
+        self.m_element_type = self.dtype = np.dtype(dtype).type
+        self.sample_shape: Shape = as_shape(shape)
+        self.m_sample_layout = self.sample_shape
+        self.defines_mb_size = defines_mb_size
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.m_name
+
+    @property
+    def stream_id(self) -> int:
+        """Its number."""
+        return self.m_id
+
+    @property
+    def layout(self) -> Literal["dense", "sparse"]:
+        """How its samples are stored, as headrace calls it."""
+        return "sparse" if self.storage_format == "sparse" else "dense"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StreamInformation) and self._all == other._all
+
+    def __hash__(self) -> int:
+        return hash(self.m_id)
+
+    @property
+    def _all(self) -> tuple[Any, ...]:
+        return self.m_id, self.m_name, self.storage_format, self.dtype, self.sample_shape
+
+    def __repr__(self) -> str:
+        return f"{self.m_name}(shape: {self.sample_shape}, {self.storage_format})"
+
+
+class MinibatchData:
+    """What a minibatch holds of one stream."""
+
+    def __init__(self, value: Any, num_sequences: int, num_samples: int, sweep_end: bool) -> None:
+        self.data = value if isinstance(value, Value) else Value(batch=value)
+        self.number_of_sequences, self.number_of_samples = num_sequences, num_samples
+        self.sweep_end = bool(sweep_end)
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences it holds."""
+        return self.number_of_sequences
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples it holds: the items of all sequences."""
+        return self.number_of_samples
+
+    @property
+    def end_of_sweep(self) -> bool:
+        """Whether it reaches, or crosses, the end of the data."""
+        return self.sweep_end
+
+    @property
+    def value(self) -> Value:
+        """The rows themselves."""
+        return self.data
+
+    @property
+    def shape(self) -> Shape:
+        """Sequences, items of the longest, and the shape of an item."""
+        return self.data.shape
+
+    @property
+    def mask(self) -> Any:
+        """For every place of every sequence 2 at its begin, 1 on an item, 0 after its end."""
+        return self.data.mask
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether only the numbers that are not zero are there."""
+        return self.data.is_sparse
+
+    def as_sequences(self, variable: Variable | None = None) -> list[Any]:
+        """The sequences one by one: arrays, or CSR matrices."""
+        return self.data.as_sequences(variable)
+
+    def asarray(self) -> Any:
+        """As an array, sequences padded with zeros."""
+        return self.data.asarray()
+
+    def __len__(self) -> int:
+        return self.number_of_sequences
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.asarray(), dtype=dtype)
+
+    def __repr__(self) -> str:
+        return f"MinibatchData({self.shape}, samples: {self.num_samples}, seqs: {self.num_sequences})"
+
+
+def StreamDef(
+    field: str | None = None,
+    shape: Any = None,
+    is_sparse: bool = False,
+    transforms: Any = None,
+    context: Any = None,
+    scp: Any = None,
+    mlf: Any = None,
+    broadcast: Any = None,
+    defines_mb_size: bool = False,
+    max_sequence_length: int | None = None,
+) -> Record:
+    """What a deserializer reads as a stream: the field of the file, and the shape of a sample."""
+    found = Record(stream_alias=field, is_sparse=is_sparse or mlf is not None)
+    given = {"dim": shape, "transforms": transforms, "context": context, "scp": scp, "mlf": mlf, "broadcast": broadcast}
+    found.update({name: value for name, value in given.items() if value is not None})
+    if max_sequence_length is not None:
+        found["max_sequence_length"] = max_sequence_length
+    found["defines_mb_size"] = bool(defines_mb_size)
+    return found
+
+
+StreamDefs = Record
+
+
+class StreamConfiguration:
+    """A stream of a text file, by its older name."""
+
+    def __init__(
+        self, name: str, dim: int, is_sparse: bool = False, stream_alias: str = "", defines_mb_size: bool = False
+    ) -> None:
+        self.name, self.dim, self.is_sparse = name, dim, is_sparse
+        self.stream_alias, self.defines_mb_size = stream_alias, defines_mb_size
+
+
+def find_stream(infos: list[StreamInformation], name: str) -> StreamInformation:
+    """The only stream of this name."""
+    found = [info for info in infos if info.m_name == name]
+    if len(found) != 1:
+        listed = ", ".join(repr(info.m_name) for info in infos)
+        raise ConfigError(f"{len(found) or 'no'} streams are called {name!r}; there are {listed}.")
+    return found[0]

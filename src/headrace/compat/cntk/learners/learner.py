@@ -1,0 +1,240 @@
+"""What a learner is: parameters, a schedule of rates, and an update of the gradients of a minibatch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....errors import CheckpointError, ConfigError
+from ..variables import Parameter
+from .schedules import IGNORE, ParameterSchedule
+
+Tensors = Sequence[Tensor]
+
+
+def momentum_of(schedule: ParameterSchedule, value: float, count: int) -> float:
+    """The momentum of a minibatch of so many samples."""
+    return value if schedule.minibatch_size == IGNORE else value ** (count / schedule.minibatch_size)
+
+
+class Learner:
+    """Updates parameters from gradients, which are sums over the samples of a minibatch.
+
+    A minibatch is averaged where `minibatch_size` is `IGNORE`; then gradients are clipped, the L2 prior is added, the
+    weights step, noise is added, and the L1 prior draws them to 0.
+    """
+
+    kind = "Learner"
+    keeps: ClassVar[tuple[str, ...]] = ()
+    ignored_minibatch_size = IGNORE
+
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        lr_schedule: ParameterSchedule,
+        *,
+        l1_regularization_weight: float = 0.0,
+        l2_regularization_weight: float = 0.0,
+        gaussian_noise_injection_std_dev: Any = 0.0,
+        gradient_clipping_threshold_per_sample: float = np.inf,
+        gradient_clipping_with_truncation: bool = True,
+        minibatch_size: int | None = None,
+    ) -> None:
+        self._parameters = list(parameters)
+        if not self._parameters:
+            raise ConfigError("a learner needs at least one parameter, got none. Is the model applied to an input?")
+        if len(set(self._parameters)) < len(self._parameters):
+            raise ConfigError("a learner's parameters are listed once each, got one twice.")
+        if wrong := [p for p in self._parameters if not isinstance(p, Parameter)]:
+            raise ConfigError(f"a learner updates parameters, got {wrong[0]!r}.")
+        self._listed = tuple(self._parameters)
+        self._rate = lr_schedule
+        self._l1, self._l2 = l1_regularization_weight, l2_regularization_weight
+        self._noise = gaussian_noise_injection_std_dev
+        self._threshold, self._truncates = gradient_clipping_threshold_per_sample, gradient_clipping_with_truncation
+        self.minibatch_size = minibatch_size
+        self.sample_count = self.minibatch_count = self.sweep_count = 0
+        self.smoothed_count = 0.0
+        self.kept: dict[str, list[Tensor]] = {}
+        self.writers: list[Any] = []
+        self._told: dict[str, float] = {}
+        self._noise_seed = int(torch.randint(2**31, ())) if self._noisy else 0
+
+    @property
+    def _noisy(self) -> bool:
+        return any(self._noise.values) if isinstance(self._noise, ParameterSchedule) else bool(self._noise)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What it updates."""
+        return self._listed
+
+    @property
+    def learning_rate_schedule(self) -> ParameterSchedule:
+        """The schedule of its rates."""
+        return self._rate
+
+    @property
+    def total_number_of_samples_seen(self) -> int:
+        """How many samples it has been updated with."""
+        return self.sample_count
+
+    @property
+    def means(self) -> bool:
+        """Whether it takes gradients as means over the minibatch."""
+        return self.minibatch_size == IGNORE
+
+    is_compatible_mode = means
+
+    def learning_rate(self) -> float:
+        """The rate at hand, as the schedule says it."""
+        return float(self._value(self._rate))
+
+    def reset_learning_rate(self, learning_rate: ParameterSchedule) -> None:
+        """Goes on with another schedule, which begins here."""
+        if not isinstance(learning_rate, ParameterSchedule):
+            raise ValueError(f"learning_rate type ({type(learning_rate)}) not supported: give a schedule.")
+        if not learning_rate.is_minibatch_size_explicitly_specified and self.minibatch_size:
+            learning_rate.minibatch_size = self.minibatch_size
+        self._rate = learning_rate.shifted(self._count(learning_rate))
+
+    def update(self, gradient_values: Any, training_sample_count: int, is_sweep_end: bool = False) -> bool:
+        """Updates the parameters from gradients given by parameter; `False` if learning has stopped."""
+        gradients = {p: torch.as_tensor(np.asarray(gradient_values[p])) for p in self._parameters}
+        given = [gradients[p].to(p.tensor).reshape(p.shape).clone() for p in self._parameters]
+        return self.apply(given, training_sample_count, is_sweep_end)
+
+    def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
+        """As `update`, from gradients in the order of the parameters, which may be overwritten."""
+        self._report()
+        if count == 0:
+            raise ConfigError("a learner cannot be updated with an empty minibatch.")
+        lr = self._rate_for(count)
+        if lr == 0.0:
+            return False
+        with torch.no_grad():
+            weights = [p.tensor for p in self._parameters]
+            if self.keeps and not self.kept:
+                self.kept = {name: [torch.zeros_like(w) for w in weights] for name in self.keeps}
+            samples = 1 if self.means else count
+            if self.means:
+                torch._foreach_div_(gradients, float(count))
+            if self._threshold != np.inf:
+                self._clip(gradients, self._threshold * samples)
+            if self._l2 > 0:
+                torch._foreach_add_(gradients, weights, alpha=self._l2 * samples)
+            self._step(weights, gradients, lr, count)
+            self._after(weights, lr, samples)
+        self.sample_count += count
+        self.minibatch_count += 1
+        self.sweep_count += bool(sweep_end)
+        return True
+
+    def reset_smoothed_gradients(self) -> None:
+        """Forgets what it remembers of former gradients."""
+        self.kept, self.smoothed_count = {}, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next update depends on, but the weights."""
+        return {
+            "kind": self.kind,
+            "counts": [self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed],
+            "smoothed_count": float(self.smoothed_count),
+            "rate": self._rate.state_dict(),
+            "kept": {name: list(tensors) for name, tensors in self.kept.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a state; the schedule of rates is that of the state."""
+        shapes = [tuple(p.shape) for p in self._parameters]
+        found = [[tuple(t.shape) for t in tensors] for tensors in state["kept"].values()]
+        if state["kind"] != self.kind or any(each != shapes for each in found):
+            raise CheckpointError(
+                f"the checkpoint is of a learner {state['kind']} of {found[:1] or 'no'} tensors, and this one is "
+                f"{self.kind} of {shapes}. Make the learner as it was."
+            )
+        self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed = state["counts"]
+        self.smoothed_count = state["smoothed_count"]
+        self._rate = ParameterSchedule.of_state(dict(state["rate"]))
+        weights = [p.tensor for p in self._parameters]
+        self.kept = {n: [t.to(w).clone() for t, w in zip(ts, weights, strict=True)] for n, ts in state["kept"].items()}
+
+    # --- the parts of an update ----------------------------------------------------------------------------
+
+    def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
+        raise NotImplementedError("a learner of one's own is a UserLearner, which overrides update().")
+
+    def _count(self, schedule: ParameterSchedule) -> int:
+        return self.sweep_count if schedule.by_sweep else self.sample_count
+
+    def _value(self, schedule: ParameterSchedule) -> float:
+        return float(schedule[self._count(schedule)])
+
+    def _rate_for(self, count: int) -> float:
+        """The rate that applies to gradients as they are given: sums, or means."""
+        value, size = self._value(self._rate), self._rate.minibatch_size
+        if size == IGNORE:
+            return value if self.means else value / count
+        return value * (count / size) if self.means else value / size
+
+    def _clip(self, gradients: list[Tensor], most: float) -> None:
+        if self._truncates:
+            torch._foreach_clamp_max_(gradients, most)
+            torch._foreach_clamp_min_(gradients, -most)
+            return
+        for gradient, norm in zip(gradients, torch._foreach_norm(gradients), strict=True):
+            gradient.mul_((most / norm).clamp(max=1.0))
+
+    def _after(self, weights: Tensors, lr: float, samples: int) -> None:
+        if self._noisy:
+            noise = self._value(self._noise) if isinstance(self._noise, ParameterSchedule) else float(self._noise)
+            for w in weights:
+                generator = torch.Generator(w.device).manual_seed(self._noise_seed)
+                self._noise_seed += 1
+                w.add_(torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device), alpha=noise)
+        if self._l1 > 0:
+            edge = lr * self._l1 * samples
+            for w in weights:
+                w.copy_(w.sign() * (w.abs() - edge).clamp(min=0))
+
+    def _report(self) -> None:
+        self._tell("Learning rate", self._rate)
+
+    def _tell(self, name: str, schedule: ParameterSchedule) -> None:
+        """Writers hear of a parameter whenever it changes."""
+        if not self.writers:
+            return
+        value = self._value(schedule)
+        if self._told.get(name) != value:
+            self._told[name] = value
+            size = schedule.minibatch_size
+            key = f"{name} per minibatch" if size == IGNORE else f"{name} per {size} samples"
+            for writer in self.writers:
+                writer.write(key, value)
+
+
+class UserLearner(Learner):
+    """A learner of one's own: override `update`, and return whether learning goes on."""
+
+    kind = "UserLearner"
+
+    def __init__(self, parameters: Sequence[Parameter], lr_schedule: ParameterSchedule, as_numpy: bool = True) -> None:
+        super().__init__(parameters, lr_schedule)
+        self.as_numpy = as_numpy
+
+    def update(self, gradient_values: Any, training_sample_count: int, is_sweep_end: bool = False) -> bool:
+        raise NotImplementedError("UserLearner: override update(gradient_values, training_sample_count, sweep_end).")
+
+    def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
+        self._report()
+        given = {
+            p: g.detach().cpu().numpy() if self.as_numpy else g
+            for p, g in zip(self._parameters, gradients, strict=True)
+        }
+        going = bool(self.update(given, count, sweep_end))
+        self.sample_count += count
+        self.minibatch_count += 1
+        self.sweep_count += bool(sweep_end)
+        return going

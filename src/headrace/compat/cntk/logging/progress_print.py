@@ -1,0 +1,232 @@
+"""Writers of a training's progress: lines of text, curves for TensorBoard, calls of a function."""
+
+import sys
+import time
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from ....workers.here import here
+from .._native import hint
+from .progress import ProgressWriter
+from .progress import average as _avg
+
+_HEAD = (
+    " average      since    average      since      examples",
+    "    loss       last     metric       last              ",
+    " ------------------------------------------------------",
+)
+
+
+class ProgressPrinter(ProgressWriter):
+    """Prints a line every `freq` minibatches (0: after 1, 2, 4...), and one for every summary.
+
+    `log_to_file` names a file instead; with `rank`, each worker's own. On the standard output worker 0 prints alone.
+    """
+
+    def __init__(
+        self,
+        freq: int | None = None,
+        first: int = 0,
+        tag: str = "",
+        log_to_file: str | None = None,
+        rank: int | None = None,
+        gen_heartbeat: bool = False,
+        num_epochs: int | None = None,
+        test_freq: int | None = None,
+        test_first: int = 0,
+        metric_is_pct: bool = True,
+        distributed_freq: int | None = None,
+        distributed_first: int = 0,
+    ) -> None:
+        hint("logging.ProgressPrinter", "fit(progress='plain', log_every='1000 samples')")
+        every = [sys.maxsize if each is None else each for each in (freq, test_freq, distributed_freq)]
+        super().__init__(every[0], first, every[1], test_first, every[2], distributed_first)
+        self.freq, self.first, self.test_freq = every[0], first, every[1]
+        self.tag = f"[{tag}] " if tag else ""
+        self.num_epochs, self.gen_heartbeat, self.log_to_file = num_epochs, gen_heartbeat, log_to_file
+        self.metric_is_pct, self.metric_multiplier = metric_is_pct, 100.0 if metric_is_pct else 1.0
+        self._beat = 0.0
+        self.logfilename = None
+        if log_to_file is not None:
+            self.logfilename = log_to_file + ("" if rank is None else f"rank{rank}")
+            print("Redirecting log to file " + self.logfilename)
+            with open(self.logfilename, "w") as file:
+                file.write(self.logfilename + "\n")
+            planned = 300 if num_epochs is None else num_epochs
+            self.log(f"CNTKCommandTrainInfo: train : {planned}")
+            self.log(f"CNTKCommandTrainInfo: CNTKNoMoreCommands_Total : {planned}")
+            self.log("CNTKCommandTrainBegin: train")
+        if freq == 0:
+            for line in _HEAD:
+                self.log(line)
+
+    def log(self, message: str) -> None:
+        """Writes a line."""
+        if self.logfilename is None:
+            if here().leader:
+                print(message)
+            return
+        with open(self.logfilename, "a") as file:
+            file.write(message + "\n")
+
+    def end_progress_print(self, msg: str = "") -> None:
+        """Writes that the training is over."""
+        self.log("CNTKCommandTrainEnd: train")
+        if msg and self.log_to_file is not None:
+            self.log(msg)
+
+    def write(self, key: str, value: Any) -> None:
+        self.log(f"{key}: {value}")
+
+    def on_training_update_end(self) -> None:
+        if self.gen_heartbeat and time.time() - self._beat > 10:
+            print("PROGRESS: 0.00%")
+            self._beat = time.time()
+
+    def on_write_training_update(self, samples: Any, updates: Any, aggregate_loss: Any, aggregate_metric: Any) -> None:
+        self._line(samples, updates, aggregate_loss, aggregate_metric, self.freq, "")
+
+    def on_write_test_update(self, samples: Any, updates: Any, aggregate_metric: Any) -> None:
+        self._line(samples, updates, None, aggregate_metric, self.test_freq, "Evaluation ")
+
+    def on_write_distributed_sync_update(self, samples: Any, updates: Any, aggregate_metric: Any) -> None:
+        syncs, elapsed = updates[1] - updates[0], samples[1] - samples[0]
+        self.log(f"Distributed training: #Syncs elapsed = {syncs}, #Samples elapsed = {elapsed}")
+
+    def on_write_training_summary(
+        self,
+        samples: int,
+        updates: int,
+        summaries: int,
+        aggregate_loss: Any,
+        aggregate_metric: Any,
+        elapsed_milliseconds: int,
+    ) -> None:
+        if self.freq == 0:
+            return
+        loss, seconds = _avg(aggregate_loss, samples), elapsed_milliseconds / 1000
+        of = f" of {self.num_epochs}" if self.num_epochs is not None else ""
+        measured = (
+            "" if aggregate_metric is None else f", metric = {self._metric(aggregate_metric, samples)} * {samples}"
+        )
+        self.log(
+            f"Finished Epoch[{summaries}{of}]: {self.tag}loss = {loss:0.6f} * {samples}{measured} "
+            f"{seconds:0.3f}s ({_avg(samples, seconds):5.1f} samples/s);"
+        )
+
+    def on_write_test_summary(
+        self, samples: int, updates: int, summaries: int, aggregate_metric: Any, elapsed_milliseconds: int
+    ) -> None:
+        metric = self._metric(aggregate_metric, samples)
+        self.log(f"Finished Evaluation [{summaries}]: Minibatch[1-{updates}]: metric = {metric} * {samples};")
+
+    def _metric(self, total: Any, samples: Any) -> str:
+        value = _avg(total, samples) * self.metric_multiplier
+        return f"{value:0.2f}%" if self.metric_is_pct else f"{value:0.6f}"
+
+    def _line(self, samples: Any, updates: Any, loss: Any, metric: Any, every: int, what: str) -> None:
+        if every == 0:
+            pairs = [(_avg(each[1], samples[1]), _avg(each, samples)) if each else None for each in (loss, metric)]
+            columns = [f"{p[0]:8.3g}   {p[1]:8.3g}   " if p else f"{'':8s}   {'':8s}   " for p in pairs]
+            self.log(f" {''.join(columns)} {samples[1]:10d}")
+            return
+        count = samples[1] - samples[0]
+        parts = [] if loss is None else [f"loss = {_avg(loss, samples):0.6f} * {count:d}"]
+        parts += [] if metric is None else [f"metric = {self._metric(metric, samples)} * {count:d}"]
+        self.log(f" {what}Minibatch[{updates[0] + 1:4d}-{updates[1]:4d}]: {', '.join(parts)};")
+
+
+class TensorBoardProgressWriter(ProgressWriter):
+    """Writes curves of loss and metric into a directory for TensorBoard; of several workers, worker 0 does."""
+
+    def __init__(self, freq: int | None = None, log_dir: str = ".", rank: int | None = None, model: Any = None) -> None:
+        hint("logging.TensorBoardProgressWriter", "fit(run='runs/name'), or callbacks=[hr.TensorBoard(path)]")
+        super().__init__(sys.maxsize if freq is None else freq, 0, sys.maxsize, 0, sys.maxsize, 0)
+        self.writer: Any = None
+        self.closed = False
+        if not rank:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+            self.writer = EventFileWriter(str(log_dir))
+
+    def write_value(self, name: str, value: float, step: int) -> None:
+        """A number at a step."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._check_open()
+        if self.writer:
+            event = Event(wall_time=time.time(), step=int(step))
+            event.summary.value.add(tag=str(name), simple_value=float(value))
+            self.writer.add_event(event)
+
+    def flush(self) -> None:
+        """Everything that was written is on the disk."""
+        self._check_open()
+        if self.writer:
+            self.writer.flush()
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._check_open()
+        if self.writer:
+            self.writer.close()
+            self.closed = True
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("Attempting to use a closed TensorBoardProgressWriter: make another one.")
+
+    def on_write_training_update(self, samples: Any, updates: Any, aggregate_loss: Any, aggregate_metric: Any) -> None:
+        self.write_value("minibatch/avg_loss", _avg(aggregate_loss, samples), self.total_training_updates())
+        self.write_value("minibatch/avg_metric", _avg(aggregate_metric, samples), self.total_training_updates())
+
+    def on_write_training_summary(
+        self,
+        samples: int,
+        updates: int,
+        summaries: int,
+        aggregate_loss: Any,
+        aggregate_metric: Any,
+        elapsed_milliseconds: int,
+    ) -> None:
+        self.write_value("summary/avg_loss", _avg(aggregate_loss, samples), summaries)
+        self.write_value("summary/avg_metric", _avg(aggregate_metric, samples), summaries)
+
+    def on_write_test_summary(
+        self, samples: int, updates: int, summaries: int, aggregate_metric: Any, elapsed_milliseconds: int
+    ) -> None:
+        trained = self.total_training_updates()
+        tag, step = ("minibatch/test_avg_metric", trained) if trained else ("summary/test_avg_metric", summaries)
+        self.write_value(tag, _avg(aggregate_metric, samples), step)
+
+
+class TrainingSummaryProgressCallback(ProgressWriter):
+    """Calls a function with index, loss, metric and samples of every summary."""
+
+    def __init__(self, epoch_size: int, callback: Callable[..., Any]) -> None:
+        super().__init__(sys.maxsize, 0, epoch_size, 0, sys.maxsize, 0)
+        self._callback = callback
+
+    def on_write_training_summary(
+        self,
+        samples: int,
+        updates: int,
+        summaries: int,
+        aggregate_loss: Any,
+        aggregate_metric: Any,
+        elapsed_milliseconds: int,
+    ) -> None:
+        self._callback(summaries - 1, aggregate_loss, aggregate_metric, samples)
+
+
+def log_number_of_parameters(model: Any, trace_level: int = 0) -> None:
+    """Prints how many parameters a model has."""
+    shapes = [p.shape for p in model.parameters]
+    unknown = any(size < 0 for shape in shapes for size in shape)
+    total = "so far unspecified number of" if unknown else sum(map(prod, shapes))
+    print(f"Training {total} parameters in {len(shapes)} parameter tensors.")
+    if trace_level > 0:
+        print()
+        for shape in shapes:
+            print(f"\t{shape}")

@@ -1,0 +1,140 @@
+"""Recurrences: a step function applied to every item of a sequence, with what it made of the items before."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....data.ragged import Ragged
+from ....data.sparse import Sparse
+from ..axis import BATCH
+from ..variables import Input, Variable, as_variable
+from .elementwise import dense
+from .functions import Combined, Function, Made
+from .graph import Plan, axes_of, ordered
+from .sequence import reversed_items
+
+Step = Callable[..., Any]
+
+
+def recurrence(
+    step: Step, x: Any, states: Sequence[Any], shapes: Sequence[Any], go_backwards: bool, full: bool, name: str
+) -> Any:
+    """The outputs of `step(*states, x)` for every item, the states being its outputs for the item before.
+
+    The graph of the step is made once. What it needs from outside are parameters, and values for each sample or item.
+    """
+    item = Input(x.shape, x.dtype, is_sparse=x.is_sparse, dynamic_axes=(BATCH,))
+    starts = [as_variable(state) for state in states]
+    held = [Input(shape, x.dtype, dynamic_axes=(BATCH,)) for shape in shapes]
+    outputs = _outputs(step(*held, item))
+    if any(shape is None for shape in shapes):  # the first graph has shown what the states are
+        held = [Input(output.shape, x.dtype, dynamic_axes=(BATCH,)) for output in outputs[: len(held)]]
+        outputs = _outputs(step(*held, item))
+    own = {item, *held}
+    outer = [v for v in ordered(outputs) if not isinstance(v, Function) and v not in own]
+    plan = Plan(outputs)
+    found = [
+        Function(
+            "Recurrence", _maker(plan, item, held, outer, len(starts), k, go_backwards), [x, *starts, *outer], name
+        )
+        for k in range(len(outputs) if full else 1)
+    ]
+    return found[0] if len(found) == 1 else Combined(found, name)
+
+
+def _outputs(made: Any) -> list[Variable]:
+    listed = made if isinstance(made, tuple | list) else [made]
+    return [each for one in listed for each in getattr(one, "outputs", (one,))]
+
+
+def _maker(
+    plan: Plan, item: Input, held: Sequence[Input], outer: Sequence[Variable], count: int, which: int, backwards: bool
+) -> Callable[..., Made]:
+    def make(x: Variable, *others: Variable) -> Made:
+        kinds = [v.kind for v in others]
+
+        def run(value: Ragged, *rest: Any) -> Ragged:
+            order = torch.argsort(value.host_offsets.diff(), descending=True, stable=True)
+            fixed = [
+                _at_steps(each, kind, order, backwards) for each, kind in zip(rest[count:], kinds[count:], strict=True)
+            ]
+            begins = [
+                _state(each, kind, order, shape)
+                for each, kind, shape in zip(rest, kinds, (h.shape for h in held), strict=False)
+            ]
+            return _walk(plan, value, order, begins, item, held, outer, fixed, which, backwards)
+
+        root = plan.roots[which]
+        return run, root.shape, axes_of(x)
+
+    return make
+
+
+def _walk(
+    plan: Plan,
+    value: Ragged,
+    order: Tensor,
+    states: list[Tensor],
+    item: Input,
+    held: Sequence[Input],
+    outer: Sequence[Variable],
+    fixed: Sequence[Callable[[int, Tensor], Any]],
+    which: int,
+    backwards: bool,
+) -> Ragged:
+    """Item by item; the longest sequences come first, so that those that have ended are the last rows."""
+    lengths = value.host_offsets.diff()[order]
+    begins = value.host_offsets[:-1][order]
+    ends = value.host_offsets[1:][order] - 1
+    items = value.values
+    made: list[Tensor] = []
+    places: list[Tensor] = []
+    for step in range(value.longest):
+        rows = int((lengths > step).sum())
+        place = (ends[:rows] - step) if backwards else (begins[:rows] + step)
+        there = place.to(value.device)
+        now = items.take(place) if isinstance(items, Sparse) else items.index_select(0, there)
+        fed: dict[Variable, Any] = {item: now, **{h: s[:rows] for h, s in zip(held, states, strict=True)}}
+        fed |= {v: at(rows, there) for v, at in zip(outer, fixed, strict=True)}
+        outputs = plan(fed, training=True)
+        states = list(outputs[: len(states)])
+        made.append(outputs[which])
+        places.append(there)
+    if not made:
+        return value.with_values(torch.zeros(0, *(plan.roots[which].shape or ())))
+    back = torch.empty(value.items, dtype=torch.int64, device=value.device)
+    back[torch.cat(places)] = torch.arange(value.items, device=value.device)
+    return value.with_values(torch.cat(made).index_select(0, back))
+
+
+def _at_steps(value: Any, kind: int, order: Tensor, backwards: bool) -> Callable[[int, Tensor], Any]:
+    """What a value from outside is at a step, for so many rows, whose items are at these places."""
+    if kind == 0:
+        return lambda rows, places: value
+    if kind == 1:
+        sorted_rows = dense(value)[order.to(dense(value).device)]
+        return lambda rows, places: sorted_rows[:rows]
+    items = dense(value).values
+    return lambda rows, places: items.index_select(0, places)
+
+
+def _state(value: Any, kind: int, order: Tensor, shape: Any) -> Tensor:
+    """The first state of every sequence, the longest first."""
+    value = dense(value)
+    if kind:
+        return torch.as_tensor(value[order.to(value.device)])
+    return value.expand(len(order), *(shape or value.shape)) if isinstance(value, Tensor) else value
+
+
+def reversed_sequence(x: Any, name: str = "") -> Function:
+    """The items of every sequence in the opposite order."""
+
+    def make(variable: Variable) -> Made:
+        def run(value: Ragged) -> Ragged:
+            return value.with_values(value.dense()[reversed_items(value)])
+
+        return run, variable.shape, variable.dynamic_axes
+
+    return Function("Reverse", make, [x], name)

@@ -1,0 +1,373 @@
+"""Operations on the axes of samples: products, sums, slices, joins."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ....data.ragged import Ragged
+from ....data.sparse import Sparse
+from ....errors import DataError
+from ..axis import Axis, number_of
+from ..variables import Parameter, Shape, Variable, as_shape
+from .elementwise import aligned, dense
+from .functions import Function, Made
+from .graph import axes_of
+
+
+def mapped(
+    op: str, fn: Callable[[Tensor, int], Tensor], shape_of: Callable[[Shape], Shape], x: Any, name: str
+) -> Function:
+    """A node that changes every sample in the same way; `fn` is told how many axes come before those of a sample."""
+
+    def make(variable: Variable) -> Made:
+        dynamic = min(1, variable.kind)
+
+        def run(value: Any) -> Any:
+            value = dense(value)
+            if isinstance(value, Ragged):
+                return value.with_values(fn(value.dense(), 1))
+            return fn(value, dynamic)
+
+        return run, None if variable.shape is None else shape_of(variable.shape), variable.dynamic_axes
+
+    return Function(op, make, [x], name)
+
+
+def _place(axis: Any, rank: int) -> int:
+    """A static axis as a number from 0."""
+    which = int(number_of(axis))
+    if not -rank <= which < rank:
+        raise DataError(f"axis {which} is out of range for samples with {rank} axes.")
+    return which % rank
+
+
+# --- products ----------------------------------------------------------------------------------------------
+
+
+def times(left: Any, right: Any, output_rank: int = 1, infer_input_rank_to_map: int = -1, name: str = "") -> Function:
+    """The product of matrices, or of tensors over the last axes of one and the first of the other."""
+    return product_of([left, right], output_rank, infer_input_rank_to_map, name)
+
+
+def product_of(inputs: Sequence[Any], output_rank: int, infer_input_rank_to_map: int, name: str = "") -> Function:
+    """A product of two tensors, with a third one added, by choice, that has the shape of the output."""
+
+    def make(a: Variable, b: Variable, *added: Variable) -> Made:
+        if isinstance(b, Parameter) and a.shape is not None and -1 in b.shape:
+            front = len(b.shape) - output_rank
+            taken = a.shape[infer_input_rank_to_map:] if infer_input_rank_to_map > 0 else a.shape
+            taken = a.shape[-front:] if infer_input_rank_to_map < 0 else taken
+            b.infer((*taken, *b.shape[len(b.shape) - output_rank :]))
+        if a.shape is None or b.shape is None or -1 in b.shape:
+            known = b.shape if b.shape is not None and output_rank == len(b.shape) - 1 else None
+            shape = known[len(known) - output_rank :] if known and a.shape is None else None
+            return _unknown, shape, axes_of(a, b)
+        inner = len(b.shape) - output_rank
+        if inner > len(a.shape) or tuple(a.shape[len(a.shape) - inner :]) != tuple(b.shape[:inner]):
+            raise DataError(f"times: samples of shape {a.shape} cannot be multiplied with {b.shape}.")
+        outer, output = a.shape[: len(a.shape) - inner], b.shape[inner:]
+        size, wide = math.prod(b.shape[:inner]), math.prod(output)
+        shape, kinds = (*outer, *output), (a.kind, b.kind)
+
+        def product(x: Any, w: Tensor, bias: Tensor | None = None) -> Any:
+            if isinstance(x, Sparse):
+                found = _bags(x, w.reshape(size, wide)).view(-1, *shape)
+                return found if bias is None else found + bias
+            if bias is not None and x.dim() == 2 and w.dim() == 2:
+                return torch.addmm(bias, x, w)
+            front = x.shape[: x.dim() - inner]
+            found = (x.reshape(*front, size) @ w.reshape(size, wide)).view(*front, *output)
+            return found if bias is None else found + bias
+
+        def run(x: Any, w: Any, *bias: Any) -> Any:
+            if kinds[1] == 0:
+                if isinstance(x, Ragged):
+                    return x.with_values(product(x.values, w, *bias))
+                return product(x, w, *bias)
+            (p, q), like = aligned([x, w], kinds)
+            p = p.reshape(*p.shape[: p.dim() - inner], size)
+            if kinds[0] == 0:
+                p = p.expand(len(q), *p.shape)
+            found = torch.bmm(p.reshape(len(q), -1, size), q.reshape(len(q), size, wide)).view(len(q), *shape)
+            return found if like is None else like.with_values(found)
+
+        return run, shape, axes_of(a, b)
+
+    return Function("Times", make, inputs, name)
+
+
+def _bags(rows: Sparse, weights: Tensor) -> Tensor:
+    """Sparse rows times weights, of which only the rows that are named are read."""
+    given: dict[str, Any] = rows.bag()
+    return functional.embedding_bag(**given, weight=weights, mode="sum")
+
+
+def _unknown(*_: Any, **__: Any) -> Any:
+    raise DataError("a layer has to be applied to an input before it is computed: its shapes are not known yet.")
+
+
+def times_transpose(left: Any, right: Any, name: str = "") -> Function:
+    """The product with the transposed second matrix."""
+    return times(left, transpose(right, (1, 0)) if len(right.shape) > 1 else reshape(right, (-1, 1)), name=name)
+
+
+# --- sums and the like ---------------------------------------------------------------------------------------
+
+
+def _reduction(op: str, fn: Callable[..., Tensor], sentence: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, keepdims: bool = True, name: str = "") -> Any:
+        whole = axis == Axis.all_axes()
+        if whole or axis == Axis.default_batch_axis():
+            return _over_the_batch(op, fn, x, whole, name)
+        axes = axis if isinstance(axis, list | tuple) else [axis]
+
+        def shape_of(shape: Shape) -> Shape:
+            if axis is None or axis == Axis.all_static_axes():
+                return ()
+            places = {_place(each, len(shape)) for each in axes}
+            return tuple(1 if k in places else s for k, s in enumerate(shape) if keepdims or k not in places)
+
+        def over(value: Tensor, front: int) -> Tensor:
+            rank = value.dim() - front
+            if axis is None or axis == Axis.all_static_axes():
+                return fn(value, tuple(range(front, value.dim())), False) if rank else value
+            return fn(value, tuple(sorted({front + _place(each, rank) for each in axes})), keepdims)
+
+        return mapped(op, over, shape_of, x, name)
+
+    call.__name__, call.__doc__ = op, sentence
+    return call
+
+
+def _over_the_batch(op: str, fn: Callable[..., Tensor], x: Any, whole: bool, name: str) -> Function:
+    def make(variable: Variable) -> Made:
+        def run(value: Any) -> Any:
+            value = dense(value)
+            value = value.values if isinstance(value, Ragged) else value
+            return fn(value, tuple(range(value.dim())) if whole else (0,), False)
+
+        return run, () if whole else variable.shape, ()
+
+    return Function(op, make, [x], name)
+
+
+def _several(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def over(value: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+        for dim in reversed(dims):
+            value = fn(value, dim, keepdim)
+        return value
+
+    return over
+
+
+reduce_sum = _reduction(
+    "ReduceSum", lambda v, d, k: v.sum(d, k), "The sum over axes; over all of a sample if none is named."
+)
+reduce_mean = _reduction("ReduceMean", lambda v, d, k: v.mean(d, k), "The mean over axes.")
+reduce_max = _reduction("ReduceMax", lambda v, d, k: v.amax(d, k), "The largest number over axes.")
+reduce_min = _reduction("ReduceMin", lambda v, d, k: v.amin(d, k), "The smallest number over axes.")
+reduce_prod = _reduction("ReduceProd", _several(torch.prod), "The product over axes.")
+reduce_log_sum_exp = _reduction("ReduceLogSum", lambda v, d, k: v.logsumexp(d, k), "log of the sum of exponentials.")
+reduce_l1 = _reduction("ReduceL1", lambda v, d, k: v.abs().sum(d, k), "The sum of absolute values over axes.")
+reduce_l2 = _reduction("ReduceL2", lambda v, d, k: v.square().sum(d, k).sqrt(), "The norm over axes.")
+reduce_sum_square = _reduction("ReduceSumSquare", lambda v, d, k: v.square().sum(d, k), "The sum of squares over axes.")
+
+
+def _arg(op: str, fn: Callable[..., Tensor], x: Any, axis: Any, name: str) -> Function:
+    def over(value: Tensor, front: int) -> Tensor:
+        dim = front + _place(axis, value.dim() - front)
+        return fn(value, dim, True).to(value.dtype)
+
+    return mapped(op, over, lambda s: tuple(1 if k == _place(axis, len(s)) else n for k, n in enumerate(s)), x, name)
+
+
+def argmax(x: Any, axis: Any = None, name: str = "") -> Function:
+    """The place of the largest number on an axis."""
+    return _arg("Argmax", torch.argmax, x, 0 if axis is None else axis, name)
+
+
+def argmin(x: Any, axis: Any = None, name: str = "") -> Function:
+    """The place of the smallest number on an axis."""
+    return _arg("Argmin", torch.argmin, x, 0 if axis is None else axis, name)
+
+
+def softmax(x: Any, axis: Any = None, name: str = "") -> Function:
+    """Probabilities of log odds, over the last axis if none is named."""
+    return mapped(
+        "Softmax", lambda v, f: v.softmax(-1 if axis is None else f + _place(axis, v.dim() - f)), tuple, x, name
+    )
+
+
+def log_softmax(x: Any, axis: Any = None, name: str = "") -> Function:
+    """The logarithm of a softmax."""
+    return mapped(
+        "LogSoftmax", lambda v, f: v.log_softmax(-1 if axis is None else f + _place(axis, v.dim() - f)), tuple, x, name
+    )
+
+
+def hardmax(x: Any, name: str = "") -> Function:
+    """1 at the largest number, else 0."""
+    return mapped("Hardmax", lambda v, f: functional.one_hot(v.argmax(-1), v.shape[-1]).to(v.dtype), tuple, x, name)
+
+
+# --- shapes --------------------------------------------------------------------------------------------------
+
+
+def reshape(x: Any, shape: Any, begin_axis: Any = None, end_axis: Any = None, name: str = "") -> Function:
+    """The same numbers of every sample in another shape; one size may be -1."""
+    wanted = as_shape(shape)
+
+    def shape_of(old: Shape) -> Shape:
+        begin = 0 if begin_axis is None else int(number_of(begin_axis)) % (len(old) + 1)
+        ends = end_axis is None or number_of(end_axis) in (0, Axis.end_static_axis())
+        end = len(old) if ends else int(number_of(end_axis)) % (len(old) + 1)
+        middle, total = list(wanted), math.prod(old[begin:end])
+        if -1 in middle:
+            middle[middle.index(-1)] = total // -math.prod(middle)
+        if math.prod(middle) != total:
+            raise DataError(f"reshape: samples of shape {old} do not fill {wanted}.")
+        return (*old[:begin], *middle, *old[end:])
+
+    return mapped("Reshape", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
+
+
+def squeeze(x: Any, axes: Any = None, name: str = "") -> Function:
+    """Without axes of size 1."""
+    chosen = None if axes is None else [axes] if isinstance(axes, int | Axis) else list(axes)
+
+    def shape_of(old: Shape) -> Shape:
+        gone = {k for k, s in enumerate(old) if s == 1} if chosen is None else {_place(a, len(old)) for a in chosen}
+        return tuple(s for k, s in enumerate(old) if k not in gone)
+
+    return mapped("Squeeze", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
+
+
+def expand_dims(x: Any, axis: Any, name: str = "") -> Function:
+    """With an axis of size 1 more."""
+
+    def shape_of(old: Shape) -> Shape:
+        at = int(number_of(axis)) % (len(old) + 1)
+        return (*old[:at], 1, *old[at:])
+
+    return mapped("ExpandDims", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
+
+
+def flatten(x: Any, axis: Any = None, name: str = "") -> Function:
+    """Samples as matrices: the axes before and from this one on."""
+
+    def shape_of(old: Shape) -> Shape:
+        at = 0 if axis is None else int(number_of(axis)) % (len(old) + 1)
+        return (math.prod(old[:at]), math.prod(old[at:]))
+
+    return mapped("Flatten", lambda v, f: v.reshape(*v.shape[:f], *shape_of(tuple(v.shape[f:]))), shape_of, x, name)
+
+
+def transpose(x: Any, perm: Sequence[Any], name: str = "") -> Function:
+    """The axes of samples in another order."""
+    order = [int(number_of(each)) for each in perm]
+    return mapped(
+        "Transpose",
+        lambda v, f: v.permute(*range(f), *(f + each % (v.dim() - f) for each in order)),
+        lambda s: tuple(s[each] for each in order),
+        x,
+        name,
+    )
+
+
+def swapaxes(x: Any, axis1: Any = 0, axis2: Any = 1, name: str = "") -> Function:
+    """Two axes of samples exchanged."""
+    order = list(range(len(x.shape)))
+    a, b = _place(axis1, len(order)), _place(axis2, len(order))
+    order[a], order[b] = order[b], order[a]
+    return transpose(x, order, name)
+
+
+def slice(x: Any, axis: Any, begin_index: Any, end_index: Any, strides: Any = None, name: str = "") -> Function:
+    """A part of every sample: from begin to end on each axis; an end of 0 is the last."""
+    lists = [v if isinstance(v, list | tuple) else [v] for v in (axis, begin_index, end_index)]
+    steps = strides if isinstance(strides, list | tuple) else [strides or 1] * len(lists[0])
+
+    def cut(value: Tensor, front: int) -> Tensor:
+        for which, begin, end, step in zip(*lists, steps, strict=True):
+            place = front + _place(which, value.dim() - front)
+            size = value.shape[place]
+            start, stop = int(begin) % size if begin else 0, size if end == 0 else int(end) % (size + 1)
+            if step != 1:
+                value = value.index_select(place, torch.arange(start, stop, abs(step), device=value.device))
+                value = value.flip(place) if step < 0 else value
+            else:
+                value = value.narrow(place, start, stop - start)
+        return value
+
+    return mapped("Slice", cut, lambda s: tuple(cut(torch.empty(s, device="meta"), 0).shape), x, name)
+
+
+def splice(*inputs: Any, axis: Any = -1, name: str = "") -> Function:
+    """Samples joined along an axis."""
+    listed = list(inputs[0]) if len(inputs) == 1 and isinstance(inputs[0], list | tuple) else list(inputs)
+
+    def make(*variables: Variable) -> Made:
+        kinds = [v.kind for v in variables]
+        shapes = [v.shape for v in variables]
+        most = 0 if None in shapes else max(map(len, shapes))
+        shape: Any = None
+        if None not in shapes:
+            which = int(number_of(axis))
+            new = which == most or which < -most
+            place = 0 if which < -most else which % (most + (which >= most))
+            sizes = [(*[1] * (most - len(s)), *s) for s in shapes]
+            shape = list(sizes[0])
+            if new:
+                shape.insert(place, len(sizes))
+            else:
+                shape[place] = sum(s[place] for s in sizes)
+                for k in range(most):
+                    if k != place:
+                        shape[k] = max(s[k] for s in sizes)
+
+        def run(*values: Any) -> Any:
+            parts, like = aligned(values, kinds)
+            front = int(any(kinds))
+            rows = max((len(p) for p, k in zip(parts, kinds, strict=True) if k), default=0)
+            full = []
+            for part, kind in zip(parts, kinds, strict=True):
+                part = part.expand(rows, *[-1] * part.dim()) if front and not kind else part
+                part = part.unsqueeze(front + place) if new else part
+                sizes = [s if k != place else part.shape[front + k] for k, s in enumerate(shape)]
+                full.append(part.expand(*part.shape[:front], *sizes))
+            found = torch.cat(full, front + place)
+            return found if like is None else like.with_values(found)
+
+        return run, None if shape is None else tuple(shape), axes_of(*variables)
+
+    return Function("Splice", make, listed, name)
+
+
+def one_hot(x: Any, num_classes: int, sparse_output: bool = False, axis: int = -1, name: str = "") -> Function:
+    """A one-hot vector for every index."""
+    return mapped(
+        "OneHot",
+        lambda v, f: functional.one_hot(v.long(), num_classes).to(v.dtype),
+        lambda s: (*s, num_classes),
+        x,
+        name,
+    )
+
+
+def gather(reference: Any, indices: Any, axis: Any = None, name: str = "") -> Function:
+    """Rows of a table by their numbers."""
+
+    def make(table: Variable, places: Variable) -> Made:
+        def run(value: Tensor, which: Any) -> Any:
+            if isinstance(which, Ragged):
+                return which.with_values(value[dense(which).values.long()])
+            return value[which.long()]
+
+        shape = None if places.shape is None else (*places.shape, *table.shape[1:])
+        return run, shape, axes_of(table, places)
+
+    return Function("Gather", make, [reference, indices], name)
