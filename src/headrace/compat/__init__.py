@@ -1,4 +1,5 @@
 """Names and semantics of older systems, for code that was written for them.
 
-Each dialect is a leaf over the public rooms: it calls what is below, and nothing below knows of it.
+Each dialect is a leaf over the public rooms; nothing below knows of it. It calls `store`, `data`,
+`formats`, `loss`, `arena`, `workers`, `train`, `engines`, `vision` and `testing`.
 """

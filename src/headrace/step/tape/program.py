@@ -4,13 +4,14 @@ import math
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .forms import FOUND, MOST, Form, find_form, likeness
 from .recording import Operation, Recording, TapeTensor
 
 aten = torch.ops.aten
@@ -18,11 +19,7 @@ aten = torch.ops.aten
 Memory = dict[int, list[Tensor]]
 """Blocks of memory by their size: what programs that never run at once may share."""
 ALLOCATES = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default}
-COPIES = {aten.clone.default, aten._to_copy.default}
 LINE = 64  # bytes: where torch begins what it allocates
-_VARIANTS: dict[
-    Any, tuple[Any, tuple[str, ...]]
-] = {}  # of an operation the overload that writes into given memory, and the names it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +173,18 @@ class Builder:
 
     def _into_memory(self, k: int, call: Operation, made: Sequence[TapeTensor], args: Any, kwargs: Any) -> bool:
         """Lets an operation write into planned memory, where a form of it does that and gives the same bits."""
-        key = call.function, _likeness(call.args), _likeness(call.kwargs), _likeness(made)
-        if key in _FOUND and _FOUND[key] is None:
+        key = call.function, likeness(call.args), likeness(call.kwargs), likeness(made)
+        if key in FOUND and FOUND[key] is None:
             return False
         places = [self._memory(value) for value in made]
-        if key in _FOUND:
-            form = _FOUND[key]
+        if key in FOUND:
+            form = FOUND[key]
             assert form is not None
             form.write(args, kwargs, places)
         else:
-            form = _FOUND[key] = _find_form(call.function, args, kwargs, places)
+            if len(FOUND) >= MOST:
+                FOUND.clear()
+            form = FOUND[key] = find_form(call.function, args, kwargs, places)
         if form is None:
             for value in made:
                 if value in self._direct:
@@ -199,9 +198,7 @@ class Builder:
         self._emit(k, call, form, made, places)
         return True
 
-    def _emit(
-        self, k: int, call: Operation, form: "_Form", made: Sequence[TapeTensor], places: Sequence[Tensor]
-    ) -> None:
+    def _emit(self, k: int, call: Operation, form: Form, made: Sequence[TapeTensor], places: Sequence[Tensor]) -> None:
         if form.function is None:
             self._lines.append(f"{self._bind(k, places[0].copy_)}({self._text(call.args[0])})")
             return
@@ -297,109 +294,10 @@ class Builder:
         return spec
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """A form of an operation that writes into memory, which it calls by these names; without a function, a copy."""
-
-    function: Any
-    names: tuple[str, ...] = ("out",)
-    extra: tuple[Any, ...] = ()
-
-    def write(self, args: Any, kwargs: Any, places: Sequence[Tensor]) -> None:
-        """Writes the results of an operation into these places."""
-        if self.function is None:
-            places[0].copy_(args[0])
-        else:
-            self.function(*args, *self.extra, **kwargs, **dict(zip(self.names, places, strict=True)))
-
-
-_FOUND: dict[Any, _Form | None] = {}
-"""The forms that have shown to give an operation's bits, by the operation and the layouts of what it was given."""
-
-
-def _find_form(function: Any, args: Any, kwargs: Any, places: Sequence[Tensor]) -> _Form | None:
-    """The quickest form of an operation that writes its results into these places, and nothing else."""
-    result = function(*args, **kwargs)
-    wanted = [result] if isinstance(result, Tensor) else list(result)
-    if len(wanted) != len(places) or any(not isinstance(tensor, Tensor) for tensor in wanted):
-        return None
-    layouts = [_layout(tensor) for tensor in wanted]
-    if layouts != [_layout(place) for place in places]:
-        return None
-    for form in _forms(function):
-        for place, tensor in zip(places, wanted, strict=True):
-            _spoil(place, tensor)
-        try:
-            form.write(args, kwargs, places)
-        except (TypeError, RuntimeError, NotImplementedError, UserWarning):
-            continue
-        if all(map(torch.equal, places, wanted)) and [_layout(place) for place in places] == layouts:
-            return form
-    return None
-
-
-def _likeness(spec: Any) -> Any:
-    """What decides about the forms of an operation: layouts of tensors, and everything else as it is."""
-    if isinstance(spec, TapeTensor):
-        return spec.shape, spec.stride, spec.dtype, spec.device
-    if isinstance(spec, tuple | list):
-        return tuple(map(_likeness, spec))
-    if isinstance(spec, dict):
-        return tuple((name, _likeness(value)) for name, value in spec.items())
-    return type(spec), spec
-
-
-def _forms(function: Any) -> Iterator[_Form]:
-    """The forms of an operation that may write into planned memory, the quickest first."""
-    if function in COPIES:
-        yield _Form(None)
-    elif function is aten.relu.default:
-        yield _Form(torch.clamp_min, extra=(0,))  # which is how torch computes it
-    else:
-        variant, names = _variant(function)
-        name, homes = function.overloadpacket.__name__, (torch._C._VariableFunctions, torch._C._nn)
-        bound = [getattr(home, name) for home in homes if hasattr(home, name)] if len(names) <= 1 else []
-        for binding in bound:  # which warns in Python if it does not write in place: then there is no such form
-            yield _Form(binding)
-        if variant is not None and not bound:
-            yield _Form(variant._op, names)
-
-
-def _variant(function: Any) -> tuple[Any, tuple[str, ...]]:
-    """The overload of an operation that writes into given memory, if a kernel does, and what it calls that memory."""
-    if function not in _VARIANTS:
-        _VARIANTS[function] = _find_variant(function)
-    return _VARIANTS[function]
-
-
-def _find_variant(function: Any) -> tuple[Any, tuple[str, ...]]:
-    wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
-    for name in function.overloadpacket.overloads():
-        other = getattr(function.overloadpacket, name)
-        arguments = other._schema.arguments
-        outs = tuple(a.name for a in arguments if a.is_out)
-        if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == wanted:
-            kernel = torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), "CPU")
-            return (other, outs) if kernel else (None, outs)
-    return None, ()
-
-
 def _last_uses(calls: Sequence[Operation], results: Sequence[TapeTensor]) -> dict[TapeTensor, int]:
     """The last operation that needs a value, by its root."""
     found = {value.root: k for k, call in enumerate(calls) for value in [*call.made(), *call.values()]}
     return found | {value.root: len(calls) for value in results}
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def _spoil(place: Tensor, wanted: Tensor) -> None:
-    """Nothing that was here can be taken for what is wanted."""
-    if place.dtype == torch.bool:
-        torch.logical_not(wanted, out=place)
-    else:
-        place.fill_(math.nan if place.is_floating_point() or place.is_complex() else 113)
 
 
 def _tuple(names: Sequence[str]) -> str:

@@ -85,6 +85,8 @@ class Tapes:
         self._possible = wanted is not False
         if self._possible and device.type != "cpu":
             self._refuse(f"the model is on {device}, and passes are recorded on a CPU")
+        elif self._possible and arena is not None and not arena.vectors:
+            self._refuse("no parameter is stored in a vector, as with arena=False")
         elif wanted == "auto" and sum(p.nbytes for p in model.parameters()) > LARGEST:
             self._refuse("the model is so large that nothing would be saved")
 
@@ -171,8 +173,11 @@ class Tapes:
     def _record(self, kind: PassKind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Mapping[str, Term]:
         """A pass by torch, and the recording of it if it can be replayed."""
         state = PassState(self._model, self._objective)
-        if not state.holds():
-            self._refuse("hooks, autocast or a mode of torch change what operations do", kind)
+        problem = "" if state.holds() else "hooks, autocast or a mode of torch change what operations do"
+        if self._arena is not None and any(param.requires_grad for param in self._arena.loose):
+            problem = "not all parameters are stored in a vector: single numbers and sparse gradients are not"
+        if problem:
+            self._refuse(problem, kind)
             return eager(part, None)
         params = list(self._model.parameters())
         gradients = [p.grad for p in params if p.grad is not None] if self._arena is not None else []

@@ -1,0 +1,119 @@
+"""The forms of an operation: those that write their results into given memory, the quickest one that gives its bits."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .recording import TapeTensor
+
+aten = torch.ops.aten
+
+COPIES = {aten.clone.default, aten._to_copy.default}
+MOST = 4096
+"""How many forms are remembered."""
+_VARIANTS: dict[
+    Any, tuple[Any, tuple[str, ...]]
+] = {}  # of an operation its overload that writes into memory, and names
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form of an operation that writes into memory, which it calls by these names; without a function, a copy."""
+
+    function: Any
+    names: tuple[str, ...] = ("out",)
+    extra: tuple[Any, ...] = ()
+
+    def write(self, args: Any, kwargs: Any, places: Sequence[Tensor]) -> None:
+        """Writes the results of an operation into these places."""
+        if self.function is None:
+            places[0].copy_(args[0])
+        else:
+            self.function(*args, *self.extra, **kwargs, **dict(zip(self.names, places, strict=True)))
+
+
+FOUND: dict[Any, Form | None] = {}
+"""The forms that have shown to give an operation's bits, by the operation and the layouts of what it was given."""
+
+
+def find_form(function: Any, args: Any, kwargs: Any, places: Sequence[Tensor]) -> Form | None:
+    """The quickest form of an operation that writes its results into these places, and nothing else."""
+    result = function(*args, **kwargs)
+    wanted = [result] if isinstance(result, Tensor) else list(result)
+    if len(wanted) != len(places) or any(not isinstance(tensor, Tensor) for tensor in wanted):
+        return None
+    layouts = [_layout(tensor) for tensor in wanted]
+    if layouts != [_layout(place) for place in places]:
+        return None
+    for form in _forms(function):
+        for place, tensor in zip(places, wanted, strict=True):
+            _spoil(place, tensor)
+        try:
+            form.write(args, kwargs, places)
+        except (TypeError, RuntimeError, NotImplementedError, UserWarning):
+            continue
+        if all(map(torch.equal, places, wanted)) and [_layout(place) for place in places] == layouts:
+            return form
+    return None
+
+
+def likeness(spec: Any) -> Any:
+    """What decides about the forms of an operation: layouts of tensors, and everything else as it is."""
+    if isinstance(spec, TapeTensor):
+        return spec.shape, spec.stride, spec.dtype, spec.device
+    if isinstance(spec, tuple | list):
+        return tuple(map(likeness, spec))
+    if isinstance(spec, dict):
+        return tuple((name, likeness(value)) for name, value in spec.items())
+    return type(spec), spec
+
+
+def _forms(function: Any) -> Iterator[Form]:
+    """The forms of an operation that may write into planned memory, the quickest first."""
+    if function in COPIES:
+        yield Form(None)
+    elif function is aten.relu.default:
+        yield Form(torch.clamp_min, extra=(0,))  # which is how torch computes it
+    else:
+        variant, names = _variant(function)
+        name, homes = function.overloadpacket.__name__, (torch._C._VariableFunctions, torch._C._nn)
+        bound = [getattr(home, name) for home in homes if hasattr(home, name)] if len(names) <= 1 else []
+        for binding in bound:  # which warns in Python if it does not write in place: then there is no such form
+            yield Form(binding)
+        if variant is not None and not bound:
+            yield Form(variant._op, names)
+
+
+def _variant(function: Any) -> tuple[Any, tuple[str, ...]]:
+    """The overload of an operation that writes into given memory, if a kernel does, and what it calls that memory."""
+    if function not in _VARIANTS:
+        _VARIANTS[function] = _find_variant(function)
+    return _VARIANTS[function]
+
+
+def _find_variant(function: Any) -> tuple[Any, tuple[str, ...]]:
+    wanted = [(a.name, str(a.type)) for a in function._schema.arguments]
+    for name in function.overloadpacket.overloads():
+        other = getattr(function.overloadpacket, name)
+        arguments = other._schema.arguments
+        outs = tuple(a.name for a in arguments if a.is_out)
+        if outs and [(a.name, str(a.type)) for a in arguments if not a.is_out] == wanted:
+            kernel = torch._C._dispatch_has_kernel_for_dispatch_key(other.name(), "CPU")
+            return (other, outs) if kernel else (None, outs)
+    return None, ()
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _spoil(place: Tensor, wanted: Tensor) -> None:
+    """Nothing that was here can be taken for what is wanted."""
+    if place.dtype == torch.bool:
+        torch.logical_not(wanted, out=place)
+    else:
+        place.fill_(math.nan if place.is_floating_point() or place.is_complex() else 113)
