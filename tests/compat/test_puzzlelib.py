@@ -1,6 +1,8 @@
 """PuzzleLib's handlers, costs and optimizers, statement by statement, against numbers worked out by hand."""
 
+import runpy
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -300,3 +302,10 @@ def test_each_name_says_once_how_it_is_written_natively(monkeypatch: pytest.Monk
         warnings.simplefilter("always")
         pl.AdaGrad(), pl.AdaGrad()
     assert [str(each.message) for each in said] == ["puzzlelib.AdaGrad: natively, torch.optim.Adagrad."]
+
+
+def test_the_example_and_its_native_twin_come_to_the_same_errors() -> None:
+    folder = Path(__file__).parents[2] / "examples/compat"
+    legacy, native = (runpy.run_path(str(folder / f"puzzlelib_{name}.py"))["main"]() for name in ("legacy", "native"))
+    assert legacy[0] == pytest.approx(native[0], abs=1e-5)
+    assert legacy[1] == pytest.approx(native[1], abs=1e-6)
