@@ -3,7 +3,7 @@
 Its rooms, in import order; each imports only from those before it:
 
     errors  length  store  data  formats  adapters  loss  arena  workers  step  watch  train  engines  app
-    vision  sklearn  optuna  testing  __main__
+    vision  compat  sklearn  optuna  testing  __main__
 """
 
 from importlib import import_module
