@@ -1,6 +1,7 @@
 """HALCON's operators, statement by statement of the reference of train_dl_model_batch."""
 
 import math
+import runpy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from headrace import vision
 from headrace.compat.halcon.native import hint
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+EXAMPLES = Path(__file__).parents[2] / "examples/compat"
 KINDS = ("classification", "segmentation", "detection")
 
 
@@ -234,6 +236,22 @@ def test_the_methods_of_hdlmodel_do_what_the_operators_do(tmp_path: Path) -> Non
     one.WriteDlModel(tmp_path / "one")
     again = ha.HDlModel(tmp_path / "one", network=Flat())
     assert again.ApplyDlModel(samples) == ha.apply_dl_model(other, samples)
+
+
+def test_a_detector_is_made_by_the_operator_of_its_name() -> None:
+    given = {"image_dimensions": [16, 24, 1], "class_ids": [3, 8], "runtime": "cpu", "min_confidence": 0.2}
+    model = ha.create_dl_model_detection("pretrained_dl_classifier_compact.hdl", 2, given)
+    assert {name: ha.get_dl_model_param(model, name) for name in given} == given
+    with pytest.raises(hr.ConfigError, match="has no 'image_width'"):
+        ha.create_dl_model_detection("", 2, {})
+
+
+def test_the_example_and_its_native_twin_come_to_the_same_losses_and_weights() -> None:
+    legacy, native = (runpy.run_path(str(EXAMPLES / f"halcon_{name}.py"))["main"]() for name in ("legacy", "native"))
+    assert legacy["losses"] == native["losses"]
+    assert legacy["classes"] == native["classes"]
+    assert len(set(legacy["losses"])) == 10
+    assert legacy["losses"][-1] < 0.5 * legacy["losses"][0]
 
 
 def test_parameters_say_what_the_model_was_made_with() -> None:

@@ -38,6 +38,7 @@ def marked(page: Path) -> Any:
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
+@pytest.mark.filterwarnings("ignore:halcon:DeprecationWarning")  # hints of a dialect
 @pytest.mark.parametrize("page", [marked(page) for page in PAGES if programs(page)])
 def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)

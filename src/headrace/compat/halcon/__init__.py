@@ -20,6 +20,7 @@ __all__ = [
     "HDlModel",
     "apply_dl_model",
     "create_dl_model",
+    "create_dl_model_detection",
     "get_dl_model_param",
     "read_dl_model",
     "set_dl_model_param",
@@ -56,6 +57,22 @@ def create_dl_model(
     sizes = {"image_width": image_width, "image_height": image_height, "image_num_channels": image_num_channels}
     sizes = {name: checked(name, value, len(ids)) for name, value in sizes.items()}
     return HDlModel.of({**known, **sizes, **given, "type": type, "class_ids": ids}, network)
+
+
+def create_dl_model_detection(
+    backbone: str | nn.Module, num_classes: int, dlmodel_detection_param: Mapping[str, Any]
+) -> HDlModel:
+    """A model of 'detection'; `backbone` is a network of your own, or the name of one of HALCON's.
+
+    A network that learns from scratch stands in place of HALCON's. Classes are 0, 1, … unless `class_ids` are among the
+    parameters; the image is `image_dimensions`, or `image_width`, `image_height` and `image_num_channels`.
+    """
+    params = {"class_ids": num_classes, **dlmodel_detection_param}
+    names = ("image_width", "image_height", "image_num_channels")
+    params |= dict(zip(names, params.pop("image_dimensions", ()), strict=False))
+    if missing := [name for name in names[:2] if name not in params]:
+        raise ConfigError(f"dlmodel_detection_param has no {missing[0]!r}. Give it, or 'image_dimensions'.")
+    return create_dl_model("detection", network=None if isinstance(backbone, str) else backbone, **params)
 
 
 def read_dl_model(file_name: str | Path, *, network: nn.Module | None = None) -> HDlModel:

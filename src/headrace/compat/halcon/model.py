@@ -49,7 +49,7 @@ class HDlModel:
         made._make(params, network)
         return made
 
-    def TrainDlModelBatch(self, DLSampleBatch: Sequence[Mapping[str, Any]]) -> dict[str, float]:  # noqa: N802
+    def TrainDlModelBatch(self, DLSampleBatch: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """One update; `total_loss`, and the losses that it is the sum of, as they were before the update."""
         hint("train_dl_model_batch", "hr.Trainer(...).step(samples.batch(list_of_dicts), exact=True)")
         samples = [DLSampleBatch] if isinstance(DLSampleBatch, Mapping) else list(DLSampleBatch)
@@ -65,7 +65,7 @@ class HDlModel:
         parts = {name: float(means[name]) * float(term.coefficient) for name, term in self._terms.items()}
         return {"total_loss": float(means["total_loss"]), **parts}
 
-    def ApplyDlModel(  # noqa: N802
+    def ApplyDlModel(
         self,
         DLSampleBatch: Sequence[Mapping[str, Any]],
         Outputs: Sequence[str] = (),
@@ -81,7 +81,7 @@ class HDlModel:
             raise ConfigError(unknown("output", odd[0], results[0]))
         return [{key: result[key] for key in wanted or result} for result in results]
 
-    def GetDlModelParam(self, GenParamName: str) -> Any:  # noqa: N802
+    def GetDlModelParam(self, GenParamName: str) -> Any:
         """The value of a parameter."""
         hint("get_dl_model_param", "the attributes of hr.Trainer, its optimizer and its loss")
         found = {**self._params, "num_classes": len(self._params["class_ids"])}
@@ -91,7 +91,7 @@ class HDlModel:
         value = found[GenParamName]
         return list(value) if isinstance(value, list) else value
 
-    def SetDlModelParam(self, GenParamName: str, GenParamValue: Any) -> None:  # noqa: N802
+    def SetDlModelParam(self, GenParamName: str, GenParamValue: Any) -> None:
         """Sets a parameter, from the next update on; 'solver_type' and 'runtime' start the optimizer anew."""
         hint("set_dl_model_param", "trainer.optimizer.param_groups[0]['lr'] = ..., trainer.batch_size = ...")
         settable = [*DEFAULTS, *(OF_DETECTION if self._params["type"] == "detection" else ())]
@@ -108,7 +108,7 @@ class HDlModel:
         else:
             self._apply()
 
-    def WriteDlModel(self, FileName: str | Path) -> None:  # noqa: N802
+    def WriteDlModel(self, FileName: str | Path) -> None:
         """Writes weights, parameters and the optimizer's momenta, as safetensors."""
         hint("write_dl_model", "hr.Trainer.fit(..., run=...) keeps checkpoints")
         self._trainer.release()
