@@ -1,0 +1,86 @@
+"""Parameters of HALCON's models: what there are, what they start as, what they may be."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import ConfigError
+
+DEFAULTS: dict[str, Any] = {
+    "learning_rate": 0.001,
+    "momentum": 0.9,
+    "weight_prior": 0.0,
+    "batch_size": 1,
+    "batch_size_multiplier": 1,
+    "solver_type": "sgd",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "class_weights": [],
+    "class_names": [],
+    "runtime": "gpu" if torch.cuda.is_available() else "cpu",
+}
+"""Parameters that may be set at any time, of models of every type."""
+OF_DETECTION: dict[str, Any] = {"min_confidence": 0.5, "max_overlap": 0.5, "max_num_detections": 100}
+MADE_WITH: dict[str, dict[str, Any]] = {
+    "classification": {},
+    "segmentation": {"ignore_class_ids": []},
+    "detection": {
+        "instance_type": "rectangle1",
+        "bbox_heads_weight": 1.0,
+        "class_heads_weight": 1.0,
+        "anchor_angles": [0.0],
+    },
+}
+"""What a model of a type is made with besides its classes and images, and keeps."""
+FRESH = ("solver_type", "runtime")
+"""Parameters with which the optimizer starts anew."""
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _real(value: Any, below: float = math.inf) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
+
+
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(
+        (
+            "batch_size",
+            "batch_size_multiplier",
+            "max_num_detections",
+            "image_width",
+            "image_height",
+            "image_num_channels",
+        ),
+        ("a whole number greater than 0", _whole),
+    ),
+    **dict.fromkeys(
+        ("learning_rate", "weight_prior", "adam_epsilon", "bbox_heads_weight", "class_heads_weight"),
+        ("a number that is not negative", _real),
+    ),
+    **dict.fromkeys(("momentum", "adam_beta1", "adam_beta2"), ("a number from 0 to below 1", lambda v: _real(v, 1.0))),
+    **dict.fromkeys(("min_confidence", "max_overlap"), ("a number from 0 to 1", lambda v: _real(v) and v <= 1)),
+    "solver_type": ("'sgd' or 'adam'", ("sgd", "adam").__contains__),
+    "runtime": ("'cpu' or 'gpu'", ("cpu", "gpu").__contains__),
+    "instance_type": ("'rectangle1' or 'rectangle2'", ("rectangle1", "rectangle2").__contains__),
+}
+
+
+def checked(name: str, value: Any, classes: int) -> Any:
+    """The value of a parameter as it is kept; raises on one that cannot be."""
+    if name in ("class_weights", "class_names"):
+        value = list(value) if isinstance(value, list | tuple) else [value] * classes
+        if value and len(value) != classes:
+            raise ConfigError(f"{name!r} has {len(value)} values for {classes} classes. Give one for each.")
+        if name == "class_weights" and not (all(map(_real, value)) and (sum(value) or not value)):
+            raise ConfigError(f"'class_weights' are numbers that are not negative, not all 0, got {value!r}.")
+    elif name in _RULES:
+        wanted, fits = _RULES[name]
+        if not fits(value):
+            raise ConfigError(f"{name!r} is {wanted}, got {value!r}.")
+    return list(value) if isinstance(value, tuple) else value
