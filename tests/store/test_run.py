@@ -108,7 +108,9 @@ def test_the_log_has_a_line_with_a_time_for_everything_that_happened(tmp_path: P
     data = "the train data (Reader) resume exactly, after any batch, with any number of workers"
     first, last = ["started", data, "ended: 2 epochs reached"], ["ended: 3 epochs reached"]
     reports = [line for line in told if line.startswith("epoch ")]
-    assert [line for line in told if line not in reports] == [*first, "going on from step 12", data, *last]
+    notes = [line for line in told if line.startswith("passes are ")]  # replayed or not: that depends on the machine
+    assert [line for line in told if line not in reports + notes] == [*first, "going on from step 12", data, *last]
+    assert notes
     assert [line.split()[3] for line in reports] == ["6", "12", "18"]
 
 

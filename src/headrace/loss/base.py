@@ -56,9 +56,37 @@ class _Setting:
         loss.__dict__[self._name] = self._check(self._name, value)
 
 
+class _LaterSetting(_Setting):
+    """One that is kept only where it is not the default: in runs from before it was there, the loss is the same."""
+
+    def __init__(self, check: Check, default: Any) -> None:
+        super().__init__(check)
+        self._default = default
+
+    def __get__(self, loss: Any, kind: type) -> Any:
+        return self._default if loss is None else loss.__dict__.get(self._name, self._default)
+
+    def __set__(self, loss: Any, value: Any) -> None:
+        super().__set__(loss, value)
+        if value == self._default:
+            del loss.__dict__[self._name]
+
+
 def setting(check: Check) -> Any:
     """An attribute that is checked by this whenever it is set, also between two updates."""
     return _Setting(check)
+
+
+def later_setting(check: Check, default: Any) -> Any:
+    """As `setting`, of a loss that once had no such setting and did as by this default."""
+    return _LaterSetting(check, default)
+
+
+def switch(name: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}= is True or False, got {value!r}.")
+    return value
 
 
 def one_of(*choices: str) -> Check:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Weight, comparable, label, number, one_of, pick, setting, weights_like
+from .base import Loss, Weight, comparable, label, later_setting, number, one_of, pick, setting, weights_like
 from .base import class_weights as checked_weights
 from .elements import PerElement, between_0_and_1, fit_rows, one_per_output
 
@@ -237,8 +237,10 @@ class Focal(PerElement):
     reads = "logits"
     gamma: float = setting(number("a number that is not negative", lambda value: 0 <= value < math.inf))
     class_weights: Tensor | None = setting(checked_weights)
-    ignore_index: int | None = setting(label)
-    normalize: Literal["elements", "samples", "positives"] = setting(one_of("elements", "samples", "positives"))
+    ignore_index: int | None = later_setting(label, None)
+    normalize: Literal["elements", "samples", "positives"] = later_setting(
+        one_of("elements", "samples", "positives"), "elements"
+    )
 
     def __init__(
         self,

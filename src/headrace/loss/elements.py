@@ -17,11 +17,13 @@ from .base import (
     Term,
     Weight,
     comparable,
+    later_setting,
     number,
     one_of,
     pick,
     positive_weights,
     setting,
+    switch,
     weights_like,
 )
 
@@ -168,6 +170,9 @@ class L2Prior(Loss):
     """
 
     training_only = True
+
+    gains: bool = later_setting(switch, True)
+    fused: bool = later_setting(switch, False)
 
     def __init__(
         self,

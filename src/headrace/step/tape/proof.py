@@ -47,7 +47,7 @@ class Proof:
 
     def __init__(self, state: PassState) -> None:
         self.problem = ""
-        self._state = state
+        self._state, self._collects = state, False
         self._spaces: dict[types.CodeType, dict[str, Any]] = {}
         self._calls: set[Any] = set()  # functions that are not written in Python, as they have been looked at
         self._names = {"fn"}  # which a term of ours reads
@@ -56,10 +56,14 @@ class Proof:
         if sys.getprofile() is not None:
             self.problem = "a profiler looks on"
         else:
+            self._collects = gc.isenabled()
+            gc.disable()  # what it calls belongs to no pass
             sys.setprofile(self._see)
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._collects:
+            gc.enable()
         if sys.getprofile() == self._see:
             sys.setprofile(None)
 
