@@ -62,10 +62,10 @@ class Proof:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._collects:
-            gc.enable()
         if sys.getprofile() == self._see:
             sys.setprofile(None)
+        if self._collects:
+            gc.enable()
 
     def conclude(self) -> None:
         """Looks at what has run."""
