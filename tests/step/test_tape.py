@@ -1,5 +1,6 @@
 """The tape beside everything else that an update does: the bits are torch's, whatever is asked for."""
 
+import cProfile
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -228,3 +229,12 @@ def test_parameters_outside_of_vectors_are_trained_by_torch(options: dict[str, b
         found.append(model.state_dict())
         assert ("stored in a vector" in trainer.tape_note) == (tape == "auto")
     assert all(map(torch.equal, found[0].values(), found[1].values()))
+
+
+def test_a_training_under_a_profiler_is_left_to_torch() -> None:
+    x, y = torch.randn(200, 8), torch.randint(0, 3, (200,))
+    model = nn.Linear(8, 3)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1), batch_size=10)
+    with cProfile.Profile():
+        trainer.fit({"x": x, "y": y}, epochs=1, progress=False)
+    assert trainer.tape_note == "passes are left to torch: a profiler looks on"

@@ -145,6 +145,8 @@ class Recording(TorchDispatchMode):
         if self.problem:
             return function(*args, **kwargs)
         looks_on = sys.getprofile()
+        if not callable(looks_on):  # nobody, or a profiler of another kind
+            return self._record(function, args, kwargs)
         sys.setprofile(None)  # what happens here is no Python of the pass's
         try:
             return self._record(function, args, kwargs)
