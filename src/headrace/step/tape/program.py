@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .forms import FOUND, MOST, Form, find_form, likeness
 from .recording import Operation, Recording, TapeTensor
+from .state import compiled
 
 aten = torch.ops.aten
 
@@ -101,7 +102,7 @@ class Builder:
 
     def _define(self, name: str, arguments: Sequence[str], body: Sequence[str]) -> None:
         code = f"def {name}({', '.join(arguments)}):\n  " + "\n  ".join(body)
-        exec(compile(code, "<tape>", "exec"), self._space)
+        exec(compiled(code, "exec"), self._space)
 
     def _found_directly(self, gradients: set[TapeTensor]) -> dict[TapeTensor, tuple[Tensor, int]]:
         """What an operation may write into a gradient at once, instead of adding it to the zeros there: its result, the

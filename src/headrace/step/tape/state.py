@@ -5,6 +5,7 @@ import sys
 import types
 from collections.abc import Callable, Container, Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -75,6 +76,12 @@ def data_of(kind: type) -> Iterator[tuple[str, Any]]:
             yield name, value.__func__ if isinstance(value, staticmethod) else value
 
 
+@lru_cache(64)
+def compiled(code: str, mode: str) -> types.CodeType:
+    """Code of a model's, which is that of another model like it, too."""
+    return compile(code, "<tape>", mode)
+
+
 class PassState:
     """The state of a model and of its objective that a pass may depend on, as it is now.
 
@@ -86,6 +93,7 @@ class PassState:
         self.tensors: list[Tensor] = []
         self.unclear: dict[str, str] = {}
         self._space: dict[str, Any] = {}
+        self._called: dict[int, str] = {}
         self._checks: dict[str, None] = {}  # expressions that are true as long as nothing has changed
         self._deep: list[tuple[Callable[[], Any], Any]] = []
         self._hooks: list[Any] = []
@@ -131,7 +139,7 @@ class PassState:
             return False
         if self._same is None:
             code = f"lambda: {' and '.join(self._checks) or True}"
-            self._same = eval(compile(code, "<state>", "eval"), self._space)  # of names that are made here
+            self._same = eval(compiled(code, "eval"), self._space)  # of names that are made here
         try:
             if not self._same():
                 return False
@@ -144,7 +152,7 @@ class PassState:
 
     def _name(self, value: Any) -> str:
         """What a value is called in the checks."""
-        name = f"a{id(value)}"
+        name = self._called.setdefault(id(value), f"a{len(self._called)}")
         self._space[name] = value
         return name
 
@@ -161,7 +169,7 @@ class PassState:
 
     def _stays(self, tensor: Tensor) -> None:
         """A tensor stays in its place in memory."""
-        self._checks[f"{self._name(tensor)}.data_ptr() == {tensor.data_ptr()}"] = None
+        self._checks[f"{self._name(tensor)}.data_ptr() == {self._name(tensor.data_ptr())}"] = None
 
     def _watch(self, param: nn.Parameter) -> None:
         """A parameter stays trained or frozen, and nobody listens to its gradient."""

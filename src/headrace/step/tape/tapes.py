@@ -87,6 +87,8 @@ class Tapes:
             self._refuse(f"the model is on {device}, and passes are recorded on a CPU")
         elif self._possible and arena is not None and not arena.vectors:
             self._refuse("no parameter is stored in a vector, as with arena=False")
+        elif self._possible and any(map(_is_compiled, model.modules())):
+            self._refuse("the model is compiled")
         elif wanted == "auto" and sum(p.nbytes for p in model.parameters()) > LARGEST:
             self._refuse("the model is so large that nothing would be saved")
 
@@ -247,6 +249,10 @@ class Tapes:
         self.note = f"passes are left to torch: {why}"
         if self.wanted is True:
             raise ModelError(f"tape=True, and a pass cannot be recorded: {why}. Use tape='auto'.")
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or "_orig_mod" in module._modules
 
 
 def _layout(stream: tuple[str, Any]) -> tuple[Any, ...]:
