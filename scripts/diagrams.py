@@ -21,7 +21,9 @@ def macrobatches() -> str:
         drawing.arrow(544, 129, 606, 66 + 42 * number)
         drawing.box(610, 50 + 42 * number, 126, 32, [f"batch {number}"], WARM)
     drawing.text(673, 30, "one update each", anchor="middle", bold=True)
-    drawing.text(380, 236, "A batch is a view of the macrobatch: giving it out copies nothing.", anchor="middle", color=LINE)
+    drawing.text(
+        380, 236, "A batch is a view of the macrobatch: giving it out copies nothing.", anchor="middle", color=LINE
+    )
     return drawing.svg
 
 

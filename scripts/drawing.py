@@ -20,7 +20,15 @@ class Drawing:
         ]
 
     def text(
-        self, x: float, y: float, text: str, *, size: int = 13, color: str = INK, anchor: str = "start", bold: bool = False
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: int = 13,
+        color: str = INK,
+        anchor: str = "start",
+        bold: bool = False,
     ) -> None:
         weight = ' font-weight="600"' if bold else ""
         self._parts.append(
