@@ -1,0 +1,204 @@
+"""Makes the pictures of the documentation, and the figures of the README, from what was measured and what runs.
+
+    python scripts/pictures.py            all of them
+    python scripts/pictures.py overhead   those whose names begin so; also: drawn (without training anything)
+
+Pictures that show a training keep a digest of the code that they show in docs/pictures/digests.json; a test compares
+it. The others are drawn anew by that test.
+"""
+
+import hashlib
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES, README = ROOT / "docs" / "pictures", ROOT / "README.md"
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "src"), str(ROOT / "tests")]
+
+from diagrams import DIAGRAMS  # noqa: E402
+from drawing import GREY, INK, LINE, TEAL, Drawing  # noqa: E402
+
+RECIPE = "recipes/digits.py"
+SHOWN = {  # by picture: the files whose code it shows
+    "progress": ("src/headrace/watch/progress.py", RECIPE),
+    "report": ("src/headrace/watch/report/*", RECIPE),
+    "rehearsal": ("src/headrace/app/rehearse.py", RECIPE),
+}
+NAMES = {
+    "raw": "hand-written loop",
+    "raw-loader": "loop with DataLoader",
+    "raw-fused": "loop, fused optimizer",
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+    "ignite": "Ignite",
+    "keras": "Keras",
+}
+LEFT_OUT = ("raw-again",)  # the control of the benchmark
+STRATEGIES = ("synchronous", "periodic:every=4 steps", "asynchronous")
+
+
+def main(wanted: str = "") -> None:
+    PICTURES.mkdir(exist_ok=True)
+    for name, text in drawn().items():
+        if wanted in ("", "drawn") or name.startswith(wanted):
+            (PICTURES / f"{name}.svg").write_text(text)
+    README.write_text(with_figures(README.read_text()))
+    known = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
+    with tempfile.TemporaryDirectory() as room:
+        for name, make in MADE.items():
+            if name.startswith(wanted):
+                make(Path(room))
+                known[name] = digest(name)
+    DIGESTS.write_text(json.dumps(known, indent=2) + "\n")
+
+
+DIGESTS = PICTURES / "digests.json"
+
+
+def digest(name: str) -> str:
+    """The sha256 of the files that a picture shows."""
+    found = hashlib.sha256()
+    for pattern in SHOWN[name]:
+        for path in sorted(path for path in ROOT.glob(pattern) if path.is_file()):
+            found.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+# --- drawn from what is committed -------------------------------------------------------------------------
+
+
+def drawn() -> dict[str, str]:
+    """The pictures that need no training, by name."""
+    return {"overhead": overhead(works()), **{name: draw() for name, draw in DIAGRAMS.items()}}
+
+
+def works() -> dict[str, dict[str, float]]:
+    """What was trained in the benchmark, and the time that each peer took, in times that of the hand-written loop."""
+    parts = json.loads((ROOT / "benchmarks" / "results" / "overhead.json").read_text())["parts"].values()
+    return {
+        part["title"].removeprefix("fit, "): {
+            peer: found["to_raw"]["median"] for peer, found in part["peers"].items() if peer not in LEFT_OUT
+        }
+        for part in parts
+        if part.get("title", "").startswith("fit, ")
+    }
+
+
+def overhead(found: dict[str, dict[str, float]]) -> str:
+    """Bars for each work: the time of a training, shortest first."""
+    row, wide, name_room, bar_room = 22, 380, 146, 176
+    most = max(max(peers.values()) for peers in found.values())
+    works = list(found.items())
+    pairs = [works[k : k + 2] for k in range(0, len(works), 2)]
+    tops, height = [], 44
+    for pair in pairs:
+        tops.append(height)
+        height += 34 + row * max(len(peers) for _, peers in pair)
+    drawing = Drawing(2 * wide, height + 6, "Time of a training, relative to a hand-written loop")
+    drawing.text(16, 26, "Time of a training, in times that of a hand-written loop (shorter is better)", bold=True)
+    for pair, top in zip(pairs, tops, strict=True):
+        for column, (title, peers) in enumerate(pair):
+            x = 16 + wide * column
+            drawing.text(x, top + 16, title, size=12, color=LINE)
+            for number, (peer, ratio) in enumerate(sorted(peers.items(), key=lambda each: each[1])):
+                y, ours = top + 26 + row * number, peer == "headrace"
+                drawing.text(x + name_room - 8, y + 13, NAMES.get(peer, peer), size=12, anchor="end", bold=ours)
+                drawing.rectangle(x + name_room, y, bar_room * ratio / most, 16, TEAL if ours else GREY)
+                drawing.text(x + name_room + bar_room * ratio / most + 6, y + 13, f"{ratio:.2f}", size=12, bold=ours)
+    return drawing.svg
+
+
+def with_figures(text: str) -> str:
+    """The README with the figures that were measured, in the place that is marked for them."""
+    rows = [f"| {title} | {peers['headrace']:.2f} |" for title, peers in works().items()]
+    table = "\n".join(["| what is trained | time, hand-written loop = 1 |", "|---|---|", *rows])
+    return re.sub(
+        r"(<!-- figures[^\n]*-->\n).*?(<!-- end of figures -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
+    )
+
+
+# --- made by a training -----------------------------------------------------------------------------------
+
+
+def headrace(*words: str) -> list[str]:
+    return [sys.executable, "-m", "headrace", *words]
+
+
+def environment() -> dict[str, str]:
+    left_out = ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    return kept | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
+
+
+def progress(room: Path) -> None:
+    """The terminal in the middle of the third epoch."""
+    from kit.screens import screen
+
+    columns, frames = 134, []
+    child, ours = pty.fork()
+    if not child:
+        os.chdir(ROOT)
+        command = headrace("fit", RECIPE, "--epochs", "3", "--width", "96", "--run", str(room / "progress"))
+        os.execvpe(command[0], command, environment() | {"NO_COLOR": "1", "COLUMNS": str(columns)})
+    sent = ""
+    while chunk := _read(ours):
+        sent += chunk
+        lines = [line.rstrip() for line in screen(sent.replace("\r\n", "\n"), columns) if line.strip()]
+        if lines and re.match(r"epoch 3 .*batch (9|1\d)/", lines[-1]):
+            frames.append(lines)
+    os.waitpid(child, 0)
+    shown = [f"$ headrace fit {RECIPE} --epochs 3 --width 96", *frames[0]]
+    drawing = Drawing(1000, 30 + 22 * len(shown), "The progress of a training in a terminal")
+    drawing.rectangle(6, 6, 988, 18 + 22 * len(shown), INK)
+    for number, line in enumerate(shown):
+        drawing.code(18, 28 + 22 * number, line, color="#4dd0c0" if "━" in line else "#eceff1", size=12)
+    (PICTURES / "progress.svg").write_text(drawing.svg)
+
+
+def _read(descriptor: int) -> str:
+    try:
+        return os.read(descriptor, 1 << 16).decode(errors="replace")
+    except OSError:  # the other end is closed
+        return ""
+
+
+def report(room: Path) -> None:
+    """The page of a run: on a wide screen and on a telephone, light and dark."""
+    from kit.browser import DARK, shoot
+    from PIL import Image
+
+    run = room / "digits"
+    command = headrace("fit", RECIPE, "--run", str(run), "--report", "--epochs", "12")
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=300)
+    page, phone = run / "report.html", room / "phone.html"
+    frame = f'<iframe style="border:0;width:360px;height:780px" src="{page.as_uri()}"></iframe>'
+    phone.write_text(f'<!doctype html><body style="margin:0">{frame}')
+    for light, options in (("light", ()), ("dark", (DARK,))):
+        for name, shown, size in (("wide", page, (1200, 900)), ("phone", phone, (360, 780))):
+            picture = PICTURES / f"report-{name}-{light}.png"
+            shoot(shown.as_uri(), picture, max(size[0], 500), size[1], *options)
+            with Image.open(picture) as opened:
+                small = opened.convert("RGB").crop((0, 0, *size)).quantize(96)
+            small.save(picture, optimize=True)
+
+
+def rehearsal(room: Path) -> None:
+    """Three strategies on eight virtual workers behind a slow network."""
+    by = [word for strategy in STRATEGIES for word in ("--strategy", strategy)]
+    words = ("rehearse", RECIPE, "--workers", "8", "--bandwidth", "100 Mbit", *by, "--epochs", "12")
+    command = headrace(*words, "--out", str(PICTURES / "rehearsal.png"))
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=500)
+
+
+MADE: dict[str, Callable[[Path], Any]] = {"progress": progress, "report": report, "rehearsal": rehearsal}
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,61 @@
+"""The pictures of the documentation: each shows what there is now, none is large, and pages name those there are."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "docs" / "pictures"
+RENEW = "it is out of date: run .venv/bin/python scripts/pictures.py"
+
+
+@pytest.fixture(scope="module")
+def pictures() -> ModuleType:
+    """The script that makes the pictures."""
+    spec = importlib.util.spec_from_file_location("pictures", ROOT / "scripts" / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_drawn_from_results_is_what_the_script_draws_now(pictures: ModuleType) -> None:
+    for name, text in pictures.drawn().items():
+        assert (PICTURES / f"{name}.svg").read_text() == text, f"{name}.svg: {RENEW}"
+
+
+def test_pictures_of_a_training_show_the_code_that_there_is(pictures: ModuleType) -> None:
+    known = json.loads((PICTURES / "digests.json").read_text())
+    assert known == {name: pictures.digest(name) for name in pictures.MADE}, RENEW
+
+
+def test_a_changed_file_changes_the_digest(
+    pictures: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control."""
+    monkeypatch.setattr(pictures, "ROOT", tmp_path)
+    monkeypatch.setitem(pictures.SHOWN, "some", ("*.py",))
+    (tmp_path / "one.py").write_text("a")
+    before = pictures.digest("some")
+    (tmp_path / "one.py").write_text("b")
+    assert pictures.digest("some") != before
+
+
+def test_the_figures_of_the_readme_are_those_that_were_measured(pictures: ModuleType) -> None:
+    text = (ROOT / "README.md").read_text()
+    assert pictures.with_figures(text) == text, RENEW
+    assert pictures.with_figures(re.sub(r"\| [0-9.]+ \|", "| 9.99 |", text)) == text, "the control"
+    assert "| 9.99 |" in re.sub(r"\| [0-9.]+ \|", "| 9.99 |", text)
+
+
+def test_pictures_are_small_and_each_is_shown_by_a_page() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")]
+    shown = {Path(link).name for page in pages for link in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text())}
+    files = {path.name: path.stat().st_size for path in PICTURES.iterdir() if path.suffix in (".svg", ".png")}
+    assert set(files) == shown
+    assert max(files.values()) < 200_000
