@@ -34,6 +34,8 @@ SHOWN = {  # by picture: the files whose code it shows
 }
 NAMES = {
     "raw": "hand-written loop",
+    "compiled": "torch.compile",
+    "jax": "JAX, jit",
     "raw-loader": "loop with DataLoader",
     "raw-fused": "loop, fused optimizer",
     "accelerate": "Accelerate",
