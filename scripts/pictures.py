@@ -144,7 +144,7 @@ def progress(room: Path) -> None:
     """The terminal in the middle of the third epoch."""
     from kit.screens import screen
 
-    columns, frames = 134, []
+    columns, frames = 142, []
     child, ours = pty.fork()
     if not child:
         os.chdir(ROOT)
@@ -158,8 +158,8 @@ def progress(room: Path) -> None:
             frames.append(lines)
     os.waitpid(child, 0)
     shown = [f"$ headrace fit {RECIPE} --epochs 3 --width 96", *frames[0]]
-    drawing = Drawing(1000, 30 + 22 * len(shown), "The progress of a training in a terminal")
-    drawing.rectangle(6, 6, 988, 18 + 22 * len(shown), INK)
+    drawing = Drawing(1052, 30 + 22 * len(shown), "The progress of a training in a terminal")
+    drawing.rectangle(6, 6, 1040, 18 + 22 * len(shown), INK)
     for number, line in enumerate(shown):
         drawing.code(18, 28 + 22 * number, line, color="#4dd0c0" if "━" in line else "#eceff1", size=12)
     (PICTURES / "progress.svg").write_text(drawing.svg)
