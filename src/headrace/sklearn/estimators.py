@@ -60,6 +60,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         trainer_options: Mapping[str, Any] | None = None,
         fit_options: Mapping[str, Any] | None = None,
         verbose: int = 0,
+        **parts: Any,
     ) -> None:
         self.module, self.hidden, self.loss = module, hidden, loss
         self.optimizer, self.lr = optimizer, lr
@@ -69,6 +70,23 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         self.device, self.dtype = device, dtype
         self.random_state, self.run = random_state, run
         self.trainer_options, self.fit_options, self.verbose = trainer_options, fit_options, verbose
+        if wrong := sorted(parts.keys() - _parts(parts)):
+            raise TypeError(
+                f"{type(self).__name__} has no setting {wrong[0]!r}. "
+                "Settings of the module begin with module__, those of the optimizer with optimizer__."
+            )
+        self.__dict__.update(parts)
+
+    def get_params(self, deep: bool = True) -> Data:
+        """The settings by name, also those of the module and of the optimizer."""
+        return {**super().get_params(deep), **_parts(vars(self))}
+
+    def set_params(self, **params: Any) -> Any:
+        """Changes settings; those of the module and of the optimizer are added to the ones that were given."""
+        parts = _parts(params)
+        super().set_params(**{name: value for name, value in params.items() if name not in parts})
+        self.__dict__.update(parts)
+        return self
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -100,7 +118,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         train, val = self._held_out(data, seed, split_by)
         with _seeded(seed):
             module = self._made(X.shape[1], n_outputs).to(getattr(torch, self.dtype))
-            optimizer = self.optimizer(module.parameters(), lr=self.lr)
+            optimizer = self.optimizer(module.parameters(), **{"lr": self.lr, **_parts(vars(self), "optimizer__")})
             trainer = self._trainer(
                 module, loss, optimizer, X, seed=seed, metrics=self.metrics, batch_size=self.batch_size
             )
@@ -140,12 +158,18 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         return Trainer(module, loss, optimizer, **options)
 
     def _made(self, n_features: int, n_outputs: int) -> nn.Module:
+        settings = _parts(vars(self), "module__")
+        if settings and (self.module is None or isinstance(self.module, nn.Module)):
+            raise ConfigError(
+                f"module__{min(settings)}= is for what makes the module, got module={type(self.module).__name__}. "
+                "Give a function or class of (n_features, n_outputs) and the setting."
+            )
         if isinstance(self.module, nn.Module):
             return copy.deepcopy(self.module)
         made = (
             perceptron(n_features, n_outputs, self.hidden)
             if self.module is None
-            else self.module(n_features, n_outputs)
+            else self.module(n_features, n_outputs, **settings)
         )
         if not isinstance(made, nn.Module):
             raise ConfigError(f"module= makes an nn.Module of (n_features, n_outputs), got a {type(made).__name__}.")
@@ -180,6 +204,12 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             return None, slice(None)
         weights = _check_sample_weight(weights, X, dtype=self.dtype, ensure_non_negative=True)
         return weights, np.flatnonzero(weights)
+
+
+def _parts(settings: Mapping[str, Any], of: str = "") -> Data:
+    """Those for the module or for the optimizer; those that begin with `of`, without it."""
+    whose = of or ("module__", "optimizer__")
+    return {name.removeprefix(of): value for name, value in settings.items() if name.startswith(whose)}
 
 
 def _within(run: Any, name: str) -> Any:
@@ -247,7 +277,7 @@ EXPECTED_FAILED_CHECKS: Mapping[str, str] = dict.fromkeys(
 """Checks of scikit-learn's that estimators of float32 do not pass, and why; with `dtype="float64"` they pass all."""
 
 
-_OWN = ("self", "__class__", "class_weight")
+_OWN = ("self", "__class__", "class_weight", "parts")
 
 
 class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
@@ -256,15 +286,16 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     `module`: a function or class of (n_features, n_outputs) that makes an nn.Module, with an output for each class; or
     a module, which is copied; `None`: linear layers of the widths `hidden` with ReLU between. It gets rows of `dtype`
     as they are: put a StandardScaler before it. Sparse rows become dense a batch at a time. `loss`: whatever `Trainer`
-    takes, `CrossEntropy()` if not given. `optimizer`: a class or function of (parameters, lr=...). `validation`: the
-    share of the rows that is held out and scored after every epoch; `patience`: how many of these scores in a row may
-    be no better before the training ends, with the module that was best. `random_state`: of weights, order, dropout
-    and what is held out; the global generators are as they were afterwards. `class_weight`: by class, or "balanced";
-    it multiplies the sample weights. `metrics`, `callbacks` and `device` are those of `Trainer` and `fit`; more of them
-    by name in `trainer_options` and `fit_options`. `verbose=1`: a progress bar. `run`: a directory in which every fit
-    has a run of its own, named by what it is fitted with: rows, targets, weights, settings and `random_state` as given
-    (`None`: the name is the seed). The same fit goes on where it was, or has nothing left to train; any other is
-    another run. What is imported counts by its name: after a change of its code, name another directory.
+    takes, `CrossEntropy()` if not given. `optimizer`: a class or function of (parameters, lr=...). `module__width=64`
+    and `optimizer__momentum=0.9` give them these settings by name, also in a search. `validation`: the share of the
+    rows that is held out and scored after every epoch; `patience`: how many of these scores in a row may be no better
+    before the training ends, with the module that was best. `random_state`: of weights, order, dropout and what is held
+    out; the global generators are as they were afterwards. `class_weight`: by class, or "balanced"; it multiplies the
+    sample weights. `metrics`, `callbacks` and `device` are those of `Trainer` and `fit`; more of them by name in
+    `trainer_options` and `fit_options`. `verbose=1`: a progress bar. `run`: a directory in which every fit has a run of
+    its own, named by what it is fitted with: rows, targets, weights, settings and `random_state` as given (`None`: the
+    name is the seed). The same fit goes on where it was, or has nothing left to train; any other is another run. What
+    is imported counts by its name: after a change of its code, name another directory.
 
     Afterwards: `classes_`, in the order of the outputs; `module_`, the trained module; `history_`; `n_iter_`, the
     epochs; `run_`, the directory of its run, if it has one; `n_features_in_` and `feature_names_in_`.
@@ -292,8 +323,9 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         trainer_options: Mapping[str, Any] | None = None,
         fit_options: Mapping[str, Any] | None = None,
         verbose: int = 0,
+        **parts: Any,
     ) -> None:
-        super().__init__(**{name: given for name, given in locals().items() if name not in _OWN})
+        super().__init__(**{name: given for name, given in locals().items() if name not in _OWN}, **parts)
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
