@@ -28,6 +28,8 @@ Eager = Callable[[Batch, Recording | None], Mapping[str, Term]]
 Replay = Callable[[Tape, Batch], Mapping[str, Term]]
 LARGEST = 16 << 20
 """Bytes of gradients or of planned memory from which on a pass is arithmetic, and little time can be saved."""
+MADE = 8 * LARGEST
+"""Bytes of all that a pass makes from which on it is not even tried."""
 KINDS = 8
 """How many kinds of passes are remembered."""
 SEEN, CHECKS = 2, 3
@@ -193,6 +195,9 @@ class Tapes:
         problem = ("" if self.wanted is True else proof.problem) or recording.problem
         if not problem and not state.holds():
             problem = "a pass changes what the model holds"
+        made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
+        if self.wanted == "auto" and (sum(made) > MADE or max(made, default=0) > LARGEST):
+            problem = problem or "a pass is so large that nothing would be saved"
         if problem:
             self._refuse(problem, kind)
             return terms
