@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import headrace as hr
 import headrace.compat.halcon as ha
 from headrace import vision
-from headrace.compat.halcon.native import hint
+from headrace.compat.hints import warn_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 EXAMPLES = Path(__file__).parents[2] / "examples/compat"
@@ -307,7 +307,7 @@ def test_a_file_that_is_no_model_of_ours_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_name_hints_at_its_native_spelling_once() -> None:
-    hint.cache_clear()
+    warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         model = flat()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.compat import puzzlelib as pl
+from headrace.compat.hints import warn_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 RNG = np.random.default_rng(0)
@@ -296,8 +297,8 @@ def test_an_optimizer_without_a_module_and_an_unknown_name_are_refused() -> None
         trainer(linear(), optimizer="adm")
 
 
-def test_each_name_says_once_how_it_is_written_natively(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.compat.puzzlelib.optimizers._told", set())
+def test_each_name_says_once_how_it_is_written_natively() -> None:
+    warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         pl.AdaGrad(), pl.AdaGrad()

@@ -11,7 +11,6 @@ Rows are shared out batch by batch, so that every worker has as many. Workers ar
 blocks.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..train.trainer import Trainer
 from ..workers.elastic import Elastic
 from ..workers.rounds import Periodic
 from ..workers.strategy import Strategy
+from .hints import hint
 
 LOSSES: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("mean_squared_error", "mse"), MSE),
@@ -51,7 +51,6 @@ OPTIMIZERS: dict[str, Any] = {
     "nadam": torch.optim.NAdam,
 }
 Parameters = list[np.ndarray[Any, Any]]
-_told: set[str] = set()
 
 
 class EncapsulatedFunctionsDistributedEddl:
@@ -62,7 +61,7 @@ class EncapsulatedFunctionsDistributedEddl:
         self.history: Any = None
         """Losses and the metric of the last training."""
         self._net: nn.Module | None = None
-        _hint("EncapsulatedFunctionsDistributedEddl", "hr.launch(main, model, workers=...) and a strategy")
+        hint("dislib.EncapsulatedFunctionsDistributedEddl", "hr.launch(main, model, workers=...) and a strategy")
 
     def build(
         self, net: nn.Module, optimizer: dict[str, Any], loss: str, metric: str, num_gpu: int = 0, num_nodes: int = 0
@@ -248,9 +247,3 @@ def _blocks(data: Any, count: int) -> list[Any]:
 def _joined(blocks: list[Any]) -> np.ndarray[Any, Any]:
     found = np.concatenate([np.asarray(block) for block in blocks])
     return found.astype(np.float32) if found.dtype == np.float64 else found
-
-
-def _hint(name: str, native: str) -> None:
-    if name not in _told:
-        _told.add(name)
-        warnings.warn(f"dislib.{name}: natively, {native}.", DeprecationWarning, stacklevel=3)

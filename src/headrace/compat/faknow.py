@@ -24,9 +24,9 @@ from ..errors import ConfigError, DataError
 from ..loss.base import Term
 from ..loss.objective import Objective, Terms
 from ..train.trainer import Trainer as NativeTrainer
+from .hints import hint
 
 Metric = str | Callable[[Tensor, Tensor], float]
-_told: set[str] = set()
 
 
 class EarlyStopping:
@@ -38,7 +38,7 @@ class EarlyStopping:
         self.patience, self.delta, self.mode = patience, delta, mode
         self.best_score: float | None = None
         self.counter, self.early_stop = 0, False
-        _hint("EarlyStopping", "hr.EarlyStopping('val/accuracy', patience=...)")
+        hint("faknow.EarlyStopping", "hr.EarlyStopping('val/accuracy', patience=...)")
 
     def __call__(self, current_score: float) -> bool:
         """Whether this score is the best so far."""
@@ -104,7 +104,7 @@ class BaseTrainer:
         self._handlers: list[logging.Handler] = []
         self._native: Any = None
         self.to(device)
-        _hint("BaseTrainer", "hr.Trainer(model, objective, optimizer).fit(train, val, epochs=..., run=...)")
+        hint("faknow.BaseTrainer", "hr.Trainer(model, objective, optimizer).fit(train, val, epochs=..., run=...)")
 
     def to(self, device: str | torch.device, **options: Any) -> None:
         """The model, and every batch from now on, is on this device."""
@@ -367,9 +367,3 @@ def _span(seconds: float) -> str:
 
 def _listed(result: Mapping[str, float]) -> str:
     return "    ".join(f"{name}={value:.6f}" for name, value in result.items())
-
-
-def _hint(name: str, native: str) -> None:
-    if name not in _told:
-        _told.add(name)
-        warnings.warn(f"faknow.{name}: natively, {native}.", DeprecationWarning, stacklevel=3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import headrace.compat.cntk as C
-from headrace.compat.cntk import _native
+from headrace.compat.hints import warn_once
 
 NAMES = {
     "": """
@@ -133,8 +133,8 @@ def test_what_is_not_offered_says_so_when_it_is_called_and_not_before() -> None:
 
 
 @pytest.mark.filterwarnings("default:cntk:DeprecationWarning")
-def test_the_native_spelling_is_hinted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "_told", set())
+def test_the_native_spelling_is_hinted_at_once() -> None:
+    warn_once.cache_clear()
     with pytest.warns(
         DeprecationWarning, match=r"cntk\.sgd: natively torch\.optim\.SGD\. See docs/compatibility\.md"
     ) as told:

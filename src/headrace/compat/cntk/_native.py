@@ -1,19 +1,16 @@
 """What to write instead: a hint for each name once, and a sentence for what is not offered."""
 
-import warnings
 from typing import Any
 
 from ...errors import ConfigError
+from ..hints import warn_once
 
 PAGE = "docs/compatibility.md"
-_told: set[str] = set()
 
 
 def hint(name: str, native: str) -> None:
     """Warns once that a name of CNTK's has a native spelling."""
-    if name not in _told:
-        _told.add(name)
-        warnings.warn(f"cntk.{name}: natively {native}. See {PAGE}.", DeprecationWarning, stacklevel=3)
+    warn_once(f"cntk.{name}: natively {native}. See {PAGE}.")
 
 
 def not_offered(name: str, native: str) -> Any:

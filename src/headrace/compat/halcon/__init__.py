@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ...errors import ConfigError, unknown
+from ..hints import hint
 from .model import HDlModel
-from .native import hint, not_offered
+from .native import not_offered
 from .parameters import DEFAULTS, MADE_WITH, OF_DETECTION, checked
 
 __all__ = [
@@ -46,7 +47,7 @@ def create_dl_model(
     `bbox_heads_weight`, `class_heads_weight` and `anchor_angles`. `network` is one of your own with the outputs of
     `vision.ImageClassifier`, `vision.Segmenter` or `vision.Detector`.
     """
-    hint("create_dl_model", "vision.ImageClassifier, vision.Segmenter or vision.Detector, and hr.Trainer")
+    hint("halcon.create_dl_model", "vision.ImageClassifier, vision.Segmenter or vision.Detector, and hr.Trainer")
     if type not in MADE_WITH:
         raise ConfigError(f"{unknown('type', type, MADE_WITH)} Others of HALCON's types are not offered.")
     ids = list(range(class_ids)) if isinstance(class_ids, int) else list(class_ids)
@@ -77,7 +78,7 @@ def create_dl_model_detection(
 
 def read_dl_model(file_name: str | Path, *, network: nn.Module | None = None) -> HDlModel:
     """A model as `write_dl_model` wrote it; `network` is one of your own like the one it was made with."""
-    hint("read_dl_model", "hr.load_weights(model, run)")
+    hint("halcon.read_dl_model", "hr.load_weights(model, run)")
     return HDlModel(file_name, network=network)
 
 

@@ -11,9 +11,10 @@ from ...data.batch import Batch
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...train.trainer import Trainer as NativeTrainer
+from ..hints import hint
 from . import costs, optimizers
 from .costs import Cost, Multi
-from .optimizers import Optimizer, _tell
+from .optimizers import Optimizer
 
 Finish = Callable[[Any], Any]
 
@@ -28,7 +29,7 @@ class Handler:
     def __init__(self, mod: nn.Module, onBatchFinish: Finish | None = None, batchsize: int = 128) -> None:
         self.module, self.onBatchFinish, self.batchsize = mod, onBatchFinish, batchsize
         self.currBatch = self.totalBatches = self.currMacroBatch = self.totalMacroBatches = 0
-        _tell(type(self).__name__, "hr.Trainer with fit, validate and predict")
+        hint(f"puzzlelib.{type(self).__name__}", "hr.Trainer with fit, validate and predict")
 
     def handleFromHost(
         self,

@@ -1,7 +1,6 @@
 """Optimizers by PuzzleLib's names, with its update rules. Its gradients point downhill: w ← w + λ g."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from ...arena.momentum import MomentumSGD as LearnRateInside
 from ...errors import ConfigError
+from ..hints import hint
 
 Rule = Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None]
 
@@ -32,7 +32,7 @@ class Optimizer:
         self.torch: torch.optim.Optimizer | None = None
         """The optimizer that does the work, once there is a module."""
         self._rate, self.t = learnRate, 0
-        _tell(type(self).__name__, self.native)
+        hint(f"puzzlelib.{type(self).__name__}", self.native)
 
     @property
     def learnRate(self) -> float:
@@ -269,16 +269,6 @@ def by_name(optimizer: Any) -> Optimizer:
         raise ConfigError(f"there is no optimizer {optimizer!r}. Known: {', '.join(kind.__name__ for kind in kinds)}.")
     found: Optimizer = known[optimizer.lower()]()
     return found
-
-
-_told: set[str] = set()
-
-
-def _tell(name: str, native: str) -> None:
-    """Says once how something is written natively."""
-    if name not in _told:
-        _told.add(name)
-        warnings.warn(f"puzzlelib.{name}: natively, {native}.", DeprecationWarning, stacklevel=4)
 
 
 def _kept(state: dict[str, Any], name: str, like: Tensor) -> Tensor:
