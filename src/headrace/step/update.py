@@ -37,11 +37,11 @@ class Update:
         self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self._step, self._model = step, step.model
         self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
-        device, memory = next(iter(arena.params)).device, step.strategy.comm.memory
-        self.tapes = Tapes(step.settings.tape, step.model, objective, device, memory, arena)
+        self._device = next(iter(arena.params)).device
+        memory = step.strategy.comm.memory
+        self.tapes = Tapes(step.settings.tape, step.model, objective, self._device, memory, arena)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._measured = len(step.optimizers) > 1, step.measured == name
-        self._device = next(iter(arena.params)).device
         self._together = SharedTerms(step.strategy, self._device) if step.strategy.shares_updates else None
         self._batch: Batch | None = None
         self._divisors: Mapping[str, Scalar] | None = None

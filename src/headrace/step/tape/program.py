@@ -161,15 +161,15 @@ class Builder:
         if made is None:
             self._call(self._bind(k, call.function._op), call)
             return
-        single = isinstance(made, TapeTensor)
-        names = [f"v{k}_{j}" for j in range(1 if single else len(made))]
-        for value, tensor, name in zip(*(([made], [result]) if single else (made, result)), names, strict=True):
+        pairs = _pairs(made, result)
+        names = [f"v{k}_{j}" for j in range(len(pairs))]
+        for (value, tensor), name in zip(pairs, names, strict=True):
             if value is not None:
                 self._tensors[value], self._names[value] = tensor, name
                 self._moves.add(value)
                 if k < self._forward_calls:
                     self._moving.append(name)
-        left = names[0] if single else f"({', '.join(names)},)"
+        left = names[0] if isinstance(made, TapeTensor) else _tuple(names)
         self._lines.append(f"{left} = {self._expression(self._bind(k, call.function._op), call)}")
 
     def _into_memory(self, k: int, call: Operation, made: Sequence[TapeTensor], args: Any, kwargs: Any) -> bool:
@@ -238,9 +238,7 @@ class Builder:
 
     def _settle(self, made: Any, result: Any) -> None:
         """Results that are where they are from now on."""
-        for value, tensor in zip(
-            *(([made], [result]) if isinstance(made, TapeTensor) else (made, result)), strict=True
-        ):
+        for value, tensor in _pairs(made, result):
             if value is not None:
                 self._keep(value, tensor)
 
@@ -299,6 +297,11 @@ def _last_uses(calls: Sequence[Operation], results: Sequence[TapeTensor]) -> dic
     """The last operation that needs a value, by its root."""
     found = {value.root: k for k, call in enumerate(calls) for value in [*call.made(), *call.values()]}
     return found | {value.root: len(calls) for value in results}
+
+
+def _pairs(made: Any, result: Any) -> list[tuple[TapeTensor | None, Tensor]]:
+    """Each value of what an operation makes, with its tensor of this run."""
+    return [(made, result)] if isinstance(made, TapeTensor) else list(zip(made, result, strict=True))
 
 
 def _tuple(names: Sequence[str]) -> str:

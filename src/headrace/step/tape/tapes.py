@@ -38,6 +38,7 @@ SEEN_OF_MANY = 64
 """As `SEEN`, for workers that take turns, each of which records its own."""
 CHANGES = 4
 """How often what a model holds may change before its passes are not recorded any more."""
+TOO_LARGE = "a pass is so large that nothing would be saved"
 GAIN = 0.97
 """A replay takes at most so much of the eager pass's time, or is not worth it."""
 
@@ -197,7 +198,7 @@ class Tapes:
             problem = "a pass changes what the model holds"
         made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
         if self.wanted == "auto" and (sum(made) > MADE or max(made, default=0) > LARGEST):
-            problem = problem or "a pass is so large that nothing would be saved"
+            problem = problem or TOO_LARGE
         if problem:
             self._refuse(problem, kind)
             return terms
@@ -206,14 +207,12 @@ class Tapes:
         found = [value for gradient in gradients if (value := recording.value_of(gradient)) is not None]
         try:
             program = Builder(recording, found, first, self._memory).program()
+            problem = TOO_LARGE if self.wanted == "auto" and program.nbytes > LARGEST else ""
         except Exception as error:  # torch's pass has been made, and counts
             problem = f"{type(error).__name__} while it was built: {error}"
         after.restore()
         if problem:
             self._refuse(problem, kind)
-            return terms
-        if program.nbytes > LARGEST and self.wanted == "auto":
-            self._refuse("a pass is so large that nothing would be saved", kind)
             return terms
         kind.tape, kind.state = Tape(program, list(part.fields), recording.seeded, terms), state
         return terms
