@@ -1,6 +1,5 @@
 """The documentation: links lead somewhere, pages are found, public names are told of, nothing is out of date."""
 
-import importlib.util
 import inspect
 import re
 import shlex
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kit.imports import module_at
 
 import headrace
 from headrace.app.cli import main
@@ -59,12 +59,7 @@ def broken(page: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def made() -> ModuleType:
     """The script that makes pages from the source."""
-    spec = importlib.util.spec_from_file_location("pages", ROOT / "scripts" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "scripts" / "pages.py")
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -1,12 +1,12 @@
 """The pictures of the documentation: each shows what there is now, none is large, and pages name those there are."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from kit.imports import module_at
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -16,12 +16,7 @@ RENEW = "it is out of date: run .venv/bin/python scripts/pictures.py"
 @pytest.fixture(scope="module")
 def pictures() -> ModuleType:
     """The script that makes the pictures."""
-    spec = importlib.util.spec_from_file_location("pictures", ROOT / "scripts" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_at(ROOT / "scripts" / "pictures.py")
 
 
 def test_what_is_drawn_from_results_is_what_the_script_draws_now(pictures: ModuleType) -> None:

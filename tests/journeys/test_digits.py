@@ -1,28 +1,18 @@
 """The digits recipe learns to read."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from kit.imports import module_at
 
 import headrace as hr
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits.py"
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_the_digits_recipe_reaches_97_percent_on_digits_that_it_has_never_seen() -> None:
-    recipe = load(RECIPE).digits()
+    recipe = module_at(RECIPE).digits()
     assert isinstance(recipe, hr.Recipe)
     untrained = recipe.trainer.test(recipe.test)["test/accuracy"]
     history = recipe.run(progress=False)
@@ -34,7 +24,7 @@ def test_the_digits_recipe_reaches_97_percent_on_digits_that_it_has_never_seen()
 
 @pytest.mark.takes_turns
 def test_the_arguments_of_the_recipe_and_of_the_run_take_effect() -> None:
-    recipe = load(RECIPE).digits(epochs=1, batch_size=200, width=4)
+    recipe = module_at(RECIPE).digits(epochs=1, batch_size=200, width=4)
     assert recipe.run(progress=False).last["step"] == 7
     assert recipe.run(progress=False, epochs=2).last["step"] == 14
 
@@ -42,6 +32,6 @@ def test_the_arguments_of_the_recipe_and_of_the_run_take_effect() -> None:
 @pytest.mark.takes_turns
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_same_seed_gives_the_same_model(seed: int) -> None:
-    digits = load(RECIPE).digits
+    digits = module_at(RECIPE).digits
     first, second = (digits(epochs=1, width=4, seed=seed).run(progress=False).last for _ in range(2))
     assert first == second

@@ -1,10 +1,22 @@
-"""Lists the modules that some code imports, in a process of its own."""
+"""Imports a file by its path, and lists the modules that some code imports, in a process of its own."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from kit.forked import start, tell
+
+
+def module_at(path: Path) -> ModuleType:
+    """A file that is on no import path, as a module which nothing else sees."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def imported_after(code: str, at: Path) -> set[str]:
