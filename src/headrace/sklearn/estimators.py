@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -38,6 +39,11 @@ Data = dict[str, Any]
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
     """Holds the settings, which `fit` does not change, and fits a module with a Trainer."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        settings = inspect.signature(cls.__init__).parameters.values()  # scikit-learn gives a value to every name here
+        cls.__signature__ = inspect.Signature([each for each in settings if each.name not in ("self", "parts")])
 
     def __init__(
         self,
