@@ -34,7 +34,7 @@ class Peer:
     name: str
     prepare: Prepare
     needs: tuple[str, ...] = ()
-    works: str = "abcdef"
+    works: str = "abcdefg"
 
     def missing(self) -> str | None:
         """Why this peer cannot run here, or None."""

@@ -1,4 +1,4 @@
-"""The six pieces of training work that every peer is given: data, model and optimizer."""
+"""The seven pieces of training work that every peer is given: data, model and optimizer."""
 
 from __future__ import annotations
 
@@ -107,6 +107,11 @@ class Encoder(nn.Module):
         return logits
 
 
+def wide_mlp() -> nn.Module:
+    """2048-2048-10: nearly all of an update is arithmetic."""
+    return nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, CLASSES))
+
+
 MOMENTUM = {"lr": 0.05, "momentum": 0.9}
 WORKS = {
     work.key: work
@@ -117,5 +122,6 @@ WORKS = {
         Work("d", "LSTM over 16 steps, Adam", 10_000, (16, 16), lstm, torch.optim.Adam, {"lr": 5e-3}),
         Work("e", "MLP 48-96-10, BatchNorm, Dropout, SGD", 40_000, (48,), measuring_mlp, torch.optim.SGD, MOMENTUM, 64),
         Work("f", "two-layer transformer 32 wide, AdamW", 10_000, (16, 16), Encoder, torch.optim.AdamW, {"lr": 1e-3}),
+        Work("g", "wide MLP 2048-2048, SGD", 5_120, (2048,), wide_mlp, torch.optim.SGD, MOMENTUM),
     )
 }

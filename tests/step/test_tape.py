@@ -129,6 +129,40 @@ def test_predictions_and_validations_are_torchs_and_are_kept() -> None:
     assert taped.validate((X, Y)) == plain.validate((X, Y))
 
 
+def test_ignored_labels_in_some_macrobatches_only_have_torchs_bits() -> None:
+    """Where none is ignored, the weight of a batch is its number of rows, which is another recording."""
+    rare = Y.clone()
+    rare[::50] = -100
+    rare[40:60] = -100  # a whole batch teaches nothing, and its update is left out
+    data = hr.Reader(hr.ArrayTable({"x": X, "y": rare}), order="none")
+    plain, taped = (trainer_of(simple, tape, macrobatch=20) for tape in (False, "auto"))
+    assert same(fit(plain, data), fit(taped, data))
+    assert "replayed" in taped.tape_note
+
+
+class Meddles(hr.Callback):
+    """Does to the gradients, after every update, what a user's code may do."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def on_step_end(self, info: hr.Info) -> None:
+        for param in info.trainer.model.parameters():
+            if self.how == "dropped":
+                param.grad = None
+            elif self.how == "replaced":
+                param.grad = torch.full_like(param, 7.0)
+            else:
+                assert param.grad is not None
+                param.grad.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("how", ["dropped", "replaced", "filled"])
+def test_gradients_of_the_last_update_do_not_matter(how: str) -> None:
+    plain, taped = trainer_of(simple, False), trainer_of(simple, True)
+    assert same(fit(plain), fit(taped, callbacks=[Meddles(how)]))
+
+
 @pytest.mark.parametrize("guard", ["stop", "skip"])
 def test_what_is_not_finite_is_found_on_the_tape(guard: str) -> None:
     x = X.clone()

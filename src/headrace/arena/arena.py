@@ -81,6 +81,7 @@ class Arena:
         self._gradient_views: list[Tensor] = []
         self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
         self._versions: list[int] = []
+        self._filled = False
         self._hand_over()
         self.hooks = OptimizerHooks(optimizer, self.begin, self.collect, release or self.release, bare=elementwise)
 
@@ -89,14 +90,24 @@ class Arena:
         """Every parameter of the optimizer, homed or not."""
         return (p for group in self._original for p in group)
 
-    def begin(self) -> None:
+    @property
+    def addresses(self) -> Set[int]:
+        """Where the gradients are that are stored in vectors."""
+        return {gradient.data_ptr() for gradient in self._gradient_views}
+
+    def begin(self, filled: bool = False) -> None:
         """Before an update: every parameter at home, and gradients at zero.
 
         The first backward pass brings gradients of its own, which show what kind they are; from then on they
         are added up in the vector, where only the version of a view tells whether its parameter was reached.
+
+        `filled`: a tape has seen that every parameter is at home, and is going to write every gradient.
         """
         if len(self.optimizer.param_groups) != len(self._original):
             self._adopt_new_groups()
+        self._filled = filled
+        if filled:
+            return
         if strays := [slot for param, address, _, slot in self._homes if param.data_ptr() != address]:
             for vector in self.vectors:
                 for slot in [slot for slot in vector.slots if slot in strays]:
@@ -121,8 +132,14 @@ class Arena:
         here, the homed ones and then the loose ones, and returns which were reached anywhere; it gives loose ones that
         were not reached here zeros of their own.
         """
-        reached = [now._version > before for now, before in zip(self._gradient_views, self._versions, strict=True)]
-        plain = all(reached) and all(param.grad is gradient for param, _, gradient, _ in self._homes)
+        if self._filled:
+            reached, plain = [True] * len(self._homes), True
+            for param, _, gradient, _ in self._homes:
+                if param.grad is not gradient:
+                    param.grad = gradient
+        else:
+            reached = [now._version > before for now, before in zip(self._gradient_views, self._versions, strict=True)]
+            plain = all(reached) and all(param.grad is gradient for param, _, gradient, _ in self._homes)
         if not plain:
             reached = self._take_in(reached)
         if reduce is not None:

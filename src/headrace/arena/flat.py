@@ -37,7 +37,8 @@ def step(optimizer: Optimizer) -> bool:
 
 def _is_special(group: Settings) -> bool:
     """Whether a setting asks for another way to compute."""
-    if any(group.get(name) for name in ("maximize", "capturable", "differentiable", "fused", "foreach")):
+    has = group.get
+    if has("maximize") or has("capturable") or has("differentiable") or has("fused") or has("foreach"):
         return True
     return type(group["lr"]) is not float or isinstance(group.get("weight_decay"), Tensor)
 

@@ -192,6 +192,10 @@ class Loss(ABC):
         """The weight of the whole batch, of which this is a part, where the part tells it: by its rows, mostly."""
         return 1.0 if self.reduce == "sum" else None
 
+    def known(self, batch: Batch) -> Any:
+        """What the host knows of a batch, beside its shapes, that changes how the term is computed."""
+        return None
+
     @abstractmethod
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         """The sum over the rows of this batch."""

@@ -86,6 +86,9 @@ class CrossEntropy(Loss):
         one_each = plain and isinstance(target, Tensor) and target.dim() == 1 and not target.is_floating_point()
         return self.whole_elements(batch) if one_each and self.reduce == "mean" else super().whole(batch)
 
+    def known(self, batch: Batch) -> bool:
+        return self._none_ignored(batch)
+
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits = pick(outputs, self.output, self.name)
         if self._may_be_one_hot(batch[self.target]):
@@ -178,7 +181,7 @@ class CrossEntropy(Loss):
         """Whether no target is to be ignored; on the host looked up once for all minibatches of a macrobatch."""
         if self.ignore_index is None:
             return True
-        whole = None if batch.whole is None else batch.whole[self.target]
+        whole = None if batch.whole is None else batch.whole.get(self.target)
         if not isinstance(whole, Tensor) or whole.device.type != "cpu" or self._one_hot:
             return False
         if _memory(batch[self.target]) is not _memory(whole):

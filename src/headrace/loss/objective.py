@@ -94,6 +94,10 @@ class Objective(ABC):
         """The weight of every term for the whole batch, of which this is a worker's part, where the part tells it."""
         return dict.fromkeys(self.weights(batch))
 
+    def known(self, batch: Batch) -> Any:
+        """What the host knows of a batch, beside its shapes, that changes how its terms are computed."""
+        return None
+
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
         """What `predict` returns and metrics see."""
         return self.call(model, batch)
@@ -157,6 +161,9 @@ class Supervised(Objective):
 
     def whole(self, batch: Batch) -> dict[str, float | None]:
         return {name: loss.whole(batch) for name, loss in self.loss.items()}
+
+    def known(self, batch: Batch) -> Any:
+        return tuple([loss.known(batch) for loss in self._data_terms.values()])
 
     def scored(self, outputs: Any) -> Any:
         main = self._main

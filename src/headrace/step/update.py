@@ -157,7 +157,7 @@ class Update:
         return f"{self.describe()}: {said}. {self.untouched} {advice}"
 
     def _update(self, batch: Batch) -> Outcome:
-        self.arena.begin()
+        self.arena.begin(self._tape is not None and self._tape.fills)
         outcome = Outcome({})
         microbatch = self._step.microbatch
         parts = [batch] if microbatch is None or batch.rows <= microbatch else batch.split(microbatch)
@@ -289,6 +289,8 @@ class Update:
         seeds = self._account(found, tape.seeded, totals, outcome)
         if seeds:
             tape.backward(list(seeds.values()))
+        elif tape is self._tape:
+            self.arena.begin()  # the gradients that the tape was to write are zero
         if tape.shows:
             outcome.outputs.append((found.outputs, part))
         return found

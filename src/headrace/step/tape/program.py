@@ -4,7 +4,7 @@ import math
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class Program:
     """How much memory it keeps between two runs."""
     random: bool
     """Whether it draws random numbers."""
+    fills: Set[int]
+    """Where the gradients are that it writes, instead of adding to them."""
 
 
 class Builder:
@@ -98,6 +100,7 @@ class Builder:
             self._lines,
             self._nbytes,
             any(call.random for call in self._calls),
+            {gradient.data_ptr() for gradient, k in self._direct.values() if k in self._added},
         )
 
     def _define(self, name: str, arguments: Sequence[str], body: Sequence[str]) -> None:

@@ -19,11 +19,13 @@ class Tape:
     """A recorded pass: what `forward` and `backward` do for batches like one that was seen."""
 
     def __init__(
-        self, program: Program, names: Sequence[str], seeded: Sequence[str], terms: Mapping[str, Term]
+        self, program: Program, names: Sequence[str], seeded: Sequence[str], terms: Mapping[str, Term], fills: bool
     ) -> None:
         self.program, self._names, self.seeded = program, names, seeded
         self._terms = [(name, term.weight, term.coefficient, term.times, term.counts) for name, term in terms.items()]
         self._weighed = any(isinstance(weight, Tensor) for _, weight, *_ in self._terms)  # of one term, if at all
+        self.fills = fills
+        """Whether it writes every gradient that is stored in a vector, whatever stood there."""
         self.shows = isinstance(terms, Terms)
         """Whether it gives what the model returns."""
         outputs = outputs_of(terms)

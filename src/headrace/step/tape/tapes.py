@@ -99,7 +99,8 @@ class Tapes:
         """The passes like that of this microbatch, the `first` of an update or not; `None` if they are torch's."""
         if not self._possible or (self._arena is not None and not self._arena.proven):
             return None
-        likeness = (first, part.rows, part.total, part._share, *map(_layout, part.fields.items()))
+        known = None if self._arena is None else self._objective.known(part)
+        likeness = (first, part.rows, part.total, part._share, known, *map(_layout, part.fields.items()))
         if self._last is None or self._last[0] != likeness:
             for name, value in part.fields.items():
                 if type(value) is not Tensor:
@@ -190,9 +191,13 @@ class Tapes:
         recording = Recording(given, [*params, *gradients, *self._model.buffers(), *state.tensors])
         proof = Proof(state)
         alone = Batch(part.fields, part.rows, total=part.total, share=part._share)  # without what only this one has
+        alone.whole = part.whole  # which `known` has looked at
         with proof:
             terms = eager(alone, recording)
         proof.conclude()
+        if self._arena is not None and not any(float(term.weight) for term in terms.values()):
+            kind.forget()  # a batch that teaches nothing does not show the backward pass
+            return terms
         problem = ("" if self.wanted is True else proof.problem) or recording.problem
         if not problem and not state.holds():
             problem = "a pass changes what the model holds"
@@ -214,7 +219,8 @@ class Tapes:
         if problem:
             self._refuse(problem, kind)
             return terms
-        kind.tape, kind.state = Tape(program, list(part.fields), recording.seeded, terms), state
+        fills = self._arena is not None and self._arena.addresses <= program.fills
+        kind.tape, kind.state = Tape(program, list(part.fields), recording.seeded, terms, fills), state
         return terms
 
     def _judge(self, kind: PassKind, same: bool) -> None:
