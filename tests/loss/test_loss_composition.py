@@ -78,8 +78,8 @@ def test_an_l2_prior_is_weight_decay_once_per_update(biases: bool, microbatch: i
     torch.testing.assert_close(model.weight, weight - 0.1 * (plain.weight.grad + decay * weight))
     torch.testing.assert_close(model.bias, bias - 0.1 * (plain.bias.grad + (decay * bias if biases else 0)))
     penalty = 0.5 * ((weight**2).sum() + ((bias**2).sum() if biases else 0)).item()
-    assert losses["l2_prior"] == pytest.approx(penalty)
-    assert losses["total_loss"] == pytest.approx(losses["cross_entropy"] + decay * penalty)
+    assert losses["l2_prior"] == pytest.approx(decay * penalty)
+    assert losses["total_loss"] == pytest.approx(losses["cross_entropy"] + losses["l2_prior"])
 
 
 class Normed(nn.Sequential):

@@ -107,7 +107,7 @@ def test_a_prior_may_change_its_coefficient_and_take_in_biases() -> None:
     prior.coefficient, prior.biases = 0.5, True
     after = trainer.step((X, Y))
     penalty = 0.5 * sum(p.square().sum().item() for p in model.parameters())
-    assert after["l2_prior"] == pytest.approx(penalty)
+    assert after["l2_prior"] == pytest.approx(0.5 * penalty)
     assert after["total_loss"] == pytest.approx(before["cross_entropy"] + 0.5 * penalty)
 
 

@@ -1,5 +1,6 @@
 """Objectives of one's own, each a real case and each compared with the same thing written by hand."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -105,6 +106,63 @@ def test_distillation_from_a_frozen_teacher(microbatch: int | None) -> None:
     accuracy = (ours(X).argmax(dim=1) == Y).float().mean()
     assert history.last["val/accuracy"] == pytest.approx(float(accuracy))
     assert {"train/loss/soft", "train/loss/hard", "train/accuracy"} <= history.last.keys()
+
+
+@pytest.mark.parametrize("microbatch", [None, 10])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_prior_and_a_term_of_its_outputs_are_added_to_an_objective(first: bool, microbatch: int | None) -> None:
+    torch.manual_seed(2)
+    teacher, ours = net(8, 32, 4), net(8, 4)
+    raw = net(8, 4)
+    raw.load_state_dict(ours.state_dict())
+    more = hr.L2Prior(0.2) + 0.5 * hr.CrossEntropy(label_smoothing=0.1, target="z")
+    loss = Distil(teacher) + more if first else more + Distil(teacher)
+    data = {"x": X, "y": Y, "z": Y.flip(0)}
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    trainer = hr.Trainer(ours, loss, optimizer, microbatch=microbatch, inputs="x", metrics="accuracy")
+    losses = {name: float(value) for name, value in trainer.step(data).items()}
+    trainer.release()
+    student, target = raw(X), teacher(X).log_softmax(dim=1)
+    soft = F.kl_div(student.log_softmax(dim=1), target, log_target=True, reduction="batchmean")
+    hard, other = F.cross_entropy(student, Y), F.cross_entropy(student, Y.flip(0), label_smoothing=0.1)
+    prior = 0.1 * raw[0].weight.square().sum()
+    (0.5 * soft + hard + 0.5 * other + prior).backward()
+    for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
+        torch.testing.assert_close(p, q - 0.1 * q.grad, rtol=1e-5, atol=1e-6)
+    shown = {"soft": soft, "hard": hard, "cross_entropy": other, "l2_prior": prior}
+    assert losses == pytest.approx(
+        {"total_loss": losses["total_loss"], **{k: v.item() for k, v in shown.items()}}, rel=1e-5
+    )
+    assert losses["total_loss"] == pytest.approx((0.5 * soft + hard + 0.5 * other + prior).item(), rel=1e-5)
+    assert trainer.validate(data).keys() >= {"val/loss/soft", "val/loss/cross_entropy", "val/accuracy"}
+    assert "val/loss/l2_prior" not in trainer.validate(data)
+
+
+def test_an_objective_that_is_a_module_trains_its_own_parameters_with_a_prior_added() -> None:
+    class Scaled(hr.Objective, nn.Module):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+            loss = F.cross_entropy(self.scale * self.call(model, batch), batch["y"], reduction="sum")
+            return {"scaled": hr.Term(loss, float(batch.rows))}
+
+    model, objective = nn.Linear(8, 4), Scaled()
+    optimizer = torch.optim.SGD([*model.parameters(), *objective.parameters()], lr=0.1)
+    trainer = hr.Trainer(model, objective + hr.L2Prior(0.1), optimizer)
+    losses = trainer.step((X, Y))
+    trainer.release()
+    assert float(losses["total_loss"]) == pytest.approx(float(losses["scaled"] + losses["l2_prior"]))
+    assert objective.scale.item() != 1
+    with pytest.raises(
+        hr.ConfigError, match=r"'mse' is of the model's outputs, and Scaled.terms\(\) does not show them"
+    ):
+        hr.Trainer(model, Scaled() + hr.MSE(), partial(torch.optim.SGD, lr=0.1)).step((X, Y))
+    with pytest.raises(hr.ConfigError, match="'scaled' is a term of Scaled already"):
+        hr.Trainer(model, Scaled() + hr.L2Prior(1.0, name="scaled"), partial(torch.optim.SGD, lr=0.1)).step((X, Y))
+    with pytest.raises(hr.ConfigError, match="unknown stream 'age'"):
+        hr.Trainer(model, Scaled() + hr.MSE(target="age"), partial(torch.optim.SGD, lr=0.1)).step((X, Y))
 
 
 class VAE(nn.Module):

@@ -97,7 +97,8 @@ def test_the_training_loss_is_the_mean_over_rows_of_the_losses_before_each_updat
         )
     row = fit(trainer, epochs=1).last
     assert row["train/loss/cross_entropy"] == pytest.approx(total / ROWS, rel=1e-5)
-    assert row["train/loss/l2_prior"] == pytest.approx(float(sum(priors)) / 4, rel=1e-5)
+    assert row["train/loss/l2_prior"] == pytest.approx(0.5 * float(sum(priors)) / 4, rel=1e-5)
+    assert row["train/loss"] == pytest.approx(row["train/loss/cross_entropy"] + row["train/loss/l2_prior"])
     assert row["train/loss"] == pytest.approx(total / ROWS + 0.5 * float(sum(priors)) / 4, rel=1e-5)
     assert row["train/accuracy"] == pytest.approx(right / ROWS)
 

@@ -152,7 +152,10 @@ def test_step_makes_one_update_and_returns_every_loss_by_name(form: str) -> None
         losses = trainer.step(FORMS[form](X[part], Y[part]))
         assert losses.keys() == {"total_loss", "cross_entropy", "l2_prior"}
         assert float(losses["cross_entropy"]) == pytest.approx(float(loss.detach()), rel=1e-5)
-        assert float(losses["l2_prior"]) == pytest.approx(float(prior.detach()), rel=1e-5)
+        assert float(losses["l2_prior"]) == pytest.approx(0.5 * float(prior.detach()), rel=1e-5)
+        assert float(losses["total_loss"]) == pytest.approx(
+            sum(float(losses[k]) for k in ("cross_entropy", "l2_prior"))
+        )
         assert float(losses["total_loss"]) == pytest.approx(float((loss + 0.5 * prior).detach()), rel=1e-5)
         optimizer.step()
     torch.testing.assert_close(model.state_dict(), raw.state_dict())

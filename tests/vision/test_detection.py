@@ -61,8 +61,8 @@ def test_the_losses_are_those_of_the_formulas_and_the_total_is_their_weighted_su
     assert losses["focal"] == pytest.approx(focal.item() / (1 + positives), rel=1e-5)
     assert losses["huber"] == pytest.approx(huber.item() / (4 * positives), rel=1e-5)
     prior = hr.L2Prior(1).penalty(detector()).item()
-    assert losses["l2_prior"] == pytest.approx(prior, rel=1e-6)
-    total = 0.5 * losses["focal"] + 3 * losses["huber"] + 1e-3 * losses["l2_prior"]
+    assert losses["l2_prior"] == pytest.approx(1e-3 * prior, rel=1e-6)
+    total = 0.5 * losses["focal"] + 3 * losses["huber"] + losses["l2_prior"]
     assert losses["total_loss"] == pytest.approx(total, abs=1e-6)
 
 

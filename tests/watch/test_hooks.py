@@ -401,7 +401,7 @@ def test_the_coefficient_of_a_prior_may_be_changed_between_two_steps() -> None:
     for coefficient in (0.5, 0.0, 0.2):
         prior.coefficient = coefficient
         losses = trainer.step(DATA)
-        totals.append(float(losses["total_loss"] - losses["cross_entropy"]) - coefficient * float(losses["l2_prior"]))
+        totals.append(float(losses["total_loss"] - losses["cross_entropy"]) - float(losses["l2_prior"]))
         optimizer.zero_grad()
         weights = torch.cat([p.flatten() for p in raw.parameters() if p.dim() > 1])
         (F.cross_entropy(raw(X), Y) + coefficient * 0.5 * weights @ weights).backward()

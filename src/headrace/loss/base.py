@@ -28,7 +28,8 @@ class Term:
 
     Its part of the loss is `coefficient * times * sum / weight`, the weight being that of the whole update.
     `times` is for terms that come as a mean over `times` rows. A coefficient of 0 only logs. A batch in which
-    no term that `counts` has any weight teaches nothing, and no update is made of it.
+    no term that `counts` has any weight teaches nothing, and no update is made of it. One that does not, a prior, is
+    reported times its coefficient, as what it adds to the loss.
     """
 
     sum: Any

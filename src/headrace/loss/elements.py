@@ -162,7 +162,7 @@ class BinaryCrossEntropy(Elementwise):
 
 
 class L2Prior(Loss):
-    """½ · weight · Σ w² over all weights, biases left out: once per update, logged, not part of a validation.
+    """½ · weight · Σ w² over all weights, biases left out: once per update, reported so, not part of a validation.
 
     The weight is its `coefficient`, which may change between updates. `gains=False` leaves out the gains of
     normalisation layers, too. With `fused=True` the term is only reported, and its gradient, weight · w, is the decay

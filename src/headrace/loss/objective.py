@@ -6,64 +6,24 @@ of one's own does anything else: contrastive learning, distillation, a model tha
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch, Stream
-from ..data.fields import has_rows
 from ..data.ragged import Ragged
-from ..errors import ConfigError, DataError, HeadraceError, is_out_of_memory, unknown
+from ..errors import ConfigError, DataError, unknown
 from .base import Loss, Sum, Term, Weight, by_items, pick
+from .call import Call, Inputs, first_call
 from .translate import translate
-
-Inputs = str | Sequence[str] | Mapping[str, str] | None
-"""Which streams the model gets: `None` for all but the targets, names, keywords to names, or "batch"."""
 
 
 class Terms(dict[str, Term]):
     """Terms by name, with what the model returned, for the metrics."""
 
     outputs: Any = None
-
-
-class Call:
-    """Calls a model on the streams of a batch: all but the targets in order, or as `inputs` says."""
-
-    def __init__(self, inputs: Inputs = None, targets: Iterable[str] = ("y",)) -> None:
-        self.inputs, self.targets = inputs, frozenset(targets)
-        self._ways: dict[tuple[str, ...], Callable[[nn.Module, Batch], Any]] = {}
-
-    def __call__(self, model: nn.Module, batch: Batch) -> Any:
-        names = tuple(batch.fields)
-        way = self._ways.get(names)
-        if way is None:
-            way = self._ways[names] = self.way(names)
-        return way(model, batch)
-
-    def way(self, names: Sequence[str]) -> Callable[[nn.Module, Batch], Any]:
-        """The call for batches with these streams, made once, so that a batch costs no looking up."""
-        if self.inputs == "batch":
-            return lambda model, batch: model(batch)
-        inputs: Sequence[str] | Mapping[str, str]
-        if self.inputs is None:
-            inputs = [name for name in names if name not in self.targets]
-            if not inputs:
-                raise ConfigError(f"no stream is left for the model: {', '.join(names)} are targets. Say inputs=.")
-        else:
-            inputs = [self.inputs] if isinstance(self.inputs, str) else self.inputs
-        paths = list(inputs.values() if isinstance(inputs, Mapping) else inputs)
-        for path in paths:
-            if path.partition(".")[0] not in names:
-                raise ConfigError(f"inputs= names an {unknown('stream', path.partition('.')[0], names)}")
-        if isinstance(inputs, Mapping):
-            return lambda model, batch: model(**{key: _view(batch, path) for key, path in inputs.items()})
-        if len(paths) == 1 and "." not in paths[0]:
-            only = paths[0]
-            return lambda model, batch: model(batch.fields[only])
-        return lambda model, batch: model(*[_view(batch, path) for path in paths])
 
 
 class Objective(ABC):
@@ -128,12 +88,17 @@ class Objective(ABC):
         `columns` are the streams that are whole in memory, by the name of the data set they belong to.
         """
 
+    def __add__(self, other: Loss | Sum) -> "Objective":
+        return WithTerms(self, _as_list(other)) if isinstance(other, Loss | Sum) else NotImplemented
+
+    __radd__ = __add__
+
 
 class Supervised(Objective):
     """The default: the model on its inputs, its outputs against the target, term by term."""
 
     def __init__(self, loss: Loss | Sum) -> None:
-        self.loss = _named([loss] if isinstance(loss, Loss) else list(loss))
+        self.loss = _named(_as_list(loss))
         self._bind_terms("y")
         if not self._data_terms:
             raise ConfigError(
@@ -215,18 +180,13 @@ class Supervised(Objective):
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         names = [s.name for s in streams]
-        for name in self.compared():
-            if name not in names:
-                raise ConfigError(
-                    f"the loss compares with an {unknown('stream', name, names)} Pass it, or say target=."
-                )
+        _check_streams(self._data_terms.values(), names)
         self.call.way(names)
         self._columns = columns
 
     def compared(self) -> list[str]:
         """The streams that the terms compare with or weigh by."""
-        terms = self._data_terms.values()
-        return list(dict.fromkeys(s for term in terms for s in (term.target, term.row_weight) if s is not None))
+        return _streams_of(self._data_terms.values())
 
     def _first_call(self, model: nn.Module, batch: Batch) -> Any:
         """The first call of a training shows what the model returns: the last check before an update."""
@@ -237,6 +197,89 @@ class Supervised(Objective):
                 _check(term, answers, columns.get(term.target), name)
         self._columns = None
         return outputs
+
+
+class WithTerms(Objective):
+    """An objective with terms of a loss added: priors, and terms of the outputs that it shows."""
+
+    def __init__(self, objective: Objective, more: Sequence[Loss]) -> None:
+        self.objective, self.more = objective, _named(more)
+
+    def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+        found = terms_of(self.objective, model, batch)
+        outputs = found.outputs if isinstance(found, Terms) else None
+        added = {}
+        for name, loss in self._active(model.training).items():
+            if name in found:
+                raise ConfigError(f"{name!r} is a term of {self._title} already. Give the other one a name=.")
+            if outputs is None and not loss.training_only:
+                raise ConfigError(
+                    f"{name!r} is of the model's outputs, and {self._title}.terms() does not show them. Return "
+                    "hr.Terms with .outputs."
+                )
+            added[name] = loss.term(model, *by_items(loss, outputs, batch))
+        if not isinstance(found, Terms):
+            return {**found, **added}
+        terms = Terms({**found, **added})
+        terms.outputs = outputs
+        return terms
+
+    def weights(self, batch: Batch) -> Mapping[str, Weight | None]:
+        known = self.objective.weights(batch)
+        more = {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.more.items()}
+        return {**known, **more} if known else {}
+
+    def whole(self, batch: Batch) -> Mapping[str, float | None]:
+        known = self.objective.whole(batch)
+        return {**known, **{name: loss.whole(batch) for name, loss in self.more.items()}} if known else {}
+
+    def outputs(self, model: nn.Module, batch: Batch) -> Any:
+        return self.objective.outputs(model, batch)
+
+    def scored(self, outputs: Any) -> Any:
+        return self.objective.scored(outputs)
+
+    def unclear(self) -> str:
+        return self.objective.unclear()
+
+    def bind(self, inputs: Inputs, target: str) -> None:
+        super().bind(inputs, target)
+        self.objective.bind(inputs, target)
+        self.more = {name: loss.for_target(target) for name, loss in self.more.items()}
+
+    def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.objective.prepare(streams, columns)
+        _check_streams(self._active(training=False).values(), [s.name for s in streams])
+
+    @property
+    def splits(self) -> bool:  # type: ignore[override]
+        return self.objective.splits and all(loss.splits for loss in self.more.values())
+
+    @property
+    def reads(self) -> str | None:  # type: ignore[override]
+        return self.objective.reads
+
+    @property
+    def ignores(self) -> int | None:  # type: ignore[override]
+        return self.objective.ignores
+
+    @property
+    def compares(self) -> bool:  # type: ignore[override]
+        return self.objective.compares
+
+    @property
+    def _title(self) -> str:
+        return type(self.objective).__name__
+
+    def _active(self, training: bool) -> dict[str, Loss]:
+        return {name: loss for name, loss in self.more.items() if training or not loss.training_only}
+
+
+def module_of(objective: Objective) -> nn.Module | None:
+    """The objective as a module, if it is one too, with parameters of its own."""
+    while isinstance(objective, WithTerms):
+        objective = objective.objective
+    return objective if isinstance(objective, nn.Module) else None
 
 
 def as_objective(loss: Any, argument: str = "loss") -> Objective:
@@ -271,17 +314,19 @@ def scoring(objectives: Mapping[str, Objective]) -> str:
     return next((key for key, objective in objectives.items() if objective.compares), next(iter(objectives)))
 
 
-def _view(batch: Batch, path: str) -> Any:
-    """A stream, or a view of it: "words.mask"."""
-    stream, *names = path.split(".")
-    found = batch[stream]
-    for name in names:
-        if name.startswith("_") or not hasattr(found, name):
-            views = [each for each in dir(found) if not each.startswith("_")]
-            raise ConfigError(f"inputs= names {path!r}: {unknown('view', name, views[:24])}")
-        found = getattr(found, name)
-        found = found() if callable(found) else found
-    return found
+def _as_list(loss: Loss | Sum) -> list[Loss]:
+    return [loss] if isinstance(loss, Loss) else list(loss)
+
+
+def _streams_of(terms: Iterable[Loss]) -> list[str]:
+    """The streams that terms compare with or weigh by."""
+    return list(dict.fromkeys(s for term in terms for s in (term.target, term.row_weight) if s is not None))
+
+
+def _check_streams(terms: Iterable[Loss], names: Sequence[str]) -> None:
+    for name in _streams_of(terms):
+        if name not in names:
+            raise ConfigError(f"the loss compares with an {unknown('stream', name, names)} Pass it, or say target=.")
 
 
 def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
@@ -298,33 +343,6 @@ def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
             row = int(targets.rows_of(torch.tensor(item)))
             said = said.replace(found[0], f"row {row}, item {item - int(targets.host_offsets[row])}", 1)
         raise DataError(f"the {name} data: {said}" if name else said) from None
-
-
-def first_call(call: Callable[[nn.Module, Batch], Any], model: nn.Module, batch: Batch) -> Any:
-    """Calls a model with data that it has not seen before; if it fails, says what it was given and what it expects."""
-    try:
-        return call(model, batch)
-    except HeadraceError:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise DataError(_refusal(model, batch, error)) from error
-
-
-def _refusal(model: nn.Module, batch: Batch, error: Exception) -> str:
-    """What the model was given and what it expects, where it can be told."""
-    given = ", ".join(str(Stream.of(k, f)) if has_rows(f) else k for k, f in batch.fields.items())
-    layers = ((name, m) for name, m in model.named_modules() if m._parameters and not list(m.children()))
-    name, layer = next(layers, ("", model))
-    weights = next((p.dtype for p in model.parameters()), None)
-    dtype = "" if weights is None else f", {str(weights).removeprefix('torch.')}"
-    views = [f"{k}.padded" for k, f in batch.fields.items() if isinstance(f, Ragged) and isinstance(f.values, Tensor)]
-    hint = f" Sequences reach a model as one tensor by a view of them: inputs={views[0]!r}." if views else ""
-    return (
-        f"the model failed on its first batch, {batch.rows} rows of {given}: {error}\n"
-        f"  Its first layer is {name!r}: {layer}{dtype}. Change the stream's shape or dtype, or say inputs=.{hint}"
-    )
 
 
 def _named(losses: Sequence[Loss]) -> dict[str, Loss]:

@@ -30,9 +30,10 @@ class Outcome:
 
     @property
     def losses(self) -> dict[str, Any]:
-        """`total_loss` and every term, as means over the batch."""
-        means = {name: _mean(term) for name, term in self.terms.items()}
-        total = sum((self.terms[n].coefficient * mean for n, mean in means.items() if self.terms[n].coefficient), 0.0)
+        """`total_loss` and every term, as means over the batch; a prior times its coefficient."""
+        terms = {name: reported(term) for name, term in self.terms.items()}
+        means = {name: _mean(term) for name, term in terms.items()}
+        total = sum((terms[n].coefficient * mean for n, mean in means.items() if terms[n].coefficient), 0.0)
         return {"total_loss": total, **means}
 
 
@@ -57,6 +58,11 @@ def as_outcome(result: Any, giver: str, batch: Batch) -> Outcome:
         outcome.outputs = result.outputs if _are_pairs(result.outputs) else [(detached(result.outputs), batch)]
         outcome.applied = result.applied
     return outcome
+
+
+def reported(term: Term) -> Term:
+    """The term as reports have it: a prior, which `counts` for nothing, times its coefficient."""
+    return term if term.counts else Term(term.sum * term.coefficient, term.weight, counts=False)
 
 
 def merged(outcomes: Iterable[tuple[str, Outcome]], scored: str) -> Outcome:
@@ -93,8 +99,14 @@ class LossSums:
         self._weights: dict[str, float] = {}
         self._waiting: dict[str, list[tuple[Weight, Weight]]] = {}
 
-    def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float) -> None:
-        """One update's term. What is still on the device waits there."""
+    def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float, weighted: bool = False) -> None:
+        """One update's term. What is still on the device waits there.
+
+        `weighted`: what is added has the coefficient already, which 0.1.0 kept apart.
+        """
+        if weighted and self._coefficients.get(name, 1.0) != 1.0:
+            self._fold(name)
+            self._sums[name] *= self._coefficients[name]
         self._coefficients[name] = coefficient
         if type(total) is float and type(weight) is float:
             self._sums[name] = self._sums.get(name, 0.0) + total
@@ -157,7 +169,7 @@ class LossSums:
         }
 
     def _fold(self, name: str) -> None:
-        waiting = self._waiting.pop(name)
+        waiting = self._waiting.pop(name, [])
         self._sums[name] = self._sums.get(name, 0.0) + _added([total for total, _ in waiting])
         self._weights[name] = self._weights.get(name, 0.0) + _added([weight for _, weight in waiting])
 
@@ -186,7 +198,8 @@ def _are_pairs(outputs: Any) -> bool:
 def _term(loss: Any, rows: int, what: str) -> Term:
     """A term that can be added to those of other batches."""
     if isinstance(loss, Term):
-        return Term(_number(loss.sum, what) * loss.times, _number(loss.weight, what), loss.coefficient)
+        total, weight = _number(loss.sum, what) * loss.times, _number(loss.weight, what)
+        return Term(total, weight, loss.coefficient, counts=loss.counts)
     return Term(_number(loss, what) * rows, float(rows))
 
 

@@ -18,9 +18,10 @@ from ..data.ragged import Ragged
 from ..data.sparse import Sparse
 from ..errors import DataError
 from ..loss.base import Term, is_flat
+from ..loss.call import first_call
 from ..loss.metrics import BLOCK_BYTES, Metrics
-from ..loss.objective import Objective, Supervised, Terms, first_call, scoring, terms_of
-from ..loss.outcome import LossSums, Outcome, as_outcome
+from ..loss.objective import Objective, Supervised, Terms, scoring, terms_of
+from ..loss.outcome import LossSums, Outcome, as_outcome, reported
 from .guard import Scalar
 from .precision import Precision
 from .tape.tapes import Tapes
@@ -70,7 +71,8 @@ def measure(
 def _read(terms: Mapping[str, Term], batch: Batch, read: Callable[[Scalar], Scalar]) -> Outcome:
     """Terms as numbers, with the outputs that they come from."""
     found = {
-        name: Term(read(term.sum) * term.times, read(term.weight), term.coefficient) for name, term in terms.items()
+        name: Term(read(term.sum) * term.times, read(term.weight), term.coefficient, counts=term.counts)
+        for name, term in terms.items()
     }
     return Outcome(found, [(terms.outputs, batch)] if isinstance(terms, Terms) else [])
 
@@ -170,11 +172,12 @@ def record(outcome: Outcome, tally: LossSums, metrics: Metrics, objective: Objec
     if outcome.applied is False:
         return
     for name, term in outcome.terms.items():
+        term = reported(term)
         total, weight = term.sum, term.weight
         if isinstance(outcome.applied, Tensor):
             total = torch.where(outcome.applied, total, 0.0) if isinstance(total, Tensor) else total * outcome.applied
             weight = weight * outcome.applied
-        tally.add(name, total, weight, term.coefficient)
+        tally.add(name, total, weight, term.coefficient, weighted=not term.counts)
     if metrics:
         metrics.missed |= not outcome.outputs
         for outputs, batch in outcome.outputs:

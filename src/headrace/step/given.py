@@ -18,7 +18,7 @@ from ..data.reader import Reader
 from ..data.source import Categories, Source
 from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
-from ..loss.objective import Objective, as_objective
+from ..loss.objective import Objective, as_objective, module_of
 from . import check
 
 OptimizerLike = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -175,8 +175,8 @@ def check_optimizers(model: nn.Module, optimizers: Mapping[str, Optimizer], obje
     """Raises unless every optimizer holds parameters of this model (or of its objective), and none twice."""
     known = {id(p) for p in model.parameters()}
     for objective in objectives.values():
-        if isinstance(objective, nn.Module):
-            known |= {id(p) for p in objective.parameters()}
+        if (module := module_of(objective)) is not None:
+            known |= {id(p) for p in module.parameters()}
     seen: dict[int, str] = {}
     for name, optimizer in optimizers.items():
         if isinstance(optimizer, torch.optim.LBFGS):

@@ -17,8 +17,9 @@ from ..data.source import Source
 from ..data.staging import BatchSize, Sizes
 from ..errors import ConfigError, DataError
 from ..length import whole
+from ..loss.call import Inputs
 from ..loss.metrics import Metrics, Wanted
-from ..loss.objective import Inputs, Supervised, as_objective, scoring
+from ..loss.objective import Supervised, as_objective, module_of, scoring
 from ..loss.outcome import Outcome, as_outcome
 from ..workers.here import here
 from ..workers.strategy import Strategy
@@ -87,8 +88,9 @@ class Trainable:
         """Everything that has a train and an eval mode."""
         for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
             objective.bind(inputs, target)
-            if isinstance(objective, nn.Module) and objective not in self._modules:
-                self._modules.append(objective.to(self.device))
+            module = module_of(objective)
+            if module is not None and module not in self._modules:
+                self._modules.append(module.to(self.device))
         check_optimizers(model, self.optimizers, self.objectives)
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch

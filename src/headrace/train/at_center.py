@@ -14,7 +14,7 @@ from ..data.reader import Reader
 from ..data.source import Source
 from ..length import Counters, Length
 from ..loss.metrics import Metrics
-from ..loss.outcome import LossSums
+from ..loss.outcome import LossSums, reported
 from ..step.signals import Signals
 from ..step.team import Team
 from ..step.trainable import Trainable
@@ -111,7 +111,8 @@ class AtCenter(Coordinator):
         before, self._pulled = info.samples, None
         self.comm.worked(batch.rows)
         self.comm.at(info.step, "training")
-        terms = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
+        given = {} if info.outcome is None or info.outcome.applied is False else info.outcome.terms
+        terms = {name: reported(term) for name, term in given.items()}
         self.strategy.used(batch.cursor, {n: [t.coefficient, float(t.sum), float(t.weight)] for n, t in terms.items()})
         self.strategy.after(at.replica(), info.counters, batch.rows, batch.total, info.ends_epoch)
         self._count_rows(at, before)

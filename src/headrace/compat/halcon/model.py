@@ -63,7 +63,8 @@ class HDlModel:
         if self._params["type"] == "segmentation":
             samples = [_weighted(sample) for sample in samples]
         means = self._trainer.step(self._samples.batch(samples), exact=True)
-        parts = {name: float(means[name]) * float(term.coefficient) for name, term in self._terms.items()}
+        heads = {name: 1.0 if term.training_only else float(term.coefficient) for name, term in self._terms.items()}
+        parts = {name: float(means[name]) * times for name, times in heads.items()}
         return {"total_loss": float(means["total_loss"]), **parts}
 
     def ApplyDlModel(
