@@ -1,11 +1,14 @@
 """How long and how often: "10 epochs", "500 steps", "100000 samples", "30 min"."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError, unknown
+
+Value = TypeVar("Value")
 
 _UNITS = {
     "epoch": "epochs",
@@ -115,6 +118,25 @@ def interval(text: "str | Length", what: str) -> Length:
             f"{what}={str(text)!r}: minutes differ from run to run. Count epochs, steps or samples.", argument=what
         )
     return found
+
+
+class Points(Generic[Value]):
+    """A value from each point of a training on, as in `{0: 32, "5 epochs": 64}`.
+
+    Of the points that are reached, the last one given counts. A value holds from the first batch that begins at its
+    point or behind it.
+    """
+
+    def __init__(self, given: Mapping[str | int, Value], what: str, example: str) -> None:
+        values = dict(given)
+        if 0 not in values:
+            raise ConfigError(f"{what}= begins with a value for 0, as in {example}; got {given!r}.", argument=what)
+        self.first: Value = values.pop(0)
+        self.later: list[tuple[Length, Value]] = [(interval(key, what), v) for key, v in values.items()]  # type: ignore[arg-type]
+
+    def at(self, counters: Counters) -> Value:
+        """The value of a batch that begins here."""
+        return next((value for point, value in reversed(self.later) if point.reached(counters)), self.first)
 
 
 def limits(

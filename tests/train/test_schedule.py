@@ -228,6 +228,63 @@ def test_or_with_one_of_torch_begins_that_with_the_first_rate(tmp_path: Path) ->
     assert seen.used == [1.0] * 5 + [0.5] * 5
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({0: 0.5}, [0.5] * 10),
+        ({0: 0.5, "1 epoch": 0.25}, [0.5] * 5 + [0.25] * 5),
+        ({0: 0.5, "3 steps": 0.25, "8 steps": 0}, [0.5] * 3 + [0.25] * 5 + [0] * 2),
+        ({0: 1, "7 samples": 2, "18 samples": 3}, [1] * 2 + [2] * 3 + [3] * 5),
+        ({0: 1, "1 epoch": 2, "4 samples": 3}, [1] + [3] * 9),  # of those reached, the last one given
+    ],
+)
+def test_rates_by_lengths_hold_from_the_first_batch_at_their_point(given: Any, expected: list[float]) -> None:
+    assert used(make(given, rate=7.0)) == expected
+
+
+def test_rates_by_lengths_go_on_after_any_step(tmp_path: Path) -> None:
+    schedule = {0: 0.5, "1 epoch": 0.25, "8 steps": 0.125}
+    whole = make(schedule)
+    expected = used(whole, epochs=3)
+    for left in (2, 5, 8):
+        run = tmp_path / str(left)
+        for info in make(schedule).steps(DATA, epochs=3, run=run):
+            if info.step == left:
+                break
+        again, seen = make(schedule), Rates()
+        again.fit(DATA, epochs=3, run=run, progress=False, callbacks=[seen])
+        assert seen.used == expected[left:]
+        assert torch.equal(again.model.weight, whole.model.weight)
+        with pytest.raises(hr.CheckpointError, match="schedule"):
+            make({**schedule, "9 steps": 0.1}).fit(DATA, epochs=3, run=run, progress=False)
+
+
+def test_other_groups_keep_their_ratio_to_rates_by_lengths_also_in_another_training() -> None:
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias], "lr": 0.5}], lr=2.0)
+    schedule = {0: 1.0, "2 steps": 0.1}
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH, schedule=schedule)
+    for _ in range(2):
+        seen = [[group["lr"] for group in optimizer.param_groups] for _ in trainer.steps(DATA, epochs=1)]
+        assert seen == [[1.0, 0.25]] * 2 + [[0.1, 0.025]] * 3
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({}, "begins with a value for 0"),
+        ({"1 epoch": 0.1}, "begins with a value for 0"),
+        ({0: 0.1, "2 min": 0.1}, "minutes differ"),
+        ({0: 0.1, "2 epoch s": 0.1}, "schedule= is a number and a unit"),
+        ({0: "fast"}, "rates that are not negative, got 'fast' for 0"),
+        ({0: 0.1, "1 epoch": -0.1}, "rates that are not negative, got -0.1 for '1 epoch'"),
+    ],
+)
+def test_rates_by_lengths_that_cannot_be_are_refused_at_once(given: Any, error: str) -> None:
+    with pytest.raises(hr.ConfigError, match=error):
+        make(given)
+
+
 def test_the_report_shows_the_rate_of_the_last_update() -> None:
     trainer = make(lambda p: 1 - p)
     used(trainer)
@@ -441,9 +498,11 @@ def falls(every: str) -> hr.Schedule:
 
 
 def test_what_is_no_schedule_is_refused_at_once() -> None:
-    for bad in (3, "cosine", [hr.OneCycle()], rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1)):
+    for bad in (3, "cosine", [hr.OneCycle()]):
         with pytest.raises(hr.ConfigError, match="schedule= takes"):
             make(bad)
+    with pytest.raises(hr.ConfigError, match=r"got a StepLR that is made. Pass schedule=lambda optimizer: StepLR\("):
+        make(rates.StepLR(torch.optim.SGD([torch.zeros(1)]), 1))
 
 
 def test_what_makes_no_scheduler_is_refused_before_the_first_update() -> None:

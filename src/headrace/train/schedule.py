@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -13,12 +14,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import CheckpointError, ConfigError
-from ..length import Counters, Length, interval
+from ..length import Counters, Length, Points, interval
 from ..step.config import plain
-from ..step.given import groups_of, put_rate
+from ..step.given import groups_of, put_rate, shares_of
 from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of
+from .epoch_share import EpochShare
 from .maker import Maker, check_maker, is_factor, scheduler_of
 
 Factor = Callable[[float], float]
@@ -118,18 +120,29 @@ def check_schedule(schedule: Any) -> None:
     """Raises unless it is something that `schedule=` takes."""
     if schedule is None or isinstance(schedule, Schedule):
         return
-    if not callable(schedule) or isinstance(schedule, LRScheduler):
+    if isinstance(schedule, Mapping):
+        _points_of(schedule)
+        return
+    if isinstance(schedule, LRScheduler):
+        kind = type(schedule).__name__
         raise ConfigError(
-            "schedule= takes a function of the progress (0 to 1), a function of (optimizer, total_steps) that makes a "
-            f"torch scheduler, or a Schedule; got a {type(schedule).__name__}."
+            f"schedule= takes what makes a torch scheduler, since every training begins with a new one; got a {kind} "
+            f"that is made. Pass schedule=lambda optimizer: {kind}(optimizer, ...), which then steps after each epoch; "
+            f"for other intervals wrap that: hr.Schedule(lambda optimizer: ..., every='1 step')."
+        )
+    if not callable(schedule):
+        raise ConfigError(
+            "schedule= takes a function of the progress (0 to 1), rates by lengths, as in {0: 1e-2, '5 epochs': 1e-3}, "
+            "a function of (optimizer, total_steps) that makes a torch scheduler, or a Schedule; got a "
+            f"{type(schedule).__name__}."
         )
     check_maker(schedule)
 
 
 def interval_of(schedule: Any) -> Length | None:
     """How often a torch scheduler steps; `None` where there is none."""
-    if schedule is None or isinstance(schedule, Schedule):
-        return None if schedule is None else schedule.every
+    if schedule is None or isinstance(schedule, Schedule | Mapping):
+        return schedule.every if isinstance(schedule, Schedule) else None
     return None if is_factor(schedule) else Schedule(schedule).every
 
 
@@ -146,6 +159,8 @@ def make_rates(
     """
     if schedule is None:
         return _Constant(optimizers)
+    if isinstance(schedule, Mapping):
+        return _ByLength(schedule, optimizers)
     if not isinstance(schedule, Schedule) and is_factor(schedule):
         return _ByProgress(schedule, optimizers, limits, batches, rows)
     return _ByTorch(schedule if isinstance(schedule, Schedule) else Schedule(schedule), optimizers, limits, batches)
@@ -177,6 +192,36 @@ class _Constant:
             put_rate(group, group.get("initial_lr", float(group["lr"])))
 
 
+class _ByLength(_Constant):
+    """The rate of the first group, from each point of the training on; others keep their ratio to it."""
+
+    def __init__(self, given: Mapping[str | int, float], optimizers: Sequence[Optimizer]) -> None:
+        super().__init__(optimizers)
+        self._points = _points_of(given)
+        for group in self._groups:
+            group.setdefault("initial_lr", float(group["lr"]))
+        self._shares = shares_of([{"lr": group["initial_lr"]} for group in self._groups])
+        if not self._shares:
+            raise ConfigError(
+                "schedule= gives the rate of the optimizer's first group, to which others keep their ratio, and that "
+                "group has the rate 0. Make the optimizer with a rate above 0."
+            )
+
+    def before(self, counters: Counters) -> None:
+        rate = self._points.at(counters)
+        for group, share in zip(self._groups, self._shares, strict=True):
+            put_rate(group, rate * share)
+
+
+def _points_of(given: Mapping[str | int, float]) -> Points[float]:
+    rates: dict[str | int, float] = {}
+    for key, rate in given.items():
+        if isinstance(rate, bool) or not isinstance(rate, Real) or not 0 <= float(rate) < math.inf:
+            raise ConfigError(f"schedule= gives rates that are not negative, got {rate!r} for {key!r}.")
+        rates[key] = float(rate)
+    return Points(rates, "schedule", "{0: 1e-2, '5 epochs': 1e-3}")
+
+
 class _ByProgress(_Constant):
     """The first rate times a factor, anew for every update."""
 
@@ -193,7 +238,7 @@ class _ByProgress(_Constant):
         self._limits = [limit for limit in limits if limit.unit != "minutes"]
         if not self._limits:
             raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
-        self._epoch = _Epoch(batches, rows)
+        self._epoch = EpochShare(batches, rows)
         for group in self._groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
@@ -217,48 +262,6 @@ class _ByProgress(_Constant):
 
     def load_state_dict(self, state: list[Any]) -> None:
         self._epoch.load_state_dict(state[0] if state else {})  # 0.1.0 kept nothing
-
-
-class _Epoch:
-    """How much of a number of epochs has been used: by batches, else by rows, else by the epochs that are over."""
-
-    def __init__(self, batches: int | None, rows: int | None) -> None:
-        self._batches, self._rows = batches, rows
-        self._steps, self._samples = 0, 0  # where the epoch at hand began
-        self._before: int | None = batches  # how many batches an epoch had when the training was saved
-        self._known = True  # whether it is known where the epoch began
-
-    def begin(self, counters: Counters) -> None:
-        """An epoch is over, and another begins here."""
-        self._steps, self._samples, self._known = counters.steps, counters.samples, True
-
-    def share(self, count: float, counters: Counters) -> float:
-        """The part of `count` epochs that has been used."""
-        batches, rows = self._batches, self._rows
-        if not batches:
-            return counters.samples / (count * rows) if rows else (counters.epochs + self._part(None, counters)) / count
-        if not self._known:
-            self._steps, self._known = counters.epochs * batches, True
-        if self._before != batches:  # the training goes on with batches of another size
-            self._steps = counters.steps - round(self._part(self._before, counters) * batches)
-            self._before = batches
-        return (counters.epochs * batches + min(batches, counters.steps - self._steps)) / (count * batches)
-
-    def _part(self, batches: int | None, counters: Counters) -> float:
-        """The part of the epoch at hand that has been used, which has so many batches; if nothing tells, one half."""
-        if batches and not self._rows:
-            return min(1.0, (counters.steps - self._steps) / batches)
-        rows = self._rows or (self._known and counters.epochs and self._samples / counters.epochs)
-        return min(1.0, (counters.samples - self._samples) / rows) if rows else 0.5
-
-    def state_dict(self) -> dict[str, Any]:
-        known = {"steps": self._steps, "samples": self._samples} if self._known else {}
-        return {**known, "batches": self._before}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._known = "steps" in state
-        self._steps, self._samples = int(state.get("steps", 0)), int(state.get("samples", 0))
-        self._before = state.get("batches", self._batches)
 
 
 class _ByTorch:
