@@ -189,7 +189,7 @@ def commands(page: Path) -> list[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["headrace"]:
-                found.append([*takewhile(lambda word: word not in (">", "|", "&&"), words[1:])])
+                found.append([*takewhile(lambda word: word not in (">", "|", "&&", "&"), words[1:])])
     return found
 
 
