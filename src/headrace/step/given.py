@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..adapters.adapt import as_data, as_table
-from ..data.batch import Batch
-from ..data.fields import unmasked
+from ..data.arrays import ArrayTable
+from ..data.batch import Batch, Stream
+from ..data.fields import Opaque, Rows, unmasked
 from ..data.maps import owned
 from ..data.ragged import Ragged
 from ..data.reader import Reader
@@ -56,24 +58,72 @@ def source_on(
 
 
 def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categories]:
-    """A batch from a list of sample dicts, or whatever a table can be made of, and what its numbers stand for.
+    """A batch from a list of samples, or whatever a table can be made of, and what its numbers stand for.
 
     Strings are read by the `categories` of the training.
     """
     if isinstance(batch, list) and not batch:
         raise DataError("a batch has at least one row, got an empty list.")
-    if isinstance(batch, list) and all(isinstance(sample, Mapping) for sample in batch):
-        names = list(batch[0])
-        for k, sample in enumerate(batch):
-            if list(sample) != names:
-                raise DataError(f"sample {k} has the keys {list(sample)}, sample 0 has {names}. They must be equal.")
-        return Batch({name: _joined(name, [s[name] for s in batch]) for name in names}, len(batch)), {}
+    if (samples := of_samples(batch)) is not None:
+        return samples, {}
     table = as_table(batch, categories)
     check.same_categories(categories, table.read_by, "batch")
     if table.augments:
         raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
     rows = table.rows(0, len(table))
     return owned(rows) if table.aliases else rows, table.read_by  # the model may write into its batch
+
+
+def samples_or(data: Any, name: str, known: Sequence[Stream] | None) -> Any:
+    """A table of a list of samples, and anything else as it is; `name` is what errors call the data."""
+    try:
+        samples = of_samples(data, known)
+    except DataError as error:
+        raise DataError(f"the {name} data: {error}") from None
+    return data if samples is None else ArrayTable(samples.fields)
+
+
+def of_samples(data: Any, known: Sequence[Stream] | None = None) -> Batch | None:
+    """The rows of a list of samples, dicts or tuples as a Dataset gives them; `None` for anything else.
+
+    So too for a list of batches, which the streams that are `known` from a training tell from samples.
+    """
+    if not isinstance(data, list) or not data or not isinstance(data[0], Mapping | tuple):
+        return None
+    if not all(isinstance(sample, Mapping if isinstance(data[0], Mapping) else tuple) for sample in data):
+        return None
+    samples = [_parts(k, sample) for k, sample in enumerate(data)]
+    if any(_is_batch(sample, known or ()) for sample in samples):
+        return None
+    names = list(samples[0])
+    for k, sample in enumerate(samples):
+        if list(sample) != names:
+            raise DataError(f"sample {k} has the keys {list(sample)}, sample 0 has {names}. They must be equal.")
+    return Batch({name: _joined(name, [sample[name] for sample in samples]) for name in names}, len(samples))
+
+
+def _parts(k: int, sample: Any) -> Mapping[str, Any]:
+    """The parts of a sample by name: those of a tuple are "x" and "y", those of a named tuple have their own."""
+    if hasattr(sample, "_asdict"):
+        return sample._asdict()  # type: ignore[no-any-return]
+    if isinstance(sample, Mapping):
+        return sample
+    if not 1 <= len(sample) <= 2:
+        raise DataError(
+            f"sample {k} is a tuple of {len(sample)} parts, and (x, y) has two. Name them: {{'a': ..., 'b': ...}}."
+        )
+    return dict(zip("xy", sample, strict=False))
+
+
+def _is_batch(parts: Mapping[str, Any], known: Sequence[Stream]) -> bool:
+    """Whether parts have a dimension more than a sample of these streams."""
+    dims = {stream.name: len(stream.shape) + stream.sequence for stream in known}
+    return any(
+        part.ndim == dims.get(name, part.ndim) + 1
+        if isinstance(part, Tensor | np.ndarray)
+        else isinstance(part, Rows | Opaque)
+        for name, part in parts.items()
+    )
 
 
 def _joined(name: str, samples: Sequence[Any]) -> Tensor | Ragged:

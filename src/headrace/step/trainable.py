@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -24,7 +24,16 @@ from ..loss.outcome import Outcome, as_outcome
 from ..workers.here import here
 from ..workers.strategy import Strategy
 from . import check, config, evaluate
-from .given import OptimizerLike, as_batch, by_key, check_optimizers, compile_in_place, deterministic_mode, source_on
+from .given import (
+    OptimizerLike,
+    as_batch,
+    by_key,
+    check_optimizers,
+    compile_in_place,
+    deterministic_mode,
+    samples_or,
+    source_on,
+)
 from .guard import make_guard
 from .kept import Kept
 from .precision import Precision
@@ -102,6 +111,7 @@ class Trainable:
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy
         self._step = Step(*parts, measured=bool(self.metrics))
         self._known_streams: list[Stream] | None = None
+        self._trained_on: Sequence[Stream] | None = None  # by the last training
         self._history: Any = None  # what the last training has reported
         self._signals, self._use = Signals(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
@@ -198,7 +208,9 @@ class Trainable:
 
     @one_thread
     def step(self, batch: Any, *, exact: bool = False) -> dict[str, Any]:
-        """One update from a Batch, a tuple, a dict or a list of sample dicts: `total_loss` and every term.
+        """One update from a Batch, a tuple, a dict or a list of samples: `total_loss` and every term.
+
+        Samples are dicts, or tuples of x and y, as a Dataset gives them; `predict` and `validate` take such a list too.
 
         `exact`: the batch has to have `batch_size` rows. The model stays in its arena between calls; `release` takes it
         out.
@@ -322,6 +334,7 @@ class Trainable:
         self._find_workers()
         check.positive("batch_size", batch_size, whole=True)
         known = categories_of(self.model)
+        data = samples_or(data, name, self._trained_on or self._known_streams)
         source = source_on(data, self.device, name, categories=known)
         check.can_be_read(source, name, known, limit)
         return source

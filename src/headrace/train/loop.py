@@ -183,7 +183,7 @@ class Loop:
             self._at.warn_of_gaps(new=state is None)
         info.start(feed.batches, feed.macrobatches)
         self._checkpointer.begin(info, trainer._step.nbytes)
-        trainer._history, trainer._known_streams = info.history, None
+        trainer._history, trainer._known_streams, trainer._trained_on = info.history, None, train.streams
         remember_categories(trainer.model, self._at.categories)
         self._duties.call("on_fit_start", info)
         self._checkpointer.started(info, f"the train data ({type(train).__name__}) resume {train.level}")
