@@ -55,6 +55,25 @@ def test_every_parameter_starts_on_a_cache_line() -> None:
     assert all(p.data_ptr() % 64 == 0 for p in module.parameters())
 
 
+def test_large_parameters_of_a_large_model_stay_as_they_are_and_are_trained_like_the_others() -> None:
+    def wide() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 2048), nn.Linear(2048, 2049), nn.Linear(2049, 3))
+        return module, torch.optim.SGD(module.parameters(), lr=1e-2, momentum=0.9)
+
+    raw, optimizer = wide()
+    for _ in range(3):
+        update(raw, optimizer)
+    ours, optimizer = wide()
+    trainer = hr.Trainer(ours, nn.CrossEntropyLoss(), optimizer, batch_size=len(X))
+    for _ in range(3):
+        trainer.step({"x": X, "y": Y})
+    held = [id(param) for param in optimizer.param_groups[0]["params"]]
+    assert [name for name, param in ours.named_parameters() if id(param) in held] == ["1.weight"]
+    trainer.release()
+    assert equal(raw, ours)
+
+
 def test_release_and_homing_again_lose_no_state() -> None:
     (raw, o1), (ours, o2) = pair(), pair()
     for _ in range(3):

@@ -41,7 +41,7 @@ class Arena:
     """One optimizer's parameters, homed in flat vectors until `release`.
 
     Parameters that cannot be homed (sparse gradients, overlapping memory, an optimizer that needs shapes)
-    stay as they are, and the optimizer steps them one by one.
+    stay as they are, and the optimizer steps them one by one; so do those of more than `largest` elements.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Arena:
         optimizer: Optimizer,
         *,
         packed: bool = True,
+        largest: int | None = None,
         release: Callable[[], None] | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -66,7 +67,8 @@ class Arena:
         for number, group in enumerate(self._original):
             homes: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
             for param in group:
-                if packed and elementwise and is_packable(param) and param not in torn:
+                small = largest is None or param.numel() <= largest
+                if packed and small and elementwise and is_packable(param) and param not in torn:
                     homes.setdefault((param.dtype, param.device), []).append(param)
                 else:
                     self.loose.append(param)

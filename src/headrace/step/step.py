@@ -22,8 +22,12 @@ from ..workers.strategy import Strategy
 from .guard import Guard
 from .precision import Precision
 from .settings import CHANGEABLE, ROWS_MEET, Settings, Updates
-from .tape.tapes import Tapes
+from .tape.tapes import LARGEST, Tapes
 from .update import Update, alone
+
+ALONE = 1 << 16
+"""Elements from which on a parameter of a large model is not stored in a vector. There torch would add up its gradient
+in memory that is cleared before, which takes longer than what the vector saves."""
 
 
 class Step(Updates):
@@ -68,10 +72,12 @@ class Step(Updates):
         if self.homed:
             return
         buffers = Buffers(self.model, packed=self.settings.arena)
+        alone = self.strategy.comm.count == 1
+        largest = ALONE if alone and sum(p.nbytes for p in self.model.parameters()) > LARGEST else None
         parts: list[Update] = []
         try:
             for name, optimizer in self.optimizers.items():
-                arena = Arena(self.model, optimizer, packed=self.settings.arena, release=self.release)
+                arena = Arena(self.model, optimizer, packed=self.settings.arena, largest=largest, release=self.release)
                 parts.append(Update(self, name, self.objectives[name], arena, buffers))
         except BaseException:
             for part in parts:
