@@ -80,6 +80,59 @@ def test_plain_arrays_are_cut_into_a_block_for_each_worker_and_losses_are_kept()
     assert trainer.history["train/accuracy"][-1] > 0.8
 
 
+@pytest.mark.parametrize(
+    ("given", "twin"),
+    [
+        (
+            {"optimizer": "adam", "lr": 0.1, "beta_1": 0.5, "epsilon": 1e-3},
+            ("Adam", {"betas": (0.5, 0.999), "eps": 1e-3}),
+        ),
+        ({"optimizer": "adam", "lr": 0.1}, ("Adam", {"eps": 1e-6})),
+        ({"optimizer": "rmsprop", "lr": 0.1, "rho": 0.5}, ("RMSprop", {"alpha": 0.5, "eps": 1e-5})),
+        ({"optimizer": "adadelta", "lr": 0.1, "rho": 0.5}, ("Adadelta", {"rho": 0.5, "eps": 1e-5})),
+        ({"optimizer": "adagrad", "lr": 0.1}, ("Adagrad", {"eps": 1e-5})),
+        ({"optimizer": "adamax", "lr": 0.1}, ("Adamax", {"eps": 1e-5})),
+        ({"optimizer": "nadam", "lr": 0.1, "schedule_decay": 0.01}, ("NAdam", {"momentum_decay": 0.01, "eps": 1e-5})),
+        (
+            {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
+            ("SGD", {"momentum": 0.9, "nesterov": True}),
+        ),
+    ],
+)
+def test_settings_of_optimizers_have_their_old_names_and_defaults(given: dict[str, Any], twin: Any) -> None:
+    trainer = built(workers=1, **given)
+    model = nn.Linear(4, 2)
+    weight, bias = trainer.get_parameters()
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(weight))
+        model.bias.copy_(torch.from_numpy(bias))
+    optimizer = getattr(torch.optim, twin[0])(model.parameters(), lr=0.1, **twin[1])
+    for start in range(0, 96, 24):
+        rows, labels = torch.from_numpy(X[start : start + 24]), torch.from_numpy(Y[start : start + 24])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(rows), labels).backward()
+        optimizer.step()
+    found = trainer.fit_synchronous_with_GPU(X, Y, 4, 1, shuffle_blocks=False, shuffle_block_data=False)
+    np.testing.assert_allclose(found[0], model.weight.detach().numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_dice_is_a_mean_over_rows_and_the_relative_error_one_over_elements() -> None:
+    torch.manual_seed(0)
+    trainer = EncapsulatedFunctionsDistributedEddl(num_workers=2)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Sigmoid())
+    targets = (RNG.random((96, 6)) > 0.5).astype(np.float32)
+    trainer.build(model, {"optimizer": "sgd", "lr": 0.0}, "dice", "mae")
+    trainer.fit_synchronous_with_GPU(X, targets, 4, 1)
+    y = model(torch.from_numpy(X)).detach().numpy()
+    wanted = 1 - (2 * (y * targets).sum(1) / (y.sum(1) + targets.sum(1))).mean()
+    assert trainer.history["train/loss"][-1] == pytest.approx(wanted, abs=1e-5)
+    for name in ("mre", "mean_relative_error"):
+        trainer.build(model, {"optimizer": "sgd", "lr": 0.0}, "mse", name)
+        trainer.fit_synchronous_with_GPU(X, targets + 1, 4, 1)
+        relative = (np.abs(targets + 1 - y) / (targets + 1 + 1e-3)).mean()
+        assert trainer.history["train/mean_relative_error"][-1] == pytest.approx(relative, abs=1e-5)
+
+
 def test_what_is_not_offered_is_refused_in_a_sentence() -> None:
     trainer = EncapsulatedFunctionsDistributedEddl(2)
     with pytest.raises(hr.HeadraceError, match="Call build"):

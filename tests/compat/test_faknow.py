@@ -70,7 +70,7 @@ def test_files_logs_and_scalars_have_their_names_and_lines(capfd: pytest.Capture
     lines = log.read_text()
     assert "training data size=40" in lines
     assert "epoch=[0/1]" in lines
-    assert re.search(r" - INFO - training loss : total_loss=\d\.\d{6}    ", lines)
+    assert re.search(r" - INFO - training loss : total_loss=\d\.\d{6}    entropy=\d\.\d{6}\n", lines)
     assert re.search(r"validation result : accuracy=\d\.\d{6}    precision=\d\.\d{6}    recall=", lines)
     assert re.search(r"current score : \d\.\d{6}, best score : \d\.\d{6}, best epoch : \d", lines)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -132,6 +132,68 @@ def test_metrics_are_of_all_predictions_and_by_name() -> None:
     assert found == pytest.approx({"accuracy": 0.5, "precision": 0.5, "recall": 0.5, "f1": 0.5, "auc": 0.75})
     with pytest.raises(hr.HeadraceError, match="no metric 'acc'"):
         fk.Evaluator(["acc"])
+
+
+def test_losses_by_name_are_shown_as_the_model_names_them_and_summed_without_a_total() -> None:
+    model = Model(named=True)
+    assert list(trainer(model)._train_epoch(loader(), 0)) == ["total_loss", "entropy"]  # type: ignore[arg-type]
+
+    class Parts(Model):
+        def calculate_loss(self, data: dict[str, Any]) -> Any:
+            loss = super().calculate_loss(data)
+            return {"first": loss, "second": 2 * loss}
+
+    parts, whole = Parts(), Model()
+    with pytest.warns(UserWarning, match="no total_loss in result"):
+        found = trainer(parts)._train_epoch(loader(), 0)
+    assert list(found) == ["first", "second"]  # type: ignore[arg-type]
+    fk.BaseTrainer(whole, fk.Evaluator(), torch.optim.SGD(whole.parameters(), lr=1.5))._train_epoch(loader(), 0)
+    torch.testing.assert_close(parts.state_dict(), whole.state_dict())
+
+
+def test_a_training_without_validation_takes_batches_of_any_form() -> None:
+    class Pairs(Model):
+        def calculate_loss(self, data: Any) -> Tensor:
+            x, y = data
+            return nn.functional.cross_entropy(self.layer(x), y)
+
+    model, twin = Pairs(), Model()
+    pairs = DataLoader([(row["x"], row["label"]) for row in loader().dataset], batch_size=16)  # type: ignore[attr-defined]
+    assert trainer(model)._train_epoch(pairs, 0) == pytest.approx(trainer(twin)._train_epoch(loader(), 0))
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+
+
+def test_a_trainer_of_your_own_may_train_an_epoch_itself() -> None:
+    class Own(fk.BaseTrainer):
+        def _train_epoch(self, loader: Any, epoch: int) -> float:
+            self.model.train()
+            for batch in loader:
+                self.optimizer.zero_grad()
+                loss = self.model.calculate_loss(batch)  # type: ignore[operator]
+                loss.backward()
+                self.optimizer.step()
+            return float(loss.detach())
+
+    model = Model()
+    own = Own(model, fk.Evaluator(), torch.optim.SGD(model.parameters(), lr=0.5))
+    own.fit(loader(), 3, loader(20), save_best=True)
+    (saved,) = Path("save").iterdir()
+    torch.testing.assert_close(torch.load(saved, weights_only=True), dict(model.state_dict()))
+    assert own.best_score == own.evaluate(loader(20))["accuracy"]
+
+
+def test_names_of_metrics_have_any_case_and_an_unknown_one_is_a_runtime_error() -> None:
+    outputs, y = torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1])
+    assert fk.Evaluator(["Accuracy", "F1"]).evaluate(outputs, y) == {"Accuracy": 1.0, "F1": 1.0}
+    for wrong in ("acc", 3):
+        with pytest.raises(RuntimeError):
+            fk.Evaluator([wrong])  # type: ignore[list-item]
+
+
+def test_clipping_takes_the_arguments_of_torch_that_change_nothing() -> None:
+    trainer(Model(), clip_grad_norm={"max_norm": 1, "norm_type": 2, "error_if_nonfinite": False})
+    with pytest.raises(hr.HeadraceError, match="norm_type"):
+        trainer(Model(), clip_grad_norm={"max_norm": 1.0, "norm_type": "inf"})
 
 
 def test_what_cannot_work_is_refused_before_the_first_update() -> None:

@@ -310,3 +310,95 @@ def test_the_example_and_its_native_twin_come_to_the_same_errors() -> None:
     legacy, native = (runpy.run_path(str(folder / f"puzzlelib_{name}.py"))["main"]() for name in ("legacy", "native"))
     assert legacy[0] == pytest.approx(native[0], abs=1e-5)
     assert legacy[1] == pytest.approx(native[1], abs=1e-6)
+
+
+# --- loops of one's own, and what may change between two batches ---------------------------------------------
+
+
+def test_a_batch_of_the_host_or_of_the_device_may_be_handled_by_hand() -> None:
+    handler = trainer(linear())
+    handler.handleBatch([X[:5], Y[:5]], 0, None)
+    host = handler.cost.getError()
+    twin = trainer(linear())
+    twin.handleBatch([torch.from_numpy(X[:5]), torch.from_numpy(Y[:5])], 0, None)
+    assert host == twin.cost.getError()
+    torch.testing.assert_close(handler.module.weight, twin.module.weight)
+
+
+def test_a_cost_is_called_with_predictions_and_gives_the_error_and_a_gradient_that_points_downhill() -> None:
+    model, cost, optimizer = linear(), pl.CrossEntropy(), pl.SGD(learnRate=0.1)
+    optimizer.setupOn(model)
+    rows, labels = torch.from_numpy(X), torch.from_numpy(Y)
+    pred = model(rows)
+    error, grad = cost(pred, labels)
+    wanted = nn.functional.one_hot(labels.long(), 3) - pred.detach().softmax(1)
+    torch.testing.assert_close(grad, wanted / len(rows))
+    assert error == pytest.approx(nn.functional.cross_entropy(pred, labels.long()).item(), abs=1e-6)
+    assert cost(pred, labels, queryError=False) is cost.grad
+    assert cost.numOfSamples == 2 * len(rows)
+    before = model.weight.detach().clone()
+    optimizer.zeroGradParams()
+    pred.backward(-grad)
+    optimizer.update()
+    torch.testing.assert_close(model.weight.detach() - before, 0.1 * (wanted.T @ rows) / len(rows))
+    assert optimizer.t == 1
+
+
+def test_several_costs_give_lists_of_errors_and_gradients() -> None:
+    pred, target = torch.randn(10, 4), torch.randn(10, 4)
+    errors, grads = pl.Multi().append(pl.MSE()).append(pl.Abs())([pred, pred], [target, target])
+    apart = pred - target
+    assert errors == pytest.approx([apart.square().mean().item() / 2, apart.abs().mean().item()])
+    torch.testing.assert_close(grads[0], (target - pred) / 40)
+    first, second = torch.rand(2, 6, 3)
+    error, (left, right) = pl.L1Hinge()([first, second], torch.ones(6, dtype=torch.int32))
+    assert error == pytest.approx((first - second).abs().mean().item())
+    torch.testing.assert_close(left, -right)
+
+
+def test_settings_of_an_optimizer_may_change_between_two_batches_and_it_counts_its_updates() -> None:
+    gradients = [0.5, -0.2]
+    for make, name, value in (
+        (pl.MomentumSGD, "momRate", 0.5),
+        (pl.NesterovSGD, "momRate", 0.5),
+        (pl.RMSProp, "factor", 0.1),
+        (pl.AdaGrad, "epsilon", 1.0),
+        (pl.AdaDelta, "epsilon", 1.0),
+        (pl.Adam, "beta1", 0.1),
+    ):
+        changed, plain = make(), make()
+        setattr(changed, name, value)
+        assert getattr(changed, name) == value
+        assert steps_of(changed, gradients) == steps_of(make(**{name: value}), gradients) != steps_of(plain, gradients)
+        assert plain.t == 2
+        setattr(plain, name, value)
+        assert plain.torch is not None
+        assert value in plain.torch.param_groups[0].values()
+    handler = trainer(linear(), batchsize=10)
+    handler.trainFromHost(X, Y)
+    assert handler.optimizer.t == 3
+    assert handler.optimizer.module is handler.module
+
+
+def test_another_cost_counts_from_the_next_batch_on_and_several_trainers_share_an_optimizer() -> None:
+    model, optimizer = linear(), pl.MomentumSGD(learnRate=0.1)
+    first = trainer(model, pl.CrossEntropy(), optimizer)
+    first.trainFromHost(X, Y)
+    first.cost = pl.SVM()
+    with torch.no_grad():
+        pred = model(torch.from_numpy(X))
+    first.trainFromHost(X, Y)
+    assert first.cost.getMeanError() == pytest.approx(pl.SVM()(pred, torch.from_numpy(Y))[0], abs=1e-6)
+    for each in (trainer(model, "svm", optimizer), first):
+        before = model.weight.detach().clone()
+        each.trainFromHost(X, Y)
+        assert not torch.equal(model.weight, before)
+    assert optimizer.t == 4
+
+
+def test_what_optimizers_do_not_offer_is_said_in_a_sentence() -> None:
+    for method in ("save", "load"):
+        with pytest.raises(hr.HeadraceError, match="saved with its run"):
+            getattr(pl.SGD(), method)("optimizer.hdf")
+    with pytest.raises(AttributeError, match="Its settings: learnRate, momRate"):
+        pl.MomentumSGD().momentum  # noqa: B018

@@ -11,17 +11,19 @@ Rows are shared out batch by batch, so that every worker has as many. Workers ar
 blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.arrays import ArrayTable
+from ..data.batch import Batch
 from ..data.reader import Reader
 from ..engines.launch import launch
 from ..errors import ConfigError, DataError, unknown
+from ..loss.base import Loss
 from ..loss.classes import CrossEntropy
 from ..loss.elements import MSE, BinaryCrossEntropy
 from ..train.trainer import Trainer
@@ -35,21 +37,25 @@ LOSSES: dict[str, Callable[[], Any]] = {
     **dict.fromkeys(("binary_cross_entropy", "bce"), BinaryCrossEntropy),
     **dict.fromkeys(("soft_cross_entropy", "sce", "softmax_cross_entropy"), CrossEntropy),
     **dict.fromkeys(("categorical_cross_entropy", "cce", "cross_entropy", "ce"), CrossEntropy),
+    "dice": lambda: _Dice(),
 }
-"""Losses by their names; classes are told by scores (logits): leave a last softmax out."""
-METRICS = {
+"""Losses by their names; classes are told by scores (logits): leave a last softmax out. "dice" takes probabilities."""
+METRICS: dict[str, Any] = {
     **{"mse": "mse", "categorical_accuracy": "accuracy", "accuracy": "accuracy"},
     **{"mae": "mae", "mean_absolute_error": "mae"},
+    **dict.fromkeys(("mre", "mean_relative_error"), lambda: {"mean_relative_error": _RelativeError()}),
 }
 OPTIMIZERS: dict[str, Any] = {
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-    "rmsprop": torch.optim.RMSprop,
-    "adagrad": torch.optim.Adagrad,
-    "adamax": torch.optim.Adamax,
-    "adadelta": torch.optim.Adadelta,
-    "nadam": torch.optim.NAdam,
+    "adam": (torch.optim.Adam, {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-6}, {}),
+    "sgd": (torch.optim.SGD, {}, {}),
+    "rmsprop": (torch.optim.RMSprop, {"rho": 0.9, "epsilon": 1e-5}, {"rho": "alpha"}),
+    "adagrad": (torch.optim.Adagrad, {"epsilon": 1e-5}, {}),
+    "adamax": (torch.optim.Adamax, {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-5}, {}),
+    "adadelta": (torch.optim.Adadelta, {"rho": 0.9, "epsilon": 1e-5}, {}),
+    "nadam": (torch.optim.NAdam, {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-5}, {}),
 }
+"""Optimizers of torch by their names, the settings that they have by default, and what torch calls some of them."""
+_CALLED = {"epsilon": "eps", "schedule_decay": "momentum_decay"}
 Parameters = list[np.ndarray[Any, Any]]
 
 
@@ -66,7 +72,10 @@ class EncapsulatedFunctionsDistributedEddl:
     def build(
         self, net: nn.Module, optimizer: dict[str, Any], loss: str, metric: str, num_gpu: int = 0, num_nodes: int = 0
     ) -> None:
-        """The model, its optimizer as `{"optimizer": "sgd", "lr": 0.01, ...}`, its loss and metric by name."""
+        """The model, its optimizer as `{"optimizer": "sgd", "lr": 0.01, ...}`, its loss and metric by name.
+
+        Settings of optimizers are called as they were (`beta_1`, `epsilon`, `rho`) or as torch calls them.
+        """
         if not isinstance(net, nn.Module):
             raise ConfigError(f"net is a torch module, got a {type(net).__name__}.")
         if loss not in LOSSES:
@@ -77,13 +86,16 @@ class EncapsulatedFunctionsDistributedEddl:
         name = settings.pop("optimizer", "sgd")
         if name not in OPTIMIZERS:
             raise ConfigError(unknown("optimizer", name, OPTIMIZERS))
+        make, defaults, called = OPTIMIZERS[name]
+        settings = _as_torch({**defaults, **settings}, called)
         try:
-            OPTIMIZERS[name](net.parameters(), **settings)
+            make(net.parameters(), **settings)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"optimizer= has settings that {name} does not take: {error}.") from error
         self._net, self._loss, self._metric = net, LOSSES[loss], METRICS[metric]
-        self._make = OPTIMIZERS[name], settings
+        self._make = make, settings
         self._device = "cuda" if num_gpu else "cpu"
+        self.num_gpu = num_gpu
 
     def get_parameters(self) -> Parameters:
         """The model's parameters, as arrays."""
@@ -197,7 +209,7 @@ class EncapsulatedFunctionsDistributedEddl:
                 loss(),
                 make(model.parameters(), **settings),
                 batch_size=longest // batches,
-                metrics=metric,
+                metrics=metric if isinstance(metric, str) else metric(),
                 strategy=strategy(batches),
                 device=device,
             )
@@ -212,6 +224,49 @@ class EncapsulatedFunctionsDistributedEddl:
         if self._net is None:
             raise ConfigError("there is no model yet. Call build(net, optimizer, loss, metric) first.")
         return self._net
+
+
+class _Dice(Loss):
+    """1 - 2 Σ t·y / (Σ t + Σ y) of every row, with probabilities y and targets t of 0 and 1; the mean over rows."""
+
+    reads = "probabilities"
+    joins = True
+
+    def weight(self, batch: Batch) -> float:
+        return float(len(batch[self.target]))
+
+    def sum(self, outputs: Any, batch: Batch) -> Tensor:
+        output, target = self.read(outputs, batch)
+        found = output.flatten(1)
+        wanted = target.to(output.dtype).reshape(found.shape)
+        return (1 - 2 * (found * wanted).sum(1) / (found.sum(1) + wanted.sum(1))).sum()
+
+
+class _RelativeError:
+    """The mean of |t - y| / (|t| + 0.001)."""
+
+    higher_is_better = False
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._total, self._count = 0.0, 0
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        wanted = targets.reshape(outputs.shape)
+        self._total += float(((wanted - outputs).abs() / (wanted.abs() + 1e-3)).sum())
+        self._count += outputs.numel()
+
+    def compute(self) -> float:
+        return self._total / self._count
+
+
+def _as_torch(settings: Mapping[str, Any], called: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of an optimizer by the names that torch has for them."""
+    found = {called.get(name, _CALLED.get(name, name)): value for name, value in settings.items()}
+    betas = tuple(found.pop(name) for name in ("beta_1", "beta_2") if name in found)
+    return {"betas": betas, **found} if betas else found
 
 
 def _means(epochs: int) -> Strategy:

@@ -29,6 +29,10 @@ from .hints import hint
 Metric = str | Callable[[Tensor, Tensor], float]
 
 
+class MetricError(ConfigError, RuntimeError):
+    """A metric that there is not."""
+
+
 class EarlyStopping:
     """Stops after `patience` epochs without a score better than the best by more than `delta`."""
 
@@ -42,8 +46,11 @@ class EarlyStopping:
 
     def __call__(self, current_score: float) -> bool:
         """Whether this score is the best so far."""
-        sign = 1 if self.mode == "max" else -1
-        improved = self.best_score is None or sign * (current_score - self.best_score) > self.delta
+        best = self.best_score
+        if best is None:
+            improved = True
+        else:
+            improved = current_score > best + self.delta if self.mode == "max" else current_score < best - self.delta
         if improved:
             self.best_score, self.counter = current_score, 0
         else:
@@ -66,7 +73,7 @@ class Evaluator:
             elif callable(metric):
                 self.metrics[metric.__name__] = metric
             else:
-                raise ConfigError(f"metrics= are names and functions, got a {type(metric).__name__}.")
+                raise MetricError(f"metrics= are names and functions, got a {type(metric).__name__}.")
 
     def evaluate(self, outputs: Tensor, y: Tensor) -> dict[str, float]:
         """Every metric by its name."""
@@ -89,12 +96,7 @@ class BaseTrainer:
         for name in ("calculate_loss", "predict"):
             if not callable(getattr(model, name, None)):
                 raise ConfigError(f"the model, a {type(model).__name__}, has no {name}(batch). Give it one.")
-        clip = dict(clip_grad_norm or {})
-        self._clip = clip.pop("max_norm", None)
-        if clip_grad_norm is not None and (self._clip is None or clip.pop("norm_type", 2.0) != 2.0 or clip):
-            raise ConfigError(
-                f"clip_grad_norm= is {{'max_norm': number}}, the 2-norm of all gradients; got {dict(clip_grad_norm)}."
-            )
+        self._clip = None if clip_grad_norm is None else _max_norm(clip_grad_norm)
         self.model, self.evaluator, self.optimizer, self.scheduler = model, evaluator, optimizer, scheduler
         self.clip_grad_norm, self.early_stopping = clip_grad_norm, early_stopping
         self.best_score, self.best_epoch = 0.0, 0
@@ -109,8 +111,7 @@ class BaseTrainer:
     def to(self, device: str | torch.device, **options: Any) -> None:
         """The model, and every batch from now on, is on this device."""
         self.device = torch.device(device)
-        if self._native is not None:
-            self._native.release()
+        self._release()
         self.model.to(self.device, **options)
         self._native = None
 
@@ -175,11 +176,10 @@ class BaseTrainer:
                 self.save(str(path))
             elif best is not None:
                 self.logger.info(f"load best model in epoch {self.best_epoch}")
-                self._native.release()
+                self._release()
                 self.model.load_state_dict(best)
         finally:
-            if self._native is not None:
-                self._native.release()
+            self._release()
             self.writer.close()
             self._close_log()
 
@@ -210,13 +210,12 @@ class BaseTrainer:
         totals: dict[str, float] = {}
         rows = 0
         for batch in loader:
-            moved = self._move_data_to_device(batch)
-            self._objective.batch, count = moved, len(_label(moved))
-            found = native.step(Batch({"label": _label(moved)}, count))
+            self._objective.batch = moved = self._move_data_to_device(batch)
+            count = _rows(moved) or 1
+            found = native.step(Batch({}, count))
             rows += count
-            for name, loss in found.items():
-                if name != "total_loss" or self._objective.named:
-                    totals[name] = totals.get(name, 0.0) + float(loss) * count
+            for name, term in self._objective.shown.items():
+                totals[name] = totals.get(name, 0.0) + float(found[term]) * count
         if not rows:
             raise DataError("the train loader gave no batch.")
         means = {name: total / rows for name, total in totals.items()}
@@ -258,9 +257,15 @@ class BaseTrainer:
     def _trainer(self) -> NativeTrainer:
         if self._native is None:
             self._objective = _OwnLoss()
-            options: dict[str, Any] = {"device": self.device, "target": "label", "clip_norm": self._clip}
+            # a batch reaches the model beside the trainer, which a tape could not notice
+            options: dict[str, Any] = {"device": self.device, "clip_norm": self._clip, "tape": False}
             self._native = NativeTrainer(self.model, self._objective, self.optimizer, **options)
         return self._native  # type: ignore[no-any-return]
+
+    def _release(self) -> None:
+        """Model and optimizer are ordinary again, if a training has used them."""
+        if self._native is not None:
+            self._native.release()
 
     def _weights(self) -> dict[str, Any]:
         return {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -271,8 +276,10 @@ class BaseTrainer:
             return batch.to(self.device)
         if isinstance(batch, dict):
             return {key: self._move_data_to_device(value) for key, value in batch.items()}
+        if isinstance(batch, tuple) and type(batch) is not tuple:
+            return type(batch)(*map(self._move_data_to_device, batch))
         if isinstance(batch, tuple | list):
-            return type(batch)(self._move_data_to_device(value) for value in batch)
+            return type(batch)(map(self._move_data_to_device, batch))
         return batch
 
     def _open_log(self, path: Path) -> None:
@@ -296,24 +303,35 @@ class _OwnLoss(Objective):
 
     def __init__(self) -> None:
         self.batch: Any = None
-        self.named = False
+        self.shown: dict[str, str] = {}
+        """The term of each loss, by the model's name for it."""
+
+    @property
+    def named(self) -> bool:
+        """Whether the model gives losses by name."""
+        return self.shown.keys() != {"loss"}
 
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
         found = model.calculate_loss(self.batch)  # type: ignore[operator]
-        self.named = isinstance(found, dict)
         if isinstance(found, Tensor):
             found = {"loss": found}
-        if not isinstance(found, dict):
+        elif not isinstance(found, dict):
             raise ConfigError(f"calculate_loss gives a tensor or losses by name, got a {type(found).__name__}.")
-        total = found.get("total_loss")
-        if self.named and total is None:
-            warnings.warn("no total_loss in result, use sum of all losses as total_loss", stacklevel=2)
-        terms = Terms()
-        for name, loss in found.items():
-            trained = float(name == "total_loss" or total is None)
-            named = "all" if name == "total_loss" else name
-            terms[named] = Term(loss, 1.0, trained)
-        return terms
+        elif "total_loss" not in found:
+            warnings.warn(f"no total_loss in result: {found}, use sum of all losses as total_loss", stacklevel=2)
+        trained = {"total_loss"} if "total_loss" in found else found.keys()
+        self.shown = {name: f"{name}_term" if name == "total_loss" else name for name in found}
+        return Terms((self.shown[name], Term(loss, 1.0, float(name in trained))) for name, loss in found.items())
+
+
+def _max_norm(settings: Mapping[str, Any]) -> float:
+    """The norm to clip to, of the arguments of `torch.nn.utils.clip_grad_norm_`."""
+    unknown = settings.keys() - {"max_norm", "norm_type", "error_if_nonfinite", "foreach"}
+    if "max_norm" not in settings or float(settings.get("norm_type", 2.0)) != 2.0 or unknown:
+        raise ConfigError(
+            f"clip_grad_norm= is {{'max_norm': number}}, the 2-norm of all gradients; got {dict(settings)}."
+        )
+    return float(settings["max_norm"])
 
 
 def _metric(name: str) -> Callable[[Tensor, Tensor], float]:
@@ -326,8 +344,9 @@ def _metric(name: str) -> Callable[[Tensor, Tensor], float]:
         "f1": metrics.f1_score,
         "auc": metrics.roc_auc_score,
     }
-    if name not in known:
-        raise ConfigError(f"there is no metric {name!r}. Known: {', '.join(known)}, or give a function.")
+    if name.lower() not in known:
+        raise MetricError(f"there is no metric {name!r}. Known: {', '.join(known)}, or give a function.")
+    name = name.lower()
 
     def measure(outputs: Tensor, y: Tensor) -> float:
         labels = y.cpu().numpy()
@@ -347,6 +366,15 @@ def _label(batch: Any) -> Tensor:
     if isinstance(label, Tensor):
         return label
     raise DataError(f"a batch is a dict with a tensor 'label', got a {type(batch).__name__}.")
+
+
+def _rows(batch: Any) -> int:
+    """How many rows a batch has: as many as its label, or as the first tensor in it."""
+    if isinstance(batch, dict):
+        return _rows(batch["label"] if "label" in batch else [*batch.values()])
+    if isinstance(batch, tuple | list):
+        return next((count for each in batch if (count := _rows(each))), 0)
+    return len(batch) if isinstance(batch, Tensor) and batch.dim() else 0
 
 
 def _size(loader: Any) -> int:

@@ -20,7 +20,22 @@ class Cost:
     def __init__(self) -> None:
         self.error: Any = None
         self.valError: Any = None
+        self.grad: Any = None
         self.resetAccumulator()
+
+    def __call__(self, pred: Any, target: Any, queryError: bool = True) -> Any:
+        """The mean error of a batch and its gradient by the predictions, or the gradient alone; for loops of your own.
+
+        The gradient points downhill: `pred.backward(-grad)` gives a module's parameters theirs.
+        """
+        self.check(pred, target)
+        leaves = [each.detach().requires_grad_() for each in (pred if isinstance(pred, list) else [pred])]
+        rows = len(leaves[0])
+        trained, error = self.errors(leaves if isinstance(pred, list) else leaves[0], target)
+        found = [grad / -rows for grad in torch.autograd.grad(trained, leaves)]
+        self.grad = found if isinstance(pred, list) else found[0]
+        self.record(float(error.detach()), rows)
+        return (self.getError(), self.grad) if queryError else self.grad
 
     def resetAccumulator(self) -> None:
         self._last: Any = 0.0
@@ -212,6 +227,12 @@ class Multi(Cost):
     def __init__(self) -> None:
         self.costs: list[Cost] = []
         super().__init__()
+
+    def __call__(self, pred: Any, target: Any, queryError: bool = True) -> Any:
+        self.check(pred, target)
+        pairs = zip(self.costs, pred, target, strict=True)
+        self.grad = [cost(each, wanted, queryError=False) for cost, each, wanted in pairs]
+        return (self.getError(), self.grad) if queryError else self.grad
 
     def append(self, cost: Cost) -> "Multi":
         self.costs.append(cost)

@@ -98,6 +98,7 @@ class Trainer(Handler):
         super().__init__(mod, onBatchFinish, batchsize)
         self.cost: Cost = costs.by_name(cost)
         self.optimizer: Optimizer = optimizers.by_name(optimizer)
+        self._parts: Any = None
         self._native: Any = None
 
     def trainFromHost(
@@ -119,13 +120,13 @@ class Trainer(Handler):
 
     def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
         """One update; the error is that of before it."""
-        if self._native is None:
-            self._prepare()
+        self._prepare()
         leaves: dict[str, Tensor] = {}
         form, rows = _flat(batch, leaves), self.getDataSize(batch)
         if form != self._objective.form:
             self._objective.form = form
         losses = self._native.step(Batch(leaves, rows))
+        self.optimizer.t += 1
         errors = [losses[name] * rows for name in self._objective.shown]
         self.cost.record(errors if isinstance(self.cost, Multi) else errors[0], rows)
 
@@ -134,10 +135,15 @@ class Trainer(Handler):
         self.module.train()
 
     def _prepare(self) -> None:
+        """The trainer behind this one; another one where module, cost or optimizer have been replaced."""
         if self.optimizer.torch is None:
             self.optimizer.setupOn(self.module)
-        self._objective = _CostObjective(self.cost)
-        self._native = NativeTrainer(self.module, self._objective, self.optimizer._ready(), batch_size=self.batchsize)
+        parts = self.module, self.cost, self.optimizer._ready()
+        if parts != self._parts:
+            self.optimizer.use_by(None)
+            self._parts, self._objective = parts, _CostObjective(self.cost)
+            self._native = NativeTrainer(self.module, self._objective, parts[2], batch_size=self.batchsize)
+        self.optimizer.use_by(self._native)
 
 
 class Validator(Handler):
@@ -233,10 +239,10 @@ def _order(count: int, random: bool) -> list[int]:
 
 def _flat(data: Any, leaves: dict[str, Tensor]) -> Any:
     """Nested lists with a name for each tensor, which is put into `leaves`."""
-    if isinstance(data, list):
+    if isinstance(data, list | tuple):
         return [_flat(each, leaves) for each in data]
     name = f"s{len(leaves)}"
-    leaves[name] = data
+    leaves[name] = data if isinstance(data, Tensor) else torch.as_tensor(data)
     return name
 
 

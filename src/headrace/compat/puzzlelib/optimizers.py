@@ -1,16 +1,18 @@
 """Optimizers by PuzzleLib's names, with its update rules. Its gradients point downhill: w ← w + λ g."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...arena.momentum import MomentumSGD as LearnRateInside
 from ...errors import ConfigError
+from ...train.trainer import Trainer as NativeTrainer
 from ..hints import hint
 
+_SAVED = "an optimizer is saved with its run: hr.Trainer(...).fit(data, run='runs/name')"
 Rule = Callable[[Tensor, Tensor, dict[str, Any], dict[str, Any]], None]
 
 
@@ -26,11 +28,16 @@ class Optimizer:
 
     native: str = ""
     """What to write natively."""
+    called: ClassVar[Mapping[str, str]] = {}
+    """What torch calls the settings that it calls otherwise."""
 
     def __init__(self, learnRate: float = 0.0, **settings: Any) -> None:
         self.settings, self.hooks = settings, list[WeightDecay]()
+        self.module: nn.Module | None = None
         self.torch: torch.optim.Optimizer | None = None
         """The optimizer that does the work, once there is a module."""
+        self.user: NativeTrainer | None = None
+        """The trainer that updates with it at present."""
         self._rate, self.t = learnRate, 0
         hint(f"puzzlelib.{type(self).__name__}", self.native)
 
@@ -57,6 +64,8 @@ class Optimizer:
 
     def setupOn(self, mod: nn.Module, useGlobalState: bool = False) -> None:
         """Prepares to update a module. `useGlobalState` joined the parameters in one vector, as is always done here."""
+        self.use_by(None)
+        self.module = mod
         params = [param for param in mod.parameters() if param.requires_grad]
         self.torch = self.make(params)
         for group in self.torch.param_groups:
@@ -76,12 +85,37 @@ class Optimizer:
     def update(self, useStreams: bool = False, sync: bool = True) -> None:
         """An update from the gradients that a loop of your own has found."""
         self._ready().step()
+        self.t += 1
+
+    def use_by(self, trainer: "NativeTrainer | None") -> None:
+        """From now on this trainer updates with it; one that did so before lets go of the parameters."""
+        if self.user is not trainer:
+            if self.user is not None:
+                self.user.release()
+            self.user = trainer
+
+    def save(self, hdf: Any, name: str | None = None) -> None:
+        raise ConfigError(f"{type(self).__name__}.save is not offered. Natively, {_SAVED}.")
+
+    def load(self, hdf: Any, name: str | None = None) -> None:
+        raise ConfigError(f"{type(self).__name__}.load is not offered. Natively, {_SAVED}.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Settings may be changed between two batches, as the learning rate may."""
+        if name not in self.__dict__.get("settings", {}):
+            super().__setattr__(name, value)
+            return
+        self.settings[name] = value
+        for group in self.torch.param_groups if self.torch is not None else ():
+            group[self.called.get(name, name)] = value
 
     def __getattr__(self, name: str) -> Any:
         settings = self.__dict__.get("settings", {})
         if name in settings:
             return settings[name]
-        raise AttributeError(f"{type(self).__name__} has no {name!r}. Its settings: learnRate, {', '.join(settings)}.")
+        raise AttributeError(
+            f"{type(self).__name__} has no {name!r}. Its settings: {', '.join(['learnRate', *settings])}."
+        )
 
     @property
     def _decay(self) -> float:
@@ -109,6 +143,7 @@ class MomentumSGD(Optimizer):
     """m ← μ m + λ g, w ← w + m."""
 
     native = "hr.MomentumSGD"
+    called: ClassVar[Mapping[str, str]] = {"momRate": "momentum"}
 
     def __init__(self, learnRate: float = 1e-3, momRate: float = 0.9, nodeinfo: Any = None) -> None:
         super().__init__(learnRate, momRate=momRate)
@@ -136,6 +171,7 @@ class AdaGrad(Optimizer):
     """h ← h + g², w ← w + λ g / (√h + ε)."""
 
     native = "torch.optim.Adagrad"
+    called: ClassVar[Mapping[str, str]] = {"epsilon": "eps"}
 
     def __init__(self, learnRate: float = 1e-3, epsilon: float = 1e-8, nodeinfo: Any = None) -> None:
         super().__init__(learnRate, epsilon=epsilon)
@@ -148,6 +184,7 @@ class AdaDelta(Optimizer):
     """Steps as large as the root mean square of the last ones; there is no learning rate."""
 
     native = "torch.optim.Adadelta"
+    called: ClassVar[Mapping[str, str]] = {"epsilon": "eps"}
 
     def __init__(self, rho: float = 0.95, epsilon: float = 1e-6, nodeinfo: Any = None) -> None:
         super().__init__(1.0, rho=rho, epsilon=epsilon)
@@ -160,6 +197,7 @@ class RMSProp(Optimizer):
     """s ← ρ s + (1 − ρ) g², w ← w + λ g / (√s + ε)."""
 
     native = "torch.optim.RMSprop"
+    called: ClassVar[Mapping[str, str]] = {"factor": "alpha", "epsilon": "eps"}
 
     def __init__(
         self, learnRate: float = 1e-3, factor: float = 0.9, epsilon: float = 1e-5, nodeinfo: Any = None
