@@ -166,13 +166,18 @@ SUMS = {
         _FOCAL(1.5, ignore_index=-1, normalize="positives"),
         *(QUESTIONS, TO_IGNORE, (ASKED * FOCAL_ANSWER).sum() / (1 + ANSWERS.sum())),
     ),
-    "huber-sum": Case(hr.Huber(reduce="sum"), PRICES, PAID, SMOOTH_L1.sum()),
-    "ce-sum": Case(_CE(class_weights=W, reduce="sum"), X, Y, F.cross_entropy(X, Y, W, reduction="sum")),
-    "bce-sum": Case(_BCE(reduce="sum"), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS, reduction="sum")),
-    "mse-sum": Case(hr.MSE(reduce="sum"), PRICES, PAID, F.mse_loss(PRICES, PAID, reduction="sum")),
-    "mse-sum-rows": Case(hr.MSE(reduce="sum", weight="r"), PRICES, PAID, (R[:, None] * FAR**2).sum()),
-    "focal-sum": Case(_FOCAL(class_weights=W, reduce="sum"), X, Y, (W[Y] * FOCAL).sum()),
 }
+OF_SUMS = {  # which are reported as means
+    "huber-sum": Case(hr.Huber(reduce="sum"), PRICES, PAID, SMOOTH_L1.mean()),
+    "ce-sum": Case(_CE(class_weights=W, reduce="sum"), X, Y, F.cross_entropy(X, Y, W)),
+    "ce-sum-one-hot": Case(_CE(reduce="sum"), X, F.one_hot(Y, K), F.cross_entropy(X, Y)),
+    "ce-sum-ignore": Case(_CE(reduce="sum", ignore_index=2), X, Y, F.cross_entropy(X, Y, ignore_index=2)),
+    "bce-sum": Case(_BCE(reduce="sum"), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS)),
+    "mse-sum": Case(hr.MSE(reduce="sum"), PRICES, PAID, F.mse_loss(PRICES, PAID)),
+    "mse-sum-rows": Case(hr.MSE(reduce="sum", weight="r"), PRICES, PAID, (R[:, None] * FAR**2).sum() / (2 * R.sum())),
+    "focal-sum": Case(_FOCAL(class_weights=W, reduce="sum"), X, Y, (W[Y] * FOCAL).mean()),
+}
+MEANS |= OF_SUMS
 CASES = MEANS | SUMS
 
 
@@ -195,6 +200,17 @@ def test_a_step_in_microbatches_gives_the_loss_of_the_whole_batch(name: str) -> 
     case = CASES[name]
     losses = trainer(case.term, microbatch=7).step(case.streams())
     assert losses["total_loss"] == pytest.approx(case.expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("microbatch", [None, 7])
+@pytest.mark.parametrize("name", OF_SUMS)
+def test_a_sum_is_minimised_where_its_mean_is_reported(name: str, microbatch: int | None) -> None:
+    case, model, plain = OF_SUMS[name], Through(), Through()
+    outputs = plain(case.outputs)
+    case.term.sum(outputs, hr.Batch(case.streams())).backward()
+    training = trainer(case.term, model, microbatch=microbatch)
+    assert training.step(case.streams())["total_loss"] == pytest.approx(case.expected.item(), rel=1e-12)
+    assert model.scale.item() == pytest.approx(1 - 0.1 * plain.scale.grad.item(), rel=1e-12)
 
 
 def sums_over_weights(terms: Sequence[hr.Term]) -> float:

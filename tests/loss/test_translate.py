@@ -74,11 +74,14 @@ def trainer(loss: Any, model: nn.Module | None = None, **options: Any) -> hr.Tra
 @pytest.mark.parametrize("name", MODULES)
 def test_a_standard_module_gives_its_own_value_however_it_is_cut(name: str, reduction: str) -> None:
     loss, outputs, targets = MODULES[name].loss(reduction=reduction), *MODULES[name][1:]
-    expected = pytest.approx(loss(outputs, targets).item(), rel=1e-12)
-    assert trainer(loss, microbatch=7).step((outputs, targets))["total_loss"] == expected
+    mean = MODULES[name].loss(reduction="mean")(outputs, targets).item()
+    expected, model, plain = pytest.approx(mean, rel=1e-12), Through(), Through()
+    loss(plain(outputs), targets).backward()
+    assert plain.scale.grad is not None
+    assert trainer(loss, model, microbatch=7).step((outputs, targets))["total_loss"] == expected
+    assert model.scale.item() == pytest.approx(1 - 0.1 * plain.scale.grad.item(), rel=1e-12)
     assert trainer(loss).step((outputs, targets))["total_loss"] == expected
-    if reduction == "mean":
-        assert trainer(loss).validate((outputs, targets), batch_size=7)["val/loss"] == expected
+    assert trainer(loss).validate((outputs, targets), batch_size=7)["val/loss"] == expected
 
 
 @pytest.mark.parametrize(("loss", "outputs", "targets"), FUNCTIONS)

@@ -26,7 +26,8 @@ Weight = float | Tensor
 class Term:
     """One term of a loss on one microbatch.
 
-    Its part of the loss is `coefficient * times * sum / weight`, the weight being that of the whole update.
+    Its part of the loss is `coefficient * times * sum / weight`, the weight being that of the whole update; one that is
+    `summed` is divided by it only where it is reported.
     `times` is for terms that come as a mean over `times` rows. A coefficient of 0 only logs. A batch in which
     no term that `counts` has any weight teaches nothing, and no update is made of it. One that does not, a prior, is
     reported times its coefficient, as what it adds to the loss.
@@ -38,6 +39,7 @@ class Term:
     coefficient: float = 1.0
     times: float = 1.0
     counts: bool = True
+    summed: bool = False
 
 
 Check = Callable[[str, Any], Any]
@@ -148,8 +150,8 @@ class Loss(ABC):
     """A term that is computed from what the model returns and from the streams of the batch.
 
     `output` picks from a model that returns a tuple or a dict; `target` and `weight` name streams: what to
-    compare with (the trainer's target by default), and how much each row counts. `reduce="sum"` divides by
-    nothing; what is reported then is the mean over batches of their sums.
+    compare with (the trainer's target by default), and how much each row counts. `reduce="sum"` minimises the sum, so
+    that a learning rate is one for each sample, whatever the batch size; reported is the mean all the same.
 
     Its settings may be set at any time, as in `loss.coefficient = 0.5`, and are in effect from the next update on. A
     product is a term of its own: after `half = 0.5 * loss` set those of `half`.
@@ -206,7 +208,7 @@ class Loss(ABC):
         total, weight = self.sum(outputs, batch), self.weight(batch)
         if weight is None:
             raise ConfigError(f"{type(self).__name__} gives no weight: override term(), or return it from weight().")
-        return Term(total, weight, self.coefficient)
+        return Term(total, weight, self.coefficient, summed=self.reduce == "sum")
 
     @property
     def target(self) -> str:

@@ -60,8 +60,6 @@ class CrossEntropy(Loss):
         return term
 
     def weight(self, batch: Batch) -> Weight | None:
-        if self.reduce == "sum":
-            return self.share(batch)
         targets = batch[self.target]
         if self._may_be_one_hot(targets) and self._one_hot is None:
             return None  # whether these are one-hot rows, only the outputs can tell
@@ -265,7 +263,7 @@ class Focal(PerElement):
 
     def weight(self, batch: Batch) -> Weight:
         target = batch[self.target]
-        if self.reduce == "sum" or (self.normalize == "elements" and self.ignore_index is None):
+        if self.normalize == "elements" and self.ignore_index is None:
             return super().weight(batch)
         if self.normalize == "samples":
             return float(batch.rows)

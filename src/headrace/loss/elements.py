@@ -37,8 +37,6 @@ class PerElement(Loss):
     joins = True
 
     def weight(self, batch: Batch) -> Weight:
-        if self.reduce == "sum":
-            return self.share(batch)
         target = batch[self.target]
         if self.row_weight is None:
             return float(target.numel())

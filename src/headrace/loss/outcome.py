@@ -199,7 +199,7 @@ def _term(loss: Any, rows: int, what: str) -> Term:
     """A term that can be added to those of other batches."""
     if isinstance(loss, Term):
         total, weight = _number(loss.sum, what) * loss.times, _number(loss.weight, what)
-        return Term(total, weight, loss.coefficient, counts=loss.counts)
+        return Term(total, weight, loss.coefficient, counts=loss.counts, summed=loss.summed)
     return Term(_number(loss, what) * rows, float(rows))
 
 

@@ -28,7 +28,7 @@ class SharedTerms:
         self._strategy, self._device = strategy, device
         self._names: list[str] = []
         self._known = False
-        self._coefficients: dict[str, tuple[float, bool]] = {}
+        self._facts: dict[str, tuple[float, bool, bool]] = {}
         self._weights: dict[str, Scalar] = {}
         self._told = False
 
@@ -80,16 +80,16 @@ class SharedTerms:
             )
         count = len(self._names)
         sums, weights = found[2 : 2 + count], found[2 + count :]
-        self._coefficients |= {name: (term.coefficient, term.counts) for name, term in outcome.terms.items()}
+        self._facts |= {name: (term.coefficient, term.counts, term.summed) for name, term in outcome.terms.items()}
         if not self._told:  # who has had no rows yet learns of them from the others
-            for other in self._strategy.comm.all_gather({name: list(c) for name, c in self._coefficients.items()}):
-                self._coefficients = {name: tuple(c) for name, c in other.items()} | self._coefficients
+            for other in self._strategy.comm.all_gather({name: list(facts) for name, facts in self._facts.items()}):
+                self._facts = {name: tuple(facts) for name, facts in other.items()} | self._facts
             self._told = True
         outcome.terms = {
-            name: Term(total, weight, *self._details(name))
+            name: self._term(name, total, weight)
             for name, total, weight in zip(self._names, sums, weights, strict=True)
         }
-        if self._known or count > 1:
+        if self._known or count > 1 or outcome.terms[self._names[0]].summed:
             return 1.0
         divisor, weight = divisors[self._names[0]], weights[0]
         if isinstance(weight, Tensor):
@@ -101,9 +101,9 @@ class SharedTerms:
         """Not finite if a buffer of some worker is not."""
         return numbers[1] if numbers.is_cuda else float(numbers[1])
 
-    def _details(self, name: str) -> tuple[Any, ...]:
-        coefficient, counts = self._coefficients.get(name, (1.0, True))
-        return coefficient, 1.0, counts
+    def _term(self, name: str, total: Any, weight: Any) -> Term:
+        coefficient, counts, summed = self._facts.get(name, (1.0, True, False))
+        return Term(total, weight, coefficient, counts=counts, summed=summed)
 
     def _agree(self, found: list[list[Any]] | None) -> None:
         """The names of the terms, from those who have rows; what all of them can tell of the whole batch."""

@@ -316,12 +316,12 @@ class Update:
                 )
             weight = read(term.weight) if totals is None else totals[name]
             if term.coefficient and (isinstance(weight, Tensor) or weight) and name in trained:
-                seeds[name] = self._seed(term, weight)
+                seeds[name] = self._seed(term, 1.0 if term.summed else weight)
             total = read(term.sum.detach()) * term.times
             if name in terms:
                 terms[name].sum = terms[name].sum + total
             else:
-                terms[name] = Term(total, weight, term.coefficient, counts=term.counts)
+                terms[name] = Term(total, weight, term.coefficient, counts=term.counts, summed=term.summed)
         return seeds
 
     def _forward(self, part: Batch) -> Mapping[str, Term]:

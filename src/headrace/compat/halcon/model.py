@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...arena.momentum import MomentumSGD
+from ...data.batch import Batch
 from ...errors import CheckpointError, ConfigError, DataError, RunError, unknown
 from ...loss.base import Loss
 from ...loss.classes import CrossEntropy, Focal
@@ -22,6 +23,20 @@ from ...vision import NONE, Anchors, Detection, Detector, ImageClassifier, Image
 from ..hints import hint
 from .native import not_offered
 from .parameters import DEFAULTS, FRESH, OF_DETECTION, checked
+
+
+class _SumOfFocal(Focal):
+    """Divided by nothing, also where it is reported."""
+
+    def weight(self, batch: Batch) -> float:
+        return self.share(batch)
+
+
+class _SumOfHuber(Huber):
+    """Divided by nothing, also where it is reported."""
+
+    def weight(self, batch: Batch) -> float:
+        return self.share(batch)
 
 
 class HDlModel:
@@ -137,9 +152,9 @@ class HDlModel:
         self._prior = L2Prior(params["weight_prior"])
         weights = params["class_weights"] or None
         if kind == "detection":
-            focal = Focal(2.0, class_weights=weights, ignore_index=NONE, reduce="sum")
+            focal = _SumOfFocal(2.0, class_weights=weights, ignore_index=NONE, name="focal")
             shares = {key: params[key] for key in ("class_heads_weight", "bbox_heads_weight")}
-            self._objective: Any = Detection(focal, Huber(0.11, reduce="sum"), self._prior, **shares)
+            self._objective: Any = Detection(focal, _SumOfHuber(0.11, name="huber"), self._prior, **shares)
             terms: list[Loss] = [self._objective.focal, self._objective.huber, self._prior]
             self._terms = {term.name: term for term in terms}
             angles = params["anchor_angles"] if rotated else ()

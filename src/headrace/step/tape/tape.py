@@ -22,7 +22,7 @@ class Tape:
         self, program: Program, names: Sequence[str], seeded: Sequence[str], terms: Mapping[str, Term], fills: bool
     ) -> None:
         self.program, self._names, self.seeded = program, names, seeded
-        self._terms = [(name, term.weight, term.coefficient, term.times, term.counts) for name, term in terms.items()]
+        self._terms = [(name, t.weight, (t.coefficient, t.times, t.counts, t.summed)) for name, t in terms.items()]
         self._weighed = any(isinstance(weight, Tensor) for _, weight, *_ in self._terms)  # of one term, if at all
         self.fills = fills
         """Whether it writes every gradient that is stored in a vector, whatever stood there."""
@@ -39,10 +39,10 @@ class Tape:
         with _Below():
             values, self._kept = self.program.forward(*[fields[name] for name in self._names])
         terms, count = Terms(), len(self._terms)
-        for k, (name, weight, coefficient, times, counts) in enumerate(self._terms):
+        for k, (name, weight, facts) in enumerate(self._terms):
             if self._weighed:
                 weight = values[count]
-            terms[name] = Term(values[k], weight, coefficient, times, counts)
+            terms[name] = Term(values[k], weight, *facts)
         if self._single:
             terms.outputs = values[-1]
         else:
