@@ -1,5 +1,7 @@
 """dislib's eight distributed trainings."""
 
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,3 +147,12 @@ def test_what_is_not_offered_is_refused_in_a_sentence() -> None:
         built().fit_synchronous_with_GPU(blocks(X), blocks(Y), 17, 1)
     with pytest.raises(hr.HeadraceError, match="n_epocs_sync= is 1 or more"):
         built().fit_synchronous_every_n_epochs_with_GPU(blocks(X), blocks(Y), 2, 1, n_epocs_sync=0)
+
+
+def test_the_example_and_its_native_twin_come_to_the_same_parameters_and_losses() -> None:
+    folder = Path(__file__).parents[2] / "examples/compat"
+    legacy, native = (runpy.run_path(str(folder / f"dislib_{name}.py"))["main"]() for name in ("legacy", "native"))
+    for own, twin in zip(legacy[0], native[0], strict=True):
+        np.testing.assert_allclose(own, twin, rtol=1e-6)
+    assert legacy[1] == pytest.approx(native[1])
+    assert legacy[1][-1] < 0.5

@@ -1,6 +1,7 @@
 """FaKnow's trainer, statement by statement."""
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import headrace as hr
 from headrace.compat import faknow as fk
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+EXAMPLES = Path(__file__).parents[2] / "examples/compat"
 
 
 class Model(nn.Module):
@@ -203,3 +205,11 @@ def test_what_cannot_work_is_refused_before_the_first_update() -> None:
         trainer(Model(), clip_grad_norm={"max": 1})
     with pytest.raises(hr.HeadraceError, match="validate_loader"):
         trainer(Model(), early_stopping=fk.EarlyStopping()).fit(loader(), 1)
+
+
+def test_the_example_and_its_native_twin_come_to_the_same_weights_and_test() -> None:
+    legacy, native = (runpy.run_path(str(EXAMPLES / f"faknow_{name}.py"))["main"]() for name in ("legacy", "native"))
+    assert legacy[0] == pytest.approx(native[0], abs=1e-6)
+    assert legacy[1] == pytest.approx(native[1], abs=1e-6)
+    (log,) = Path("logs").iterdir()
+    assert "early stopping at epoch 7!" in log.read_text()
