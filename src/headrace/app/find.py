@@ -98,7 +98,7 @@ def read_file(file: str) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(Path(file).read_text())
+        found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

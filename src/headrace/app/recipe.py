@@ -182,7 +182,7 @@ class _RecipeWriter(Callback):
 
         if self._training.note:
             with suppress(OSError):  # the host may be another
-                Path(self._training.note).write_text(str(self._run))
+                Path(self._training.note).write_text(str(self._run), encoding="utf-8")
         text = yaml.safe_dump(dict(self._training.document), sort_keys=False).encode()
         try:
             disk.write_file(self._path, text)

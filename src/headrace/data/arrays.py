@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..store import system
 from .batch import Batch, Stream
 from .fields import Field, Rows, one_length, take, tensors_of, unmasked
 from .source import UNNAMED, Categories, Table
@@ -99,7 +100,7 @@ def populate(field: Field, now: bool = True) -> None:
 
 @cache
 def _madvise() -> Any:
-    return getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    return system.c_function("madvise")
 
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc)

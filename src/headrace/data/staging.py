@@ -1,9 +1,7 @@
 """The two halves of staging: macrobatches are asked of a source, in the sizes wanted, and copied to a device."""
 
 import copy
-import ctypes
 import os
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 
 from ..errors import ConfigError, HeadraceError, SourceError
 from ..length import Counters, Points, whole
+from ..store import system
 from .batch import Batch, Macrobatch
 from .fields import has_rows
 from .source import Shard, Source
@@ -190,9 +189,9 @@ def keep_freed_memory() -> None:
     to a tenth of the time of a small convolutional network. Environments that set `MALLOC_…` variables, or use another
     allocator, are left alone.
     """
-    if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
+    if any(name.startswith("MALLOC_") for name in os.environ):
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = system.c_function("mallopt")
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, LARGEST_BYTES)
         mallopt(_M_TRIM_THRESHOLD, KEEP_BYTES)

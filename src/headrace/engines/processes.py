@@ -20,6 +20,7 @@ import torch
 from torch._C._distributed_c10d import Store, TCPStore
 
 from ..errors import ConfigError, HeadraceError, OutOfMemoryError, RunError, WorkerError
+from ..store import system
 from ..workers.heartbeat import read_end, read_place, read_report
 from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
@@ -70,7 +71,7 @@ class WorkerProcesses:
         self._timeout_s, self._asked = job.timeout_s, asked
         self._store: Store = attempt_of(store, attempt)
         context: Any = multiprocessing.get_context(START)
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # half of them would be nobody's
+        system.hold_signals(HELD, True)  # half of them would be nobody's
         try:
             self._processes = []
             for worker in range(job.workers):
@@ -79,7 +80,7 @@ class WorkerProcesses:
                 process.start()
                 self._processes.append(process)
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+            system.hold_signals(HELD, False)
 
     def error(self) -> BaseException | None:
         """What the workers have ended by, once all have ended."""
@@ -221,7 +222,7 @@ def _place(worker: int, count: int, port: int, attempt: int) -> dict[str, str]:
 def _settings(job: Job, devices: list[str] | None) -> dict[str, str]:
     """Environment variables of workers: some are read before any of their code runs."""
     usual = {
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // job.workers)),
+        "OMP_NUM_THREADS": str(max(1, system.cores() // job.workers)),
         "GLOO_SOCKET_IFNAME": loopback_interface(),
         "NCCL_SOCKET_IFNAME": loopback_interface(),
     }
@@ -264,13 +265,15 @@ def _asked_to_end() -> list[int]:
 def _is_ours(number: signal.Signals) -> bool:
     """Whether a signal asks the workers to end: not one of nohup, nor SIGUSR1 where the user has a use for it."""
     handler = signal.getsignal(number)
-    return handler != signal.SIG_IGN and (number != signal.SIGUSR1 or handler == signal.SIG_DFL)
+    return handler != signal.SIG_IGN and (number not in system.signals("SIGUSR1") or handler == signal.SIG_DFL)
 
 
 def _ending(number: int) -> BaseException:
     if number == signal.SIGINT:
         return KeyboardInterrupt()
-    return SystemExit(128 + (signal.SIGTERM if number == signal.SIGUSR1 else number))  # as a training alone ends
+    return SystemExit(
+        128 + (signal.SIGTERM if number in system.signals("SIGUSR1") else number)
+    )  # as a training alone ends
 
 
 def _may_work(error: BaseException) -> bool:
@@ -283,6 +286,6 @@ def _signal(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    if number == signal.SIGKILL:
+    if number in system.signals("SIGKILL"):
         return f"it was killed ({name}), as the system does when memory runs out"
     return f"it was ended by {name}"

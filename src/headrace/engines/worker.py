@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import ConfigError
+from ..store import system
 from ..workers import wire
 from ..workers.heartbeat import write_end, write_report
 from ..workers.here import current_comm
@@ -24,7 +26,7 @@ from .job import Result, work
 
 FAILED = 1
 ORPHANED_S = 10.0  # that a worker has for its last checkpoint when whoever has started it is gone
-HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+HELD = system.signals("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGQUIT")
 """Signals that are held back while workers are started."""
 _LOOK_S = 0.5
 _TELLING_S = 5.0
@@ -90,10 +92,11 @@ def unpack(outcome: Outcome) -> Result:
 def main(file: str, parent: int, environment: dict[str, str]) -> None:
     """Calls the function in a worker process. Worker 0 writes the outcome into a file beside that of the job."""
     os.environ.update(environment)
-    os.setpgrp()  # Ctrl-C is for the process that has started it, which passes it on once
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C is for the process that has started it, which passes it on once
     threading.Thread(target=_end_with_parent, args=(parent,), name="headrace-parent", daemon=True).start()
     _restore_signals()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    system.hold_signals(HELD, False)
     try:
         function, arguments = pickle.loads(Path(file).read_bytes())
         seed(int(os.environ["RANK"]))
@@ -140,9 +143,10 @@ def _write_to_store(write: Callable[..., None], what: Any) -> None:
 
 def _end_with_parent(parent: int) -> None:
     """Ends this worker when its parent process is gone: first as by Ctrl-C, then at once."""
-    while os.getppid() == parent:
+    starter = parent_process()  # Windows goes on to give the id of a process that is no more
+    while os.getppid() == parent and (starter is None or starter.is_alive()):
         time.sleep(_LOOK_S)
     ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as under nohup
-    os.kill(os.getpid(), signal.SIGTERM if ignored else signal.SIGINT)
+    system.interrupt(signal.SIGTERM if ignored else signal.SIGINT)
     time.sleep(ORPHANED_S)
     os._exit(FAILED)

@@ -180,12 +180,14 @@ class CtfRequest:
             table = assemble([DataFile.local(str(kept))], FileRequest(Selection(), {}, ()))
             summary = summary_of(kept)
         except (DataError, OSError, KeyError, TypeError, ValueError):
-            cache.discard(kept)
             if not again:
+                cache.discard(kept)
                 raise
-            return self.open(again=False)
-        summary.warn(str(self.path), level=3)
-        return TextTable(table, self, mark)
+        else:
+            summary.warn(str(self.path), level=3)
+            return TextTable(table, self, mark)
+        cache.discard(kept)  # now that no error keeps it open
+        return self.open(again=False)
 
 
 class TextTable(Wrapper):

@@ -16,7 +16,9 @@ from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+from ..store import system
+
+SIGNALS = system.signals("SIGTERM", "SIGINT", "SIGUSR1")
 _DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 _ASK_S = 0.001  # between two signals
 _SHUTDOWN = getattr(threading._shutdown, "__code__", None)  # type: ignore[attr-defined]
@@ -179,7 +181,7 @@ def _answer_once_left(error: BaseException, number: int, status: int, loop: Fram
     def ask() -> None:
         while not done.wait(_ASK_S) and main.is_alive():
             seen.clear()
-            signal.pthread_kill(main.ident or 0, number)
+            system.interrupt(number)
             seen.wait()
 
     def end() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import CheckpointError, CorruptError
-from . import disk
+from . import disk, system
 from .codec import dtype_name, from_json, parse_tensors, tensor_pieces, to_json
 from .shape import ANY, COUNT, DICT, TEXT, check, each
 
@@ -119,7 +119,7 @@ class Manifest:
 class Opened:
     """A checkpoint directory, open for reading: its names are looked up in it and nowhere else."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int | None) -> None:
         self.path, self._descriptor = path, descriptor
 
     def manifest(self) -> Manifest:
@@ -137,9 +137,10 @@ class Opened:
             room = bytearray(min(PIECE_BYTES, written.size) or 1)
             with self._open(written.name, written.size) as descriptor:
                 count = 0
-                while piece := os.readv(descriptor, [room]):
-                    digest.update(memoryview(room)[:piece])
-                    count += piece
+                with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                    while piece := file.readinto(room):
+                        digest.update(memoryview(room)[:piece])
+                        count += piece
             self._check(written, count, digest.hexdigest())
 
     def contents(self, manifest: Manifest, wanted: Callable[[str], bool] = lambda name: True) -> Contents:
@@ -182,7 +183,8 @@ class Opened:
         """A regular file of this directory, of this size if one is given."""
         path = self.path / name
         try:
-            descriptor = disk.open_regular(name, os.O_RDONLY, dir_fd=self._descriptor)
+            inside = path if self._descriptor is None else name
+            descriptor = disk.open_regular(inside, os.O_RDONLY, dir_fd=self._descriptor)
         except disk.NotRegularError:
             raise CorruptError(f"{path} is not a regular file.") from None
         except OSError as error:
@@ -201,8 +203,13 @@ class Opened:
 @contextmanager
 def opened(path: Path) -> Iterator[Opened]:
     """Opens a checkpoint directory; one that is a link is not followed."""
+    if not (directory := system.flags("O_DIRECTORY")):  # Windows opens no directories
+        if path.is_symlink() or not path.is_dir():
+            raise CorruptError(f"{path} is not a directory that can be read: it is a link, a file, or not there.")
+        yield Opened(path, None)
+        return
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | directory | system.flags("O_NOFOLLOW", "O_CLOEXEC"))
     except OSError as error:
         raise CorruptError(f"{path} is not a directory that can be read: {os.strerror(error.errno or 0)}.") from None
     try:

@@ -3,9 +3,9 @@
 Whoever wants to know what happens when one of them fails, or is the last that happens, replaces `perform`.
 """
 
-import ctypes
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RunError
+from . import system
 
 Result = TypeVar("Result")
 Bytes = bytes | memoryview
-
-_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
-_AT_FDCWD = -100
 
 
 class NotRegularError(OSError):
@@ -74,12 +72,12 @@ def rename(source: Path, target: Path) -> None:
 
 def exchange(one: Path, other: Path) -> bool:
     """Two directories change names in one operation; false where the file system cannot do that."""
-    return perform("exchange", _renameat2, one, other, _RENAME_EXCHANGE)
+    return perform("exchange", _exchange, one, other)
 
 
 def replace(source: Path, target: Path) -> None:
     """Gives a file another name, in place of what has that name."""
-    perform("replace", os.replace, source, target)
+    perform("replace", system.patient(os.replace), source, target)
 
 
 def link(source: Path, target: Path) -> None:
@@ -88,11 +86,11 @@ def link(source: Path, target: Path) -> None:
 
 
 def unlink(path: Path) -> None:
-    perform("unlink", os.unlink, path)
+    perform("unlink", system.patient(os.unlink), path)
 
 
 def remove_dir(path: Path) -> None:
-    perform("remove_dir", os.rmdir, path)
+    perform("remove_dir", system.patient(os.rmdir), path)
 
 
 def write_file(path: Path, data: Bytes) -> None:
@@ -142,7 +140,9 @@ def open_regular(path: str | Path, flags: int, *, dir_fd: int | None = None) -> 
 
     Links are not followed, and a pipe, which would wait for ever, is refused like all that is no file.
     """
-    safely = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    safely = system.flags("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
+    if not system.flags("O_NOFOLLOW") and os.path.islink(path):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     descriptor = os.open(path, flags | safely, 0o644, dir_fd=dir_fd)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -198,8 +198,7 @@ def free(path: Path) -> int:
     """Bytes that may still be written where a path is."""
     while not path.exists():
         path = path.parent
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    return shutil.disk_usage(path).free
 
 
 def size(count: float) -> str:
@@ -226,7 +225,7 @@ def _truncate(path: Path, fd: int, length: int) -> None:
 
 
 def _sync(path: Path, fd: int) -> None:
-    _naming(path, os.fsync, fd)
+    _naming(path, system.sync, fd)
 
 
 def _naming(path: Path, call: Callable[..., Result], *arguments: Any) -> Result:
@@ -238,29 +237,22 @@ def _naming(path: Path, call: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def _sync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if not (directory := system.flags("O_DIRECTORY")):
+        return  # Windows opens no directories; NTFS keeps the order of names in a journal
+    fd = os.open(path, os.O_RDONLY | directory | system.flags("O_CLOEXEC"))
     try:
-        _naming(path, os.fsync, fd)
+        _naming(path, system.sync, fd)
     finally:
         os.close(fd)
 
 
 def _rename_new(source: Path, target: Path) -> None:
-    if _renameat2(source, target, _RENAME_NOREPLACE):
+    if system.rename(source, target):
         return
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-    os.rename(source, target)
+    system.patient(os.rename)(source, target)
 
 
-def _renameat2(source: Path, target: Path, flag: int) -> bool:
-    """Linux's rename with a flag; false where the C library or the file system does not know it."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
-        return False
-    if not call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), flag):
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL):
-        return False
-    raise OSError(code, os.strerror(code), str(source), None, str(target))
+def _exchange(one: Path, other: Path) -> bool:
+    return system.rename(one, other, exchange=True)

@@ -1,6 +1,5 @@
 """The directory of a run: what it is, what it reported, who is at work in it, and on what kind of machine."""
 
-import fcntl
 import json
 import math
 import os
@@ -25,7 +24,7 @@ import torch
 
 from .. import __version__
 from ..errors import RunError
-from . import disk
+from . import disk, system
 from .rows import encoded, read_row
 
 RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.yaml", "log.txt", "metrics.jsonl", "lock"
@@ -223,7 +222,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 def processor() -> str:
     """The processor's name."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -245,11 +244,11 @@ class _Lock:
     """A file lock that prevents two processes from training in one run directory; it ends with its process."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | system.flags("O_CLOEXEC", "O_NOFOLLOW", "O_BINARY"), 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            system.lock(self._fd)
         except BlockingIOError:
-            holder = os.pread(self._fd, 4096, 0).decode(errors="replace")
+            holder = system.read_at(self._fd, 4096, 0).decode(errors="replace")
             os.close(self._fd)
             raise RunError(
                 f"{path.parent} is in use by {_CONTROL.sub('', holder) or 'another process'}. One trainer at a time: "
@@ -257,12 +256,13 @@ class _Lock:
             ) from None
         try:
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            os.write(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode())
         except OSError:
             os.close(self._fd)
             raise
         forget = weakref.WeakMethod(self.release)  # a worker that outlives its trainer must not hold the run
-        os.register_at_fork(after_in_child=lambda: (held := forget()) and held())
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: (held := forget()) and held())
 
     def release(self) -> None:
         fd, self._fd = self._fd, -1

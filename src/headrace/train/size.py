@@ -191,7 +191,7 @@ def _begin_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # Linux: the high water mark
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # Linux: the high water mark
 
 
 def _peak(device: torch.device) -> int | None:
@@ -211,7 +211,7 @@ def _room(device: torch.device) -> int | None:
 def _kilobytes(file: str, key: str) -> int | None:
     """A number of Linux's about memory, in bytes."""
     try:
-        lines = Path("/proc", file).read_text().splitlines()
+        lines = Path("/proc", file).read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:")), None)

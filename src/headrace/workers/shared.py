@@ -7,14 +7,12 @@ Signals go over a socket between each two workers: a worker that is gone is seen
 before it on every processor. Sockets and memory have no names: nothing is left behind, whoever dies how.
 """
 
-import fcntl
 import mmap
 import os
 import secrets
 import select
 import socket
 import struct
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +22,7 @@ from torch import Tensor
 
 from ..data.source import Shard
 from ..errors import WorkerError
+from ..store import system
 from .comm import Done, Op, Pending
 
 PART = 512 * 1024
@@ -54,7 +53,7 @@ class Shared:
         self._places: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         self._part = 0
         self._begun: _SharedReduction | None = None
-        self._spin_s = SPIN_S if shard.count <= len(os.sched_getaffinity(0)) else 0.0
+        self._spin_s = SPIN_S if shard.count <= system.cores() else 0.0
 
     @classmethod
     def connect(cls, shard: Shard, exchange: Exchange, timeout_s: float) -> "Shared | None":
@@ -278,13 +277,12 @@ class SameHostPeers:
         self._listener: socket.socket | None = None
         self.name = ""
         """The address at which this worker listens; empty where the system has no such sockets."""
-        if sys.platform.startswith("linux"):
-            with suppress(OSError):
-                self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                name = f"headrace-{secrets.token_hex(16)}"
-                self._listener.bind(f"\0{name}")
-                self._listener.listen(shard.count)
-                self.name = name
+        with suppress(OSError, AttributeError):
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            name = f"headrace-{secrets.token_hex(16)}"
+            self._listener.bind(f"\0{name}")
+            self._listener.listen(shard.count)
+            self.name = name
 
     def __enter__(self) -> "SameHostPeers":
         return self
@@ -313,6 +311,8 @@ class SameHostPeers:
         try:
             self._descriptor = os.memfd_create("headrace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.posix_fallocate(self._descriptor, 0, self._size)
+            import fcntl  # every system that has the call above has this
+
             fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         except (OSError, AttributeError):
             return False

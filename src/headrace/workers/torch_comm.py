@@ -4,6 +4,7 @@ import atexit
 import faulthandler
 import os
 import signal
+import socket
 import struct
 import sys
 import threading
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from ..data.source import Shard
 from ..errors import ConfigError
+from ..store import system
 from .comm import Comm, Op, Pending
 from .heartbeat import GRACE_S, Heartbeat
 from .join import attempt_of, join_others, joined_group, started_by_agent, timeout_of_environment
@@ -43,7 +45,7 @@ class TorchComm(Comm):
         self._options = {"sum": _options(dist.ReduceOp.SUM), "max": _options(dist.ReduceOp.MAX)}
         store = attempt_of(dist.distributed_c10d._get_default_store()).clone()  # type: ignore[attr-defined]
         keeper = None if started_by_agent() else 0
-        self._process, self._thread, self._closed = os.getpid(), threading.get_ident(), False
+        self._process, self._closed = os.getpid(), False
         self._nudged_by = _NUDGE if _can_be_nudged() else None
         self._heartbeat = Heartbeat(store, self.shard, timeout_s, keeper, self._nudge)
         self._uncaught_before = sys.excepthook
@@ -184,7 +186,7 @@ class TorchComm(Comm):
 
     def _check_devices(self) -> None:
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found = self.all_gather(f"{device.name} {device.uuid} of {os.uname().nodename}")
+        found = self.all_gather(f"{device.name} {device.uuid} of {socket.gethostname()}")
         for worker, other in enumerate(found):
             if (first := found.index(other)) < worker:
                 raise ConfigError(
@@ -197,7 +199,7 @@ class TorchComm(Comm):
     def _nudge(self) -> None:
         """Interrupts the program by a signal, whose handler raises the reported error."""
         if self._nudged_by is not None:
-            signal.pthread_kill(self._thread, self._nudged_by)
+            system.interrupt(self._nudged_by)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         self.report_error(error)
@@ -209,7 +211,7 @@ class TorchComm(Comm):
             return
         self._heartbeat.leave()
         if self._heartbeat.reported is not None:
-            faulthandler.dump_traceback_later(GRACE_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115
+            faulthandler.dump_traceback_later(GRACE_S, exit=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         self.close()
 
 

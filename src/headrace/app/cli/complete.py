@@ -135,7 +135,7 @@ def _recipes(current: str) -> Iterator[str]:
 def recipes_in(path: Path) -> list[ast.FunctionDef]:
     """The functions of a file that say they return a Recipe."""
     try:
-        text = path.read_text() if path.stat().st_size < RECIPE_BYTES else ""
+        text = path.read_text(encoding="utf-8") if path.stat().st_size < RECIPE_BYTES else ""
         tree = ast.parse(text) if "Recipe" in text else ast.Module([], [])
     except (OSError, ValueError, SyntaxError):
         return []
@@ -172,7 +172,7 @@ def _recipe_of(command: str, words: Sequence[str]) -> ast.FunctionDef | None:
 
 def _recipe_of_run(run: str) -> str:
     with suppress(OSError, ValueError):
-        for line in Path(run, "recipe.yaml").read_text().splitlines():
+        for line in Path(run, "recipe.yaml").read_text(encoding="utf-8").splitlines():
             if line.startswith("recipe:"):
                 return line.partition(":")[2].strip().strip("'\"")
     return ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ... import __version__
-from ...store import disk
+from ...store import disk, system
 from .output import print_result
 
 NEEDED = (
@@ -209,9 +209,9 @@ def _of_cuda(torch: Any) -> list[Finding]:
 
 def _cores() -> int:
     """Cores that this process may use: not those of others, nor more than its container is given time of."""
-    cores = len(os.sched_getaffinity(0))
+    cores = system.cores()
     with suppress(OSError, ValueError):
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         cores = min(cores, max(1, round(int(quota) / int(period))))
     return cores
 
@@ -227,7 +227,7 @@ def threads() -> Part:
         findings.append(
             Finding(f"torch uses {used} threads on {cores} cores: they wait for each other", f"OMP_NUM_THREADS={cores}")
         )
-    busy = os.getloadavg()[0]
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     try:
         one, several = (_with_threads(torch, count) for count in (1, used))
     finally:

@@ -84,7 +84,7 @@ def _check_name(name: str) -> None:
 def _names(recipe: Path) -> set[str]:
     """Everything that has a name in a program."""
     kinds = {ast.Name: "id", ast.arg: "arg", ast.FunctionDef: "name"}
-    tree = list(ast.walk(ast.parse(recipe.read_text())))
+    tree = list(ast.walk(ast.parse(recipe.read_text(encoding="utf-8"))))
     aliases = {alias.asname or alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
     return aliases | {getattr(node, kinds[type(node)]) for node in tree if type(node) in kinds} | {"nn"}
 

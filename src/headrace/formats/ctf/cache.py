@@ -1,6 +1,5 @@
 """Finds, writes and removes the Arrow files that hold the parsed rows of text files."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -13,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, RunError
-from ...store import disk
+from ...errors import ConfigError
+from ...store import disk, system
 from .text import read_at
 
 VERSION = 1
@@ -67,16 +66,23 @@ class CtfCache:
         """A new file, locked while it is written, that nobody takes for a cache; it is gone at the end."""
         path = self.directory / f"{self.stem}.{secrets.token_hex(8)}.tmp"
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | system.flags("O_CLOEXEC", "O_BINARY")
+            descriptor = os.open(path, flags, 0o644)
         except OSError as error:
             raise self.cannot(error) from None
+        if (
+            system.open_files_stay()
+        ):  # nobody removes it while it is written, nor could it get its name while it is open
+            os.close(descriptor)
+            descriptor = -1
         try:
             with suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                system.lock(descriptor)
             yield path
         finally:
-            os.close(descriptor)
-            with suppress(FileNotFoundError):
+            if descriptor >= 0:
+                os.close(descriptor)
+            with suppress(FileNotFoundError, PermissionError):  # where open files stay, an error may keep it open
                 os.unlink(path)
 
     def publish(self, written: Path) -> Path:
@@ -101,8 +107,8 @@ class CtfCache:
 
     def discard(self, path: Path) -> None:
         """Removes a file that is of no use, if that is allowed."""
-        with suppress(OSError, RunError):
-            disk.unlink(path)
+        with suppress(OSError):
+            disk.perform("unlink", os.unlink, path)  # at once or not at all: it may be open for long
 
     def _kept(self) -> Iterator[tuple[str, str, str, Path]]:
         """The caches of this file, of whatever content."""
@@ -119,8 +125,11 @@ class CtfCache:
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime < ABANDONED_S:
                     continue
+                if system.open_files_stay():  # one that is being written is open
+                    os.unlink(path)
+                    continue
                 with open(path, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    system.lock(file.fileno())
                     self.discard(path)
 
 
@@ -138,7 +147,7 @@ def sample(descriptor: int) -> str:
 
 
 def _check(path: Path) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | system.flags("O_CLOEXEC", "O_BINARY"))
     try:
         return sample(descriptor)
     finally:

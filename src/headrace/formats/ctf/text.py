@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import DataError, SourceError
+from ...store import system
 
 WINDOW = 1 << 16
 NO_HEAD = re.compile(rb"[ \t]*")
@@ -134,7 +135,7 @@ def open_text(path: Path, stamp: Stamp | None = None) -> FileText:
 def read_at(descriptor: int, start: int, length: int) -> bytes:
     """Bytes of a file, all that there are."""
     parts, left = [], length
-    while left > 0 and (part := os.pread(descriptor, left, start)):
+    while left > 0 and (part := system.read_at(descriptor, left, start)):
         parts.append(part)
         start, left = start + len(part), left - len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)

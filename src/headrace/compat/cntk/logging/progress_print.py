@@ -51,7 +51,7 @@ class ProgressPrinter(ProgressWriter):
         if log_to_file is not None:
             self.logfilename = log_to_file + ("" if rank is None else f"rank{rank}")
             print("Redirecting log to file " + self.logfilename)
-            with open(self.logfilename, "w") as file:
+            with open(self.logfilename, "w", encoding="utf-8") as file:
                 file.write(self.logfilename + "\n")
             planned = 300 if num_epochs is None else num_epochs
             self.log(f"CNTKCommandTrainInfo: train : {planned}")
@@ -67,7 +67,7 @@ class ProgressPrinter(ProgressWriter):
             if here().leader:
                 print(message)
             return
-        with open(self.logfilename, "a") as file:
+        with open(self.logfilename, "a", encoding="utf-8") as file:
             file.write(message + "\n")
 
     def end_progress_print(self, msg: str = "") -> None:

@@ -1,0 +1,156 @@
+"""What headrace asks of the operating system, with the nearest equivalent where a system lacks it.
+
+docs/platforms.md says which those are, and what is lost.
+"""
+
+import ctypes
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 2.0  # for another program that has a file open, where that keeps the file from being renamed
+_LOCKED_BYTE = 1 << 30  # beyond all that is written: Windows refuses to read a byte that is locked
+_AT_FDCWD = -100
+_LINUX_NEW, _LINUX_EXCHANGE = 1, 2  # of renameat2
+_MACOS_EXCHANGE, _MACOS_NEW = 2, 4  # of renamex_np
+_seeking = threading.Lock()
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+_fcntl = _module("fcntl")
+
+
+def signals(*names: str) -> tuple[signal.Signals, ...]:
+    """The signals of these names; those that the system lacks are left out."""
+    return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
+
+
+def flags(*names: str) -> int:
+    """The flags of `os.open` of these names, together; those that the system lacks are left out."""
+    found = 0
+    for name in names:
+        found |= getattr(os, name, 0)
+    return found
+
+
+def lock(descriptor: int) -> None:
+    """Locks an open file until it is closed or its process ends; raises BlockingIOError if another has done so."""
+    if _fcntl is not None:
+        _fcntl.flock(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+        return
+    msvcrt: Any = import_module("msvcrt")
+    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+            raise BlockingIOError(*error.args) from None
+        raise
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def sync(descriptor: int) -> None:
+    """Makes certain that the bytes of an open file are on the disk, and not in the memory of the disk either.
+
+    The `fsync` of macOS leaves them there; what it has besides, network file systems may not know.
+    """
+    full = getattr(_fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        try:
+            _fcntl.fcntl(descriptor, full)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY):
+                raise
+    os.fsync(descriptor)
+
+
+def rename(source: Path, target: Path, *, exchange: bool = False) -> bool:
+    """Renames, and never in place of anything; or the two change names. False where that is not one operation."""
+    one, other = os.fsencode(source), os.fsencode(target)
+    if (linux := c_function("renameat2")) is not None:
+        failed = linux(_AT_FDCWD, one, _AT_FDCWD, other, _LINUX_EXCHANGE if exchange else _LINUX_NEW)
+    elif (macos := c_function("renamex_np")) is not None:
+        failed = macos(one, other, _MACOS_EXCHANGE if exchange else _MACOS_NEW)
+    else:
+        return False
+    if not failed:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # of the file system
+        return False
+    raise OSError(code, os.strerror(code), str(source), None, str(target))
+
+
+def open_files_stay() -> bool:
+    """Whether a file that is open, in any program, can be neither renamed nor removed, as on Windows."""
+    return os.name == "nt"
+
+
+def patient(call: Callable[..., None]) -> Callable[..., None]:
+    """A call that renames or removes files; where open ones stay, it tries for a while, as virus scanners open many."""
+    if not open_files_stay():
+        return call
+
+    def persist(*arguments: Any) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return call(*arguments)
+            except PermissionError:
+                if time.monotonic() > end:
+                    raise
+            time.sleep(0.02)
+
+    return persist
+
+
+def read_at(descriptor: int, length: int, start: int) -> bytes:
+    """Up to `length` bytes of an open file, from any thread."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, length, start)
+    with _seeking:
+        os.lseek(descriptor, start, os.SEEK_SET)
+        return os.read(descriptor, length)
+
+
+def cores() -> int:
+    """Cores that this process may use: all, where the system does not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def c_function(name: str) -> Any:
+    """A function of the C library; `None` where it has none of this name. It sets `ctypes.get_errno`."""
+    try:
+        return getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    except (TypeError, OSError):  # Windows has no library that holds all
+        return None
+
+
+def hold_signals(numbers: tuple[signal.Signals, ...], held: bool) -> None:
+    """Holds back these signals from this thread, or lets them through again, where the system can."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK if held else signal.SIG_UNBLOCK, numbers)
+
+
+def interrupt(number: int) -> None:
+    """Sends a signal to the main thread, from any; it wakes up a wait where the system can do that."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)  # Python runs the handler in the main thread
