@@ -60,7 +60,7 @@ _HOMES = {
     "watch.files": ["CSV", "LogFile"],
     "watch.history": ["History"],
     "watch.info": ["Info"],
-    "watch.measuring": ["Lambda", "LearningRateMonitor", "Profile", "Timer"],
+    "watch.measuring": ["GradientNorm", "Lambda", "LearningRateMonitor", "Profile", "Timer"],
     "watch.progress": ["Progress"],
     "watch.tensorboard": ["TensorBoard"],
     "watch.trackers": ["MLflow", "WandB"],
@@ -149,6 +149,7 @@ if TYPE_CHECKING:
     from .watch.files import LogFile as LogFile
     from .watch.history import History as History
     from .watch.info import Info as Info
+    from .watch.measuring import GradientNorm as GradientNorm
     from .watch.measuring import Lambda as Lambda
     from .watch.measuring import LearningRateMonitor as LearningRateMonitor
     from .watch.measuring import Profile as Profile

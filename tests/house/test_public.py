@@ -33,6 +33,7 @@ PUBLIC = [
     "Feed",
     "Focal",
     "Freeze",
+    "GradientNorm",
     "HeadraceError",
     "History",
     "Huber",

@@ -221,6 +221,44 @@ def test_rates_of_all_groups_are_reported() -> None:
     assert trainer.history["momentum/first"] == [0.9, 0.9]
 
 
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.01}, {"clip_value": 0.001}, {"microbatch": 7}])
+def test_the_norm_of_the_gradients_is_that_before_they_are_clipped(options: dict[str, Any]) -> None:
+    model, plain = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+    plain.load_state_dict(model.state_dict())
+    trainer = hr.Trainer(
+        model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.0), batch_size=50, order="none", **options
+    )
+    x, y = torch.randn(120, 4), torch.randint(2, (120,))
+    trainer.fit((x, y), epochs=1, progress=False, callbacks=[hr.GradientNorm("1 step")])
+    expected = []
+    for part in (slice(0, 50), slice(50, 100), slice(100, 120)):
+        plain.zero_grad()
+        torch.nn.functional.cross_entropy(plain(x[part]), y[part]).backward()
+        expected.append(
+            torch.nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None]).item()
+        )
+    assert trainer.history["gradient_norm"] == pytest.approx(expected, rel=1e-5)
+    assert not trainer._step.measures_norm
+    assert "gradient_norm" not in trainer.fit((x, y), epochs=1, progress=False).last
+
+
+def test_the_norm_is_measured_for_each_optimizer_and_changes_no_bit() -> None:
+    def train(*callbacks: hr.Callback) -> hr.Trainer:
+        torch.manual_seed(0)
+        first, second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+        optimizers = {k: torch.optim.Adam(m.parameters()) for k, m in {"first": first, "second": second}.items()}
+        losses = {"first": hr.CrossEntropy(), "second": hr.CrossEntropy()}
+        trainer = hr.Trainer(torch.nn.Sequential(first, second), losses, optimizers, batch_size=50)
+        x = torch.randn(120, 4)
+        trainer.fit((x, (x[:, 0] > 0).long()), epochs=2, progress=False, callbacks=callbacks)
+        return trainer
+
+    watched, alone = train(hr.GradientNorm()), train()
+    assert watched.history.last.keys() - alone.history.last.keys() == {"gradient_norm/first", "gradient_norm/second"}
+    assert len(watched.history["gradient_norm/first"]) == 2
+    torch.testing.assert_close(watched.model.state_dict(), alone.model.state_dict(), rtol=0, atol=0)
+
+
 def test_epochs_and_validations_are_timed() -> None:
     timer, trainer = hr.Timer(), made()
     trainer.fit((X, Y), (X, Y), epochs=3, progress=False, callbacks=[timer])

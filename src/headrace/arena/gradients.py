@@ -1,5 +1,6 @@
 """The backward pass, and what is asked of all its gradients: their norm, whether they are finite, to be clipped."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -18,17 +19,21 @@ def backward(roots: Sequence[Tensor], seeds: Sequence[Tensor], inputs: Sequence[
     )
 
 
-def clip(gradients: Sequence[Tensor], pieces: Sequence[Tensor], norm: float | None, value: float | None) -> None:
-    """Clips gradients to a total norm and to a largest element, as torch's own functions do.
+def clip(
+    gradients: Sequence[Tensor], pieces: Sequence[Tensor], norm: float | None, value: float | None
+) -> Tensor | None:
+    """Clips gradients to a total norm and to a largest element, as torch's own functions do; the norm that they had.
 
-    `pieces` are the same numbers cut in a way that is the same in every training, as `Arena.pieces` gives them.
+    `pieces` are the same numbers cut in a way that is the same in every training, as `Arena.pieces` gives them. An
+    infinite `norm` only measures.
     """
-    if norm is not None and gradients:
-        scale = torch.clamp(norm / (norm_of(pieces) + 1e-6), max=1.0)
-        torch._foreach_mul_(list(gradients), scale)
+    before = norm_of(pieces) if norm is not None and gradients else None
+    if before is not None and norm is not None and norm != math.inf:
+        torch._foreach_mul_(list(gradients), torch.clamp(norm / (before + 1e-6), max=1.0))
     if value is not None:
         for gradient in map(_elements, gradients):
             gradient.clamp_(-value, value)
+    return before
 
 
 def total(gradients: Sequence[Tensor]) -> Tensor:

@@ -52,6 +52,8 @@ class Updates:
         """The key of the objective whose outputs metrics look at, if they do."""
         self.adapts = False
         """Whether the microbatch is made smaller when memory runs out."""
+        self.measures_norm = False
+        """Whether every update measures the norm of its gradients."""
         self.microbatch: int | None = None
         """Rows that pass the model at once; `None`: all of a batch."""
         self.unproven = True

@@ -102,6 +102,11 @@ class Step(Updates):
         """Whether updates are replayed from a tape, or why not; nothing as long as that is not decided."""
         return next((part.tapes.note for part in self._parts if part.tapes.note), self._note)
 
+    @property
+    def norms(self) -> dict[str, Tensor]:
+        """The norm of the gradients of the last update of each optimizer, where it was measured."""
+        return {part.name: part.norm for part in self._parts if part.norm is not None}
+
     def answers(self, objective: Objective) -> Tapes:
         """The passes of a model that is not trained in them, as long as it stays where it is."""
         if objective not in self._answers:

@@ -56,6 +56,8 @@ class Update:
         self.sums: dict[str, Scalar] = {}
         self.weights: list[Scalar] = []
         self.gradients: Sequence[Tensor] = ()
+        self.norm: Tensor | None = None
+        """The norm of the gradients of the last update, before they were clipped, where it was measured."""
 
     def __call__(self, batch: Batch) -> Outcome:
         self._batch, self._divisors = batch, None
@@ -84,8 +86,9 @@ class Update:
         """Clips and steps."""
         settings = self._step.settings
         self._precision.unscale(self.arena.optimizer, self._found)
-        if settings.clip_norm is not None or settings.clip_value is not None:
-            clip(self._found, self.arena.pieces(), settings.clip_norm, settings.clip_value)
+        if settings.clip_norm is not None or settings.clip_value is not None or self._step.measures_norm:
+            most = math.inf if settings.clip_norm is None and self._step.measures_norm else settings.clip_norm
+            self.norm = clip(self._found, self.arena.pieces(), most, settings.clip_value)
         if self._first:
             self._fresh = [tensor._version for tensor in self.arena.live_tensors()]
         self._stepping = True

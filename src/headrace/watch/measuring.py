@@ -100,6 +100,35 @@ class LearningRateMonitor(Callback):
         return found
 
 
+class GradientNorm(Callback):
+    """Reports the norm of the gradients of the last update, before they are clipped, at every `every`.
+
+    It is called "gradient_norm", and "gradient_norm/<optimizer>" where there are several. Gradients are those of the
+    whole update: of all microbatches and, where workers make an update together, of all workers.
+    """
+
+    everywhere = False
+
+    def __init__(self, every: str | Length = "1 epoch") -> None:
+        self.every = interval(every, "every")
+
+    def on_fit_start(self, info: Info) -> None:
+        info.trainer._step.measures_norm = True
+
+    def on_step_end(self, info: Info) -> None:
+        if info.fires(self.every):
+            norms = info.trainer._step.norms
+            if not norms:
+                warnings.warn("GradientNorm measures updates of the trainer, and so far there are none.", stacklevel=2)
+            info.log({f"gradient_norm/{key}".rstrip("/"): float(norm) for key, norm in norms.items()})
+
+    def on_error(self, info: Info, error: BaseException) -> None:
+        info.trainer._step.measures_norm = False
+
+    def on_fit_end(self, info: Info) -> None:
+        info.trainer._step.measures_norm = False
+
+
 def _momentum(group: dict[str, Any]) -> float | None:
     """As torch's optimizers call it: `momentum`, or the first of `betas`."""
     found = group.get("momentum", group.get("betas"))
