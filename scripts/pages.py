@@ -1,4 +1,4 @@
-"""Writes the pages of the documentation that are made from the source: every error message, and every public name."""
+"""Writes the pages of the documentation that are made: error messages, public names, lines that a task takes."""
 
 import ast
 import inspect
@@ -73,7 +73,12 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """Every page that is made, as it should be."""
-    return {DOCS / "errors.md": errors_page(), DOCS / "names.md": names_page()}
+    migrate = DOCS / "migrate.md"
+    return {
+        DOCS / "errors.md": errors_page(),
+        DOCS / "names.md": names_page(),
+        migrate: with_lines(migrate.read_text()),
+    }
 
 
 # --- error messages ---------------------------------------------------------------------------------------
@@ -232,6 +237,39 @@ def names_page() -> str:
         if names:
             lines += [f"## {part}", "", *(f"::: {name}" for name in sorted(names)), ""]
     return "\n".join(lines)
+
+
+# --- lines that a task takes ------------------------------------------------------------------------------
+
+TASKS = {
+    "with_headrace": ("headrace", "migrate.md"),
+    "with_keras": ("[Keras](from_keras.md)", "from_keras.md"),
+    "with_skorch": ("[skorch](from_skorch.md)", "from_skorch.md"),
+    "with_lightning": ("[Lightning](from_lightning.md)", "from_lightning.md"),
+    "with_transformers": ("[Hugging Face Trainer](from_transformers.md)", "from_transformers.md"),
+    "loop": ("[a loop by hand](from_loop.md)", "migrate.md"),
+    "with_accelerate": ("[Accelerate](from_accelerate.md)", "from_accelerate.md"),
+}
+"""The programs that do the same: by the name of the file, the library and the page that shows the program."""
+
+
+def program(name: str, page: str) -> str:
+    """A program that a page shows as the file `name`.py."""
+    (found,) = re.findall(rf'^```python title="{name}\.py"\n(.*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def code_lines(text: str) -> int:
+    """The lines of a program that are neither empty nor a comment alone."""
+    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in text.splitlines())
+
+
+def with_lines(text: str) -> str:
+    """The page of migrations with the lines of each program, fewest first."""
+    counted = {what: code_lines(program(name, (DOCS / page).read_text())) for name, (what, page) in TASKS.items()}
+    rows = "".join(f"| {what} | {lines} |\n" for what, lines in sorted(counted.items(), key=lambda each: each[1]))
+    table = f"| library | lines of code |\n|---|---|\n{rows}"
+    return re.sub(r"(<!-- lines[^\n]*-->\n).*?(<!-- end of lines -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
