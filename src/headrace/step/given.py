@@ -3,21 +3,24 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
+from ..adapters.passes import hugging_kind
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
 from ..data.fields import Opaque, Rows, unmasked
 from ..data.maps import owned
 from ..data.ragged import Ragged
 from ..data.reader import Reader
-from ..data.source import Categories, Source
+from ..data.source import Categories, Source, Table
 from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
 from ..loss.objective import Objective, as_objective, module_of
@@ -72,6 +75,36 @@ def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categori
         raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
     rows = table.rows(0, len(table))
     return owned(rows) if table.aliases else rows, table.read_by  # the model may write into its batch
+
+
+def data_sets(data: Any, name: str, streams: Sequence[Stream] | None) -> dict[str, Any]:
+    """Data to be scored, by what keys of their numbers begin with: one set, or those of a dict of sets.
+
+    A dict is one set if its keys are streams, known ones or by what stands there: a set has columns of its own.
+    """
+    known = {stream.name for stream in streams or ()}
+    several = isinstance(data, Mapping) and data and not hugging_kind(data) and not data.keys() <= known
+    if not several or not all(map(_is_set, data.values())):
+        return {name: data}
+    for each in data:
+        if not isinstance(each, str) or not each or "/" in each or each == "loss":
+            raise ConfigError(
+                f"the {name} data: {each!r} cannot be the name of a set. Its numbers have keys such as "
+                f"'{name}/clean/loss': give it a name without a slash, other than 'loss'."
+            )
+    return {f"{name}/{each}": held for each, held in data.items()}
+
+
+def _is_set(data: Any) -> bool:
+    """Whether this has columns of its own, so that it cannot be a stream."""
+    if isinstance(data, list):  # of samples or of batches
+        return bool(data) and isinstance(data[0], Mapping | tuple | Batch)
+    if isinstance(data, tuple):
+        return len(data) == 2 and not any(isinstance(part, int | float | tuple | list) for part in data)
+    if type(data).__module__.startswith("pandas."):
+        return type(data).__name__ == "DataFrame"
+    kinds = (Mapping, Table, Source, Dataset, DataLoader, str, Path)
+    return isinstance(data, kinds) or bool(hugging_kind(data)) or type(data).__module__.startswith("pyarrow.")
 
 
 def samples_or(data: Any, name: str, known: Sequence[Stream] | None) -> Any:

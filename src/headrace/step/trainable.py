@@ -30,6 +30,7 @@ from .given import (
     by_key,
     check_optimizers,
     compile_in_place,
+    data_sets,
     deterministic_mode,
     samples_or,
     source_on,
@@ -185,7 +186,17 @@ class Trainable:
     def validate(
         self, data: Any, name: str = "val", *, batch_size: int | None = None, limit: int | None = None
     ) -> dict[str, Any]:
-        """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`."""
+        """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`.
+
+        Of several sets, as in `{"clean": a, "noisy": b}`, keys begin with "val/clean" and "val/noisy".
+        """
+        found: dict[str, Any] = {}
+        for each, held in data_sets(data, name, self._trained_on or self._known_streams).items():
+            found |= self._validate(held, each, batch_size, limit)
+        return found
+
+    def _validate(self, data: Any, name: str, batch_size: int | None, limit: int | None) -> dict[str, Any]:
+        """`validate` for one data set."""
         source = self._source_of(data, name, batch_size, limit)
         for objective in self.eval_objectives.values():
             objective.prepare(source.streams, {name: check.columns_of(source)})

@@ -60,7 +60,9 @@ def best_of(rows: Sequence[dict[str, Any]], marked: int | None) -> dict[str, Any
     """The row of the step that is marked; without one that with the least loss, of the validation if there is one."""
     if marked is not None and (found := [row for row in rows if row.get("step") == marked]):
         return found[-1]
-    return best_row(rows, "val/loss", "min") or best_row(rows, "train/loss", "min")
+    named = [key for key in keys_of(rows) if key.startswith("val/") and key.endswith("/loss") and key.count("/") == 2]
+    by_loss = (best_row(rows, key, "min") for key in ("val/loss", *named, "train/loss"))  # of several sets the first
+    return next((row for row in by_loss if row is not None), None)
 
 
 def read_row(line: bytes) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from ..data.source import Source
@@ -83,10 +83,10 @@ class Duties:
 
     def _validate(self, counters: dict[str, Any]) -> bool:
         plan = self._plan
-        if plan.val is None or not (plan.validate_every.fires(self._info.counters) or self._info.stopping):
+        if not plan.val or not (plan.validate_every.fires(self._info.counters) or self._info.stopping):
             return False
         self.common = True
-        self.score(plan.val, "val")
+        self.score(plan.val)
         return True
 
     def _move_rates(self, counters: dict[str, Any]) -> bool:
@@ -100,12 +100,14 @@ class Duties:
             self.call("on_epoch_end", info, row)
         return info.ends_epoch
 
-    def score(self, source: Source, name: str) -> None:
-        """Scores a data set in the middle of a training and writes it into the history."""
+    def score(self, sources: Mapping[str, Source]) -> None:
+        """Scores data sets in the middle of a training and writes it into the history."""
+        scores: dict[str, Any] = {}
         before = rng.capture(self._trainer.device)
         try:
             with self._trainer._signals.scoring(), self._workers.agreed(self._at):
-                scores = self._trainer._score(source, name)
+                for name, source in sources.items():
+                    scores |= self._trainer._score(source, name)
         except Interrupted:
             rng.restore(before, self._trainer.device)
             raise

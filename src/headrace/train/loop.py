@@ -345,9 +345,9 @@ class Loop:
         if info.best is not None and info.best.restore and info.best.step != info.step:
             self._checkpointer.restore(info.best, self._trainer.model)
             self._workers.team.spread([self._trainer.model])
-        if plan.test is not None and "test/loss" not in info.history.keys_at(info.step):
+        if not {f"{name}/loss" for name in plan.test} <= info.history.keys_at(info.step):
             reported = info.history.keys_at(info.step)
-            self._duties.score(plan.test, "test")
+            self._duties.score(plan.test)
             self._duties.report(reported, info.row())
         self._end(info.stopping)
 

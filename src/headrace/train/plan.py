@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..length import Length, interval
 from ..loss.objective import Objective
 from ..step import check
-from ..step.given import source_on
+from ..step.given import data_sets, source_on
 from ..watch.answers import Answers
 from ..watch.callback import Callback, Callbacks
 from ..watch.files import LogFile
@@ -24,8 +24,9 @@ class Plan:
     """The data of a training and when to do what."""
 
     train: Source
-    val: Source | None
-    test: Source | None
+    val: Mapping[str, Source]
+    """What is validated with, by what the keys of its numbers begin with: "val", or a name for each of several sets."""
+    test: Mapping[str, Source]
     validate_every: Length
     log_every: Length
     callbacks: Callbacks
@@ -47,8 +48,8 @@ class Plan:
         """The plan of what a user has asked for."""
         return cls(
             train,
-            None if val is None else source_on(val, device, "val", like=train),
-            None if test is None else source_on(test, device, "test", like=train),
+            _sources(val, device, "val", train),
+            _sources(test, device, "test", train),
             interval(validate_every, "validate_every"),
             interval(log_every, "log_every"),
             callbacks,
@@ -58,7 +59,7 @@ class Plan:
     @property
     def scored(self) -> dict[str, Source]:
         """The data that are scored, by name."""
-        return {name: source for name, source in (("val", self.val), ("test", self.test)) if source is not None}
+        return {**self.val, **self.test}
 
     @property
     def within_epochs(self) -> bool:
@@ -74,8 +75,7 @@ class Plan:
         self, objectives: Mapping[str, Objective], scorers: Mapping[str, Objective], scan: bool, measured: str | None
     ) -> None:
         """Raises on whatever can be known not to work; `measured`: the stream that metrics compare with."""
-        data = {"train": self.train, "val": self.val, "test": self.test}
-        given = {name: source for name, source in data.items() if source is not None}
+        given = {"train": self.train, **self.scored}
         for name, source in given.items():
             check.same_streams(self.train.streams, source.streams, name)
             if name != "train":
@@ -90,6 +90,12 @@ class Plan:
         if measured is not None:
             check.measurable(objectives, self.train.streams, measured)
             check.measurable(scorers, self.train.streams, measured)
+
+
+def _sources(data: Any, device: torch.device, name: str, train: Source) -> dict[str, Source]:
+    """The data to be scored as sources: none, one, or several sets by name."""
+    sets = {} if data is None else data_sets(data, name, train.streams)
+    return {each: source_on(held, device, each, like=train) for each, held in sets.items()}
 
 
 def all_callbacks(callbacks: Any, progress: str | bool, logs: bool, leader: bool = True) -> Callbacks:

@@ -82,8 +82,9 @@ class Trainer(Trainable):
     ) -> History:
         """Trains until the first limit is reached (10 epochs if none is given); returns what was reported.
 
-        `val` is scored every so often, `test` once, at the end, on the weights that are kept. `scan` looks for NaN in
-        the data first. `run` names a directory in which the training survives: `resume="auto"` goes on from its last
+        `val` is scored every so often, `test` once, at the end, on the weights that are kept; either may be several
+        data sets, as in `{"clean": a, "noisy": b}`, with keys as "val/clean/loss". `scan` looks for NaN in the data
+        first. `run` names a directory in which the training survives: `resume="auto"` goes on from its last
         checkpoint if there is one, "must" insists on one, "never" refuses it. Limits may have grown since; any other
         setting that differs is an error, unless `override`. A checkpoint is written at every `checkpoint_every` (which
         may be in minutes) and at the end; the last `keep` stay (or "all"), and the best. A thread writes it while the
@@ -138,7 +139,7 @@ class Trainer(Trainable):
         check.has_an_end(source, bounds, sized=self.batch_size is not None)
         plan.check(self.objectives, self.eval_objectives, scan, self.target if self.metrics else None)
         self.metrics.load()
-        info = Info(self, Counters(), bounds, History(), ("train",) if val is None else ("train", "val"))
+        info = Info(self, Counters(), bounds, History(), ("train", *plan.val))
         return leave_at_exit(Loop(self, plan, info, checkpointer, workers).run(), self._signals)
 
     @one_thread

@@ -43,7 +43,7 @@ class Answers(Callback):
         self.rows = found
 
     def on_fit_end(self, info: Info) -> None:
-        name = next((name for name in ("test", "val") if name in info.scored), None)
+        name = next((name for of in ("test", "val") for name in info.scored if name.partition("/")[0] == of), None)
         ends_soon = info.stopping == "left" or info.trainer._signals.why
         if info.run is None or name is None or not info.alone or not info.step or ends_soon:
             return

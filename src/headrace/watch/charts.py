@@ -53,9 +53,11 @@ class Panel:
 def panels(rows: Sequence[Row]) -> list[Panel]:
     """All panels: the loss and its terms, then metrics, then the rate and whatever else has been reported."""
     found: dict[str, Panel] = {}
-    for key in keys_of(rows):
+    keys = keys_of(rows)
+    sets = _sets(keys)
+    for key in keys:
         if key not in COUNTERS:
-            name = panel_of(key)
+            name = panel_of(key, sets)
             found.setdefault(name, Panel(name)).keys.append(key)
     for panel in found.values():
         panel.keys.sort(key=lambda key: FAMILIES.index(family(key)) if family(key) in FAMILIES else len(FAMILIES))
@@ -65,8 +67,19 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     return sorted(found.values(), key=_place)
 
 
-def panel_of(key: str) -> str:
-    """The panel of a key: `val/loss/l2` belongs to `loss/l2`; the rates of all groups share one."""
+def _sets(keys: Sequence[str]) -> list[str]:
+    """What the keys of each of several validation or test sets begin with, as "val/clean"."""
+    found = [key.removesuffix("/loss") for key in keys if key.startswith(("val/", "test/")) and key.endswith("/loss")]
+    return [name for name in found if name.count("/") == 1 and not name.endswith("/loss")]
+
+
+def panel_of(key: str, sets: Sequence[str] = ()) -> str:
+    """The panel of a key: `val/loss/l2` belongs to `loss/l2`; the rates of all groups share one.
+
+    So do the numbers of all `sets` of data, known by what their keys begin with.
+    """
+    if of := [name for name in sets if key.startswith(f"{name}/")]:
+        return key.removeprefix(f"{of[0]}/")
     if family(key) in FAMILIES:
         return key.partition("/")[2]
     return "rate" if family(key) == "rate" else key
@@ -110,7 +123,7 @@ def _same(rows: Sequence[Row], term: Panel, whole: Panel | None) -> bool:
     """Whether the only term of a loss equals the loss."""
     if whole is None:
         return False
-    pairs = [(key, f"{family(key)}/loss") for key in term.keys]
+    pairs = [(key, f"{key.removesuffix(f'/{term.name}')}/loss") for key in term.keys]
     return all(row.get(one) == row.get(other) or row.get(one) != row.get(one) for row in rows for one, other in pairs)
 
 
@@ -198,8 +211,8 @@ def _plain(ax: Any) -> None:
 
 
 def label_of(curve: Curve, panel: Panel) -> str:
-    """The label of a curve: its family, as "val", where the panel's name says the rest; else its key."""
-    return family(curve.name) if curve.name == f"{family(curve.name)}/{panel.name}" else curve.name
+    """The label of a curve: its data, as "val" or "val/clean", where the panel's name says the rest; else its key."""
+    return curve.name.removesuffix(f"/{panel.name}") if family(curve.name) in FAMILIES else curve.name
 
 
 def wants_log(panel: Panel, curves: Sequence[Curve]) -> bool:

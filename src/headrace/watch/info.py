@@ -48,7 +48,7 @@ class Info:
     limits: list[Length]
     history: History
     measured: tuple[str, ...] = ("train", "val", "test")
-    """Whose numbers there will be: keys begin with them."""
+    """Whose numbers there will be: keys begin with them, as with "val", or "val/clean" where sets have names."""
     expected: Expected = field(default_factory=Expected)
     """The numbers that there will be, as far as they are known beforehand."""
     batches: int | None = None
@@ -73,7 +73,7 @@ class Info:
     run: Path | None = None
     """The directory in which the training survives."""
     scored: Mapping[str, Source] = field(default_factory=dict)
-    """The data that are scored, by name: "val", "test"."""
+    """The data that are scored, by name: "val", "test", "val/clean"."""
     evaluated_weights: Sequence[Tensor] | None = None
     """The weights to judge and to keep instead of the model's own, like those of the replica."""
     extra_numbers: dict[str, float] = field(default_factory=dict)
@@ -271,7 +271,8 @@ def expected(trainer: Trainable, families: Iterable[str], hooks: Iterable[Callab
         "val": _terms(trainer.eval_objectives, trainer._evaluates_plainly, training=False),
     }
     own = any(not str(getattr(hook, "__module__", "")).startswith("headrace.") for hook in hooks)
-    return Expected.of({family: known[family] for family in families}, trainer.metrics.names, own)
+    terms = {family: known[family.partition("/")[0]] for family in families}
+    return Expected.of(terms, trainer.metrics.names, own)
 
 
 def _terms(objectives: Mapping[str, Objective], plainly: bool, training: bool) -> list[str] | None:
@@ -286,7 +287,9 @@ def _terms(objectives: Mapping[str, Objective], plainly: bool, training: bool) -
 def watched(who: str, key: str, mode: str, info: Info) -> str:
     """Raises at the start of a training if the number will not be measured; "min" or "max", whichever is better."""
     check_watched(who, key, info.expected)
-    metrics, name = info.trainer.metrics, key.partition("/")[2] or key
+    metrics = info.trainer.metrics
+    measured = [name for name in metrics.names if key.endswith(f"/{name}")]
+    name = max(measured, key=len, default=key.partition("/")[2] or key)
     return mode_of(key, mode, metrics.mode(name) or side_of(metrics.kind(name)), info.expected.keys)
 
 

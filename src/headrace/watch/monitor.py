@@ -37,13 +37,15 @@ class Expected:
             for name in ["loss", *(f"loss/{term}" for term in names or ()), *metrics]
         ]
         unknown = (f"{family}/loss/" for family, names in terms.items() if names is None)
-        return cls(tuple(terms), tuple(keys), tuple(unknown), logged)
+        families = dict.fromkeys(family.partition("/")[0] for family in terms)
+        return cls(tuple(families), tuple(keys), tuple(unknown), logged)
 
 
 def side_of(key: str) -> str:
     """Whether a number should be small ("min") or large ("max"), where its name tells; else nothing."""
     name = key.partition("/")[2] or key
-    return "min" if _SMALL.fullmatch(name) else "max" if _LARGE.fullmatch(name) else ""
+    names = (name, name.partition("/")[2])  # that of a data set, or of an output, may stand before it
+    return "min" if any(map(_SMALL.fullmatch, names)) else "max" if any(map(_LARGE.fullmatch, names)) else ""
 
 
 def mode_of(key: str, mode: str = "auto", side: str = "", there: Collection[str] = ()) -> str:
@@ -115,7 +117,8 @@ def _others(key: str, there: Collection[str]) -> str:
     family, name = _parts(key)
     names = {each: _parts(each)[1] for each in there if not family or _parts(each)[0] == family}
     starts = [each for each in names.values() if each.startswith(name)]
-    close = [name] if name in starts else starts[:1] or get_close_matches(name, names.values(), n=1)
+    of_sets = [each for each in names.values() if each.endswith(f"/{name}")]
+    close = [name] if name in starts else starts[:1] or of_sets or get_close_matches(name, names.values(), n=1)
     near = [each for each, other in names.items() if other in close]
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near and key not in there else ""
     return f"{hint} There are: {', '.join(there)}."

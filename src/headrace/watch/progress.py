@@ -258,7 +258,12 @@ def _rates(info: Info, clock: _Clock) -> str:
 
 def _shown(row: dict[str, Any]) -> list[str]:
     """The numbers of a report that fit a line: no counters, no single terms, no matrices."""
-    return _each({key: value for key, value in row.items() if key.count("/") == 1})
+    return _each({key: value for key, value in row.items() if key.count("/") == 1 or _is_whole(key)})
+
+
+def _is_whole(key: str) -> bool:
+    """Whether this is the loss or a metric of one of several data sets or outputs, rather than a term of a loss."""
+    return key.startswith(("train/", "val/", "test/")) and "/loss/" not in key
 
 
 def _left(info: Info, clock: _Clock) -> list[str]:

@@ -64,7 +64,7 @@ def _facts(found: RunContents, pace: Mapping[int, float]) -> Iterable[tuple[str,
     if value is not None and row is not None:
         yield "best", f"best {key}", written(value), f"epoch {written(row.get('epoch'))}, step {written(row['step'])}"
     for name, tested in last.items():
-        if name.startswith("test/") and name.count("/") == 1 and number(tested) is not None:
+        if name.startswith("test/") and "/loss/" not in name and number(tested) is not None:
             yield "test", name, written(tested), ""
     for name in ("epoch", "step", "samples"):
         if name in last:

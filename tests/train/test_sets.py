@@ -1,0 +1,88 @@
+"""Several validation or test sets by name: each has numbers of its own, whose keys begin with its name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kit.sums import X, Y, make
+from torch.utils.data import DataLoader, TensorDataset
+
+import headrace as hr
+
+NOISY = X + 0.3 * torch.randn(X.shape, generator=torch.Generator().manual_seed(1))
+SETS: dict[str, Any] = {"clean": (X, Y), "noisy": {"x": NOISY, "y": Y}}
+
+
+def fitted(**options: Any) -> tuple[hr.Trainer, hr.History]:
+    trainer = make(metrics=["mae"])
+    return trainer, trainer.fit((X, Y), **{"epochs": 3, "progress": False} | options)
+
+
+def test_every_set_is_scored_as_it_is_alone() -> None:
+    trainer, history = fitted(val=SETS, test={"first": (X[:9], Y[:9])})
+    for name, data in SETS.items():
+        alone = trainer.validate(data)
+        assert [history.last[f"val/{name}/{key}"] for key in ("loss", "mae")] == [alone["val/loss"], alone["val/mae"]]
+    assert history.last["test/first/loss"] == trainer.test((X[:9], Y[:9]))["test/loss"]
+    assert "val/loss" not in history.last
+    assert trainer.validate(SETS) == {key: value for key, value in history.last.items() if key.startswith("val/")}
+    assert len(history["val/clean/loss"]) == 3
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        {"a": TensorDataset(X, Y), "b": DataLoader(TensorDataset(X, Y), 8)},
+        {"a": hr.concat((X, Y)), "b": [{"x": X, "y": Y}]},
+        {"a": hr.concat((X, Y))},
+    ],
+)
+def test_sets_are_whatever_data_may_be(sets: dict[str, Any]) -> None:
+    _, history = fitted(val=sets)
+    assert all(history.last[f"val/{name}/loss"] > 0 for name in sets)
+
+
+def test_a_dict_of_streams_is_one_set() -> None:
+    _, history = fitted(val={"x": X, "y": Y})
+    assert history.last["val/loss"] > 0
+    with pytest.raises(hr.DataError, match="the val data have no stream 'x'"):
+        fitted(val={"clean": X, "noisy": NOISY})
+
+
+def test_a_run_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    stop = lambda: [hr.EarlyStopping("val/noisy/loss", patience=2), hr.BestModel("val/clean/mae")]  # noqa: E731
+    _, whole = fitted(val=SETS, epochs=4, callbacks=stop())
+    fitted(val=SETS, epochs=2, callbacks=stop(), run=tmp_path / "run")
+    trainer, resumed = fitted(val=SETS, epochs=4, callbacks=stop(), run=tmp_path / "run")
+    assert resumed.rows == whole.rows
+    assert trainer.history.best is not None
+
+
+def test_the_best_is_told_by_the_name_of_a_set() -> None:
+    worse = {"up": (X, -1e3 * Y), "down": (X, Y)}  # fits ever less, and ever better
+    trainer, history = fitted(val=worse, epochs=6, callbacks=[hr.EarlyStopping("val/up/loss", patience=2)])
+    assert history.last["epoch"] == 3
+    assert trainer.validate((X, -1e3 * Y))["val/loss"] == min(history["val/up/loss"])
+    with pytest.raises(hr.ConfigError, match=r"'val/loss', which is not measured. Did you mean 'val/up/loss' or"):
+        fitted(val=worse, callbacks=[hr.EarlyStopping()])
+
+
+@pytest.mark.parametrize("name", ["loss", "a/b", "", 3])
+def test_names_that_keys_cannot_have_are_refused(name: Any) -> None:
+    with pytest.raises(hr.ConfigError, match="cannot be the name of a set"):
+        fitted(val={name: (X, Y)})
+
+
+def test_what_is_wrong_with_a_set_is_told_with_its_name() -> None:
+    with pytest.raises(hr.DataError, match="the val/noisy data have no stream 'y'"):
+        fitted(val={"clean": (X, Y), "noisy": {"x": X}})
+
+
+def test_progress_and_figures_show_every_set(capsys: pytest.CaptureFixture[str]) -> None:
+    _, history = fitted(val=SETS, progress="plain")
+    line = capsys.readouterr().err.splitlines()[0]
+    assert "val/clean/loss" in line
+    assert "val/noisy/mae" in line
+    labels = [text.get_text() for text in history.plot().axes[0].get_legend().get_texts()]
+    assert labels == ["train", "val/clean", "val/noisy"]
