@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
+import headrace as hr
+
 LATE = 15
 """The step after which those that change late are changed."""
 Change = Callable[[], Any]
@@ -76,6 +78,27 @@ def numpy_generator() -> Cheat:
 def annealed() -> Cheat:
     model = scaled(lambda self: self.coefficient, coefficient=1.0)
     return model, F.cross_entropy, lambda: setattr(model, "coefficient", 3.0)
+
+
+class Annealed(hr.Objective):
+    """An objective of a user's own, whose loss has a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        loss = F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")
+        return {"annealed": hr.Term(loss * self.factor, batch.rows)}
+
+
+def annealed_objective() -> Cheat:
+    objective = Annealed(1.0)
+    return plain(), objective, lambda: setattr(objective, "factor", 3.0)
+
+
+def annealed_objective_with_a_prior() -> Cheat:
+    objective = Annealed(1.0)
+    return plain(), objective + hr.L2Prior(1e-3), lambda: setattr(objective, "factor", 3.0)
 
 
 def annealed_in_a_list() -> Cheat:
@@ -367,6 +390,7 @@ CHEATS: dict[str, Callable[[], Cheat]] = {
     each.__name__: each
     for each in [
         *(counted_steps, python_random, numpy_random, numpy_generator, annealed, annealed_in_a_list),
+        *(annealed_objective, annealed_objective_with_a_prior),
         *(annealed_on_a_parameter, annealed_on_the_class, annealed_behind_a_property, method_of_a_schedule),
         *(variable_of_a_closure, closures_with_one_code, default_argument, callable_loss, method_as_loss),
         *(partial_as_loss, cached_function, cached_method, iterator_in_c, partial_in_c, method_replaced),

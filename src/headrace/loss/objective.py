@@ -233,6 +233,9 @@ class WithTerms(Objective):
         known = self.objective.whole(batch)
         return {**known, **{name: loss.whole(batch) for name, loss in self.more.items()}} if known else {}
 
+    def known(self, batch: Batch) -> Any:
+        return self.objective.known(batch), *[loss.known(batch) for loss in self.more.values()]
+
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
         return self.objective.outputs(model, batch)
 

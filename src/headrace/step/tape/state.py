@@ -209,11 +209,11 @@ class PassState:
 
 
 def _objects(holder: Any) -> Iterator[Any]:
-    """An objective, its terms, and modules among what they hold."""
+    """An objective, the objectives and terms that it holds, and modules among what they hold."""
     yield holder
     for value in vars(holder).values():
         for each in value.values() if isinstance(value, dict) else [value]:
-            if isinstance(each, Loss):
+            if isinstance(each, Loss | Objective):
                 yield from _objects(each)
             elif isinstance(each, nn.Module):
                 yield each
