@@ -1,7 +1,9 @@
 """Objectives of one's own, each a real case and each compared with the same thing written by hand."""
 
+import copy
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,6 +307,76 @@ def test_two_optimizers_take_turns_on_their_own_parameters() -> None:
     for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=0, atol=1e-7)
     assert {"train/loss/critic/real", "train/loss/critic/made", "train/loss/generator"} <= history.last.keys()
+
+
+def make_gan(model: nn.Module, every: Any = "3 steps") -> hr.Trainer:
+    critic, generator = (
+        torch.optim.Adam(model.get_submodule(n).parameters(), lr=1e-3) for n in ("critic", "generator")
+    )
+    return hr.Trainer(
+        model,
+        loss={"critic": Judge(), "generator": Fool()},
+        optimizer={"critic": critic, "generator": (generator, every)},
+        batch_size=BATCH,
+    )
+
+
+def test_one_of_two_optimizers_is_used_at_every_third_step_also_after_a_resume(tmp_path: Path) -> None:
+    z = torch.randn(ROWS, 3, generator=GENERATOR)
+    torch.manual_seed(6)
+    ours, raw = GAN(), GAN()
+    start = copy.deepcopy(ours.state_dict())
+    raw.load_state_dict(start)
+    trainer = make_gan(ours)
+    seen = [(info.step, *sorted(info.losses)) for info in trainer.steps({"z": z, "x": X}, epochs=3)]
+    assert [step for step, *names in seen if "generator" in names] == [3, 6, 9]
+    critic, generator = (torch.optim.Adam(part.parameters(), lr=1e-3) for part in (raw.critic, raw.generator))
+    for step, rows in enumerate(batches(3), start=1):
+        n = len(rows)
+        critic.zero_grad()
+        made = raw.generator(z[rows]).detach()
+        (F.softplus(-raw.critic(X[rows])).sum() / n + F.softplus(raw.critic(made)).sum() / n).backward()
+        critic.step()
+        if step % 3 == 0:
+            generator.zero_grad()
+            (F.softplus(-raw.critic(raw.generator(z[rows]))).sum() / n).backward()
+            generator.step()
+    for p, q in zip(ours.parameters(), raw.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-7)
+    for left in (1, 2, 3, 4, 8):
+        model, run = GAN(), tmp_path / str(left)
+        model.load_state_dict(start)
+        for info in make_gan(model).steps({"z": z, "x": X}, epochs=3, run=run):
+            if info.step == left:
+                break
+        again = GAN()
+        make_gan(again).fit({"z": z, "x": X}, epochs=3, run=run, progress=False)
+        assert equal(again, ours)
+        with pytest.raises(hr.CheckpointError, match=r"optimizer.generator.every: 3 in the run, 2 now"):
+            make_gan(again, "2 steps").fit({"z": z, "x": X}, epochs=3, run=run, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [
+        ("2 epochs", r"optimizer\['generator'\]= takes a torch optimizer, or one with the steps"),
+        ("often", r"optimizer\['generator'\]= is a number and a unit"),
+        ("0 steps", r"is greater than 0"),
+    ],
+)
+def test_steps_between_uses_of_an_optimizer_that_cannot_be_are_refused(every: str, message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        make_gan(GAN(), every)
+
+
+def test_one_optimizer_is_used_at_each_step() -> None:
+    model = nn.Linear(8, 4)
+    optimizers = {
+        "w": (torch.optim.SGD([model.weight], lr=0.1), "2 steps"),
+        "b": (torch.optim.SGD([model.bias], lr=0.1), "3 steps"),
+    }
+    with pytest.raises(hr.ConfigError, match="no optimizer= is used at each step"):
+        hr.Trainer(model, {"w": hr.CrossEntropy(), "b": hr.CrossEntropy()}, optimizers)
 
 
 @pytest.mark.parametrize(

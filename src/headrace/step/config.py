@@ -46,8 +46,11 @@ def of_settings(given: Mapping[str, Any]) -> Config:
     return {name: plain(strategy if name == "strategy" else given[name]) for name in SETTINGS}
 
 
-def of_optimizers(optimizers: Mapping[str, Optimizer]) -> Config:
-    """Kind and hyperparameters of every optimizer, as they were given: a schedule may have moved the rate since."""
+def of_optimizers(optimizers: Mapping[str, Optimizer], every: Mapping[str, int] | None = None) -> Config:
+    """Kind and hyperparameters of every optimizer, as they were given: a schedule may have moved the rate since.
+
+    `every`: at every which step some of them are used.
+    """
     found = {
         key: {
             "kind": type(optimizer).__name__,
@@ -55,6 +58,7 @@ def of_optimizers(optimizers: Mapping[str, Optimizer]) -> Config:
                 {n: plain(v) for n, v in (group | _first_rate(group)).items() if n not in ("params", "initial_lr")}
                 for group in optimizer.param_groups
             ],
+            **({"every": every[key]} if every and key in every else {}),
         }
         for key, optimizer in optimizers.items()
     }

@@ -23,10 +23,13 @@ from ..data.reader import Reader
 from ..data.source import Categories, Source, Table
 from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
+from ..length import interval
 from ..loss.objective import Objective, as_objective, module_of
 from . import check
 
 OptimizerLike = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
+Optimizers = Mapping[str, Optimizer | tuple[Optimizer, str]]
+"""Optimizers by key; `(optimizer, "5 steps")` is one that is used at every fifth step."""
 RESIDENT_SHARE = 0.25  # of a GPU's free memory that a data set may take to be kept there
 
 
@@ -226,7 +229,7 @@ def compile_in_place(model: nn.Module) -> None:
 
 
 def by_key(
-    loss: Any, optimizer: OptimizerLike | Mapping[str, Optimizer], model: nn.Module
+    loss: Any, optimizer: OptimizerLike | Optimizers, model: nn.Module
 ) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
     """Objectives and optimizers by key; a single one has the key ""."""
     if isinstance(loss, Mapping) != isinstance(optimizer, Mapping):
@@ -234,8 +237,27 @@ def by_key(
     if isinstance(loss, Mapping) and isinstance(optimizer, Mapping):
         if loss.keys() != optimizer.keys() or not loss:
             raise ConfigError(f"loss= has the keys {list(loss)}, optimizer= {list(optimizer)}. They must be equal.")
-        return {k: as_objective(v) for k, v in loss.items()}, {k: _optimizer(optimizer[k], model, k) for k in loss}
+        found = {key: each[0] if isinstance(each, tuple) and each else each for key, each in optimizer.items()}
+        return {k: as_objective(v) for k, v in loss.items()}, {k: _optimizer(found[k], model, k) for k in loss}
     return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
+
+
+def pauses(optimizer: OptimizerLike | Optimizers) -> dict[str, int]:
+    """At every which step an optimizer is used, of those that are not used at each."""
+    found = {}
+    for key, each in optimizer.items() if isinstance(optimizer, Mapping) else ():
+        if not isinstance(each, tuple):
+            continue
+        every = interval(each[1], f"optimizer[{key!r}]") if len(each) == 2 else None
+        if every is None or every.unit != "steps":
+            raise ConfigError(
+                f"optimizer[{key!r}]= takes a torch optimizer, or one with the steps at which it is used, as in "
+                f"(optimizer, '5 steps'); got {each!r}."
+            )
+        found[key] = int(every.count)
+    if isinstance(optimizer, Mapping) and found.keys() == optimizer.keys() and 1 not in found.values():
+        raise ConfigError("no optimizer= is used at each step. Give one of them without a number of steps.")
+    return {key: count for key, count in found.items() if count > 1}
 
 
 def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:

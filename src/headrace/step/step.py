@@ -31,7 +31,7 @@ in memory that is cleared before, which takes longer than what the vector saves.
 
 
 class Step(Updates):
-    """Updates a model from a batch; with several optimizers, one update each, in order.
+    """Updates a model from a batch; with several optimizers, one update each, in order, some not at every step.
 
     Models live in an arena between `home` and `release`; `updates` counts what has been done.
     """
@@ -46,12 +46,15 @@ class Step(Updates):
         guard: Guard,
         strategy: Strategy,
         measured: bool,
+        pauses: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(model, dict(objectives), dict(optimizers), settings, precision, guard, strategy)
         self.scored = scoring(objectives)
         """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
         self.ends_alone = False
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
+        self._pauses = pauses or {}
+        """At every which step the optimizer of a key is used, of those that are not used at each."""
         self._parts: list[Update] = []
         self._answers: dict[Objective, Tapes] = {}
         self._note = ""
@@ -202,9 +205,14 @@ class Step(Updates):
         if len(self._parts) == 1:
             outcome = self._parts[0](batch)
         else:
-            outcome = merged([(part.name, part(batch)) for part in self._parts], self.scored)
+            outcome = merged([(part.name, part(batch)) for part in self._due()], self.scored)
         self.updates += 1
         return outcome
+
+    def _due(self) -> list[Update]:
+        """The updates that this step makes."""
+        every, now = self._pauses, self.updates + 1
+        return [part for part in self._parts if now % every.get(part.name, 1) == 0] if every else self._parts
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -26,12 +26,14 @@ from ..workers.strategy import Strategy
 from . import check, config, evaluate
 from .given import (
     OptimizerLike,
+    Optimizers,
     as_batch,
     by_key,
     check_optimizers,
     compile_in_place,
     data_sets,
     deterministic_mode,
+    pauses,
     samples_or,
     source_on,
 )
@@ -62,7 +64,7 @@ class Trainable:
         self,
         model: nn.Module,
         loss: Any,
-        optimizer: OptimizerLike | Mapping[str, Optimizer],
+        optimizer: OptimizerLike | Optimizers,
         *,
         batch_size: BatchSize | None = None,
         microbatch: int | Literal["auto"] | None = None,
@@ -110,12 +112,12 @@ class Trainable:
         settings = Settings(microbatch, clip_norm, clip_value, arena, tape)
         guard = make_guard(self.device, skip=nonfinite == "skip")
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy
-        self._step = Step(*parts, measured=bool(self.metrics))
+        self._step = Step(*parts, measured=bool(self.metrics), pauses=(every := pauses(optimizer)))
         self._known_streams: list[Stream] | None = None
         self._trained_on: Sequence[Stream] | None = None  # by the last training
         self._history: Any = None  # what the last training has reported
         self._signals, self._use = Signals(), Use()
-        self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers)}
+        self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers, every)}
         if compile:
             compile_in_place(model)
         self._made = True

@@ -32,21 +32,21 @@ class Trainer(Trainable):
     """Trains, validates and applies a model.
 
     `loss`: a term or a sum of them, an `nn.*Loss`, a function of (outputs, target), or an `Objective`; `optimizer`: one
-    of torch's, or a function that makes it of the parameters. For several, dicts with equal keys. `batch_size`: rows in
-    one update (128 if not given, a loader's own), or one from each point of the training on, as in `{0: 32, "5 epochs":
-    64}`; `microbatch`: how many of them pass the model at once ("auto": fewer when memory runs out); `macrobatch`: how
-    many are staged on the device together. `clip_norm`, `clip_value`: of the gradients. `precision`: "fp32", "bf16" or
-    "fp16". `metrics`: names such as "accuracy", "f1:weighted", "top-3", or objects. `seed`: of the order in which rows
-    are read, and of nothing else: dropout draws from torch's generator, in sequence; `order`: one of the five of
-    `Order`. A `fit` begins with epoch 0 of that order, or where its run stands; one that is given a `Reader` goes on
-    where that stands, as a loop of `fit(epochs=1)` wants it. `schedule`: a function of the progress (0 to 1) that gives
-    a factor, rates by lengths, as in `{0: 1e-2, "5 epochs": 1e-3}`, a function of (optimizer, total_steps) or of the
-    optimizer that makes a torch scheduler, or a `Schedule`.
-    `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with. `nonfinite`:
-    "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how several
-    workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by
-    itself. `arena=False` leaves parameters and buffers where they are. `tape`: "auto" replays recorded passes of
-    a small model, with the same bits, where that is proven and quicker; `True` insists, `False` never does.
+    of torch's, or a function that makes it of the parameters. For several, dicts with equal keys, where `(optimizer, "5
+    steps")` is used at every fifth step. `batch_size`: rows in one update (128 if not given, a loader's own), or one
+    from each point of the training on, as in `{0: 32, "5 epochs": 64}`; `microbatch`: how many of them pass the model
+    at once ("auto": fewer when memory runs out); `macrobatch`: how many are staged on the device together. `clip_norm`,
+    `clip_value`: of the gradients. `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy",
+    "f1:weighted", "top-3", or objects. `seed`: of the order in which rows are read, and of nothing else: dropout draws
+    from torch's generator, in sequence; `order`: one of the five of `Order`. A `fit` begins with epoch 0 of that order,
+    or where its run stands; one that is given a `Reader` goes on where that stands, as a loop of `fit(epochs=1)` wants
+    it. `schedule`: a function of the progress (0 to 1) that gives a factor, rates by lengths, as in `{0: 1e-2, "5
+    epochs": 1e-3}`, a function of (optimizer, total_steps) or of the optimizer that makes a torch scheduler, or a
+    `Schedule`. `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with.
+    `nonfinite`: "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how
+    several workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they share or make
+    each by itself. `arena=False` leaves parameters and buffers where they are. `tape`: "auto" replays recorded passes
+    of a small model, with the same bits, where that is proven and quicker; `True` insists, `False` never does.
     """
 
     @property
