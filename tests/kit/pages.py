@@ -1,8 +1,8 @@
 """Runs a page of the documentation as a reader would: its files are written, its commands run, its output compared.
 
-Blocks are taken in their order. A Python block with a title is a file of this name; a bash block is run; a block with
-the title "Output" is what the last of these printed. Numbers may differ a little, as on another machine; speeds and
-times may differ at all; a line of three dots stands for any lines.
+Blocks are taken in their order. A block of Python with a title is a file of this name; one of bash without is run; one
+with the title "Output" is what the last of these printed. Numbers may differ a little, as on another machine; speeds
+and times may differ at all; a line of three dots stands for any lines.
 """
 
 import os
@@ -46,7 +46,7 @@ def run_page(page: str, room: Path, limit_s: float = 60.0) -> int:
         text = block.text.replace("8000", port)
         if block.language == "python" and block.title:
             (room / block.title).write_text(text)
-        elif block.language == "bash":
+        elif block.language == "bash" and not block.title:
             printed = _run(text, room, limit_s)
         elif block.title == OUTPUT:
             problem = difference(text, printed)
