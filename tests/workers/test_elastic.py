@@ -10,7 +10,8 @@ from kit.sampled import sampled
 from kit.toy_workers import apart, same
 from torch import Tensor, nn
 
-from headrace import ConfigError, Elastic
+import headrace as hr
+from headrace import Asynchronous, ConfigError, Elastic
 from headrace.workers.center import LeaseTerms, Push
 from headrace.workers.center_state import CenterState, LocalCenter
 from headrace.workers.elastic import Spring
@@ -175,6 +176,7 @@ def test_the_default_pull_is_shared_by_all_workers() -> None:
         ("200 samples", {}, 200),
         ("205 samples", {}, 210),  # whole batches
         ("1 epoch", {}, 40),  # a fair share of an epoch, in a few parts: 1000 / 8 / 4 rows
+        ("end", {}, 40),
         ("100 steps", {}, 250),  # no more than a fair share
         ("16 steps", {"block": 100}, 200),  # whole blocks
         ("16 steps", {"rows": 60}, 20),
@@ -235,14 +237,35 @@ def test_workers_without_a_meeting_are_independent_and_one_meeting_changes_them(
     assert not same(never[0].weights, alone[0].weights), "the control"
 
 
+@pytest.mark.parametrize("kind", [Elastic, Asynchronous])
+def test_every_end_is_one_meeting_of_each_worker_when_all_is_done(kind: Any) -> None:
+    meetings: list[tuple[int, int]] = []
+
+    def train() -> list[Any]:
+        class Counted(kind):  # type: ignore[misc]
+            def exchange(self, replica: Any) -> None:
+                meetings.append((self.comm.shard.index, self._counters.steps))
+                super().exchange(replica)
+
+        model = torch.nn.Linear(4, 1)
+        x = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        trainer = hr.Trainer(model, hr.MSE(), optimizer, batch_size=5, strategy=Counted("end"))
+        return trainer.fit({"x": x, "y": x[:, :1]}, epochs=3, progress=False)["train/loss"]
+
+    assert hr.launch(train, workers=3)
+    assert [worker for worker, _ in sorted(meetings)] == [0, 1, 2]
+    assert sum(step for _, step in meetings) == 3 * 90 / 5
+
+
 TAKES: dict[str, Any] = {"alpha": 0.5, "take_center": True}
 
 
 @pytest.mark.parametrize(
     ("every", "merge"),
     sampled(
-        itertools.product(["3 steps", "10 samples", "1 epoch", "2 epochs"], [{}, TAKES]),
-        keep=[("10 samples", {}), ("3 steps", TAKES)],
+        itertools.product(["3 steps", "10 samples", "1 epoch", "2 epochs", "end"], [{}, TAKES]),
+        keep=[("10 samples", {}), ("3 steps", TAKES), ("end", {})],
         of=3,
     ),
     ids=str,

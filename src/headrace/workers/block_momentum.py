@@ -7,8 +7,8 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ..errors import ConfigError, unknown
-from ..length import Counters, Length, interval
-from .rounds import Outer, OuterStep, Rounds, RoundStart, check_settings, is_number
+from ..length import Counters, Length
+from .rounds import Outer, OuterStep, Rounds, RoundStart, check_settings, is_number, of_rounds
 
 Form = Literal["mean", "cntk"]
 _FORMS = ("mean", "cntk")
@@ -40,7 +40,7 @@ class BlockMomentum(Rounds):
         form: Form = "mean",
         start_after: str | Length | None = None,
     ) -> None:
-        length = interval(every, "every")
+        length = of_rounds(every)
         super().__init__(
             length,
             weights="equal" if form == "cntk" else "rows",

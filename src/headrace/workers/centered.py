@@ -38,8 +38,8 @@ class Centered(Strategy, ABC):
     """Every worker updates its own replica, and `every` so often brings what it has learnt to the center.
 
     Nobody waits for anybody. `every` counts this worker's own updates, rows, or passes: one ends when the center
-    leases it rows of a later epoch. It meets earlier when there is nothing left for it to read, so that nobody waits
-    for rows that it keeps. What the center leases is `lease` rows at a time.
+    leases it rows of a later epoch; "end" is once, when all is done. It meets earlier when there is nothing left for it
+    to read, so that nobody waits for rows that it keeps. What the center leases is `lease` rows at a time.
 
     Data are used exactly once: a meeting applies a change and records the rows that it comes from in one call. What
     is lost with a worker is what it has learnt since its last meeting, and its rows are read by others. Optimizers
@@ -52,7 +52,8 @@ class Centered(Strategy, ABC):
         super().__init__()
         if lease is not None and (not isinstance(lease, int) or isinstance(lease, bool) or lease < 1):
             raise ConfigError(f"lease= is a number of rows, at least 1, got {lease!r}.")
-        self.every, self.lease = interval(every, "every"), lease
+        self.every = None if every == "end" else interval(every, "every")
+        self.lease = lease
         self._terms: LeaseTerms | None = None
         self._center_progress: CenterProgress | None = None
         self._counters = Counters()
@@ -105,11 +106,13 @@ class Centered(Strategy, ABC):
         Leases are whole batches, or whole blocks where rows are read in blocks, unless the epoch ends before. By
         default they hold the rows of a round and a few batches at least, and no more than a fair share of an epoch.
         """
-        passes = self.every.unit == "epochs"
-        fair = -(-rows // (self.comm.count * (SHARES if passes else 1)))
-        of_round = int(self.every.count) * (batch if self.every.unit == "steps" else 1)
+        every = None if self.every is None or self.every.unit == "epochs" else self.every
+        fair = -(-rows // (self.comm.count * (SHARES if every is None else 1)))
         unit = block if block > 1 else batch
-        wanted = fair if passes else min(fair, max(of_round, SHARES * batch))
+        wanted = fair
+        if every is not None:
+            of_round = int(every.count) * (batch if every.unit == "steps" else 1)
+            wanted = min(fair, max(of_round, SHARES * batch))
         self._terms = LeaseTerms(rows, min(self.lease or -(-wanted // unit) * unit, rows), end)
         return self._terms
 
@@ -159,7 +162,7 @@ class Centered(Strategy, ABC):
         own.steps, own.samples, own.epochs = own.steps + 1, own.samples + rows, own.epochs + ends_epoch
         own.rows, own.ends_epoch = rows, ends_epoch
         self._pending.rows += rows
-        if self._idle or self.every.fires(own):
+        if self._idle or (self.every is not None and self.every.fires(own)):
             self.exchange(replica)
         return False
 

@@ -141,6 +141,16 @@ class Outer:
         return {param: name for name, param in self._params.items()}
 
 
+def of_rounds(every: str | Length) -> Length:
+    """How long rounds are that an outer step follows: nothing follows the end of a training."""
+    if every == "end":
+        raise ConfigError(
+            'every="end" has no rounds for an outer step to follow. Use every="1 epoch", for example, or '
+            'hr.Periodic("end"), which takes the mean of the weights at the end.'
+        )
+    return interval(every, "every")
+
+
 def check_settings(lr: float, momentum: float) -> None:
     """Raises unless they are a rate and a momentum."""
     if not is_number(lr) or not 0 < lr < float("inf"):
@@ -271,7 +281,7 @@ class Periodic(Rounds):
                 f"lambda params: torch.optim.SGD(params, lr=0.7), got a {type(outer).__name__}."
             )
         if outer is not None and length is None:
-            raise ConfigError('every="end" has no rounds for outer= to step after. Use every="1 epoch", for example.')
+            of_rounds(every)
         self.outer = outer
 
     def ending(self, start: RoundStart) -> OuterStep:
@@ -294,7 +304,7 @@ class DiLoCo(Rounds):
         weights: Weights = "rows",
         start_after: str | Length | None = None,
     ) -> None:
-        super().__init__(interval(every, "every"), weights=weights, start_after=start_after)
+        super().__init__(of_rounds(every), weights=weights, start_after=start_after)
         check_settings(lr, momentum)
         self.lr, self.momentum = lr, momentum
 
