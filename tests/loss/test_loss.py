@@ -53,6 +53,14 @@ def bce(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
 
 PIXELS = normal(N, 3, 2).exp()
 """A weight for every pixel of the masks."""
+CELLS, KNOWN = normal(N, 2).exp(), normal(N, 2) > 0
+GIVEN = normal(N, 3) > -0.5
+"""Which of the questions have an answer."""
+SERIES, OTHERS = normal(N, 4, 2), normal(N, 4, 2)
+WORDS, NEXT = normal(N, K, 4), labels(N, 4)
+ITEMS = torch.arange(4) < labels(N, classes=4)[:, None]
+"""Which places of padded sequences have an item; some sequences have none."""
+MASKED = {"cells": CELLS, "known": KNOWN, "asked": GIVEN, "items": ITEMS, "map": PIXELS[:, None]}
 TO_IGNORE = torch.where(ANSWERS == 1, ANSWERS, torch.where(normal(N, 3) > 0, -1, 0))
 ASKED = (TO_IGNORE >= 0).double()
 
@@ -64,7 +72,7 @@ class Case(NamedTuple):
     expected: Tensor
 
     def streams(self) -> dict[str, Tensor]:
-        return {"x": self.outputs, "y": self.targets, "r": R, "pixels": PIXELS}
+        return {"x": self.outputs, "y": self.targets, "r": R, "pixels": PIXELS, **MASKED}
 
 
 _CE, _BCE, _FOCAL = hr.CrossEntropy, hr.BinaryCrossEntropy, hr.Focal
@@ -154,6 +162,30 @@ MEANS = {
     "focal-questions-0": Case(_FOCAL(0), QUESTIONS, ANSWERS.double(), bce(QUESTIONS, ANSWERS)),
     "focal-questions-classes": Case(
         _FOCAL(1.5, class_weights=POSITIVE), QUESTIONS, ANSWERS, (POSITIVE * FOCAL_ANSWER).mean()
+    ),
+    "mse-elements": Case(hr.MSE(weight="cells"), PRICES, PAID, (CELLS * FAR**2).sum() / CELLS.sum()),
+    "l1-elements": Case(hr.L1(weight="known"), PRICES, PAID, FAR[KNOWN].mean()),
+    "l1-elements-column": Case(hr.L1(weight="r"), PRICES[:, :1], PAID[:, 0], (R * FAR[:, 0]).sum() / R.sum()),
+    "huber-elements": Case(hr.Huber(weight="cells"), PRICES, PAID, (CELLS * SMOOTH_L1).sum() / CELLS.sum()),
+    "bce-elements": Case(_BCE(weight="asked"), QUESTIONS, ANSWERS, bce(QUESTIONS[GIVEN], ANSWERS[GIVEN])),
+    "bce-elements-positive": Case(
+        _BCE(weight="asked", positive_weight=POSITIVE),
+        *(QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS, pos_weight=POSITIVE, reduction="none")[GIVEN].mean()),
+    ),
+    "focal-elements": Case(_FOCAL(1.5, weight="asked"), QUESTIONS, ANSWERS, FOCAL_ANSWER[GIVEN].mean()),
+    "mse-padded": Case(hr.MSE(weight="items"), SERIES, OTHERS, ((SERIES - OTHERS) ** 2)[ITEMS].mean()),
+    "mse-padded-column": Case(
+        hr.MSE(weight="items"), SERIES[..., :1], OTHERS[..., 0], ((SERIES - OTHERS)[..., 0] ** 2)[ITEMS].mean()
+    ),
+    "mse-maps": Case(
+        hr.MSE(weight="map"),
+        *(IMAGES, IMAGES.flip(0), (PIXELS[:, None] * (IMAGES - IMAGES.flip(0)) ** 2).sum() / (K * PIXELS.sum())),
+    ),
+    "ce-padded": Case(_CE(weight="items"), WORDS, NEXT, F.cross_entropy(WORDS, NEXT, reduction="none")[ITEMS].mean()),
+    "ce-padded-rows": Case(
+        _CE(weight="r", ignore_index=-1),
+        *(WORDS, NEXT.where(ITEMS, -1)),
+        (R[:, None] * ITEMS * F.cross_entropy(WORDS, NEXT, reduction="none")).sum() / (R[:, None] * ITEMS).sum(),
     ),
     "row-mean": Case(hr.RowMean(F.soft_margin_loss), PRICES, PAID.sign(), F.soft_margin_loss(PRICES, PAID.sign())),
 }

@@ -342,18 +342,27 @@ def _terms(loss: "Loss | Sum") -> list[Loss]:
 
 
 def weights_like(loss: Loss, batch: Batch, like: Tensor) -> Tensor:
-    """What each element counts, to multiply it by: a number for each row, or for each place of the target."""
+    """What each element counts, to multiply it by: a number for each row, each element, or what is between them.
+
+    Weights of sequences or maps, (rows, places), are those of all numbers of a place, (rows, places, ...). A dimension
+    of size 1 stands for all, as in (rows, 1, height, width).
+    """
     assert loss.row_weight is not None
     weights: Tensor = batch[loss.row_weight]
     if weights.shape == like.shape:
         return weights
-    if weights.numel() != batch.rows:
-        raise DataError(
-            f"{loss.name}: weight={loss.row_weight!r} has rows of shape {list(weights.shape[1:])}. Expected one number "
-            f"for each row, for each item of a sequence, or for each place of a target, {list(like.shape[1:])}. "
-            "Other weights are for a term of your own: subclass hr.Loss."
-        )
-    return weights.view(-1, *[1] * (like.dim() - 1))
+    if weights.numel() == batch.rows:
+        return weights.reshape(-1, *[1] * (like.dim() - 1))
+    if [n for n in weights.shape[1:] if n != 1] == [n for n in like.shape[1:] if n != 1]:
+        return weights.reshape(like.shape)
+    spread = [*weights.shape, *[1] * (like.dim() - weights.dim())]
+    if len(spread) == like.dim() and all(n in (1, whole) for n, whole in zip(spread, like.shape, strict=True)):
+        return weights.reshape(spread)
+    raise DataError(
+        f"{loss.name}: weight={loss.row_weight!r} has rows of shape {list(weights.shape[1:])}. Expected one number for "
+        f"each row, for each item of a sequence, or for each element of a row, {list(like.shape[1:])}; dimensions may "
+        "be 1, and the last ones may be missing. Other weights are for a term of your own: subclass hr.Loss."
+    )
 
 
 def comparable(labels: Tensor) -> Tensor:
