@@ -1,7 +1,9 @@
 """The tape beside everything else that an update does: the bits are torch's, whatever is asked for."""
 
 import cProfile
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -265,10 +267,27 @@ def test_parameters_outside_of_vectors_are_trained_by_torch(options: dict[str, b
     assert all(map(torch.equal, found[0].values(), found[1].values()))
 
 
-def test_a_training_under_a_profiler_is_left_to_torch() -> None:
+def nobody(*_: object) -> None:
+    """A profiler that looks at nothing."""
+
+
+@contextmanager
+def by_function() -> Iterator[None]:
+    sys.setprofile(nobody)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+THERE = pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, cProfile is in nobody's way")
+
+
+@pytest.mark.parametrize("profiler", [by_function, pytest.param(cProfile.Profile, marks=THERE)])
+def test_a_training_under_a_profiler_is_left_to_torch(profiler: Callable[[], Any]) -> None:
     x, y = torch.randn(200, 8), torch.randint(0, 3, (200,))
     model = nn.Linear(8, 3)
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1), batch_size=10)
-    with cProfile.Profile():
+    with profiler():
         trainer.fit({"x": x, "y": y}, epochs=1, progress=False)
     assert trainer.tape_note == "passes are left to torch: a profiler looks on"

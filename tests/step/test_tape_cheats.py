@@ -32,6 +32,7 @@ def trained(cheat: Callable[[], Cheat], tape: Any) -> tuple[list[Tensor], str]:
     return [value.clone() for value in model.state_dict().values()], trainer.tape_note
 
 
+@pytest.mark.filterwarnings("ignore:functools.partial will be a method:FutureWarning")  # of Python 3.13
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_pass_that_changes_gives_the_bits_of_torch_or_is_an_error(name: str) -> None:
     expected, _ = trained(CHEATS[name], False)

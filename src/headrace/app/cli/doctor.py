@@ -138,6 +138,9 @@ def versions() -> Part:
         was_there = "torch" in sys.modules
         findings += _importing("torch")
         took_s = time.perf_counter() - start
+        facts["torch"] = str(
+            getattr(sys.modules.get("torch"), "__version__", facts["torch"])
+        )  # with its build, as +cpu
         if not was_there:
             facts["import torch"] = f"{took_s:.1f} s"
         if took_s > 8:
