@@ -5,9 +5,9 @@ anything with `update`, `compute` and `reset`, will do as well.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -29,27 +29,40 @@ class Metric(Protocol):
     def reset(self) -> Any: ...
 
 
-Wanted = str | Metric | Sequence[str | Metric] | Mapping[str, str | Metric]
+OfOne = str | Metric | Sequence[str | Metric] | Mapping[str, str | Metric]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What metrics look at: an output, the stream that it is compared with, and what the loss knows of the two."""
+
+    target: str
+    output: Callable[[Any], Any]
+    """Takes the output out of all that the model returned."""
+    reads: str | None = None
+    """What the output is: "classes", "logits" or "probabilities"."""
+    ignores: int | None = None
+    """The label that does not count."""
 
 
 class Metrics:
-    """Several metrics, fed together: blocks of outputs are gathered on the device and handed over whole.
+    """Several metrics of one output, fed together: blocks are gathered on the device and handed over whole.
 
     `reads` says what the outputs are, where the loss knows: "classes", "logits" or "probabilities"; `ignore`
     which label does not count.
     """
 
-    def __init__(self, metrics: Wanted = (), reads: str | None = None, ignore: int | None = None) -> None:
+    def __init__(self, metrics: OfOne = (), reads: str | None = None, ignore: int | None = None) -> None:
         self._wanted = _by_name(metrics)
         self._reads, self._ignore = reads, ignore
+        self.compared: Compared | None = None
+        """What they look at; unknown until they are made for a training."""
         self._task: Task | None = None
         self._live: dict[str, Any] = {}
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
         self._bytes = 0
         self._holds = False
-        self.missed = False
-        """Whether a batch came without outputs since the last report."""
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
@@ -68,11 +81,10 @@ class Metrics:
         wanted = self._wanted.get(name)
         return wanted if isinstance(wanted, str) else name
 
-    def load(self) -> None:
-        """Imports torchmetrics if a metric was given by name: it takes seconds, which are not to count as training."""
-        if any(isinstance(metric, str) for metric in self._wanted.values()):
-            import torchmetrics.classification
-            import torchmetrics.regression  # noqa: F401
+    @property
+    def named(self) -> bool:
+        """Whether any is given by its name in the catalogue."""
+        return any(isinstance(metric, str) for metric in self._wanted.values())
 
     def fresh(self, reads: str | None = None, ignore: int | None = None) -> "Metrics":
         """The same metrics, empty."""
@@ -106,7 +118,7 @@ class Metrics:
         return found
 
     def reset(self) -> None:
-        self._outputs, self._targets, self._bytes, self.missed = [], [], 0, False
+        self._outputs, self._targets, self._bytes = [], [], 0
         for metric in self._live.values():
             metric.reset()
 
@@ -192,7 +204,7 @@ def _named(name: str) -> Iterator[None]:
         raise DataError(f"metric {name!r} cannot be computed from these outputs and targets: {error}") from error
 
 
-def _by_name(metrics: Wanted) -> dict[str, str | Metric]:
+def _by_name(metrics: Any) -> dict[str, str | Metric]:
     if isinstance(metrics, str | Metric):
         metrics = [metrics]
     pairs: Iterable[tuple[str, Any]] = (

@@ -6,7 +6,8 @@ of one's own does anything else: contrastive learning, distillation, a model tha
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError, unknown
 from .base import Loss, Sum, Term, Weight, by_items, pick
 from .call import Call, Inputs, first_call
+from .metrics import Compared
 from .translate import translate
 
 
@@ -65,6 +67,12 @@ class Objective(ABC):
     def scored(self, outputs: Any) -> Any:
         """Which of the outputs metrics compare with the target."""
         return outputs
+
+    def measured(self, name: str, target: str) -> Compared:
+        """What metrics of this name look at: an output and the stream of the same name, or the trainer's `target`."""
+        if not name:
+            return Compared(target, self.scored, self.reads, self.ignores)
+        return Compared(name, lambda outputs: pick(outputs, name, f"metrics of {name!r}"))
 
     def unclear(self) -> str:
         """Why it is not known which of the outputs metrics compare with the target; nothing where it is known."""
@@ -135,6 +143,19 @@ class Supervised(Objective):
         if main is None:
             raise ConfigError(self.unclear())
         return outputs if main.output is None else pick(outputs, main.output, main.name)
+
+    def measured(self, name: str, target: str) -> Compared:
+        """Those of a name look at the term that compares with this target, else at the one of this output."""
+        if not name:
+            return super().measured(name, target)
+        terms = list(self._data_terms.values())
+        found = [t for t in terms if t.target == name] or [t for t in terms if t.output == name]
+        if not found:
+            known = dict.fromkeys(str(key) for t in terms for key in (t.target, t.output) if key is not None)
+            raise ConfigError(f"metrics= are of an {unknown('output or target', name, list(known))}")
+        term = next((term for term in found if term.output is not None), found[0])
+        output = partial(pick, key=term.output, name=term.name)
+        return Compared(term.target, output, term.reads, term.ignore_index)
 
     def unclear(self) -> str:
         if self._main is not None:
@@ -242,6 +263,9 @@ class WithTerms(Objective):
     def scored(self, outputs: Any) -> Any:
         return self.objective.scored(outputs)
 
+    def measured(self, name: str, target: str) -> Compared:
+        return self.objective.measured(name, target)
+
     def unclear(self) -> str:
         return self.objective.unclear()
 
@@ -324,6 +348,11 @@ def _as_list(loss: Loss | Sum) -> list[Loss]:
 def _streams_of(terms: Iterable[Loss]) -> list[str]:
     """The streams that terms compare with or weigh by."""
     return list(dict.fromkeys(s for term in terms for s in (term.target, term.row_weight) if s is not None))
+
+
+def measured_by(objectives: Mapping[str, Objective], target: str) -> Callable[[str], Compared]:
+    """What tells of each name of metrics what they look at, where `target` is the trainer's."""
+    return partial(objectives[scoring(objectives)].measured, target=target)
 
 
 def _check_streams(terms: Iterable[Loss], names: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Everything that can be known before the first update, checked then."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -201,13 +201,20 @@ def same_categories(
         raise DataError(f"the {name} data have other categories in {stream!r} than {other}: {facts}. {remedy}")
 
 
-def measurable(objectives: Mapping[str, Objective], streams: Sequence[Stream], target: str) -> None:
-    """Raises unless there is a target for metrics to compare with, and it is known with which output."""
-    names = [stream.name for stream in streams]
-    if target not in names:
-        raise ConfigError(f"metrics= compare with an {unknown('stream', target, names)} Say target=.")
-    if why := objectives[scoring(objectives)].unclear():
-        raise ConfigError(why)
+def measurable(
+    objectives: Mapping[str, Objective], streams: Sequence[Stream], target: str, named: Iterable[str]
+) -> None:
+    """Raises unless there is a target for metrics to compare with, and it is known with which output.
+
+    `named`: the outputs or targets that they are of; "" stands for the trainer's target.
+    """
+    names, objective = [stream.name for stream in streams], objectives[scoring(objectives)]
+    for name in named:
+        if (wanted := objective.measured(name, target).target) not in names:
+            hint = "" if name else " Say target=."
+            raise ConfigError(f"metrics= compare with an {unknown('stream', wanted, names)}{hint}")
+        if not name and (why := objective.unclear()):
+            raise ConfigError(why)
 
 
 def columns_of(source: Source | None) -> Mapping[str, Any]:

@@ -18,8 +18,9 @@ from ..data.ragged import Ragged
 from ..data.sparse import Sparse
 from ..errors import DataError
 from ..loss.base import Term, is_flat
+from ..loss.by_output import MetricsByOutput
 from ..loss.call import first_call
-from ..loss.metrics import BLOCK_BYTES, Metrics
+from ..loss.metrics import BLOCK_BYTES
 from ..loss.objective import Objective, Supervised, Terms, scoring, terms_of
 from ..loss.outcome import LossSums, Outcome, as_outcome, reported
 from .guard import Scalar
@@ -149,25 +150,23 @@ def apart(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Ou
         yield as_outcome(step(batch), "evaluate_step", batch)
 
 
-AddUp = Callable[[LossSums, Metrics], tuple[dict[str, float], dict[str, Any]]]
+AddUp = Callable[[LossSums, MetricsByOutput], tuple[dict[str, float], dict[str, Any]]]
 """Losses and metrics over what was seen, here and by other workers."""
 
 
-def score(
-    outcomes: Iterable[Outcome], name: str, metrics: Metrics, objective: Objective, target: str, add_up: AddUp
-) -> dict[str, Any]:
+def score(outcomes: Iterable[Outcome], name: str, metrics: MetricsByOutput, add_up: AddUp) -> dict[str, Any]:
     """Loss, terms and metrics over one pass, by keys that begin with `name`."""
     tally = LossSums()
     with torch.no_grad():
         for outcome in outcomes:
-            record(outcome, tally, metrics, objective, target)
+            record(outcome, tally, metrics)
     row = report(name, tally, metrics, add_up)
     if not row:
         raise DataError(f"the {name} data gave no rows. Pass data with at least one.")
     return row
 
 
-def record(outcome: Outcome, tally: LossSums, metrics: Metrics, objective: Objective, target: str) -> None:
+def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
     """Adds one batch to what is reported later; an update that was left out does not count."""
     if outcome.applied is False:
         return
@@ -181,13 +180,16 @@ def record(outcome: Outcome, tally: LossSums, metrics: Metrics, objective: Objec
     if metrics:
         metrics.missed |= not outcome.outputs
         for outputs, batch in outcome.outputs:
-            scored, wanted = objective.scored(outputs), batch[target]
-            if type(wanted) is not Tensor:
-                scored, wanted = _compared(scored, wanted, objective.reads)
-            metrics.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
+            for part in metrics.parts.values():
+                compared = part.compared
+                assert compared is not None
+                scored, wanted = compared.output(outputs), batch[compared.target]
+                if type(wanted) is not Tensor:
+                    scored, wanted = _dense(scored, wanted, compared.reads)
+                part.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
 
 
-def _compared(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
+def _dense(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
     """Outputs and target as metrics look at them: dense, and of sequences the items."""
     if isinstance(target, Ragged):
         items = target.dense()
@@ -195,7 +197,7 @@ def _compared(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
     return outputs, target.to_dense() if isinstance(target, Sparse) else target
 
 
-def report(name: str, tally: LossSums, metrics: Metrics, add_up: AddUp) -> dict[str, Any]:
+def report(name: str, tally: LossSums, metrics: MetricsByOutput, add_up: AddUp) -> dict[str, Any]:
     """What has been added up since the last report, if anything; it starts anew."""
     losses, scores = add_up(tally, metrics)
     if losses and metrics.missed and not scores:

@@ -1,6 +1,7 @@
 """How every update of a training is made, and how far the updates have come."""
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -30,6 +31,10 @@ class Settings:
     tape: bool | Literal["auto"] = "auto"
 
 
+Look = Callable[[Any], Any]
+"""Takes one output out of all that a model returned."""
+
+
 class Updates:
     """What the updates of a model have in common, whichever optimizer makes them."""
 
@@ -48,8 +53,10 @@ class Updates:
         self.settings = Settings()
         self.updates = 0
         """How many have been made."""
-        self.measured: str | None = None
-        """The key of the objective whose outputs metrics look at, if they do."""
+        self.scored = next(iter(objectives), "")
+        """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
+        self.looks: Sequence[Look] = ()
+        """What takes out of these the ones that metrics look at; nothing where there are no metrics."""
         self.adapts = False
         """Whether the microbatch is made smaller when memory runs out."""
         self.measures_norm = False

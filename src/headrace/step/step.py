@@ -1,7 +1,7 @@
 """One step of one model: an update for each of its optimizers."""
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
 from .guard import Guard
 from .precision import Precision
-from .settings import CHANGEABLE, ROWS_MEET, Settings, Updates
+from .settings import CHANGEABLE, ROWS_MEET, Look, Settings, Updates
 from .tape.tapes import LARGEST, Tapes
 from .update import Update, alone
 
@@ -45,12 +45,11 @@ class Step(Updates):
         precision: Precision,
         guard: Guard,
         strategy: Strategy,
-        measured: bool,
+        looks: Sequence[Look],
         pauses: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(model, dict(objectives), dict(optimizers), settings, precision, guard, strategy)
         self.scored = scoring(objectives)
-        """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
         self.ends_alone = False
         """Whether the last batch of an epoch, or a microbatch of it, is going to have a single row."""
         self._pauses = pauses or {}
@@ -59,12 +58,12 @@ class Step(Updates):
         self._answers: dict[Objective, Tapes] = {}
         self._note = ""
         self._sound: set[str] | None = None  # what was finite before the first update by hand
-        self.measure(measured)
+        self.measure(looks)
 
-    def measure(self, measured: bool) -> None:
-        """From the next training on, metrics look at the outputs, or none does."""
+    def measure(self, looks: Sequence[Look]) -> None:
+        """From the next training on, metrics look at these outputs."""
         self.release()
-        self.measured = self.scored if measured else None
+        self.looks = looks
 
     @property
     def homed(self) -> bool:

@@ -12,7 +12,7 @@ from ..data.batch import Batch
 from ..data.ragged import Ragged
 from ..data.source import WHOLE, Shard
 from ..errors import CheckpointError, ConfigError, DataError, HeadraceError, NonFiniteError, WorkerError
-from ..loss.metrics import Metrics
+from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
 from ..workers.centered import Centered
 from ..workers.comm import Comm
@@ -83,13 +83,13 @@ class Team:
             self._torn = f"{type(error).__name__}: {error}"
             self.comm.report_error(error)
 
-    def fresh(self, metrics: Metrics) -> Metrics:
+    def fresh(self, metrics: MetricsByOutput) -> MetricsByOutput:
         """Metrics of which every worker sees a part."""
         if self.in_step:
             metrics.hold()
         return metrics
 
-    def scored(self, sums: LossSums, metrics: Metrics) -> tuple[dict[str, float], dict[str, Any]]:
+    def scored(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
         """Losses and metrics over data that were scored, each worker's part of them."""
         if not self.in_step:
             return sums.read(), metrics.compute()
@@ -105,7 +105,7 @@ class Team:
         return found
 
     def added_up(
-        self, sums: LossSums, metrics: Metrics, workers: Iterable[int], joint: bool = False, fact: Any = None
+        self, sums: LossSums, metrics: MetricsByOutput, workers: Iterable[int], joint: bool = False, fact: Any = None
     ) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
         """Losses and metrics over what these workers have seen, and a `fact` of each; `joint`: all know all losses."""
         said = self.comm.gather([sums.totals(), metrics.state_dict() if metrics else None, fact])

@@ -17,9 +17,9 @@ from ..data.source import Source
 from ..data.staging import BatchSize, Sizes
 from ..errors import ConfigError, DataError
 from ..length import whole
+from ..loss.by_output import MetricsByOutput, Wanted
 from ..loss.call import Inputs
-from ..loss.metrics import Metrics, Wanted
-from ..loss.objective import Supervised, as_objective, module_of, scoring
+from ..loss.objective import Supervised, as_objective, measured_by, module_of, scoring
 from ..loss.outcome import Outcome, as_outcome
 from ..workers.here import here
 from ..workers.strategy import Strategy
@@ -107,12 +107,13 @@ class Trainable:
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
-        self.metrics, self.strategy = Metrics(metrics), self._team.strategy
+        self.metrics, self.strategy = MetricsByOutput(metrics), self._team.strategy
         check.can_split(self.objectives, microbatch)
         settings = Settings(microbatch, clip_norm, clip_value, arena, tape)
         guard = make_guard(self.device, skip=nonfinite == "skip")
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy
-        self._step = Step(*parts, measured=bool(self.metrics), pauses=(every := pauses(optimizer)))
+        looks = self.metrics.looks(measured_by(self.objectives, target))
+        self._step = Step(*parts, looks=looks, pauses=(every := pauses(optimizer)))
         self._known_streams: list[Stream] | None = None
         self._trained_on: Sequence[Stream] | None = None  # by the last training
         self._history: Any = None  # what the last training has reported
@@ -203,7 +204,7 @@ class Trainable:
         for objective in self.eval_objectives.values():
             objective.prepare(source.streams, {name: check.columns_of(source)})
         if self.metrics:
-            check.measurable(self.eval_objectives, source.streams, self.target)
+            check.measurable(self.eval_objectives, source.streams, self.target, self.metrics.parts)
         return self._score(source, name, batch_size, limit)
 
     def test(self, data: Any, *, batch_size: int | None = None) -> dict[str, Any]:
@@ -314,16 +315,16 @@ class Trainable:
     def _score(self, source: Source, name: str, size: int | None = None, limit: int | None = None) -> dict[str, Any]:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
         objective, team = self.eval_objectives[scoring(self.eval_objectives)], self._team
-        metrics = team.fresh(self.metrics.fresh(objective.reads, objective.ignores))
+        metrics = team.fresh(self.metrics.fresh(measured_by(self.eval_objectives, self.target)))
         joins = self._evaluates_plainly and len(self.eval_objectives) == 1
         with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, size) as feed:
             batches = evaluate.limited(feed, limit, self._signals.check_scoring)
             outcomes = evaluate.apart(self.evaluate_step, batches)
             if joins and isinstance(objective, Supervised) and objective.joins:
-                read, scored = self._step.guard.read, [self.target] if metrics else []
+                read, scored = self._step.guard.read, metrics.targets
                 tapes = self._step.answers(objective)
                 outcomes = evaluate.together(objective, self.model, batches, self.precision, read, scored, tapes)
-            return evaluate.score(outcomes, name, metrics, objective, self.target, team.scored)
+            return evaluate.score(outcomes, name, metrics, team.scored)
 
     def _once(self, source: Source, batch_size: int | None) -> Feed:
         """The batches of one pass over data, this worker's part of them."""
@@ -383,8 +384,8 @@ class Trainable:
         if name in self._config:
             self._config = self._config | {name: config.plain(value)}
         if name == "metrics":
-            value = value if isinstance(value, Metrics) else Metrics(value)
-            self._step.measure(bool(value))
+            value = value if isinstance(value, MetricsByOutput) else MetricsByOutput(value)
+            self._step.measure(value.looks(measured_by(self.objectives, self.target)))
         return value
 
     def _find_workers(self) -> None:

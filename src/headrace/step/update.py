@@ -41,7 +41,7 @@ class Update:
         memory = step.strategy.comm.memory
         self.tapes = Tapes(step.settings.tape, step.model, objective, self._device, memory, arena)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
-        self._several, self._measured = len(step.optimizers) > 1, step.measured == name
+        self._several, self._looks = len(step.optimizers) > 1, step.looks if step.scored == name else ()
         self._together = SharedTerms(step.strategy, self._device) if step.strategy.shares_updates else None
         self._batch: Batch | None = None
         self._divisors: Mapping[str, Scalar] | None = None
@@ -339,8 +339,9 @@ class Update:
             if not isinstance(term.sum, Tensor):
                 came = type(term.sum).__name__
                 raise ConfigError(f"term {name!r}: sum must be a single number, got a {came}. Return it as a tensor.")
-        if self._measured and isinstance(terms, Terms):
-            check_outputs(self.objective.scored(terms.outputs))
+        if self._looks and isinstance(terms, Terms):
+            for look in self._looks:
+                check_outputs(look(terms.outputs))
         return terms
 
     def _seed(self, term: Term, weight: Scalar) -> Tensor:

@@ -113,7 +113,8 @@ _RATES = [_SCHEDULER | _EPOCH]  # of torch's schedulers, or of a function of the
 _GROUP = {"lr": maybe(SCALAR), "initial_lr": maybe(SCALAR)}
 _OPTIMIZER = {"kind": TEXT, "groups": [_GROUP], "names": [[TEXT]], "state": each(DICT), "elsewhere": [TEXT]}
 _TALLY = {"coefficients": each(SCALAR), "sums": each(NUMBER), "weights": each(NUMBER), "waiting": each([ANY])}
-_METRICS = {"task": maybe(DICT), "block": [TENSOR], "live": each(DICT)}
+_OF_ONE = {"task": maybe(DICT), "block": [TENSOR], "live": each(DICT)}
+_METRICS = {**_OF_ONE, "parts": maybe(each(_OF_ONE))}
 _RNG = {"python": [ANY], "numpy": DICT, "torch": TENSOR, "cuda": maybe(TENSOR)}
 _TRAINED = {"weights": maybe(each(TENSOR)), "counts": maybe([TENSOR])}
 

@@ -13,7 +13,7 @@ from ..data.batch import Batch
 from ..data.reader import Reader
 from ..data.source import Source
 from ..length import Counters, Length
-from ..loss.metrics import Metrics
+from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums, reported
 from ..step.signals import Signals
 from ..step.team import Team
@@ -123,7 +123,7 @@ class AtCenter(Coordinator):
             self.strategy.center.ask_to_stop(info.stopping)
         return due
 
-    def trained(self, sums: LossSums, metrics: Metrics) -> Report:
+    def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
         """Losses of this worker's rows, and of those of others that the center has heard of; metrics of this one's."""
         if not self.leads:
             return super().trained(sums, metrics)

@@ -15,7 +15,7 @@ from ..data.batch import Batch
 from ..data.source import Source
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length
-from ..loss.metrics import Metrics
+from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
 from ..step.config import differences
 from ..step.signals import Signals
@@ -156,7 +156,7 @@ class Coordinator:
         """
         return due
 
-    def trained(self, sums: LossSums, metrics: Metrics) -> Report:
+    def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
         """Losses and metrics over what was trained since the last report."""
         return sums.read(), metrics.compute()
 

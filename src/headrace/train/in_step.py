@@ -18,7 +18,7 @@ from ..data.reader import Reader
 from ..data.source import Source
 from ..errors import SourceError
 from ..length import Length
-from ..loss.metrics import Metrics
+from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
 from ..step import config
 from ..step.signals import Signals
@@ -109,7 +109,7 @@ class InStep(Coordinator):
             info.stopping = info.stopping or why
         return vote.save
 
-    def trained(self, sums: LossSums, metrics: Metrics) -> Report:
+    def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
         started = self.strategy.started  # until then all workers do the same
         workers = range(self.comm.count if started else 1)
         joint = started and self.strategy.joint  # of updates that they make together, everybody knows the losses

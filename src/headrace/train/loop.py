@@ -14,7 +14,6 @@ from ..data.feed import Feed
 from ..data.reader import Epochs, Reader
 from ..data.source import Source
 from ..errors import DataError
-from ..loss.objective import scoring
 from ..step import config, evaluate
 from ..step.given import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted, exit_badly_if_lost, raising_after_break
@@ -40,7 +39,6 @@ class Loop:
     ) -> None:
         self._trainer, self._plan, self._info = trainer, plan, info
         self._checkpointer, self._workers = checkpointer, workers
-        self._objective = trainer.objectives[scoring(trainer.objectives)]
         self._at = TrainState(trainer, plan, info)
         self._duties = Duties(trainer, plan, self._at, checkpointer, workers)
         self._guard, self._signals = trainer._step.guard, trainer._signals
@@ -298,7 +296,7 @@ class Loop:
             at.cursor = at.initial
         if at.done:
             at.done.clear()
-        evaluate.record(outcome, at.sums, at.metrics, self._objective, trainer.target)
+        evaluate.record(outcome, at.sums, at.metrics)
         self._workers.updated(at, batch)
         for hook in self._plan.callbacks.on_step_end:
             hook(info)

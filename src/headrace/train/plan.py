@@ -9,6 +9,7 @@ import torch
 from ..data.source import Source
 from ..errors import ConfigError
 from ..length import Length, interval
+from ..loss.by_output import MetricsByOutput
 from ..loss.objective import Objective
 from ..step import check
 from ..step.given import data_sets, source_on
@@ -72,9 +73,14 @@ class Plan:
         return {"validate_every": str(self.validate_every), "log_every": str(self.log_every)}
 
     def check(
-        self, objectives: Mapping[str, Objective], scorers: Mapping[str, Objective], scan: bool, measured: str | None
+        self,
+        objectives: Mapping[str, Objective],
+        scorers: Mapping[str, Objective],
+        scan: bool,
+        target: str,
+        metrics: MetricsByOutput,
     ) -> None:
-        """Raises on whatever can be known not to work; `measured`: the stream that metrics compare with."""
+        """Raises on whatever can be known not to work; `target`: the stream that metrics compare with."""
         given = {"train": self.train, **self.scored}
         for name, source in given.items():
             check.same_streams(self.train.streams, source.streams, name)
@@ -87,9 +93,8 @@ class Plan:
         columns = {name: check.columns_of(source) for name, source in given.items()}
         for objective in {id(o): o for o in [*objectives.values(), *scorers.values()]}.values():
             objective.prepare(self.train.streams, columns)
-        if measured is not None:
-            check.measurable(objectives, self.train.streams, measured)
-            check.measurable(scorers, self.train.streams, measured)
+        for scored in (objectives, scorers) if metrics else ():
+            check.measurable(scored, self.train.streams, target, metrics.parts)
 
 
 def _sources(data: Any, device: torch.device, name: str, train: Source) -> dict[str, Source]:

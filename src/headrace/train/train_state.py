@@ -16,7 +16,7 @@ from ..arena.vectors import plain_name
 from ..data.source import Categories
 from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, is_out_of_memory
 from ..length import Counters
-from ..loss.objective import scoring
+from ..loss.objective import measured_by
 from ..loss.outcome import LossSums
 from ..step import config
 from ..step.check import same_categories
@@ -54,8 +54,7 @@ class TrainState:
     def __init__(self, trainer: Trainable, plan: Plan, info: Info) -> None:
         self._trainer, self._plan, self.info = trainer, plan, info
         self.model = trainer.model
-        objective = trainer.objectives[scoring(trainer.objectives)]
-        self.metrics = trainer._team.fresh(trainer.metrics.fresh(objective.reads, objective.ignores))
+        self.metrics = trainer._team.fresh(trainer.metrics.fresh(measured_by(trainer.objectives, trainer.target)))
         self.sums = LossSums()
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(trainer.model)

@@ -37,16 +37,17 @@ class Trainer(Trainable):
     from each point of the training on, as in `{0: 32, "5 epochs": 64}`; `microbatch`: how many of them pass the model
     at once ("auto": fewer when memory runs out); `macrobatch`: how many are staged on the device together. `clip_norm`,
     `clip_value`: of the gradients. `precision`: "fp32", "bf16" or "fp16". `metrics`: names such as "accuracy",
-    "f1:weighted", "top-3", or objects. `seed`: of the order in which rows are read, and of nothing else: dropout draws
-    from torch's generator, in sequence; `order`: one of the five of `Order`. A `fit` begins with epoch 0 of that order,
-    or where its run stands; one that is given a `Reader` goes on where that stands, as a loop of `fit(epochs=1)` wants
-    it. `schedule`: a function of the progress (0 to 1) that gives a factor, rates by lengths, as in `{0: 1e-2, "5
-    epochs": 1e-3}`, a function of (optimizer, total_steps) or of the optimizer that makes a torch scheduler, or a
-    `Schedule`. `inputs`: the streams that the model gets (all but the target); `target`: the stream to compare with.
-    `nonfinite`: "stop", or "skip" the update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how
-    several workers make one model (`Synchronous()`); `batch_size` is then that of an update, which they share or make
-    each by itself. `arena=False` leaves parameters and buffers where they are. `tape`: "auto" replays recorded passes
-    of a small model, with the same bits, where that is proven and quicker; `True` insists, `False` never does.
+    "f1:weighted", "top-3", or objects; for several outputs lists by name. `seed`: of the order in which rows are read,
+    and of nothing else: dropout draws from torch's generator, in sequence; `order`: one of the five of `Order`. A `fit`
+    begins with epoch 0 of that order, or where its run stands; one that is given a `Reader` goes on where that stands,
+    as a loop of `fit(epochs=1)` wants it. `schedule`: a function of the progress (0 to 1) that gives a factor, rates by
+    lengths, as in `{0: 1e-2, "5 epochs": 1e-3}`, a function of (optimizer, total_steps) or of the optimizer that makes
+    a torch scheduler, or a `Schedule`. `inputs`: the streams that the model gets (all but the target); `target`: the
+    stream to compare with. `nonfinite`: "stop", or "skip" the update. `eval_loss`: what validations compute instead of
+    `loss`. `strategy`: how several workers make one model (`Synchronous()`); `batch_size` is then that of an update,
+    which they share or make each by itself. `arena=False` leaves parameters and buffers where they are. `tape`: "auto"
+    replays recorded passes of a small model, with the same bits, where that is proven and quicker; `True` insists,
+    `False` never does.
     """
 
     @property
@@ -137,7 +138,7 @@ class Trainer(Trainable):
         others = [every for every in (checkpointer.every, interval_of(self.schedule)) if every is not None]
         plan = Plan.of(source, val, test, self.device, validate_every, log_every, called, others)
         check.has_an_end(source, bounds, sized=self.batch_size is not None)
-        plan.check(self.objectives, self.eval_objectives, scan, self.target if self.metrics else None)
+        plan.check(self.objectives, self.eval_objectives, scan, self.target, self.metrics)
         self.metrics.load()
         info = Info(self, Counters(), bounds, History(), ("train", *plan.val))
         return leave_at_exit(Loop(self, plan, info, checkpointer, workers).run(), self._signals)

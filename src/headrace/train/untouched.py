@@ -11,7 +11,7 @@ from ..adapters.passes import generators_of
 from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError
-from ..loss.metrics import Metrics
+from ..loss.by_output import MetricsByOutput
 from ..step.given import source_on
 from ..step.kept import Kept
 from ..step.trainable import Trainable
@@ -47,7 +47,7 @@ def untouched(trainer: Trainable, data: Any) -> Iterator[Source]:
         stack.callback(_kept(trainer).restore)
         stack.callback(trainer.precision.load_state_dict, trainer.precision.state_dict())
         stack.callback(trainer.release)  # first of all
-        vars(trainer).update(schedule=None, metrics=Metrics())
+        vars(trainer).update(schedule=None, metrics=MetricsByOutput())
         trainer._step.adapts = False  # memory that runs out is something to be told of
         yield source
 

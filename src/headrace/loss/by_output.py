@@ -1,0 +1,121 @@
+"""Metrics of several outputs: which belong to which, and what each looks at."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from .metrics import Compared, Metric, Metrics, OfOne
+
+Wanted = OfOne | Mapping[str, str | Metric | Sequence[str | Metric] | Mapping[str, str | Metric]]
+
+
+class MetricsByOutput:
+    """All metrics of a training: those of the output that is compared with the target, and others by name.
+
+    In a dict, a list belongs to an output or a target of this name: `{"digit": ["accuracy"], "ink": ["mae"]}`.
+    """
+
+    def __init__(self, metrics: Wanted = ()) -> None:
+        self.parts = {name: Metrics(wanted) for name, wanted in _by_output(metrics).items()}
+        """By the name of an output or a target; those of the trainer's target by ""."""
+        self.missed = False
+        """Whether a batch came without outputs since the last report."""
+
+    def __bool__(self) -> bool:
+        return any(map(bool, self.parts.values()))
+
+    @property
+    def names(self) -> list[str]:
+        return [_joint(of, name) for of, part in self.parts.items() for name in part.names]
+
+    def looks(self, compared: Callable[[str], Compared]) -> list[Callable[[Any], Any]]:
+        """What takes the outputs that they look at out of all that the model returned."""
+        return [compared(name).output for name, part in self.parts.items() if part.names]
+
+    @property
+    def targets(self) -> list[str]:
+        """The streams that they compare with, once that is known."""
+        return [part.compared.target for part in self.parts.values() if part.names and part.compared is not None]
+
+    def mode(self, name: str) -> str:
+        """Whether a metric should be small ("min") or large ("max"), where the object says so; else nothing."""
+        part, own = self._part(name)
+        return part.mode(own)
+
+    def kind(self, name: str) -> str:
+        """The catalogue's name for a metric that is called otherwise here; else its own."""
+        part, own = self._part(name)
+        return part.kind(own)
+
+    def load(self) -> None:
+        """Imports torchmetrics if a metric was given by name: it takes seconds, which are not to count as training."""
+        if any(part.named for part in self.parts.values()):
+            import torchmetrics.classification
+            import torchmetrics.regression  # noqa: F401
+
+    def fresh(self, compared: Callable[[str], Compared]) -> "MetricsByOutput":
+        """The same metrics, empty; `compared` tells what those of a name look at."""
+        twin = MetricsByOutput()
+        twin.parts.clear()
+        for name, part in self.parts.items():
+            looks_at = compared(name)
+            twin.parts[name] = part.fresh(looks_at.reads, looks_at.ignores)
+            twin.parts[name].compared = looks_at
+        return twin
+
+    def compute(self) -> dict[str, Any]:
+        """Every metric over all that was added; plain numbers, or lists for matrices."""
+        return {_joint(of, name): value for of, part in self.parts.items() for name, value in part.compute().items()}
+
+    def reset(self) -> None:
+        self.missed = False
+        for part in self.parts.values():
+            part.reset()
+
+    @property
+    def forgetful(self) -> list[str]:
+        """The metrics whose state cannot be saved: they have no `state_dict` and `load_state_dict`."""
+        return [_joint(of, name) for of, part in self.parts.items() for name in part.forgetful]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been added since the last report, the blocks that are not full yet included."""
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        main = states.pop("", None) or Metrics().state_dict()
+        return {**main, "parts": states} if states else main
+
+    def hold(self) -> None:
+        """Several workers feed twins of this: what has no state that can be added up keeps all that it is fed."""
+        for part in self.parts.values():
+            part.hold()
+
+    def join(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:
+        """Becomes what was fed to metrics that gave these states: itself once, or its twins on other workers."""
+        self.missed = False
+        saved = [{"": state, **state.get("parts", {})} for state in states]
+        for name, part in self.parts.items():
+            part.join([state[name] for state in saved if name in state], device)
+
+    def _part(self, name: str) -> "tuple[Metrics, str]":
+        """The metrics of one output among which this is, and its name there."""
+        for of, part in self.parts.items():
+            for own in part.names:
+                if _joint(of, own) == name:
+                    return part, own
+        return Metrics(), name
+
+
+def _joint(of: str, name: str) -> str:
+    return f"{of}/{name}" if of else name
+
+
+def _by_output(metrics: Any) -> dict[str, Any]:
+    """What is wanted of each output that is named, and of the one that is compared with the trainer's target."""
+    found: dict[str, Any] = {}
+    if isinstance(metrics, Mapping):
+        found = {name: wanted for name, wanted in metrics.items() if isinstance(wanted, list | tuple | Mapping)}
+        metrics = {name: wanted for name, wanted in metrics.items() if name not in found}
+    if wrong := [name for name in found if not isinstance(name, str) or not name or name == "loss"]:
+        raise ConfigError(f"metrics= has the key {wrong[0]!r}, which cannot be the name of an output or a target.")
+    return found if found and not metrics else {"": metrics, **found}
