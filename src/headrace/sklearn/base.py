@@ -150,8 +150,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """What the module returns for these rows, on the host."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=self.dtype)
-        idle = torch.optim.SGD(self.module_.parameters(), lr=0.0)
-        outputs: Tensor = self._trainer(self.module_, RowMean(_no_loss), idle, X).predict({"x": X})
+        outputs: Tensor = self._trainer(self.module_, None, None, X).predict({"x": X})
         return outputs.detach().to("cpu", torch.float64)
 
     def _trainer(self, module: nn.Module, loss: Any, optimizer: Any, X: Any, **options: Any) -> Trainer:
@@ -249,10 +248,6 @@ def _weighed(loss: Any, weighs: bool) -> Any:
         if not term.training_only:
             term.row_weight = WEIGHT
     return loss
-
-
-def _no_loss(outputs: Any, target: Any) -> Tensor:
-    raise NotImplementedError  # a prediction has none
 
 
 @contextmanager

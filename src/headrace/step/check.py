@@ -109,6 +109,15 @@ def can_split(objectives: Mapping[str, Objective], microbatch: Any) -> None:
         )
 
 
+def has_optimizer(optimizers: Mapping[str, Any], who: str) -> None:
+    """Raises where a trainer was made to predict or to validate, and is asked for more."""
+    if not optimizers:
+        raise ConfigError(
+            f"{who} needs an optimizer, and this trainer was made without one. Make it as "
+            "hr.Trainer(model, loss, optimizer)."
+        )
+
+
 def has_an_end(train: Source, limits: Sequence[Length], sized: bool) -> None:
     """Raises if a training would go on for ever, or asks for batches of a size that its source does not give."""
     name = type(train).__name__

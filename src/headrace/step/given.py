@@ -24,6 +24,7 @@ from ..data.source import Categories, Source, Table
 from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
 from ..length import interval
+from ..loss.no_loss import NoLoss
 from ..loss.objective import Objective, as_objective, module_of
 from . import check
 
@@ -229,9 +230,16 @@ def compile_in_place(model: nn.Module) -> None:
 
 
 def by_key(
-    loss: Any, optimizer: OptimizerLike | Optimizers, model: nn.Module
+    loss: Any, optimizer: OptimizerLike | Optimizers | None, model: nn.Module
 ) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
-    """Objectives and optimizers by key; a single one has the key ""."""
+    """Objectives and optimizers by key; a single one has the key "". Without an optimizer there is none."""
+    if loss is None:
+        if optimizer is not None:
+            raise ConfigError("optimizer= is given and loss= is not. Give both to train, or neither to predict.")
+        return {"": NoLoss()}, {}
+    if optimizer is None:
+        several = loss if isinstance(loss, Mapping) and loss else {"": loss}
+        return {key: as_objective(each) for key, each in several.items()}, {}
     if isinstance(loss, Mapping) != isinstance(optimizer, Mapping):
         raise ConfigError("loss= and optimizer= must both be dicts, with equal keys, or neither.")
     if isinstance(loss, Mapping) and isinstance(optimizer, Mapping):
@@ -242,7 +250,7 @@ def by_key(
     return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
 
 
-def pauses(optimizer: OptimizerLike | Optimizers) -> dict[str, int]:
+def pauses(optimizer: OptimizerLike | Optimizers | None) -> dict[str, int]:
     """At every which step an optimizer is used, of those that are not used at each."""
     found = {}
     for key, each in optimizer.items() if isinstance(optimizer, Mapping) else ():

@@ -1,6 +1,6 @@
 """Saves containers and tensors, and restores them in place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,6 +13,14 @@ class Kept:
 
     def __init__(self) -> None:
         self._things: dict[int, tuple[Any, Callable[[], Any]]] = {}
+
+    @classmethod
+    def of(cls, roots: Iterable[nn.Module], others: Iterable[Any]) -> "Kept":
+        """What modules and other objects hold."""
+        kept = cls()
+        for holder in (*(module for root in roots for module in root.modules()), *others):
+            kept.keep(vars(holder))
+        return kept
 
     def keep(self, thing: Any, deep: bool = True) -> None:
         """A container, and with `deep` all that is in it; other objects are taken to stay what they are."""

@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -112,7 +113,7 @@ class Step(Updates):
     def answers(self, objective: Objective) -> Tapes:
         """The passes of a model that is not trained in them, as long as it stays where it is."""
         if objective not in self._answers:
-            device = next(self.model.parameters()).device
+            device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
             memory = self.strategy.comm.memory
             self._answers[objective] = Tapes(self.settings.tape, self.model, objective, device, memory)
         self._answers[objective].end_epoch()

@@ -63,8 +63,8 @@ class Trainable:
     def __init__(
         self,
         model: nn.Module,
-        loss: Any,
-        optimizer: OptimizerLike | Optimizers,
+        loss: Any = None,
+        optimizer: OptimizerLike | Optimizers | None = None,
         *,
         batch_size: BatchSize | None = None,
         microbatch: int | Literal["auto"] | None = None,
@@ -164,6 +164,7 @@ class Trainable:
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer; the first of several."""
+        check.has_optimizer(self.optimizers, "trainer.optimizer")
         return next(iter(self.optimizers.values()))
 
     @property
@@ -230,6 +231,7 @@ class Trainable:
         out.
         """
         self._find_workers()
+        check.has_optimizer(self.optimizers, "step()")
         self._team.comm.at(self._step.updates, "training")
         batch = self._batch_of(batch)
         if exact and batch.rows != self._sizes.first:
@@ -289,7 +291,8 @@ class Trainable:
             return self.train_step(batch)
         step, made = self._step, self._step.updates
         refusal = self._refusal() if step.unproven else ""
-        kept = self._kept() if refusal else None  # whether an update is its own is known once it is made
+        # whether an update is its own is known once it is made
+        kept = Kept.of(self._modules, self.optimizers.values()) if refusal else None
         step.expect()
         outcome = as_outcome(self.train_step(batch), "train_step", batch)
         if step.updates == made:
@@ -304,13 +307,6 @@ class Trainable:
 
     def _refusal(self) -> str:
         return check.own_update(self._config | asdict(self._step.settings), self.strategy.shares_updates)
-
-    def _kept(self) -> Kept:
-        """What an update changes, to be put back."""
-        kept = Kept()
-        for holder in (*(module for root in self._modules for module in root.modules()), *self.optimizers.values()):
-            kept.keep(vars(holder))
-        return kept
 
     def _score(self, source: Source, name: str, size: int | None = None, limit: int | None = None) -> dict[str, Any]:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Trainer(Trainable):
     """Trains, validates and applies a model.
 
+    `hr.Trainer(model)` predicts, `hr.Trainer(model, loss)` validates too, and with an optimizer it trains.
+
     `loss`: a term or a sum of them, an `nn.*Loss`, a function of (outputs, target), or an `Objective`; `optimizer`: one
     of torch's, or a function that makes it of the parameters. For several, dicts with equal keys, where `(optimizer, "5
     steps")` is used at every fifth step. `batch_size`: rows in one update (128 if not given, a loader's own), or one
@@ -125,6 +127,7 @@ class Trainer(Trainable):
 
         Leaving it early is fine: with a `run`, it goes on from there.
         """
+        check.has_optimizer(self.optimizers, "fit() and steps()")
         self._find_workers()
         workers = make_coordinator(self._team)
         kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
@@ -148,6 +151,7 @@ class Trainer(Trainable):
         """Tries rising learning rates and suggests one; nothing is changed. See `headrace.train.rate.find_lr`."""
         from .rate import find_lr
 
+        check.has_optimizer(self.optimizers, "find_lr()")
         return find_lr(self, self.steps, train, **options)
 
     @one_thread
@@ -155,6 +159,7 @@ class Trainer(Trainable):
         """Tries growing batches and suggests a size; nothing is changed. See `headrace.train.size.find_batch_size`."""
         from .size import find_batch_size
 
+        check.has_optimizer(self.optimizers, "find_batch_size()")
         return find_batch_size(self, self.steps, train, **options)
 
     def preempt(self) -> None:
