@@ -167,7 +167,13 @@ def test_arguments_that_cannot_work_are_refused(message: str) -> None:
     ("loss", "outputs", "targets", "message"),
     [
         (hr.CrossEntropy(), X, Y.where(torch.arange(N) != 9, 7), "row 9: label 7 is out of range"),
-        (hr.CrossEntropy(), X, Y.double(), "class indices"),
+        (
+            hr.CrossEntropy(),
+            X,
+            Y.double(),
+            r"rows of shape \[\], float64.*class indices.*convert the stream.*y.long\(\)",
+        ),
+        (hr.CrossEntropy(), X, Y[:, None], r"rows of shape \[1\], int64.*one too many: y.squeeze\(-1\)"),
         (hr.CrossEntropy(), X[:, 0], Y, "BinaryCrossEntropy"),
         (hr.MSE(), PRICES, PAID[:, 0], "must be equal"),
         (hr.MSE(), PRICES, PAID.float(), "Convert the stream to float64"),

@@ -238,3 +238,17 @@ def test_a_total_loss_that_stands_beside_its_parts_is_the_loss() -> None:
         loss = hr.CrossEntropy() + 0.01 * hr.CrossEntropy(name="more")
         found.append(kind(model, loss, torch.optim.SGD(model.parameters(), 0.1)).validate((x, y), batch_size=8))
     assert found[0] == pytest.approx(found[1])
+
+
+def test_loss_beside_other_losses_is_the_whole_of_which_they_are_parts() -> None:
+    class Own(hr.Trainer):
+        def evaluate_step(self, batch: hr.Batch) -> Any:
+            near = F.cross_entropy(self.model(batch["x"]), batch["y"])
+            return {"near": near, "loss": near + 0.5 * 7, "far": 7}
+
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(20, 3), torch.randint(0, 2, (20,))
+    found = Own(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), 0.1)).validate((x, y), batch_size=8)
+    near = F.cross_entropy(model(x), y).item()
+    assert found == pytest.approx({"val/loss": near + 3.5, "val/loss/near": near, "val/loss/far": 7})

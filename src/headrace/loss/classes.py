@@ -125,10 +125,15 @@ class CrossEntropy(Loss):
             self._one_hot = targets.dim() == logits.dim()
         if targets.is_floating_point() or targets.dim() == logits.dim():
             if targets.shape[1:] != logits.shape[1:]:
+                places, kind, hint = logits.shape[2:], str(targets.dtype).removeprefix("torch."), ""
+                if targets.is_floating_point() and targets.shape[1:] == places:
+                    hint = " Class indices are whole numbers: convert the stream, as by y.long()."
+                elif targets.shape[1:] == (*places, 1):
+                    hint = " The last dimension is one too many: y.squeeze(-1)."
                 raise DataError(
-                    f"{self.name}: stream {self.target!r} has rows of shape {list(targets.shape[1:])}, "
+                    f"{self.name}: stream {self.target!r} has rows of shape {list(targets.shape[1:])}, {kind}, "
                     f"the model's outputs {list(logits.shape[1:])}. "
-                    "Expected class indices (int64) or one probability per class."
+                    f"Expected class indices (int64) or one probability per class.{hint}"
                 )
             if not targets.is_floating_point():
                 self._check_one_hot(targets)

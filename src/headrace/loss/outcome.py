@@ -40,7 +40,8 @@ class Outcome:
 def as_outcome(result: Any, giver: str, batch: Batch) -> Outcome:
     """What a `train_step` or an `evaluate_step` of this batch may return: an Outcome, or losses by name.
 
-    Losses that come as numbers are means over the rows of the batch. Outputs that come without a batch are of this one.
+    Losses that come as numbers are means over the rows of the batch; of several, "total_loss" or "loss" is the whole,
+    and the others are its parts. Outputs that come without a batch are of this one.
     """
     if isinstance(result, Outcome) and _is_plain(result):
         return result
@@ -49,7 +50,9 @@ def as_outcome(result: Any, giver: str, batch: Batch) -> Outcome:
         raise ConfigError(f"{giver} returns an Outcome or losses by name, got a {type(given).__name__}.")
     if not given and given is result:
         raise ConfigError(f"{giver} returned no losses. Name at least one: {{'loss': loss}}.")
-    named = {"loss": given["total_loss"]} if list(given) == ["total_loss"] else given
+    named = {"loss": given["total_loss"]} if list(given) == ["total_loss"] else dict(given)
+    if len(named) > 1 and "total_loss" not in named and not isinstance(named.get("loss"), Term | None):
+        named = {"total_loss": named.pop("loss"), **named}
     outcome = Outcome({name: _term(loss, batch.rows, f"{giver}: the loss {name!r}") for name, loss in named.items()})
     if "total_loss" in named:  # the others are parts of it, with coefficients that it alone knows
         for name, term in outcome.terms.items():
