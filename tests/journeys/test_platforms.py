@@ -1,6 +1,7 @@
 """Trains where calls of the operating system are missing that macOS or Windows lack (docs/platforms.md)."""
 
 import os
+import platform as host
 import re
 import signal
 import subprocess
@@ -45,11 +46,14 @@ if __name__ == "__main__":
 IMPORTS = """
 import importlib, pkgutil, headrace
 from headrace.store import system
+from headrace.store.run import processor
+from headrace.train.size import _kilobytes
 
 for module in pkgutil.walk_packages(headrace.__path__, "headrace."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
-print(system.c_function("renameat2"), [one.name for one in system.signals("SIGTERM", "SIGUSR1")])
+signals = [one.name for one in system.signals("SIGTERM", "SIGUSR1")]
+print(system.c_function("renameat2"), signals, processor(), _kilobytes("meminfo", "MemAvailable"))
 """
 LOCKS = """
 import os, sys
@@ -136,7 +140,7 @@ def start(platform: str, program: str, directory: Path, *arguments: str) -> subp
     file.write_text((PRETEND.format(platform=platform) if platform else "") + program)
     given = {name: value for name, value in os.environ.items() if name != left_behind.MARK or "pytest" not in program}
     paths = os.pathsep.join([str(TESTS), *sys.path])  # a run of tests within one is a run of its own
-    environment = {**given, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    environment = {**given, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(file), *arguments]
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -163,8 +167,9 @@ def printed(platform: str, program: str, directory: Path, *arguments: str) -> st
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_every_module_is_imported(platform: str, tmp_path: Path) -> None:
-    signals = {"macos": "['SIGTERM', 'SIGUSR1']", "windows": "['SIGTERM']"}[platform]
-    assert printed(platform, IMPORTS, tmp_path) == f"None {signals}"
+    processor = host.processor() or host.machine()
+    told = {"macos": "['SIGTERM', 'SIGUSR1'] Apple M9", "windows": f"['SIGTERM'] {processor}"}[platform]
+    assert printed(platform, IMPORTS, tmp_path) == f"None {told} None"
 
 
 def test_text_is_read_and_written_in_one_encoding() -> None:

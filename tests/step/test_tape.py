@@ -280,7 +280,9 @@ def by_function() -> Iterator[None]:
         sys.setprofile(None)
 
 
-THERE = pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, cProfile is in nobody's way")
+THERE = pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="from 3.12 on, cProfile uses sys.monitoring, beside which the tape can look on"
+)
 
 
 @pytest.mark.parametrize("profiler", [by_function, pytest.param(cProfile.Profile, marks=THERE)])

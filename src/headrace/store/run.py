@@ -225,7 +225,7 @@ def processor() -> str:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return system.processor() or platform.processor() or platform.machine()
 
 
 def compare_machine(before: Any, device: torch.device) -> None:

@@ -134,6 +134,15 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def processor() -> str:
+    """The processor's name where a function of the C library tells it, as on macOS; else nothing."""
+    ask = c_function("sysctlbyname")
+    name, length = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+    if ask is None or ask(b"machdep.cpu.brand_string", name, ctypes.byref(length), None, ctypes.c_size_t(0)):
+        return ""
+    return name.value.decode(errors="replace")
+
+
 def c_function(name: str) -> Any:
     """A function of the C library; `None` where it has none of this name. It sets `ctypes.get_errno`."""
     try:

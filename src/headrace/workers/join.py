@@ -152,6 +152,7 @@ def listen(host: str, port: int, timeout_s: float) -> TCPStore:
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
             master_listen_fd=server.detach(),
+            use_libuv=_has_libuv(),
         )
     finally:
         server.close()
@@ -161,7 +162,8 @@ def connect(host: str, port: int, timeout_s: float) -> TCPStore:
     """Connects to a store of another process; a RuntimeError where none answers in time."""
 
     def ask() -> TCPStore:
-        return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
+        limit = timedelta(seconds=timeout_s)
+        return TCPStore(host, port, is_master=False, timeout=limit, wait_for_workers=False, use_libuv=_has_libuv())
 
     return within(timeout_s, ask, f"the store at {host}:{port}")
 
@@ -202,7 +204,14 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or host.startswith("127.")
 
 
+def _has_libuv() -> bool:
+    """Whether torch's stores may use libuv: its builds for Windows come without."""
+    return os.name != "nt"
+
+
 def loopback_interface() -> str:
     """The interface of 127.0.0.1."""
+    if os.name == "nt":  # by the name that libuv gives it, which is not that of `if_nameindex`
+        return "Loopback Pseudo-Interface 1"
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), "lo")
