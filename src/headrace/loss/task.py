@@ -20,6 +20,7 @@ _CLASSES = {
     "iou": "ConfusionMatrix",
 }
 _NUMBERS = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score"}
+_PERPLEXITY = "perplexity"
 _AVERAGES = ("macro", "micro", "weighted", "none")
 
 
@@ -28,9 +29,9 @@ def check_name(name: str) -> None:
     base, average = _parts(name)
     if base.startswith("top-") and not _is_top(name):
         raise ConfigError(f"metric {name!r}: say how many, as in 'top-3'.")
-    if base not in _CLASSES and base not in _NUMBERS:
-        raise ConfigError(unknown("metric", name, [*_CLASSES, *_NUMBERS]))
-    averages = ("macro", "none") if base == "iou" else _AVERAGES
+    if base not in _CLASSES and base not in _NUMBERS and base != _PERPLEXITY:
+        raise ConfigError(unknown("metric", name, [*_CLASSES, *_NUMBERS, _PERPLEXITY]))
+    averages = {"iou": ("macro", "none"), _PERPLEXITY: ()}.get(base, _AVERAGES)
     if average is not None and average not in averages:
         raise ConfigError(f"metric {name!r}: {unknown('average', average, averages)}")
 
@@ -66,6 +67,10 @@ class Task:
             import torchmetrics.regression as regression
 
             return getattr(regression, _NUMBERS[base])().set_dtype(torch.float64)
+        if base == _PERPLEXITY:
+            from torchmetrics import MeanMetric
+
+            return MeanMetric(nan_strategy="disable").set_dtype(torch.float64)
         if self.kind == "regression":
             raise DataError(f"metric {name!r} needs classes as targets, got other numbers. Use mae, mse or r2.")
         import torchmetrics.classification as classification
@@ -89,6 +94,8 @@ class Task:
     def value(self, name: str, computed: Any) -> Any:
         """The metric of this name, from what that object has computed."""
         base, average = _parts(name)
+        if base == _PERPLEXITY:
+            return computed.exp()
         if self._is_balanced(base, average):  # a class without rows has no share, predicted or not
             rows = computed.sum(dim=1).double()
             computed = (computed.diagonal()[rows > 0] / rows[rows > 0]).mean()
@@ -98,11 +105,13 @@ class Task:
             computed = shares if average == "none" else shares[either > 0].mean()
         return 1.0 - computed if base == "error" else computed
 
-    def arrange(self, name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets as that object wants them."""
+    def arrange(self, name: str, outputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        """Outputs and targets as that object wants them; of both what it takes instead."""
         base, average = _parts(name)
         if base in _NUMBERS:
             return outputs.double().reshape(targets.shape), targets.double()
+        if base == _PERPLEXITY:
+            return (self._surprise(outputs, targets),)
         if self.kind == "multilabel":
             return self._scores(outputs), targets.long()
         if targets.dim() == outputs.dim() and self.size > 1:  # one-hot or probability rows
@@ -118,6 +127,19 @@ class Task:
             difference = outputs[:, 1].double() - outputs[:, 0].double()
             return _squash(difference), targets.long()
         return self._scores(outputs).reshape(targets.shape), targets.long()
+
+    def _surprise(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Minus the logarithm of the probability of each label that counts."""
+        if self.size < 2 or targets.is_floating_point() or targets.dim() != outputs.dim() - 1:
+            raise DataError(
+                f"metric {_PERPLEXITY!r} needs one label for each place and outputs with a column for each class, got "
+                f"outputs of shape {list(outputs.shape)} and targets of shape {list(targets.shape)}."
+            )
+        counts = torch.ones_like(targets, dtype=torch.bool) if self.ignore is None else targets != self.ignore
+        logarithms = outputs.double().log_softmax(dim=1) if self.logits else outputs.double().log()
+        labels = torch.where(counts, targets, 0).long()
+        found = -logarithms.gather(1, labels.unsqueeze(1)).squeeze(1)
+        return found[counts]
 
     def _kind_for(self, base: str, average: str | None) -> str:
         """Two classes are one question, unless an average over both, or the best of several, is asked for."""

@@ -233,9 +233,7 @@ def by_key(
     loss: Any, optimizer: OptimizerLike | Optimizers | None, model: nn.Module
 ) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
     """Objectives and optimizers by key; a single one has the key "". Without an optimizer there is none."""
-    if loss is None:
-        if optimizer is not None:
-            raise ConfigError("optimizer= is given and loss= is not. Give both to train, or neither to predict.")
+    if loss is None and optimizer is None:
         return {"": NoLoss()}, {}
     if optimizer is None:
         several = loss if isinstance(loss, Mapping) and loss else {"": loss}

@@ -117,6 +117,7 @@ class Trainable:
         self._known_streams: list[Stream] | None = None
         self._trained_on: Sequence[Stream] | None = None  # by the last training
         self._history: Any = None  # what the last training has reported
+        self._info: Any = None  # of the training under way
         self._signals, self._use = Signals(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers, every)}
         if compile:

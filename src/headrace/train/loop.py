@@ -92,6 +92,7 @@ class Loop:
         self._workers.compare(trainer, self._facts())
         self._signals.alone = info.alone = self._workers.alone
         info.leased = self._workers.leased
+        trainer._info = info
         self._guard.forget()
         with (
             self._signals.listening(self._checkpointer.keeps),
@@ -109,6 +110,7 @@ class Loop:
                 raise
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails
+                    stack.callback(setattr, trainer, "_info", None)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._workers.leave)

@@ -59,6 +59,14 @@ class Trainer(Trainable):
             self._history = History()
         return self._history  # type: ignore[no-any-return]
 
+    @property
+    def info(self) -> Info | None:
+        """The training that is under way, as callbacks see it, for a `train_step` of one's own; else `None`.
+
+        There `info.batch` batches of this epoch, and `info.step` of all, have been used before this one.
+        """
+        return self._info  # type: ignore[no-any-return]
+
     @one_thread
     def fit(
         self,

@@ -30,7 +30,8 @@ class Callback:
 
     Every hook gets the `Info` of the loop: counters, position, losses. What a callback wants to happen it asks for
     there, and the loop does it: `stop`, `mark_best`, `set_rate`, `freeze`, `thaw`, `evaluate_with`; `log` adds numbers
-    to the report. What `state_dict` gives is saved with a run, and given back.
+    to the report. `with info.evaluating() as model` gives the model as it is validated. What `state_dict` gives is
+    saved with a run, and given back.
 
     With several workers a callback is called on each of them, with the same numbers, and asks for the same.
     """

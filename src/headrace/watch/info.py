@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..length import Counters, Length, interval
 from ..loss.objective import Objective, Supervised
+from ..step.evaluate import mode
+from ..store import rng
 from .history import History
 from .monitor import Expected, check_watched, mode_of, side_of
 
@@ -245,6 +249,26 @@ class Info:
         model ends.
         """
         self.evaluated_weights = tensors
+
+    @contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """The model as it would be validated now: averaged weights if there are any, eval mode, no gradients.
+
+        `with info.evaluating() as model: ...`; weights, modes and random numbers are as they were afterwards, also
+        after an error. Of several workers that make updates of their own it is this one's model.
+        """
+        trainer, averages = self.trainer, self.evaluated_weights
+        before = rng.capture(trainer.device)
+        own = [] if averages is None else [tensor.clone() for tensor in self.replica.tensors]
+        with mode(trainer._modules, training=False), torch.no_grad():
+            try:
+                if averages is not None:
+                    self.replica.write(averages)
+                yield trainer.model
+            finally:
+                if own:
+                    self.replica.write(own)
+                rng.restore(before, trainer.device)
 
     def claim(self, key: str, owner: str, restore: bool) -> bool:
         """Whether this owner's best step by this key is known from before, with the same meaning."""
