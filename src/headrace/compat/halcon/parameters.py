@@ -46,7 +46,7 @@ def _whole(value: Any) -> bool:
 
 
 def _real(value: Any, below: float = math.inf) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= value < below
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < below
 
 
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
