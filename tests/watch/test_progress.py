@@ -56,6 +56,18 @@ def test_scores_within_an_epoch_have_lines_of_their_own(capsys: pytest.CaptureFi
     assert all("val/loss" in line for line in lines[:2])
 
 
+def test_plain_lines_follow_the_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"progress": "plain", "log_every": "2 steps", "validate_every": "4 steps"}
+    history = make().fit((X, Y), (X, Y), steps=9, **options)
+    lines = capsys.readouterr().err.splitlines()
+    told = {int(line.split()[1]): line for line in lines if line.startswith("step")}
+    assert [*told] == [row["step"] for row in history.rows] == [2, 4, 6, 8, 9]
+    assert f"train/loss {history.rows[0]['train/loss']:.4g}" in told[2]
+    assert "val/loss" not in told[2]
+    assert told[4].count("val/loss") == told[4].count("train/loss") == 1
+    assert len(lines) == len(told) + 1  # and the last one
+
+
 @pytest.mark.parametrize("call", ["fit", "steps"])
 def test_no_progress_prints_nothing(call: str, capfd: pytest.CaptureFixture[str]) -> None:
     trainer = make()

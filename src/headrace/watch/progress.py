@@ -62,9 +62,15 @@ class Progress(Callback):
 
     def on_validation_end(self, info: Info, scores: dict[str, Any]) -> None:
         self._clock.pause()
-        tested = any(key.startswith("test/") for key in scores)  # else the line of the epoch says it
-        if self._display is not None and (tested or not info.ends_epoch):
+        tested = any(key.startswith("test/") for key in scores)  # else the line of the report or of the epoch says it
+        if self._display is not None and (tested or not (info.ends_epoch or self._display.reports)):
             self._display.print_line(f"step {info.step:,}  {'  '.join(_shown(scores))}")
+
+    def on_report(self, info: Info, row: dict[str, Any]) -> None:
+        tests = all(key.startswith("test/") for key in row if "/" in key)
+        if self._display is not None and self._display.reports and not (info.ends_epoch or tests):
+            self._display.print_line(f"step {info.step:,}  {'  '.join(_shown(row))}  {_rates(info, self._clock)}")
+            self._next = time.perf_counter() + self._display.period
 
     def on_error(self, info: Info, error: BaseException) -> None:
         self._close()
@@ -145,9 +151,11 @@ class _Clock:
 
 
 class _Lines:
-    """Prints a line for each epoch, and one every ten seconds within a long one."""
+    """Prints a line for each epoch and each report within one, and one every ten seconds if none comes."""
 
     period = LINE_S
+    reports = True
+    """Whether it prints reports within an epoch."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -171,6 +179,7 @@ class Bar(_Lines):
     """Draws a bar for the current epoch at the foot of a terminal; lines printed meanwhile stay above it."""
 
     period = BAR_S
+    reports = False
 
     def __init__(self, file: TextIO) -> None:
         from rich.console import Console
