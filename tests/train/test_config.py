@@ -139,13 +139,7 @@ def test_a_number_and_a_truth_are_not_the_same() -> None:
     assert config.differences({"a": "1"}, {"a": 1})
 
 
-def test_limits_shrink_when_they_are_less_or_others() -> None:
-    assert config.shrunk({"epochs": 3, "steps": 50}, {"epochs": 3, "steps": 80}) == []
-    assert config.shrunk({"epochs": 3}, {"epochs": 2}) == ["limit in epochs: 3 in the run, only 2 now"]
-    assert config.shrunk({"epochs": 3}, {"steps": 30}) == [
-        "limit in epochs: 3 in the run, None now",
-        "limit in steps: None in the run, 30 now",
-    ]
+def test_limits_are_shown_by_unit() -> None:
     assert config.of_limits([hr.Length(3, "epochs"), hr.Length(0.5, "minutes")]) == {"epochs": 3, "minutes": 0.5}
 
 

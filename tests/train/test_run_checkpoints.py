@@ -262,7 +262,10 @@ def test_without_anybody_who_tells_good_from_bad_there_is_no_best(tmp_path: Path
     fit(tmp_path)
     assert not (tmp_path / "best").exists()
     with pytest.raises(hr.CheckpointError, match="no best checkpoint"):
-        hr.load_weights(network(), tmp_path)
+        hr.load_weights(network(), tmp_path, which="best")
+    model = network(7)
+    assert hr.load_weights(model, tmp_path) == 15  # the last, where nothing is the best
+    assert same(model, weights_of(tmp_path, 15))
 
 
 # --- weights for others ---------------------------------------------------------------------------------------
@@ -270,7 +273,7 @@ def test_without_anybody_who_tells_good_from_bad_there_is_no_best(tmp_path: Path
 
 def test_load_weights_gives_the_best_the_last_or_those_of_a_step(tmp_path: Path) -> None:
     trainer = scripted(tmp_path, 3, 1, 2)
-    for which, step in {"best": 10, "last": 15, 5: 5, 0: 0}.items():
+    for which, step in {"best": 10, "last": 15, 5: 5, 0: 0, None: 10}.items():
         model = network(7)
         assert hr.load_weights(model, str(tmp_path), which=which) == step
         assert same(model, weights_of(tmp_path, step))

@@ -178,30 +178,37 @@ def test_metrics_may_change(tmp_path: Path) -> None:
 
 # --- limits -------------------------------------------------------------------------------------------------
 
-LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
-    "grown": ({"epochs": 2}, {"epochs": 3}, None),
-    "both grown": ({"epochs": 2, "steps": 8}, {"epochs": 4, "steps": 9}, None),
-    "the same": ({"samples": 30}, {"samples": 30}, None),
-    "shrunk": ({"epochs": 3}, {"epochs": 2}, "limit in epochs: 3 in the run, only 2 now"),
-    "one shrunk": ({"epochs": 2, "steps": 8}, {"epochs": 9, "steps": 7}, "limit in steps: 8 in the run, only 7 now"),
-    "another unit": ({"epochs": 2}, {"steps": 10}, "limit in epochs: 2 in the run, None now"),
-    "one more": ({"epochs": 2}, {"epochs": 2, "steps": 9}, "limit in steps: None in the run, 9 now"),
-    "one less": ({"epochs": 2, "steps": 9}, {"epochs": 2}, "limit in steps: 9 in the run, None now"),
+LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "grown": ({"epochs": 2}, {"epochs": 3}, ["limit in epochs: 2 in the run, 3 now"]),
+    "both grown": ({"epochs": 2, "steps": 8}, {"epochs": 4, "steps": 9}, ["limit in epochs: 2 in the run, 4 now"]),
+    "the same": ({"samples": 30}, {"samples": 30}, []),
+    "fewer": ({"epochs": 3}, {"epochs": 2}, ["limit in epochs: 3 in the run, 2 now"]),
+    "one fewer": ({"epochs": 2, "steps": 8}, {"epochs": 9, "steps": 7}, ["limit in steps: 8 in the run, 7 now"]),
+    "another unit": ({"epochs": 2}, {"steps": 10}, ["limit in epochs: 2 in the run, None now"]),
+    "one more": ({"epochs": 2}, {"epochs": 2, "steps": 9}, ["limit in steps: None in the run, 9 now"]),
+    "one less": ({"epochs": 2, "steps": 9}, {"epochs": 2}, ["limit in steps: 9 in the run, None now"]),
 }
 
 
 @pytest.mark.takes_turns
 @pytest.mark.parametrize("name", LIMITS)
-def test_limits_may_grow_and_not_shrink(name: str, tmp_path: Path) -> None:
+def test_limits_may_change_and_the_log_names_them(name: str, tmp_path: Path) -> None:
     was, now, told = LIMITS[name]
     steps(make(), tmp_path / "run", 3, **{"epochs": None} | was)
-    trainer = make()
-    if told is not None:
-        with pytest.raises(hr.CheckpointError, match=told):
-            steps(trainer, tmp_path / "run", **{"epochs": None} | now)
-    seen = steps(trainer, tmp_path / "run", **{"epochs": None} | now, override=told is not None)
+    seen = steps(make(), tmp_path / "run", **{"epochs": None} | now)
     ends = {"epochs": 5, "steps": 1, "samples": 1 / BATCH}
     assert seen[-1].step == min(-(-count * ends[unit] // 1) for unit, count in now.items())
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert [line for line in told if line not in log] == []
+    assert ("limit in " in log) == bool(told)
+
+
+def test_a_limit_that_has_been_passed_ends_the_training_where_it_stands(tmp_path: Path) -> None:
+    steps(make(), tmp_path / "run", 8, epochs=3)
+    trainer = make()
+    assert steps(trainer, tmp_path / "run", epochs=1) == []
+    assert trainer.history.stopped == "1 epoch reached"
+    assert steps(make(), tmp_path / "run", epochs=3)[-1].step == 15
 
 
 # --- what an override does ------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def export(
     out: Path,
     *,
     to: str,
-    which: str | int,
+    which: str | int | None,
     recipe: str | None,
     arguments: Mapping[str, Any],
 ) -> int:

@@ -9,11 +9,8 @@ from typing import Any
 from ..data.arrays import ArrayTable
 from ..errors import CheckpointError, ConfigError, CorruptError
 from ..step import config
-from ..step.weights import best_of, load_weights
+from ..step.weights import load_weights
 from ..store import disk
-from ..store.checkpoints import Store
-from ..store.contents import TRAINER
-from ..store.run import CHECKPOINTS, run_id
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.history import History
@@ -46,7 +43,7 @@ class Recipe:
         """
         name, arguments = recipe_of(Path(run), recipe)
         made = load_recipe(name, arguments)
-        made.step = load_weights(made.trainer.model, run, which=which_weights(Path(run), which))
+        made.step = load_weights(made.trainer.model, run, which=which)
         return made
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> ArrayTable:
@@ -110,15 +107,6 @@ def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe
     if not isinstance(made, Recipe):
         raise ConfigError(f"{name} returned a {type(made).__name__}, not a Recipe.")
     return made
-
-
-def which_weights(run: Path, which: str | int | None) -> str | int:
-    """The weights that were asked for: if none were, the best if anything told good from bad, else the last."""
-    if which is not None:
-        return which
-    newest = Store(run / CHECKPOINTS, run_id(run)).newest(lambda name: name == TRAINER)
-    has_best = newest is not None and best_of(newest) is not None
-    return "best" if has_best else "last"
 
 
 def run_recipe(training: Training) -> Trained:

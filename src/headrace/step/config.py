@@ -113,18 +113,6 @@ def differences(
     return found
 
 
-def shrunk(saved: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
-    """Limits that are not what they were, other than by having grown."""
-    found = []
-    for unit in [*saved, *(unit for unit in now if unit not in saved)]:
-        before, after = saved.get(unit), now.get(unit)
-        if before is None or after is None:
-            found.append(f"limit in {unit}: {before} in the run, {after} now")
-        elif after < before:
-            found.append(f"limit in {unit}: {before:g} in the run, only {after:g} now")
-    return found
-
-
 def _by_one_name(value: Any) -> Any:
     """The name of a function or a class, which may have been written under another one.
 

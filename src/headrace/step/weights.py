@@ -18,12 +18,12 @@ from ..store.shape import COUNT, check, maybe
 _CATEGORIES = "_headrace_categories"  # an attribute of the model: copies of it, and other trainers, know them too
 
 
-def load_weights(model: nn.Module, run: str | Path, *, which: str | int = "best", strict: bool = True) -> int:
+def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None = None, strict: bool = True) -> int:
     """Gives a model the weights that a run has kept; the step they are of.
 
-    `which`: "best", "last" or a step. With `strict=False` only what fits is loaded: names that both have, with equal
-    shapes. The model remembers the categories of the run, and its trainer reads strings by them: see
-    `Trainer.categories`.
+    `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. With
+    `strict=False` only what fits is loaded: names that both have, with equal shapes. The model remembers the categories
+    of the run, and its trainer reads strings by them: see `Trainer.categories`.
     """
     contents = saved_weights(Path(run), which)
     saved = contents.tensors_of(MODEL)
@@ -64,14 +64,17 @@ def as_categories(saved: Any) -> Categories | None:
     return dict(found)
 
 
-def saved_weights(run: Path, which: str | int) -> Contents:
-    """The weights of a run's best or last checkpoint, or of that of a step, once they are verified."""
+def saved_weights(run: Path, which: str | int | None) -> Contents:
+    """The weights of a run's best or last checkpoint, or of that of a step, once they are verified.
+
+    `None`: the best if anything told good from bad, else the last.
+    """
     store = Store(run / CHECKPOINTS, run_id(run))
     if isinstance(which, int) and not isinstance(which, bool):
         if which not in store.steps():
             raise RunError(f"{run} has no checkpoint of step {which}. It has those of steps {store.steps()}.")
         return store.load(which, _weights_only)
-    if which not in ("best", "last"):
+    if which not in ("best", "last", None):
         raise CheckpointError(f"which= is 'best', 'last' or a step, got {which!r}.")
     last = store.newest(_weights_only)
     if last is None:
@@ -79,6 +82,8 @@ def saved_weights(run: Path, which: str | int) -> Contents:
     if which == "last":
         return last
     best = best_of(last)
+    if best is None and which is None:
+        return last
     if best is None:
         raise CheckpointError(
             f"{run} has no best checkpoint: nothing told good from bad. Train with EarlyStopping or BestModel, "

@@ -283,8 +283,8 @@ class RunCheckpointer(Checkpointer):
     def _check_settings(
         self, saved: config.Config, now: config.Config, saved_limits: config.Config, limits: config.Config
     ) -> list[str]:
-        """Raises on settings that differ, unless they are meant to; those that do."""
-        found = config.differences(saved, now) + config.shrunk(saved_limits, limits)
+        """Raises on settings that differ, unless they are meant to; those that do. Limits may differ."""
+        found = config.differences(saved, now)
         if found and not self._override:
             listed = "\n  ".join(found)
             raise CheckpointError(
@@ -293,6 +293,8 @@ class RunCheckpointer(Checkpointer):
             )
         for difference in found:
             self._run.log(f"overridden: {difference}")
+        for difference in config.differences(saved_limits, limits):
+            self._run.log(f"limit in {difference}")
         return found
 
 

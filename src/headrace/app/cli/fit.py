@@ -44,7 +44,7 @@ from .output import numbers, print_line, print_result, print_text
 
 _TAKES = {
     "fit": "RECIPE: file.py or file.py:function, which returns a Recipe. What the function takes are options, too.",
-    "resume": "RUN: the directory of a run. Options are as the run has them, unless others are given; limits may grow.",
+    "resume": "RUN: the directory of a run. Options are as the run has them, unless others are given.",
 }
 _BOTH = {
     "config": ("--config FILE", "options from a YAML file; may be given several times"),

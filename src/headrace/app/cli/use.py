@@ -172,7 +172,6 @@ def export(
     chosen = _which(which)
     from .. import export as exporting
     from ..find import RECIPE_FILE, check_run, recipe_of
-    from ..recipe import which_weights
 
     check_run(run)
     out = out or run / f"model{exporting.SUFFIXES[to]}"
@@ -180,7 +179,7 @@ def export(
     arguments: dict[str, Any] = {}
     if to != "safetensors" and (recipe is not None or (run / RECIPE_FILE).is_file()):
         name, arguments = recipe_of(run, recipe)
-    step = exporting.export(run, out, to=to, which=which_weights(run, chosen), recipe=name, arguments=arguments)
+    step = exporting.export(run, out, to=to, which=chosen, recipe=name, arguments=arguments)
     print_result(json, {"file": str(out), "step": step}, f"{out}: the weights of step {step}")
     return 0
 
