@@ -1,6 +1,6 @@
 """Turns whatever a user passes as data into a Table or a Source: arrays, frames, Arrow tables, paths, loaders."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.arrays import ArrayTable
 from ..data.fields import Rows
+from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.reader import Reader
 from ..data.source import Categories, Source, Table
 from ..errors import DataError
-from ..formats.columns import check_names, from_arrow
-from ..formats.lazy import pa
+from ..formats.columns import from_arrow as from_arrow
+from ..formats.frames import from_frame, is_frame, is_pandas
+from ..formats.frames import from_pandas as from_pandas
 from .loaders import LoaderSource, SampleSource
 from .passes import hugging_kind
 from .samples import from_dataset
@@ -45,7 +47,7 @@ def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
         return data
     if isinstance(data, list | tuple) and not data:
         raise DataError(f"the {type(data).__name__} is empty: there is nothing to read.")
-    given = {name: strings for name, strings in (categories or {}).items() if strings}
+    given = ReadBy({name: strings for name, strings in (categories or {}).items() if strings}, nulls_of(categories))
     for known in (_of_arrays, _of_files, _of_libraries):
         found: Table | Source | None = known(data, given)
         if found is not None:
@@ -68,7 +70,7 @@ def _of_arrays(data: Any, categories: Categories) -> Table | None:
         return None if hugging_kind(data) else _table(data, categories)
     if isinstance(data, tuple | list):
         return _of_parts(data, categories)
-    alone = _is_column(data) and not _is_pandas(data, "DataFrame")  # the columns of a frame are streams
+    alone = _is_column(data) and not is_pandas(data, "DataFrame")  # the columns of a frame are streams
     return _table({"x": data}, categories) if alone else None
 
 
@@ -89,11 +91,7 @@ def _of_parts(data: tuple[Any, ...] | list[Any], categories: Categories) -> Tabl
 def _is_column(part: Any) -> bool:
     """Whether it has a row for each sample: an array, sequences, sparse rows, what pandas holds, lists of numbers."""
     known = isinstance(part, Tensor | np.ndarray | Rows) or type(part).__module__.startswith("scipy.sparse")
-    return known or _is_pandas(part, "Series", "DataFrame") or isinstance(_first_number(part), Number)
-
-
-def _is_pandas(part: Any, *kinds: str) -> bool:
-    return type(part).__module__.partition(".")[0] == "pandas" and type(part).__name__ in kinds
+    return known or is_pandas(part, "Series", "DataFrame") or isinstance(_first_number(part), Number)
 
 
 def _first_number(part: Any) -> Any:
@@ -107,18 +105,18 @@ def _first_number(part: Any) -> Any:
 
 def _table(parts: Mapping[str, Any], known: Categories) -> ArrayTable:
     columns: dict[str, Any] = {}
-    categories: dict[str, Sequence[str]] = {}
+    read_by: Categories = {}
     for name, part in parts.items():
         columns[name] = part
-        if _is_pandas(part, "Series"):
+        if is_pandas(part, "Series"):
             table = from_pandas(part.to_frame(name), known)
-            columns[name] = table.columns[name]
-            categories |= table.categories
-        elif _is_pandas(part, "DataFrame"):
+            columns |= table.columns
+            read_by = read_by_of(read_by, table.categories)
+        elif is_pandas(part, "DataFrame"):
             columns[name] = _matrix(name, part)
         elif isinstance(_first_number(part), Number):
             columns[name] = _array(name, part)
-    return ArrayTable(columns, categories=categories)
+    return ArrayTable(columns, categories=read_by)
 
 
 def _matrix(name: str, frame: Any) -> np.ndarray:
@@ -157,14 +155,14 @@ def _of_files(data: Any, categories: Categories) -> Table | None:
 
 def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
     """What other libraries hold; none of them is imported to find out."""
-    if _is_pandas(data, "DataFrame"):
-        return from_pandas(data, categories)
-    if type(data).__module__.partition(".")[0] == "pyarrow":
-        return from_arrow(data, categories)
+    if is_pandas(data, "DataFrame") or type(data).__module__.partition(".")[0] == "pyarrow":
+        return from_frame(data, categories)
     if hugging_kind(data):
         from .huggingface import from_hugging_face
 
         return from_hugging_face(data)
+    if is_frame(data):
+        return from_frame(data, categories)
     if isinstance(data, DataLoader):
         return LoaderSource(data)
     if isinstance(data, IterableDataset):
@@ -174,58 +172,3 @@ def _of_libraries(data: Any, categories: Categories) -> Table | Source | None:
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return LoaderSource(data)
     return None
-
-
-# --- frames of pandas ------------------------------------------------------------------------------------
-
-
-def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
-    """Reads a pandas DataFrame: numbers in place, strings and categoricals as codes.
-
-    Those have the categories that are `known`, or their own.
-    """
-    import pandas as pd
-
-    columns: dict[str, Any] = {}
-    categories: dict[str, Sequence[str]] = {}
-    check_names(list(frame.columns), "this frame")
-    for name, column in frame.items():
-        if column.hasnans:
-            missing = column.isna().to_numpy()
-            raise DataError(
-                f"column {name!r} of this frame has {int(missing.sum())} nulls, the first in row "
-                f"{int(missing.argmax())}. A stream has a value in every row: fill them, drop those rows, or leave "
-                f"out a column that the model does not use: frame.drop(columns={name!r})."
-            )
-        kind = pa.large_string()
-        if isinstance(column.dtype, pd.CategoricalDtype):
-            kind = None
-            if not all(isinstance(each, str) for each in column.cat.categories):
-                column = column.astype(column.cat.categories.dtype)
-        if pd.api.types.is_bool_dtype(column.dtype) or pd.api.types.is_numeric_dtype(column.dtype):
-            columns[name] = column.to_numpy()
-            continue
-        _check_strings(name, column)
-        strings = from_arrow(pa.table({name: pa.Array.from_pandas(column, type=kind)}), known, where="this frame")
-        columns |= strings.columns
-        categories |= strings.categories
-    return ArrayTable(columns, categories=categories)
-
-
-def _check_strings(name: str, column: Any) -> None:
-    """Raises unless a column that holds no numbers holds strings."""
-    import pandas as pd
-
-    kind = pd.api.types.infer_dtype(column, skipna=False)
-    if isinstance(column.dtype, pd.CategoricalDtype) or kind in ("string", "empty"):
-        return
-    if not isinstance(column.dtype, np.dtypes.ObjectDType) and not pd.api.types.is_string_dtype(column.dtype):
-        raise DataError(
-            f"column {name!r} of this frame holds {column.dtype}, which is not a number. "
-            "Cast it to int64 or float64, or leave it out: frame[['a', 'b']]."
-        )
-    row = next(row for row, value in enumerate(column) if not isinstance(value, str))
-    raise DataError(
-        f"column {name!r} of this frame holds objects, a {type(column.iloc[row]).__name__} in row {row} for "
-        "example. Make numbers or strings of them, or leave the column out."
-    )

@@ -10,11 +10,13 @@ from ..adapters.compose import map as map_rows
 from ..data.arrays import ArrayTable
 from ..data.batch import Stream
 from ..data.maps import Changed
+from ..data.read_by import ReadBy
 from ..data.reader import Reader
-from ..data.source import Categories, Table
+from ..data.source import Table
 from ..data.views import Wrapper
 from ..errors import ConfigError, DataError, SourceError
 from ..formats.files import FileTable
+from ..formats.nulls import indicated
 from ..formats.select import are_numbers, begins_with_numbers, no_names
 from ..formats.table import column_names, open_table
 from ..loss.objective import Objective
@@ -39,7 +41,8 @@ def like_training(trainer: Trainer, train: Any, path: str, name: str, *, targets
     base, changes = _unwrapped(table)
     inputs = _inputs(trainer, base, mapped=bool(changes))
     others = {stream.name for stream in base.streams} - inputs
-    categories = {**base.categories, **trainer.categories}  # those of the run, if it has kept any
+    nulls = {**base.nulls, **trainer.nulls}
+    categories = ReadBy({**base.categories, **trainer.categories}, nulls)  # those of the run, if it has kept any
     try:
         opened = _opened(path, base, categories, name, inputs, others if targets else set())
         if targets:
@@ -85,12 +88,14 @@ def _mapped(table: Table, changes: Sequence[Changed]) -> Table:
     return table
 
 
-def _opened(path: str, base: Table, categories: Categories, name: str, inputs: set[str], others: set[str]) -> Table:
+def _opened(path: str, base: Table, categories: ReadBy, name: str, inputs: set[str], others: set[str]) -> Table:
     """The file with these streams of the training data; the `others` only if they are there."""
     if path.lower().endswith((".ctf", ".ctf.gz")):
         return open_table(path, streams=[stream for stream in base.streams if stream.name in inputs | others])
     there = column_names(path)
-    columns = _columns(base, path, there, inputs)
+    made = indicated(categories.nulls)  # streams that no column is, but another one's nulls
+    inputs = {made.get(name, name) for name in inputs}
+    columns = {name: of for name, of in _columns(base, path, there, inputs).items() if name not in made}
     for stream in columns.keys() & inputs:
         if lost := [column for column in columns[stream] if column not in there]:
             if are_numbers(there):
@@ -100,22 +105,25 @@ def _opened(path: str, base: Table, categories: Categories, name: str, inputs: s
                 f"It has: {', '.join(sorted(there))}."
             )
     kept = {key: list(named) for key, named in columns.items() if key in inputs | others and set(named) <= set(there)}
-    streams = [stream for stream in base.streams if stream.name in kept]
-    texts = _texts(path, {key: named[0] for key, named in kept.items() if key in categories})
+    nulls = {key: said for key, said in categories.nulls.items() if key in kept}
+    streams = [stream for stream in base.streams if made.get(stream.name, stream.name) in kept]
+    texts = _texts(path, {key: named[0] for key, named in kept.items() if key in categories}, nulls)
     found = open_table(
         path,
         columns={key: named[0] if len(named) == 1 else named for key, named in kept.items()},
         dtypes={stream.name: stream.dtype for stream in streams if stream.name not in texts},
         categories={key: categories[key] for key in texts},
+        nulls=nulls or None,
         streams=[stream for stream in streams if stream.layout == "sparse"] or None,
     )
     same_streams(streams, found.streams, name)
     return found
 
 
-def _texts(path: str, columns: Mapping[str, str]) -> list[str]:
+def _texts(path: str, columns: Mapping[str, str], nulls: Mapping[str, Any]) -> list[str]:
     """The streams whose columns hold strings in this file: they may hold the numbers of the categories as well."""
-    held = open_table(path, columns=columns).categories if columns else {}
+    filled = {key: said for key, said in nulls.items() if key in columns}
+    held = open_table(path, columns=columns, nulls=filled or None).categories if columns else {}
     return [key for key in columns if key in held]
 
 

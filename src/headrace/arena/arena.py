@@ -34,10 +34,7 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     getattr(torch.optim, name)
     for name in ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
 ) | {MomentumSGD}
-"""Optimizers whose update of an element depends on that element's own history alone.
-
-The class of an optimizer of one's own says so by `elementwise = True`.
-"""
+"""Optimizers whose update of an element depends on that element's own history alone."""
 
 
 class Arena:
@@ -61,7 +58,7 @@ class Arena:
         places = owners(model)
         self.names = names_of(optimizer, places)
         refuse_sharded(self.names)
-        elementwise = type(optimizer) in ELEMENTWISE or getattr(type(optimizer), "elementwise", False)
+        elementwise = type(optimizer) in ELEMENTWISE
         torn = overlapping(self.names)
         self.loose: list[nn.Parameter] = []
         self.vectors: list[Vector] = []

@@ -16,6 +16,7 @@ from ..errors import DataError
 from ..store import system
 from .batch import Batch, Stream
 from .fields import Field, Rows, one_length, take, tensors_of, unmasked
+from .read_by import read_by_of
 from .source import UNNAMED, Categories, Table
 from .sparse import Sparse
 
@@ -47,7 +48,7 @@ class ArrayTable(Table):
         if len(devices) > 1:
             raise DataError(f"the streams are on different devices: {', '.join(map(str, devices))}. Move them to one.")
         self.device, self.block = devices.pop(), block
-        self.categories = dict(categories or {})
+        self.categories = read_by_of({} if categories is None else categories)
         self.streams = tuple(Stream.of(name, column) for name, column in self.columns.items())
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ from ..length import whole
 from .batch import Batch, Macrobatch, State, Stream
 from .lanes import KINDS, Lanes
 from .order import MixOrder, Order
+from .read_by import read_by_of
 from .reading import BY_BLOCKS, Reading
 from .source import WHOLE, Categories, Shard, Source, Table, check_fixed, check_names, forwarded
 
@@ -114,7 +115,7 @@ class Reader(Source):
 
     @property
     def read_by(self) -> Categories:
-        return {stream.name: () for stream in self.streams} | dict(self.table.read_by)
+        return read_by_of({stream.name: () for stream in self.streams}, self.table.read_by)
 
     @property
     def title(self) -> str:

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import torch
@@ -20,6 +19,9 @@ from torch import Tensor
 from ..errors import ConfigError, SourceError, unknown
 from .batch import ANY, Batch, Macrobatch, State, Stream, concat, torch_dtype
 from .fields import Field, Opaque, has_rows
+from .read_by import UNNAMED as UNNAMED
+from .read_by import Categories as Categories
+from .read_by import nulls_of
 
 if TYPE_CHECKING:
     from .draws import Draws
@@ -41,9 +43,6 @@ class Shard:
         return rows * self.index // self.count, rows * (self.index + 1) // self.count
 
 
-Categories = Mapping[str, Sequence[str]]
-"""For each stream that holds strings, what its codes 0, 1, … stand for."""
-UNNAMED: Categories = MappingProxyType({})
 WHOLE = Shard()
 SOME = 64  # items of a sequence, or bytes of a sparse row, where only a guess can be made
 
@@ -284,6 +283,11 @@ class Table(ABC):
         return self.categories
 
     @property
+    def nulls(self) -> Mapping[str, Any]:
+        """What stands for the nulls of each stream, as `open_table` takes it; a mean is a number by now."""
+        return dict(nulls_of(self.read_by))
+
+    @property
     def row_bytes(self) -> float:
         """About how many bytes a row takes."""
         return sum(self._items(stream) * _item_bytes(stream) for stream in self.streams)
@@ -304,7 +308,7 @@ class Table(ABC):
 
     def fingerprint(self) -> str:
         """What a resumed run compares: the same rows and streams give the same text."""
-        return fingerprint_of(len(self), *self.streams, *sorted(self.categories.items()))
+        return fingerprint_of(len(self), *self.streams, *sorted(self.categories.items()), *sorted(self.nulls.items()))
 
     def changed_files(self, fingerprint: str) -> list[str]:
         """The files that are not those that had this fingerprint, as far as it tells."""

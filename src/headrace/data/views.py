@@ -13,6 +13,7 @@ from ..errors import ConfigError, DataError
 from .arrays import ArrayTable
 from .batch import Batch, Stream
 from .fields import cat, take
+from .read_by import read_by_of
 from .source import Categories, Table, forwarded
 
 BLOCK = 65536  # rows looked at together where a whole table is read once
@@ -47,7 +48,15 @@ class Concat(_Joined):
                 listed = [", ".join(map(str, each.streams)) for each in (first, table)]
                 raise DataError(f"concat(): table 0 has the streams {listed[0]}; table {k} has {listed[1]}.")
             if dict(table.read_by) != dict(first.read_by):
-                raise DataError(f"concat(): table {k} has other categories than table 0. Open it with categories=.")
+                raise DataError(
+                    f"concat(): table {k} has other categories than table 0. Open both by the same: "
+                    "hr.open_table(path_or_frame, categories=...), those of the first or a list of all."
+                )
+            if table.nulls != first.nulls:
+                raise DataError(
+                    f"concat(): table {k} has {table.nulls} for nulls, table 0 has {first.nulls}. "
+                    "Open it with nulls=first.nulls."
+                )
         super().__init__(tables, "concat")
         self._first = first
         self._bounds = np.array([0, *accumulate(map(len, tables))])
@@ -132,7 +141,7 @@ class Wrapper(Table):
 
     @property
     def read_by(self) -> Categories:
-        return {**self.table.read_by, **self.categories}
+        return read_by_of(self.table.read_by, self.categories)
 
 
 class View(Wrapper):
@@ -222,7 +231,7 @@ class Zipped(_Joined):
 
     @property
     def read_by(self) -> Categories:
-        return {name: strings for table in self.tables for name, strings in table.read_by.items()}
+        return read_by_of(*(table.read_by for table in self.tables))
 
     @property
     def row_bytes(self) -> float:

@@ -17,6 +17,7 @@ from .blocks import Fields, OpenFile
 from .categories import ColumnPlace, is_text, leaf_of, leaves, refuse_nulls, shown
 from .columns import fields_of
 from .lazy import csv, pa, pc, pq, pt
+from .nulls import Fill, Fills, empty_is_null, filled, filled_schema, learned
 from .paths import DataFile, reading
 from .schema import categories_in, index_in, streams_of
 from .select import inner
@@ -31,9 +32,12 @@ Wanted = Callable[..., list[str]]
 class ArrowFile(OpenFile):
     """A file that comes as Arrow record batches, one for each block."""
 
-    def __init__(self, file: DataFile, schema: Any, declared: Sequence[Stream]) -> None:
+    def __init__(self, file: DataFile, schema: Any, declared: Sequence[Stream], fills: Fills) -> None:
         super().__init__(file)
         schema = pa.schema([field.with_name(inner(field.name)) for field in schema])
+        schema = filled_schema(schema, fills, str(file))
+        self._fills = dict(fills)
+        self._sources = {fill.indicator: column for column, fill in fills.items() if fill.indicator}
         for stream in declared:
             if stream.name not in schema.names:
                 raise ConfigError(
@@ -50,15 +54,32 @@ class ArrowFile(OpenFile):
     def read(self, block: int, first: int, categories: Categories, only: Collection[str] = ()) -> Fields:
         streams = [stream for stream in self.streams if not only or stream.name in only]
         parts = list[Fields]()
-        for batch in self.batches(block, [stream.name for stream in streams] if only else None):
+        columns = dict.fromkeys(self._sources.get(stream.name, stream.name) for stream in streams)
+        for batch in self.batches(block, list(columns) if only else None):
+            batch = filled(batch, self._fills, str(self.file)) if self._fills else batch
             parts.append(fields_of(batch, streams, categories, where=str(self.file), first=first))
             first += batch.num_rows
         return {stream.name: cat([part[stream.name] for part in parts]) for stream in streams}
 
     def strings(self, column: str) -> Iterator[Any]:
+        for part in self._parts(column):
+            yield leaf_of(part, ColumnPlace(column, str(self.file)))
+
+    def learn(self, column: str, others: Sequence["ArrowFile"]) -> Fill:
+        """What stands for the nulls of a column by its rows in this file and in the others."""
+        with reading(self.file):
+            parts = [part for file in (self, *others) for part in file._parts(column)]
+            return learned(self._fills[column], parts, ColumnPlace(column, str(self.file)))
+
+    def put_fill(self, column: str, fill: Fill) -> None:
+        """Sets what stands for the nulls of a column."""
+        self._fills[column] = fill
+
+    def _parts(self, column: str) -> Iterator[Any]:
+        """The rows of a column as they are in the file."""
         for block in range(len(self.counts)):
             for batch in self.batches(block, [column]):
-                yield leaf_of(batch.column(0), ColumnPlace(column, str(self.file)))
+                yield batch.column(0)
 
 
 class HeldArrowFile(ArrowFile):
@@ -66,11 +87,13 @@ class HeldArrowFile(ArrowFile):
 
     held = True
 
-    def __init__(self, file: DataFile, schema: Any, batches: Sequence[Any], declared: Sequence[Stream]) -> None:
-        super().__init__(file, schema, declared)
+    def __init__(
+        self, file: DataFile, schema: Any, batches: Sequence[Any], declared: Sequence[Stream], fills: Fills
+    ) -> None:
+        super().__init__(file, schema, declared, fills)
         self._batches = [batch for batch in batches if batch.num_rows]
         self._joined = False
-        self.light = all(map(_is_in_place, schema.types))
+        self.light = all(map(_is_in_place, schema.types)) and not fills
         self.counts = [batch.num_rows for batch in self._batches]
         self._run = max(self.counts, default=1)
         self._spans = np.array(sorted(set(_spans(self._batches))), np.int64).reshape(-1, 2)
@@ -78,6 +101,8 @@ class HeldArrowFile(ArrowFile):
         for batch in self._batches:
             batch.validate()
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if inner(name) in fills:
+                    continue
                 refuse_nulls(column, ColumnPlace(name, str(file), lambda item, first=first: first + item))  # type: ignore[misc]
             first += batch.num_rows
 
@@ -117,8 +142,10 @@ def _is_in_place(kind: Any) -> bool:
 class DecodedArrowFile(ArrowFile):
     """Record batches that are compressed, or on another machine: each is read when it is wanted."""
 
-    def __init__(self, file: DataFile, schema: Any, columns: Sequence[int], declared: Sequence[Stream]) -> None:
-        super().__init__(file, pa.schema([schema.field(index) for index in columns]), declared)
+    def __init__(
+        self, file: DataFile, schema: Any, columns: Sequence[int], declared: Sequence[Stream], fills: Fills
+    ) -> None:
+        super().__init__(file, pa.schema([schema.field(index) for index in columns]), declared, fills)
         self._columns = list(columns)
         self._lock = threading.Lock()
         cheapest = min(columns, key=lambda index: (pa.types.is_nested(schema.field(index).type), index))
@@ -138,7 +165,7 @@ class DecodedArrowFile(ArrowFile):
         return pa.ipc.open_file(self.file.open(), options=options)
 
 
-def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> ArrowFile:
+def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream], fills: Fills) -> ArrowFile:
     """An Arrow file, or one of Arrow's streams, as some libraries write them under the same name."""
     with reading(file):
         data = file.load() if file.remote is None else None
@@ -150,7 +177,7 @@ def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> Arro
             with pa.ipc.open_stream(file.load() if data is None else data) as reader:
                 names = wanted(reader.schema.names, index_in(reader.schema))
                 schema = pa.schema([reader.schema.field(name) for name in names])
-                return HeldArrowFile(file, schema, [batch.select(names) for batch in reader], declared)
+                return HeldArrowFile(file, schema, [batch.select(names) for batch in reader], declared, fills)
         with file.open() as opened:
             schema = pa.ipc.open_file(opened).schema
         columns = [schema.names.index(name) for name in wanted(schema.names, index_in(schema))]
@@ -158,8 +185,8 @@ def open_ipc(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> Arro
             batches = _all(data, columns)  # whole, and then the wanted columns: asked for some, Arrow copies them
             if _inside(batches, data):
                 kept = pa.schema([schema.field(index) for index in columns])
-                return HeldArrowFile(file, kept, batches, declared)
-        return DecodedArrowFile(file, schema, columns, declared)
+                return HeldArrowFile(file, kept, batches, declared, fills)
+        return DecodedArrowFile(file, schema, columns, declared, fills)
 
 
 def _all(data: Any, columns: Sequence[int]) -> list[Any]:
@@ -205,9 +232,11 @@ def _inner(batch: Any) -> Any:
 class ParquetFile(ArrowFile):
     """A Parquet file, one block for each of its row groups."""
 
-    def __init__(self, file: DataFile, opened: Any, names: Sequence[str], declared: Sequence[Stream]) -> None:
+    def __init__(
+        self, file: DataFile, opened: Any, names: Sequence[str], declared: Sequence[Stream], fills: Fills
+    ) -> None:
         schema = opened.schema_arrow
-        super().__init__(file, pa.schema([schema.field(name) for name in names]), declared)
+        super().__init__(file, pa.schema([schema.field(name) for name in names]), declared, fills)
         self._opened, self._lock = opened, threading.Lock()
         self._names = {inner(name): name for name in names}
         groups = [opened.metadata.row_group(k) for k in range(opened.metadata.num_row_groups)]
@@ -231,18 +260,20 @@ class ParquetFile(ArrowFile):
         return self._sizes[block]
 
 
-def open_parquet(file: DataFile, wanted: Wanted, declared: Sequence[Stream]) -> ParquetFile:
+def open_parquet(file: DataFile, wanted: Wanted, declared: Sequence[Stream], fills: Fills) -> ParquetFile:
     """A Parquet file on a local disk or behind fsspec."""
     with reading(file):
         opened = pq.ParquetFile(file.open(), pre_buffer=file.remote is not None)
         schema = opened.schema_arrow
-        return ParquetFile(file, opened, wanted(schema.names, index_in(schema)), declared)
+        return ParquetFile(file, opened, wanted(schema.names, index_in(schema)), declared, fills)
 
 
 # --- CSV ---------------------------------------------------------------------------------------------------
 
 
-def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: Mapping[str, str]) -> HeldArrowFile:
+def open_csv(
+    file: DataFile, wanted: Wanted, declared: Sequence[Stream], fills: Fills, types: Mapping[str, str]
+) -> HeldArrowFile:
     """The columns of a CSV file with a header; `types` are the Arrow types of those that are known already."""
     packed = file.name.lower().endswith(".gz")
     separator = "\t" if ".tsv" in file.name.lower() else ","
@@ -268,15 +299,19 @@ def open_csv(file: DataFile, wanted: Wanted, declared: Sequence[Stream], types: 
             if "conversion error" not in str(error):
                 raise
             raise DataError(f"{file}: {_advised(str(error), reader.schema.names, types)}") from None
-        _refuse_empty(file, table)
-        return HeldArrowFile(file, table.schema, table.to_batches(), declared)
+        for index, name in enumerate(table.column_names):
+            if inner(name) in fills:
+                table = table.set_column(index, name, empty_is_null(table[name], convert.null_values))
+        _refuse_empty(file, table, fills)
+        return HeldArrowFile(file, table.schema, table.combine_chunks().to_batches(), declared, fills)
 
 
-def _refuse_empty(file: DataFile, table: Any) -> None:
+def _refuse_empty(file: DataFile, table: Any, fills: Fills) -> None:
     """Raises on a column without values, whose type cannot be inferred."""
     if not table.num_rows and any(pt.is_null(field.type) for field in table.schema):
         raise DataError(f"{file} has no rows.")
-    if empty := [name for name in table.column_names if 0 < table.num_rows == table[name].null_count]:
+    names = [name for name in table.column_names if inner(name) not in fills]
+    if empty := [name for name in names if 0 < table.num_rows == table[name].null_count]:
         raise DataError(
             f"column {empty[0]!r} of {file} is empty in every row. "
             "Fill it, or leave it out of the columns that are read."

@@ -51,8 +51,8 @@ def refuse_nulls(array: Any, place: ColumnPlace) -> None:
         first = int(np.argmax(np.asarray(pc.is_null(array))))
         raise DataError(
             f"{place} has {array.null_count} nulls, the first in row {place.row(first)}. "
-            "A stream has a value in every row: fill them, drop those rows, or leave out a column that the model does "
-            "not use: columns= says which are read."
+            f"A stream has a value in every row: fill them, open_table(..., nulls={{{shown(place.column)!r}: ...}}), "
+            "drop those rows, or leave out a column that the model does not use: columns= says which are read."
         )
 
 

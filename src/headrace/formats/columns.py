@@ -12,11 +12,13 @@ from ..data.arrays import ArrayTable
 from ..data.batch import Stream, torch_dtype
 from ..data.fields import Field, cat
 from ..data.ragged import Ragged
+from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.source import Categories
 from ..data.sparse import Sparse
 from ..errors import DataError
 from .categories import ColumnPlace, codes, is_text, leaf_of, leaves, refuse_nulls, strings_of, within
 from .lazy import pa, pt
+from .nulls import filled, filled_schema, fills_of, learned, said_of, with_fill
 from .schema import NUMBERS, differs, fits, index_in, is_fixed, is_pair, streams_of
 
 
@@ -94,7 +96,7 @@ def only_ones(field: Any) -> bool:
 def from_arrow(table: Any, known: Categories | None = None, *, where: str = "this table") -> ArrayTable:
     """Reads an Arrow table or record batch: in place where a column lies in one piece, else copied into one.
 
-    Columns of strings have the categories that are `known`, or those that they hold.
+    Columns of strings have the categories that are `known`, or those that they hold. Nulls are filled as is known too.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -105,22 +107,32 @@ def from_arrow(table: Any, known: Categories | None = None, *, where: str = "thi
     aside = index_in(table.schema)
     table = table.select([k for k, name in enumerate(table.column_names) if name not in aside])
     check_names(table.column_names, where)
-    streams = streams_of(table.schema, where=where)
-    texts = [field.name for field in table.schema if is_text(leaves(field.type))]
+    said = {name: value for name, value in nulls_of(known).items() if name in table.column_names}
+    fills = fills_of(said, lambda stream: [stream])[0]
+    for name in fills:
+        fills[name] = learned(fills[name], table.column(name).chunks, ColumnPlace(name, where))
+    schema = filled_schema(table.schema, fills, where)
+    streams = streams_of(schema, where=where)
+    texts = [field.name for field in schema if is_text(leaves(field.type)) and field.name in table.column_names]
     categories = {
         name: list((known or {}).get(name, ()))
-        or strings_of(leaf_of(chunk, ColumnPlace(name, where)) for chunk in table.column(name).chunks)
+        or with_fill(
+            strings_of(leaf_of(chunk, ColumnPlace(name, where)) for chunk in table.column(name).chunks), name, fills
+        )
         for name in texts
     }
     parts: list[Mapping[str, Field]] = []
     first = 0
     for batch in table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]:
+        batch = filled(batch, fills, where) if fills else batch
         parts.append(fields_of(batch, streams, categories, where=where, first=first))
         first += batch.num_rows
-    return ArrayTable({s.name: cat([part[s.name] for part in parts]) for s in streams}, categories=categories)
+    read_by = read_by_of(ReadBy(categories, said_of(said, fills, lambda stream: [stream])))
+    return ArrayTable({s.name: cat([part[s.name] for part in parts]) for s in streams}, categories=read_by)
 
 
-def check_names(names: Sequence[Any], where: str) -> None:
+def check_names(names: Sequence[Any], where: str, dots: bool = False) -> None:
+    """Raises unless columns have names that streams can have, but for `dots` where these are taken care of."""
     for name, count in Counter(names).items():
         if not isinstance(name, str):
             raise DataError(f"a column is called {name!r}; a stream has a string for its name. Rename it.")
@@ -128,7 +140,7 @@ def check_names(names: Sequence[Any], where: str) -> None:
             raise DataError(f"{where} has {count} columns {name!r}. Give them names of their own.")
         if not name:
             raise DataError(f"{where} has a column without a name. Give it one, or leave it out.")
-        if "." in name:
+        if "." in name and not dots:
             raise DataError(f"{where}: column {name!r} has a dot in its name, which a stream cannot have. Rename it.")
 
 

@@ -7,13 +7,15 @@ from itertools import accumulate
 from typing import Any
 
 from ..data.batch import Stream
+from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.source import UNNAMED, Categories, Table, fingerprint_of, forwarded
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
-from .arrow import READ_AS, Wanted, open_csv, open_ipc, open_parquet
+from .arrow import READ_AS, ArrowFile, Wanted, open_csv, open_ipc, open_parquet
 from .blocks import BUDGET_BYTES, Block, BlockCache, OpenFile
 from .categories import shown, strings_of
 from .npy import open_npy, open_npz
+from .nulls import LEARNED, Fills, Nulls, fills_of, said_of, with_fill
 from .paths import DataFile, find, reading
 from .select import Selection, are_numbers, inner
 
@@ -29,18 +31,28 @@ class FileRequest:
     categories: Categories
     streams: tuple[Stream, ...]
     known: Categories = field(default_factory=dict)
-    """Categories of columns that may be missing, or may hold no strings."""
+    """Categories of columns that may be missing, or may hold no strings; with them what stands for nulls in these."""
+    nulls: Nulls = field(default_factory=dict)
+    """What stands for nulls, by stream."""
 
     def inner(self, stream: str) -> list[str]:
         """The columns of a stream, by the names that they have inside of the library."""
         return [inner(column) for column in self.selection.columns_of(stream)]
+
+    def fills(self) -> tuple[Fills, Mapping[str, Sequence[str]]]:
+        """What stands for nulls by column, and the streams that say where they were, of which columns."""
+        known = {name: said for name, said in nulls_of(self.known).items() if name not in self.nulls}
+        optional, indicators = fills_of(known, self.inner, optional=True)
+        fills, others = fills_of(self.nulls, self.inner)
+        return optional | fills, indicators | others
 
     def text_types(self) -> dict[str, str]:
         """The types that columns of a CSV file are read as, where the request says so."""
         kinds = {name: kind for name, kind in self.selection.dtypes.items() if kind in READ_AS}
         kinds |= dict.fromkeys(self.categories, "string")
         kinds |= {name: "string" for name, strings in self.known.items() if any(are_numbers([s]) for s in strings)}
-        return {column: kind for name, kind in kinds.items() for column in self.selection.columns_of(name)}
+        types = {column: kind for name, kind in kinds.items() for column in self.selection.columns_of(name)}
+        return types | {shown(column): "string" for column, fill in self.fills()[0].items() if fill.text}
 
 
 class FileTable(Wrapper):
@@ -67,6 +79,7 @@ class FileTable(Wrapper):
                 *self.streams,
                 self._request.selection.columns,
                 sorted(self.categories.items()),
+                *sorted(self.nulls.items()),
                 *digests,
             ]
             whole = fingerprint_of(*said)
@@ -84,17 +97,21 @@ class FileTable(Wrapper):
 
     def __reduce__(self) -> tuple[Any, ...]:
         names, sizes = [file.again for file in self.files], [file.size for file in self.files]
-        return _reopen, (names, sizes, replace(self._request, categories=self.categories))
+        request = replace(self._request, categories=dict(self.categories))
+        return _reopen, (names, sizes, request)
 
 
 def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
     """Opens files and makes one table of their blocks."""
     stores = [open_file(file, request) for file in files]
+    request = _learned(stores, request)
+    fills, indicators = request.fills()
     spare = JOINED_BYTES
     for store in stores:
         spare -= store.gather(spare)
-    texts = _texts(stores, request)
-    picks = [request.selection.picks(store.streams, list(store.texts), store.file) for store in stores]
+    texts = _texts(stores, request, fills)
+    indicators = {name: of for name, of in indicators.items() if of[0] in [s.name for s in stores[0].streams]}
+    picks = [request.selection.picks(store.streams, list(store.texts), store.file, indicators) for store in stores]
     cache, blocks = BlockCache(), list[Block]()
     for store, its in zip(stores, picks, strict=True):
         if its.streams != picks[0].streams:
@@ -112,7 +129,22 @@ def assemble(files: Sequence[DataFile], request: FileRequest) -> FileTable:
         if column in texts
     }
     rows = blocks[0] if len(blocks) == 1 else Concat(blocks)
-    return FileTable(rows, files, request, max(store.run for store in stores), categories)
+    there = {column: fill for column, fill in fills.items() if column in [s.name for s in stores[0].streams]}
+    nulls = said_of({**nulls_of(request.known), **request.nulls}, there, request.inner)
+    return FileTable(rows, files, request, max(store.run for store in stores), read_by_of(ReadBy(categories, nulls)))
+
+
+def _learned(stores: Sequence[OpenFile], request: FileRequest) -> FileRequest:
+    """The request with the means and medians of columns that are filled by them, over all files."""
+    held = [store for store in stores if isinstance(store, ArrowFile)]
+    if not request.nulls or not held:
+        return request
+    fills = dict(request.fills()[0])
+    for column in [column for column, fill in fills.items() if fill.value in LEARNED]:
+        fills[column] = held[0].learn(column, held[1:])
+        for store in held:
+            store.put_fill(column, fills[column])
+    return replace(request, nulls=said_of(request.nulls, fills, request.inner))
 
 
 def open_file(file: DataFile, request: FileRequest, wanted: Wanted | None = None) -> OpenFile:
@@ -122,15 +154,18 @@ def open_file(file: DataFile, request: FileRequest, wanted: Wanted | None = None
     if file.kind in ("npy", "npz"):
         if declared:
             raise ConfigError(f"{file} says itself what its streams are: leave streams= out.")
+        if request.nulls:
+            raise ConfigError(f"{file} holds arrays, which have no nulls: leave nulls= out.")
         return open_npy(file, wanted) if file.kind == "npy" else open_npz(file, wanted)
+    fills = request.fills()[0]
     if file.kind == "ipc":
-        return open_ipc(file, wanted, declared)
+        return open_ipc(file, wanted, declared, fills)
     if file.kind == "parquet":
-        return open_parquet(file, wanted, declared)
-    return open_csv(file, wanted, declared, request.text_types())
+        return open_parquet(file, wanted, declared, fills)
+    return open_csv(file, wanted, declared, fills, request.text_types())
 
 
-def _texts(stores: Sequence[OpenFile], request: FileRequest) -> dict[str, Sequence[str]]:
+def _texts(stores: Sequence[OpenFile], request: FileRequest, fills: Fills) -> dict[str, Sequence[str]]:
     """The categories of each column of strings: those that were given, those that the files say, or all strings."""
     columns = {column for store in stores for column in store.texts}
     found: dict[str, Sequence[str]] = {}
@@ -146,7 +181,8 @@ def _texts(stores: Sequence[OpenFile], request: FileRequest) -> dict[str, Sequen
         said = [store.texts.get(column) for store in stores]
         agreed = said[0] is not None and said.count(said[0]) == len(said)
         found[column] = (said[0] or []) if agreed else strings_of(_strings(stores, column))
-    return found
+    given = {column for name in request.categories for column in request.inner(name)}
+    return {column: with_fill(strings, column, fills, column in given) for column, strings in found.items()}
 
 
 def _strings(stores: Sequence[OpenFile], column: str) -> Iterator[Any]:

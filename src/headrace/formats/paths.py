@@ -127,8 +127,8 @@ def find(path: Paths) -> list[DataFile]:
     if not isinstance(path, str | Path):
         if not isinstance(path, Sequence | Set | Iterator):
             raise DataError(
-                f"expected a path, or a list of paths, got a {type(path).__name__}. What is in memory is given to the "
-                "trainer as it is; hr.concat(data) makes a table of it."
+                f"expected a path, a list of paths or a frame, got a {type(path).__name__}. What is in memory is given "
+                "to the trainer as it is; hr.concat(data) makes a table of it."
             )
         files = [file for each in path for file in find(each)]
         if not files:

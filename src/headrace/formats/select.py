@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..errors import ConfigError, DataError, unknown
 from .categories import DOT, shown
 
 Columns = Sequence[str] | Mapping[str, str | Sequence[str]]
+NOTHING: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 def inner(column: str) -> str:
@@ -133,13 +135,25 @@ class Selection:
                 raise DataError(f"{where}: {unknown('column', name, held)}")
         return [name for name in held if name in asked]
 
-    def picks(self, streams: Sequence[Stream], texts: Sequence[str], where: object) -> "Picks":
-        """Chooses among the streams of a file; `texts` are the columns of strings among them."""
+    def picks(
+        self,
+        streams: Sequence[Stream],
+        texts: Sequence[str],
+        where: object,
+        indicators: Mapping[str, Sequence[str]] = NOTHING,
+    ) -> "Picks":
+        """Chooses among the streams of a file; `texts` are the columns of strings among them.
+
+        `indicators`: streams that say where nulls were, and the columns that they are made of.
+        """
         known = {stream.name: stream for stream in streams}
         found = []
-        for name in self.columns or known:
-            columns = [inner(column) for column in self.columns_of(name)]
-            stacked = self.columns is not None and not isinstance(self.columns[name], str)
+        beside = {column for columns in indicators.values() for column in columns}
+        for name in [*(self.columns or (column for column in known if column not in beside)), *indicators]:
+            columns = [inner(column) for column in indicators.get(name) or self.columns_of(name)]
+            stacked = len(columns) > 1 or (
+                self.columns is not None and name in self.columns and not isinstance(self.columns[name], str)
+            )
             stream = _stacked(name, [known[c] for c in columns], texts, where) if stacked else known[columns[0]]
             _refuse_dots(name, where)
             dtype = self.dtypes.get(name, stream.dtype)

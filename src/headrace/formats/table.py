@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch import Stream
+from ..data.read_by import ReadBy
 from ..data.source import Categories, Table, fingerprint_of
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
@@ -14,48 +15,62 @@ from .ctf.cache import CtfCache, sample
 from .ctf.layout import Layout
 from .ctf.text import open_text
 from .files import FileRequest, assemble, open_file
+from .frames import is_frame, open_frame
+from .nulls import nulls_in
 from .paths import SUFFIXES, DataFile, Paths, find
 from .select import Columns, Selection, categories_in, streams_in
 
 
 def open_table(
-    path: Paths,
+    path: Any,
     *,
     columns: Columns | None = None,
     dtypes: Mapping[str, Any] | None = None,
     categories: Categories | None = None,
+    nulls: Mapping[str, Any] | None = None,
     streams: Sequence[Stream] | None = None,
     fields: Mapping[str, str] | None = None,
     bad_rows: Literal["stop", "skip"] = "stop",
     cache: str | Path | None = None,
 ) -> Table:
-    """Opens files as a table, whose rows are read in place as far as the kind of file allows.
+    """Opens files, or a frame, as a table, whose rows are read in place as far as the kind of file allows.
 
     `path`: a file, a list of them, a pattern like "train-*.parquet", a directory, or an fsspec URL like
     "s3://bucket/train.parquet". Kinds, by the suffix: `.npy` (stream "x"), `.npz`, `.arrow`, `.feather` or `.ipc`,
     `.parquet`, `.csv` or `.tsv`, also with `.gz`, and CNTK's text format, `.ctf` or, where it is named, `.txt`, also
-    with `.gz`. Files are read one after the other, sorted by name.
+    with `.gz`. Files are read one after the other, sorted by name. Or a frame of pandas or Polars, a table of Arrow.
 
     `columns`: which of them, ["a", "b"], or what is made of them, {"x": ["width", "height"], "y": "species"}: several
     columns of numbers stand side by side. `dtypes`: {"x": "float32"}; a number that it does not hold is refused, and
     fractions are rounded. `categories`: what the codes of a column of strings stand for, {"y": ["setosa", ...]}, when
     it is not to be all of its strings, sorted: validation data take those of the training data,
     `categories=train.categories`.
+    `nulls`: what stands for missing values, {"age": "mean", "fare": 0.0, "home": "unknown"}: "mean" or "median" of the
+    rows that have one, a number, or a category of its own for strings; of several columns side by side a list. With
+    ["mean", "indicate"] a stream `age_null` says which were missing; "indicate" alone fills in 0. Whole numbers filled
+    with fractions become float64, and NaN counts as missing. `Table.nulls` has what was filled in: other data take it
+    by `nulls=train.nulls`.
     `streams`: what a file does not say of itself: the streams of a `.ctf` file, the width of sparse rows.
     `fields`, `bad_rows` and `cache`: for `.ctf` files, as `open_ctf` takes them.
     """
     streams = None if streams is None else streams_in(streams)
     categories = None if categories is None else categories_in(categories)
+    fills = {} if nulls is None else nulls_in(nulls)
     selection = Selection(columns, dtypes)
+    if is_frame(path):
+        given = {"streams=": streams, "fields=": fields, "cache=": cache}
+        if told := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(f"a frame is read without {told[0]}, which is for files. Leave it out.")
+        return open_frame(path, selection, ReadBy(categories or {}, fills))
     files = find(path)
     if unread := next((file for file in files if not file.kind), None):
         raise ConfigError(f"{unread} is of no known kind. Known are: {', '.join(SUFFIXES)}.")
     if files[0].kind == "ctf":
-        others = {"columns=": columns, "dtypes=": dtypes, "categories=": categories}
+        others = {"columns=": columns, "dtypes=": dtypes, "categories=": categories, "nulls=": nulls}
         return _open_text(files, streams, fields, bad_rows, cache, others)
     if fields is not None or bad_rows != "stop" or cache is not None:
         raise ConfigError(f"{files[0]}: fields=, bad_rows= and cache= are for .ctf files. Leave them out.")
-    return assemble(files, FileRequest(selection, dict(categories or {}), tuple(streams or ())))
+    return assemble(files, FileRequest(selection, dict(categories or {}), tuple(streams or ()), nulls=fills))
 
 
 def open_by(path: Paths, categories: Categories) -> Table:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
 from ..data.ragged import Ragged
+from ..data.read_by import nulls_of
 from ..data.reader import Reader
 from ..data.source import Categories, Source
 from ..data.sparse import Sparse
@@ -208,6 +209,13 @@ def same_categories(
                 f"categories={{{stream!r}: {owner}.categories[{stream!r}]}}."
             )
         raise DataError(f"the {name} data have other categories in {stream!r} than {other}: {facts}. {remedy}")
+    fills, filled = nulls_of(known), nulls_of(held)
+    for stream in sorted(fills.keys() & filled.keys()):
+        if fills[stream] != filled[stream]:
+            raise DataError(
+                f"in the {name} data {filled[stream]!r} stands for nulls of {stream!r}, in {other} {fills[stream]!r}. "
+                f"Give the trainer the path or the frame itself, or open it with nulls={owner}.nulls."
+            )
 
 
 def measurable(

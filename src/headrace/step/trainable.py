@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ..data.batch import Batch, Stream
 from ..data.feed import Feed
+from ..data.read_by import nulls_of
 from ..data.reader import rewound
 from ..data.source import Source
 from ..data.staging import BatchSize, Sizes
@@ -180,12 +181,13 @@ class Trainable:
 
     @property
     def categories(self) -> dict[str, list[str]]:
-        """What the numbers of each stream stood for in the training, where they were strings.
+        """What the numbers of streams of strings stand for: in the model's last `fit`, or in the run of its weights."""
+        return {stream: list(strings) for stream, strings in (categories_of(self.model) or {}).items() if strings}
 
-        They are those of the last `fit` of the model, or of the run whose weights it was given.
-        """
-        known = categories_of(self.model) or {}
-        return {stream: list(strings) for stream, strings in known.items() if strings}
+    @property
+    def nulls(self) -> dict[str, Any]:
+        """What stood for the nulls of each stream in the training, as `open_table` takes it; the run keeps it too."""
+        return dict(nulls_of(categories_of(self.model)))
 
     @one_thread
     def validate(

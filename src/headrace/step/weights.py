@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..arena.vectors import plain_name
+from ..data.read_by import ReadBy
 from ..data.source import Categories
-from ..errors import CheckpointError, CorruptError, RunError
+from ..errors import CheckpointError, ConfigError, CorruptError, RunError
+from ..formats.nulls import nulls_in
 from ..store import codec
 from ..store.checkpoints import Store
 from ..store.contents import MODEL, TRAINER, Contents
@@ -34,7 +36,8 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None =
         saved = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
         if not saved:
             raise CheckpointError(f"{run} and the model have no weight in common: names or shapes all differ.")
-    known = as_categories(contents.document(TRAINER).get("categories"))
+    document = contents.document(TRAINER)
+    known = as_categories(document.get("categories"), document.get("nulls"))
     load_model(model, saved, strict=False)
     remember_categories(model, known if len(saved) == len(contents.tensors[MODEL]) else None)
     return contents.step
@@ -53,15 +56,21 @@ def categories_of(model: nn.Module) -> Categories | None:
     return next((m.__dict__[_CATEGORIES] for m in model.modules() if _CATEGORIES in m.__dict__), None)
 
 
-def as_categories(saved: Any) -> Categories | None:
-    """Categories as a checkpoint holds them; earlier versions have saved none."""
+def as_categories(saved: Any, nulls: Any = None) -> Categories | None:
+    """Categories as a checkpoint holds them, and what stands for nulls; earlier versions have saved none."""
     if saved is None:
         return None
     found = codec.decode(saved, {})
     lists = found.values() if isinstance(found, Mapping) else [None]
     if not all(isinstance(strings, list) and all(isinstance(s, str) for s in strings) for strings in lists):
         raise CorruptError("the checkpoint has categories that are no lists of strings.")
-    return dict(found)
+    if nulls is None:
+        return dict(found)
+    fills = codec.decode(nulls, {})
+    try:
+        return ReadBy(found, {name: fills[name] for name in nulls_in(fills)})
+    except ConfigError as error:
+        raise CorruptError(f"the checkpoint has nulls that nothing could stand for: {error}") from None
 
 
 def saved_weights(run: Path, which: str | int | None) -> Contents:

@@ -53,6 +53,8 @@ class State:
     owns: list[Own] = field(default_factory=list)
     """What is each worker's own."""
     categories: Any = None
+    nulls: Any = None
+    """What stands for the nulls of the training data."""
     round: dict[str, Any] = field(default_factory=dict)
     """Where the training stood when all workers had the same weights for the last time."""
     machine: dict[str, Any] | None = None
@@ -90,6 +92,8 @@ def parts_of(state: State) -> dict[str, Any]:
     found = {part.name: getattr(state, part.name) for part in fields(state) if part.name not in _NOT_KEPT}
     for part in _OF_SEVERAL if state.strategy is None else ():
         del found[part]
+    if state.nulls is None:
+        del found["nulls"]
     return found | {f"worker {number}" if number else "worker": own for number, own in enumerate(state.owns)}
 
 

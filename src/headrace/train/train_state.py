@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..arena.replica import Replica
 from ..arena.vectors import plain_name
+from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.source import Categories
 from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, is_out_of_memory
 from ..length import Counters
@@ -100,6 +101,7 @@ class TrainState:
             marks={name: asdict(mark) for name, mark in info.marks.items()},
             config=trainer._config | self._plan.config,
             categories=self.categories,
+            nulls=dict(nulls_of(self.categories)) or None,
             limits=config.of_limits(info.limits),
             source={"cursor": self.cursor, "initial": self.initial},
             round=self.round,
@@ -226,7 +228,7 @@ class TrainState:
         self._trainer._step.check_state(state.step)
         self._check_workers(len(state.owns))
         if not state.forced:
-            same_categories(as_categories(state.categories), self.categories, "train", "those of the run")
+            same_categories(as_categories(state.categories, state.nulls), self.categories, "train", "those of the run")
         else:
             now = self._plan.train.state_dict()
             state.source |= {name: _reordered(cursor, now) for name, cursor in state.source.items()}
@@ -281,8 +283,11 @@ class TrainState:
             )
 
 
-def _lists(categories: Categories | None) -> dict[str, list[str]] | None:
-    return None if categories is None else {stream: [*map(str, held)] for stream, held in categories.items()}
+def _lists(categories: Categories | None) -> Categories | None:
+    if categories is None:
+        return None
+    lists = {stream: [*map(str, held)] for stream, held in categories.items()}
+    return read_by_of(ReadBy(lists, nulls_of(categories)))
 
 
 def _reordered(cursor: Any, now: Any) -> Any:
