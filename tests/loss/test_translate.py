@@ -110,24 +110,6 @@ def test_what_is_no_loss_is_refused(loss: Any) -> None:
         trainer(loss)
 
 
-@pytest.mark.parametrize(
-    ("name", "term"),
-    [
-        ("cross_entropy", "CrossEntropy"),
-        ("mse", "MSE"),
-        ("mse_loss", "MSE"),
-        ("BCE", ""),
-        ("binary_crossentropy", "Bin"),
-    ],
-)
-def test_a_name_is_refused_with_the_term_that_it_may_mean(name: str, term: str) -> None:
-    with pytest.raises(hr.ConfigError, match=f"got a str, '{name}'.*{f'Did you mean hr.{term}' if term else ''}"):
-        trainer(name)
-    model = Through()
-    with pytest.raises(hr.ConfigError, match=r"got a str\. Pass torch.optim.AdamW\(model.parameters\(\), lr=...\)"):
-        hr.Trainer(model, hr.MSE(), "adamw")  # type: ignore[arg-type]
-
-
 def furthest(outputs: Tensor, target: Tensor) -> Tensor:
     return (outputs - target).abs().max()
 

@@ -150,6 +150,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], type[hr.HeadraceError], 
     "of another model": (lambda m: sgd(network()), hr.ModelError, ["SGD", "4 of 4"]),
     "of this and another": (foreign, hr.ModelError, ["SGD", "4 of 8"]),
     "a name": (lambda m: "sgd", hr.ConfigError, ["optimizer=", "str"]),
+    "nothing": (lambda m: None, hr.ConfigError, ["optimizer=", "NoneType"]),
     "a factory of something else": (lambda m: lambda params: list(params), hr.ConfigError, ["optimizer=", "list"]),
     "keys without losses": (lambda m: {"a": sgd(m)}, hr.ConfigError, ["loss=", "optimizer=", "dicts"]),
 }

@@ -1,7 +1,6 @@
 """What torch and users call a loss, as a term: standard modules exactly, any other function as declared."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any, Literal, cast
 
 import torch.nn.functional as F
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from ..data.batch import Batch
 from ..errors import ConfigError
 from .base import Check, Loss, Sum, Term, pick, setting
-from .classes import CrossEntropy, Focal
+from .classes import CrossEntropy
 from .elements import L1, MSE, BinaryCrossEntropy, Huber
 
 
@@ -84,14 +83,7 @@ def translate(loss: Any, argument: str = "loss") -> Loss | Sum:
         raise ConfigError(f"{type(loss).__name__} has reduction='none'; a loss is one number. Use 'mean' or 'sum'.")
     if callable(loss):
         return WholeBatch(loss)
-    kinds = {kind.__name__.lower(): kind.__name__ for kind in (CrossEntropy, BinaryCrossEntropy, MSE, L1, Huber, Focal)}
-    named = loss.replace("_", "").replace(" ", "").lower().removesuffix("loss") if isinstance(loss, str) else ""
-    close = get_close_matches(named, kinds, n=1)
-    hint = f" Did you mean hr.{kinds[close[0]]}()?" if close else ""
-    raise ConfigError(
-        f"{argument}= takes a term, an Objective, an nn loss or a function, got a {type(loss).__name__}"
-        f"{f', {loss!r}' if named else ''}.{hint}"
-    )
+    raise ConfigError(f"{argument}= takes a term, an Objective, an nn loss or a function, got a {type(loss).__name__}.")
 
 
 _MODULES: dict[type[nn.Module], Callable[..., Loss]] = {

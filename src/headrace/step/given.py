@@ -276,14 +276,9 @@ def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:
         raise ConfigError(
             f"optimizer= made a {type(made).__name__}. A factory takes parameters and returns an optimizer."
         )
-    hint = ""
-    if isinstance(optimizer, str):
-        kinds = {name.lower(): name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type)}
-        kind = kinds.get(optimizer.replace("_", "").lower(), "SGD")
-        hint = f" Pass torch.optim.{kind}({'parameters' if key else 'model.parameters()'}, lr=...)."
     raise ConfigError(
         f"optimizer{f'[{key!r}]' if key else ''}= takes a torch optimizer"
-        f"{'' if key else ', or a function that makes one of the parameters'}; got a {type(optimizer).__name__}.{hint}"
+        f"{'' if key else ', or a function that makes one of the parameters'}; got a {type(optimizer).__name__}."
     )
 
 
