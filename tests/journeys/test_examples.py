@@ -1,16 +1,20 @@
 """The examples run as they are, learn what they are about, and stay short."""
 
+import json
 import os
 import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from kit.imports import module_at
 
 ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ROOT / "examples" / "notebooks"
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONGEST = 60  # lines
 LEARNT = {
@@ -76,6 +80,37 @@ def test_an_example_is_short_and_reads_as_a_notebook(example: Path) -> None:
     assert len(lines) <= LONGEST
     assert lines[0].startswith("# %%")
     assert sum(line.startswith("# %%") for line in lines) >= 3
+
+
+@pytest.fixture(scope="module")
+def notebooks() -> ModuleType:
+    """The script that makes notebooks of examples."""
+    pytest.importorskip("nbclient", reason="nbclient is not installed")
+    return module_at(ROOT / "scripts" / "notebooks.py")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Jupyter's packages
+def test_a_notebook_has_the_cells_of_its_example_and_what_it_printed(notebooks: ModuleType) -> None:
+    assert sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")) == sorted(notebooks.NAMES)
+    for name in notebooks.NAMES:
+        stored = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())
+        made = notebooks.notebook((ROOT / "examples" / f"{name}.py").read_text())
+        sources = [(cell["cell_type"], "".join(cell["source"])) for cell in stored["cells"]]
+        assert sources == [(cell.cell_type, cell.source) for cell in made.cells], "run scripts/notebooks.py"
+        assert re.search(rf"{LEARNT[name][0]} 0\.9", json.dumps(stored))
+        assert '"error"' not in json.dumps([cell.get("outputs") for cell in stored["cells"]])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Jupyter's packages
+@pytest.mark.parametrize("name", ["images", "tabular"])
+def test_a_notebook_runs_and_learns(name: str, notebooks: ModuleType, tmp_path: Path) -> None:
+    book = notebooks.notebook((ROOT / "examples" / f"{name}.py").read_text())
+    notebooks.run(book, tmp_path)
+    what, enough = LEARNT[name]
+    found = re.fullmatch(rf"{what} (\d\.\d+)", notebooks.printed(book).splitlines()[-1])
+    assert found is not None
+    assert enough <= float(found[1]) <= 1
 
 
 def test_every_example_is_run() -> None:
