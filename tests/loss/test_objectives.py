@@ -309,7 +309,7 @@ def test_two_optimizers_take_turns_on_their_own_parameters() -> None:
     assert {"train/loss/critic/real", "train/loss/critic/made", "train/loss/generator"} <= history.last.keys()
 
 
-def make_gan(model: nn.Module, every: Any = "3 steps") -> hr.Trainer:
+def make_gan(model: nn.Module, every: Any = "3 steps", **options: Any) -> hr.Trainer:
     critic, generator = (
         torch.optim.Adam(model.get_submodule(n).parameters(), lr=1e-3) for n in ("critic", "generator")
     )
@@ -318,6 +318,7 @@ def make_gan(model: nn.Module, every: Any = "3 steps") -> hr.Trainer:
         loss={"critic": Judge(), "generator": Fool()},
         optimizer={"critic": critic, "generator": (generator, every)},
         batch_size=BATCH,
+        **options,
     )
 
 
@@ -354,6 +355,35 @@ def test_one_of_two_optimizers_is_used_at_every_third_step_also_after_a_resume(t
         assert equal(again, ours)
         with pytest.raises(hr.CheckpointError, match=r"optimizer.generator.every: 3 in the run, 2 now"):
             make_gan(again, "2 steps").fit({"z": z, "x": X}, epochs=3, run=run, progress=False)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_optimizer_that_is_not_used_yet_has_its_schedule() -> None:
+    data = {"z": torch.randn(ROWS, 3, generator=GENERATOR), "x": X}
+    trainer = make_gan(GAN())
+    trainer.schedule = hr.Schedule(lambda o: torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5), every="1 step")
+    trainer.fit(data, steps=4, progress=False)
+    assert [o.param_groups[0]["lr"] for o in trainer.optimizers.values()] == [2.5e-4, 2.5e-4]
+
+
+@pytest.mark.parametrize("strategy", [hr.Synchronous, partial(hr.Periodic, "2 steps"), partial(hr.Elastic, "2 steps")])
+def test_workers_use_an_optimizer_at_the_same_steps(strategy: Any) -> None:
+    data = {"z": torch.randn(ROWS, 3, generator=GENERATOR), "x": X}
+
+    def train() -> tuple[list[Tensor], list[int]]:
+        torch.manual_seed(6)
+        model = GAN()
+        trainer = make_gan(model, strategy=strategy())
+        steps = trainer.steps(data, epochs=3)
+        used = [info.step for info in steps if "generator" in info.losses]
+        return [p.detach() for p in model.parameters()], used
+
+    weights, used = hr.launch(train, workers=2)
+    assert used
+    assert all(step % 3 == 0 for step in used)
+    if strategy is hr.Synchronous:
+        for p, q in zip(weights, train()[0], strict=True):
+            torch.testing.assert_close(p, q, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,20 @@ def test_the_norm_of_the_gradients_is_that_before_they_are_clipped(options: dict
     assert "gradient_norm" not in trainer.fit((x, y), epochs=1, progress=False).last
 
 
+def test_the_norm_is_that_of_the_gradients_of_all_workers() -> None:
+    def train() -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        x = torch.randn(120, 4, generator=torch.Generator().manual_seed(1))
+        trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=50)
+        trainer.fit((x, (x[:, 0] > 0).long()), epochs=2, progress=False, callbacks=[hr.GradientNorm("1 step")])
+        return trainer.history["gradient_norm"]
+
+    alone = train()
+    assert len(alone) == 6
+    assert hr.launch(train, workers=3) == pytest.approx(alone, rel=1e-5)
+
+
 def test_the_norm_is_measured_for_each_optimizer_and_changes_no_bit() -> None:
     def train(*callbacks: hr.Callback) -> hr.Trainer:
         torch.manual_seed(0)

@@ -291,6 +291,7 @@ class _ByTorch:
             self._waits = bool(self._plateaus)
             for scheduler in self._schedulers:
                 if not isinstance(scheduler, ReduceLROnPlateau):
+                    scheduler.optimizer._opt_called = True  # type: ignore[attr-defined]  # perhaps at a later step
                     scheduler.step()
         if not self._waits or not history.keys_at(counters.steps):
             return
