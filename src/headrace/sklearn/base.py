@@ -51,7 +51,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         lr: float = 1e-3,
         batch_size: int = 128,
         epochs: int = 100,
-        validation: float = 0.0,
+        validation: Any = 0.0,
         patience: int | None = None,
         metrics: Sequence[Any] = (),
         callbacks: Sequence[Callback] = (),
@@ -128,8 +128,31 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
                 self._check_outputs(trainer.predict({"x": X[:2]}), n_outputs)
             options = {"epochs": self.epochs, "progress": "auto" if self.verbose else False}
             history = trainer.fit(train, val, run=run, callbacks=callbacks, **{**options, **asked})
-        self.run_ = run
+        self.run_, self._remembered, self._draws = run, None, np.random.RandomState(seed)
         self.module_, self.history_, self.n_iter_ = module, history, history.rows[-1]["epoch"]
+
+    def _train_on(self, X: Any, y: np.ndarray, weights: Any, n_outputs: int, default: Loss, first: bool) -> None:
+        """Trains the module for one more epoch, on these rows; `first`: there is none yet."""
+        loss = _weighed(default if self.loss is None else copy.deepcopy(self.loss), weights is not None)
+        data = {"x": X, "y": y} if weights is None else {"x": X, "y": y, WEIGHT: weights}
+        if first:
+            self._draws = check_random_state(self.random_state)
+            self.n_iter_, self._remembered = 0, None
+        seed = int(self._draws.randint(2**31 - 1))
+        with _seeded(seed):
+            module = self._made(X.shape[1], n_outputs).to(getattr(torch, self.dtype)) if first else self.module_
+            optimizer = self.optimizer(module.parameters(), **{"lr": self.lr, **_parts(vars(self), "optimizer__")})
+            if self._remembered is not None:
+                optimizer.load_state_dict(self._remembered)
+            trainer = self._trainer(
+                module, loss, optimizer, X, seed=seed, metrics=self.metrics, batch_size=self.batch_size
+            )
+            if first:
+                with _seeded(seed):  # a module may draw even at rest
+                    self._check_outputs(trainer.predict({"x": X[:2]}), n_outputs)
+            self.history_ = trainer.fit(data, epochs=1, callbacks=[*self.callbacks], progress=False)
+        self.module_, self.run_, self.n_iter_ = module, None, self.n_iter_ + 1
+        self._remembered = _on_host(optimizer.state_dict())
 
     def _name(self, data: Data, n_outputs: int, settings: Data) -> str:
         """A digest of everything that a fit is made of; `settings` replace those that were given."""
@@ -184,20 +207,43 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
     def _callbacks(self) -> list[Callback]:
         if self.patience is None:
             return list(self.callbacks)
-        if not self.validation:
+        if _is_share(self.validation) and not self.validation:
             raise ConfigError("patience= counts validations, and nothing is held out for one. Say validation=0.1.")
         return [*self.callbacks, EarlyStopping("val/loss", self.patience)]
 
     def _held_out(self, data: Data, seed: int, split_by: Any) -> tuple[Data, Data | None]:
         """The rows to train on and to validate with."""
+        if not _is_share(self.validation):
+            return data, self._fixed(WEIGHT in data)
         if not self.validation:
             return data, None
         if not 0 < self.validation < 1:
-            raise ConfigError(f"validation= is the share of rows to hold out, from 0 to 1, got {self.validation!r}.")
+            raise ConfigError(
+                f"validation= is the share of rows to hold out, from 0 to 1, or (X, y), got {self.validation!r}."
+            )
         rows = np.arange(len(data["y"]))
         parts = train_test_split(rows, test_size=self.validation, random_state=seed, stratify=split_by)
         train, val = ({name: column[np.sort(part)] for name, column in data.items()} for part in parts)
         return train, val
+
+    def _fixed(self, weighs: bool) -> Data:
+        """The rows to validate with that were given as `validation`; each counts alike."""
+        if not isinstance(self.validation, tuple | list) or len(self.validation) != 2:
+            raise ConfigError(
+                "validation= is the share of rows to hold out, or the rows to validate with, (X, y), "
+                f"got a {type(self.validation).__name__}."
+            )
+        X, y = self.validation
+        X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=self.dtype)
+        y = self._targets(y)
+        if len(y) != X.shape[0]:
+            raise ConfigError(f"validation= has {X.shape[0]} rows and {len(y)} targets. Give one for each row.")
+        data = {"x": X, "y": y}
+        return data | {WEIGHT: np.ones(len(y), self.dtype)} if weighs else data
+
+    def _targets(self, y: Any) -> np.ndarray:
+        """Targets of other rows, as those of the training are given to the loss."""
+        raise NotImplementedError
 
     def _kept(self, X: Any, weights: Any) -> tuple[np.ndarray | None, Any]:
         """The weight of each row, and which rows have any: a row without is no row."""
@@ -205,6 +251,20 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
             return None, slice(None)
         weights = _check_sample_weight(weights, X, dtype=self.dtype, ensure_non_negative=True)
         return weights, np.flatnonzero(weights)
+
+
+def _on_host(state: Any) -> Any:
+    """A copy of an optimizer's state without memory of a device: whoever reads it may have no such device."""
+    if isinstance(state, Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: _on_host(value) for key, value in state.items()}
+    return [*map(_on_host, state)] if isinstance(state, list) else state
+
+
+def _is_share(validation: Any) -> bool:
+    """Whether it is the share of rows to hold out, rather than rows."""
+    return isinstance(validation, float | int | np.number)
 
 
 def _parts(settings: Mapping[str, Any], of: str = "") -> Data:

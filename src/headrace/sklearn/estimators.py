@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.class_weight import compute_class_weight
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from ..errors import ConfigError
@@ -41,14 +41,15 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     as they are: put a StandardScaler before it. Sparse rows become dense a batch at a time. `loss`: whatever `Trainer`
     takes, `CrossEntropy()` if not given. `optimizer`: a class or function of (parameters, lr=...). `module__width=64`
     and `optimizer__momentum=0.9` give them these settings by name, also in a search. `validation`: the share of the
-    rows that is held out and scored after every epoch; `patience`: how many of these scores in a row may be no better
-    before the training ends, with the module that was best. `random_state`: of weights, order, dropout and what is held
-    out; the global generators are as they were afterwards. `class_weight`: by class, or "balanced"; it multiplies the
-    sample weights. `metrics`, `callbacks` and `device` are those of `Trainer` and `fit`; more of them by name in
-    `trainer_options` and `fit_options`. `verbose=1`: a progress bar. `run`: a directory in which every fit has a run of
-    its own, named by what it is fitted with: rows, targets, weights, settings and `random_state` as given (`None`: the
-    name is the seed). The same fit goes on where it was, or has nothing left to train; any other is another run. What
-    is imported counts by its name: after a change of its code, name another directory.
+    rows that is held out and scored after every epoch, or rows to score instead, (X, y); `patience`: how many of these
+    scores in a row may be no better before the training ends, with the module that was best. `random_state`: of
+    weights, order, dropout and what is held out; the global generators are as they were afterwards. `class_weight`: by
+    class, or "balanced"; it multiplies the sample weights. `metrics`, `callbacks` and `device` are those of `Trainer`
+    and `fit`; more of them by name in `trainer_options` and `fit_options`. `verbose=1`: a progress bar. `run`: a
+    directory in which every fit has a run of its own, named by what it is fitted with: rows, targets, weights, settings
+    and `random_state` as given (`None`: the name is the seed). The same fit goes on where it was, or has nothing left
+    to train; any other is another run. What is imported counts by its name: after a change of its code, name another
+    directory.
 
     Afterwards: `classes_`, in the order of the outputs; `module_`, the trained module; `history_`; `n_iter_`, the
     epochs; `run_`, the directory of its run, if it has one; `n_features_in_` and `feature_names_in_`.
@@ -65,7 +66,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         batch_size: int = 128,
         epochs: int = 100,
         class_weight: Mapping[Any, float] | str | None = None,
-        validation: float = 0.0,
+        validation: Any = 0.0,
         patience: int | None = None,
         metrics: Sequence[Any] = (),
         callbacks: Sequence[Callback] = (),
@@ -95,6 +96,34 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         weights = None if weights is None else weights[kept].astype(self.dtype)
         self._train(X[kept], target[kept], weights, len(self.classes_), CrossEntropy(), split_by=target[kept])
         return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Classifier:
+        """Trains the module for one more epoch, on these rows; the first call says what `classes` there are.
+
+        The optimizer goes on with what it has learned by the calls before. Nothing is held out, there is no run, and
+        weights of classes have to be numbers.
+        """
+        first = not hasattr(self, "module_")
+        if isinstance(self.class_weight, str):
+            raise ValueError(f"class_weight={self.class_weight!r} needs all rows, and partial_fit has some of them.")
+        _check_partial_fit_first_call(self, classes)
+        X, y = self._checked(X, y, reset=first)
+        check_classification_targets(y)
+        target = self._targets(y)
+        weights, kept = self._kept(X, sample_weight)
+        if self.class_weight is not None:
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+            weights = (np.ones(len(y)) if weights is None else weights) * factors[target]
+        weights = None if weights is None else weights[kept].astype(self.dtype)
+        self._train_on(X[kept], target[kept], weights, len(self.classes_), CrossEntropy(), first)
+        return self
+
+    def _targets(self, y: Any) -> np.ndarray:
+        y = column_or_1d(y)
+        if len(strange := np.setdiff1d(y, self.classes_)):
+            raise ValueError(f"{strange[0]} is none of the classes: {', '.join(map(str, self.classes_[:10]))}.")
+        places: np.ndarray = np.searchsorted(self.classes_, y)
+        return places
 
     def _check_outputs(self, outputs: Any, n_outputs: int) -> None:
         super()._check_outputs(outputs, n_outputs)
@@ -139,6 +168,20 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         target = y.reshape(len(y), -1)[kept]
         self._train(X[kept], target, None if weights is None else weights[kept], target.shape[1], MSE(), split_by=None)
         return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+        """Trains the module for one more epoch, on these rows; the optimizer goes on with what it has learned."""
+        first = not hasattr(self, "module_")
+        X, y = self._checked(X, y, multi_output=True, y_numeric=True, reset=first)
+        self._flat = y.ndim == 1
+        weights, kept = self._kept(X, sample_weight)
+        target = self._targets(y)[kept]
+        self._train_on(X[kept], target, None if weights is None else weights[kept], target.shape[1], MSE(), first)
+        return self
+
+    def _targets(self, y: Any) -> np.ndarray:
+        numbers: np.ndarray = np.asarray(y, self.dtype).reshape(len(y), -1)
+        return numbers
 
     def predict(self, X: Any) -> np.ndarray:
         """The number, or numbers, of each row."""

@@ -1,0 +1,111 @@
+"""Estimators that are trained on part after part, and that validate with rows of their own."""
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import headrace as hr
+
+DRAWN = np.random.default_rng(0)
+X = DRAWN.normal(size=(48, 3)).astype("float32")
+Y = (X[:, 0] > 0).astype(int)
+
+
+def classifier(**options: Any) -> Any:
+    from headrace.sklearn import Classifier  # scikit-learn takes a second to import
+
+    return Classifier(**{"hidden": (4,), "batch_size": 16, "random_state": 0, "lr": 0.01, "device": "cpu", **options})
+
+
+def by_hand(parts: list[slice]) -> nn.Module:
+    """The loop that partial_fit is to be: a step of one optimizer for each part."""
+    torch.manual_seed(int(np.random.RandomState(0).randint(2**31 - 1)))
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for part in parts:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.tensor(X[part])), torch.tensor(Y[part])).backward()
+        optimizer.step()
+    return model
+
+
+def test_partial_fit_is_the_loop_that_one_would_write_with_one_optimizer() -> None:
+    parts = [slice(start, start + 16) for start in (0, 16, 32, 0)]
+    found = classifier()
+    for part in parts:
+        found.partial_fit(X[part], Y[part], classes=[0, 1])
+    for one, other in zip(found.module_.parameters(), by_hand(parts).parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    once = classifier().partial_fit(X[:16], Y[:16], classes=[0, 1])
+    assert not torch.allclose(once.module_[0].weight, found.module_[0].weight)
+    assert found.n_iter_ == 4
+
+
+def test_a_pickled_estimator_goes_on_as_the_original_does() -> None:
+    first = classifier().partial_fit(X[:16], Y[:16], classes=[0, 1])
+    again = pickle.loads(pickle.dumps(first))
+    rows = [each.partial_fit(X[16:], Y[16:]).predict_proba(X) for each in (first, again)]
+    assert np.array_equal(*rows)
+
+
+def test_partial_fit_goes_on_from_a_fit_and_a_fit_begins_anew() -> None:
+    fitted = classifier(epochs=3).fit(X, Y)
+    before = fitted.predict_proba(X)
+    fitted.partial_fit(X, Y)
+    assert not np.array_equal(fitted.predict_proba(X), before)
+    assert np.array_equal(fitted.fit(X, Y).predict_proba(X), before)
+
+
+def test_a_regressor_is_trained_in_parts_too() -> None:
+    from headrace.sklearn import Regressor
+
+    found = Regressor(hidden=(8,), random_state=0, lr=0.05, device="cpu")
+    losses = [found.partial_fit(X, X.sum(axis=1)).history_.rows[-1]["train/loss"] for _ in range(30)]
+    assert losses[-1] < losses[0] / 4
+
+
+def test_what_partial_fit_cannot_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="classes must be passed on the first call to partial_fit"):
+        classifier().partial_fit(X, Y)
+    with pytest.raises(ValueError, match="class_weight='balanced' needs all rows"):
+        classifier(class_weight="balanced").partial_fit(X, Y, classes=[0, 1])
+    begun = classifier().partial_fit(X, Y, classes=[0, 1])
+    with pytest.raises(ValueError, match="2 is none of the classes: 0, 1"):
+        begun.partial_fit(X, Y + 1)
+
+
+def test_rows_given_to_validate_with_are_scored_and_none_is_held_out() -> None:
+    names = np.array(["no", "yes"])
+    plain = classifier(epochs=3).fit(X[:32], names[Y[:32]])
+    given = classifier(epochs=3, validation=(X[32:], names[Y[32:]]), patience=5).fit(X[:32], names[Y[:32]])
+    last = given.history_.rows[-1]
+    assert last["samples"] == 3 * 32
+    assert np.array_equal(given.predict_proba(X), plain.predict_proba(X)) or given.history_.best is not None
+    scores = torch.tensor(classifier(epochs=3).fit(X[:32], names[Y[:32]]).predict_proba(X[32:])).log()
+    expected = nn.functional.nll_loss(scores, torch.tensor(Y[32:])).item()
+    assert last["val/loss"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_rows_to_validate_with_work_in_a_search_and_with_weights() -> None:
+    from sklearn.model_selection import GridSearchCV
+
+    given = classifier(epochs=2, validation=(X[32:], Y[32:]), class_weight="balanced")
+    search = GridSearchCV(given, {"lr": [0.01, 0.1]}, cv=2).fit(X[:32], Y[:32])
+    assert "val/loss" in search.best_estimator_.history_.rows[-1]
+
+
+@pytest.mark.parametrize(
+    ("validation", "message"),
+    [
+        (X, r"validation= is the share of rows to hold out, or the rows to validate with, \(X, y\), got a ndarray"),
+        ((X, Y[:3]), "validation= has 48 rows and 3 targets"),
+        (1.5, r"from 0 to 1, or \(X, y\), got 1.5"),
+    ],
+)
+def test_what_cannot_be_validated_with_is_refused(validation: Any, message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        classifier(validation=validation).fit(X, Y)
