@@ -173,7 +173,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         """What the module returns for these rows, on the host."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, accept_sparse="csr", dtype=self.dtype)
-        outputs: Tensor = self._trainer(self.module_, None, None, X).predict({"x": X})
+        outputs: Tensor = self._trainer(self.module_, None, (), X).predict({"x": X})
         return outputs.detach().to("cpu", torch.float64)
 
     def _trainer(self, module: nn.Module, loss: Any, optimizer: Any, X: Any, **options: Any) -> Trainer:

@@ -90,6 +90,15 @@ def limited(feed: Iterable[Batch], limit: int | None, check: Callable[[], None])
             return
 
 
+Watch = Callable[[Feed, Iterable[Batch]], Iterable[Batch]]
+"""The batches of a pass, along which somebody is called."""
+
+
+def unwatched(feed: Feed, batches: Iterable[Batch]) -> Iterable[Batch]:
+    """The batches of a pass, along which nobody is called."""
+    return batches
+
+
 def together(
     objective: Supervised,
     model: nn.Module,
@@ -223,7 +232,13 @@ Gather = Callable[[list[Any], Sequence[int]], list[Any]]
 
 
 def predictions(
-    objective: Objective, model: nn.Module, feed: Feed, precision: Precision, gather: Gather | None, tapes: Tapes
+    objective: Objective,
+    model: nn.Module,
+    feed: Feed,
+    batches: Iterable[Batch],
+    precision: Precision,
+    gather: Gather | None,
+    tapes: Tapes,
 ) -> Any:
     """What the model returns for every row, in order, on the host; moved there a macrobatch at a time."""
     found: list[Any] = []
@@ -232,7 +247,7 @@ def predictions(
     own = type(objective).outputs is not Objective.outputs
     outputs: Callable[[nn.Module, Batch], Any] = objective.outputs if own else objective.call
     with torch.no_grad(), precision.context():
-        for batch in feed:
+        for batch in batches:
             totals.append(batch.total)
             if not batch.rows:  # a worker may have none of a small batch
                 pass

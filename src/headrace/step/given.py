@@ -27,6 +27,7 @@ from ..length import interval
 from ..loss.no_loss import NoLoss
 from ..loss.objective import Objective, as_objective, module_of
 from . import check
+from .weights import categories_of, remember_categories
 
 OptimizerLike = Optimizer | Callable[[Iterable[nn.Parameter]], Optimizer]
 Optimizers = Mapping[str, Optimizer | tuple[Optimizer, str]]
@@ -62,6 +63,17 @@ def source_on(
             table = OnDevice(table, device)
     count = "rows" if like is None else like.sized_by
     return Reader(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
+
+
+def batch_for(model: nn.Module, batch: Any) -> Batch:
+    """A batch of whatever `step` takes; strings keep the numbers that they have in the first one."""
+    if isinstance(batch, Batch):
+        return batch
+    known = categories_of(model)
+    found, held = as_batch(batch, known)
+    if known is None:
+        remember_categories(model, held or None)
+    return found
 
 
 def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categories]:
@@ -230,12 +242,12 @@ def compile_in_place(model: nn.Module) -> None:
 
 
 def by_key(
-    loss: Any, optimizer: OptimizerLike | Optimizers | None, model: nn.Module
+    loss: Any, optimizer: OptimizerLike | Optimizers | tuple[()], model: nn.Module
 ) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
     """Objectives and optimizers by key; a single one has the key "". Without an optimizer there is none."""
-    if loss is None and optimizer is None:
+    if loss is None and optimizer == ():
         return {"": NoLoss()}, {}
-    if optimizer is None:
+    if isinstance(optimizer, tuple) and not optimizer:
         several = loss if isinstance(loss, Mapping) and loss else {"": loss}
         return {key: as_objective(each) for key, each in several.items()}, {}
     if isinstance(loss, Mapping) != isinstance(optimizer, Mapping):
@@ -248,7 +260,7 @@ def by_key(
     return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
 
 
-def pauses(optimizer: OptimizerLike | Optimizers | None) -> dict[str, int]:
+def pauses(optimizer: OptimizerLike | Optimizers | tuple[()]) -> dict[str, int]:
     """At every which step an optimizer is used, of those that are not used at each."""
     found = {}
     for key, each in optimizer.items() if isinstance(optimizer, Mapping) else ():

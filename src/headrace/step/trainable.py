@@ -28,7 +28,7 @@ from . import check, config, evaluate
 from .given import (
     OptimizerLike,
     Optimizers,
-    as_batch,
+    batch_for,
     by_key,
     check_optimizers,
     compile_in_place,
@@ -46,7 +46,7 @@ from .signals import Signals
 from .step import Step
 from .team import make_team
 from .use import Use, one_thread
-from .weights import categories_of, remember_categories
+from .weights import categories_of
 
 DEFAULT_BATCH = 128
 _BETWEEN_TRAININGS = ("batch_size", "schedule", "metrics", "seed", "order", "macrobatch", "deterministic")
@@ -65,7 +65,7 @@ class Trainable:
         self,
         model: nn.Module,
         loss: Any = None,
-        optimizer: OptimizerLike | Optimizers | None = None,
+        optimizer: OptimizerLike | Optimizers | tuple[()] = (),
         *,
         batch_size: BatchSize | None = None,
         microbatch: int | Literal["auto"] | None = None,
@@ -119,6 +119,7 @@ class Trainable:
         self._trained_on: Sequence[Stream] | None = None  # by the last training
         self._history: Any = None  # what the last training has reported
         self._info: Any = None  # of the training under way
+        self._along: evaluate.Watch = evaluate.unwatched  # who is called along a pass over data
         self._signals, self._use = Signals(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers, every)}
         if compile:
@@ -222,7 +223,8 @@ class Trainable:
         objective = next(iter(self.eval_objectives.values()))
         with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, batch_size) as feed:
             tapes = self._step.answers(objective)
-            return evaluate.predictions(objective, self.model, feed, self.precision, self._team.gather, tapes)
+            given = self._along(feed, feed), self.precision, self._team.gather, tapes
+            return evaluate.predictions(objective, self.model, feed, *given)
 
     @one_thread
     def step(self, batch: Any, *, exact: bool = False) -> dict[str, Any]:
@@ -236,7 +238,7 @@ class Trainable:
         self._find_workers()
         check.has_optimizer(self.optimizers, "step()")
         self._team.comm.at(self._step.updates, "training")
-        batch = self._batch_of(batch)
+        batch = batch_for(self.model, batch)
         if exact and batch.rows != self._sizes.first:
             raise DataError(
                 f"step(exact=True) takes exactly batch_size={self._sizes.first} samples, got {batch.rows}. Give it as "
@@ -317,7 +319,7 @@ class Trainable:
         metrics = team.fresh(self.metrics.fresh(measured_by(self.eval_objectives, self.target)))
         joins = self._evaluates_plainly and len(self.eval_objectives) == 1
         with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, size) as feed:
-            batches = evaluate.limited(feed, limit, self._signals.check_scoring)
+            batches = self._along(feed, evaluate.limited(feed, limit, self._signals.check_scoring))
             outcomes = evaluate.apart(self.evaluate_step, batches)
             if joins and isinstance(objective, Supervised) and objective.joins:
                 read, scored = self._step.guard.read, metrics.targets
@@ -351,16 +353,6 @@ class Trainable:
         source = source_on(data, self.device, name, categories=known)
         check.can_be_read(source, name, known, limit)
         return source
-
-    def _batch_of(self, batch: Any) -> Batch:
-        """A batch of whatever `step` takes; strings keep the numbers that they have in the first one."""
-        if isinstance(batch, Batch):
-            return batch
-        known = categories_of(self.model)
-        found, held = as_batch(batch, known)
-        if known is None:
-            remember_categories(self.model, held or None)
-        return found
 
     def _check_setting(self, name: str, value: Any) -> None:
         """Raises on a setting that nothing could work with."""

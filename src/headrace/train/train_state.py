@@ -56,7 +56,7 @@ class TrainState:
         self._trainer, self._plan, self.info = trainer, plan, info
         self.model = trainer.model
         self.metrics = trainer._team.fresh(trainer.metrics.fresh(measured_by(trainer.objectives, trainer.target)))
-        self.sums = LossSums()
+        self.sums = info.sums
         self.rates: Rates = make_rates(None, [], [], None)
         self.frozen = Frozen(trainer.model)
         self.shares: list[float] = []
@@ -269,7 +269,7 @@ class TrainState:
         info.extra_numbers, self.shares = dict(state.noted), list(state.shares)
         self.done, self.complete = set(state.done), state.complete
         self._plan.callbacks.load_state_dict(state.callbacks)
-        self.sums = LossSums.joined(handed.sums)
+        self.sums = info.sums = LossSums.joined(handed.sums)
         self.metrics.join(handed.metrics, trainer.device)
 
     def _load_cursor(self, cursor: Any, between_epochs: bool) -> None:

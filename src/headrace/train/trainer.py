@@ -1,11 +1,13 @@
 """The trainer: data, model, loss and optimizer in, a trained, validated and predicting model out."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..length import Counters, Length, limits
 from ..step import check
+from ..step.evaluate import unwatched
 from ..step.given import source_on
 from ..step.signals import leave_at_exit
 from ..step.team import Team
@@ -14,6 +16,7 @@ from ..step.use import one_thread
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
+from ..watch.passes import Along
 from ..workers.centered import Centered
 from .at_center import AtCenter
 from .checkpointer import make_checkpointer
@@ -58,6 +61,46 @@ class Trainer(Trainable):
         if self._history is None:
             self._history = History()
         return self._history  # type: ignore[no-any-return]
+
+    @one_thread
+    def validate(
+        self,
+        data: Any,
+        name: str = "val",
+        *,
+        batch_size: int | None = None,
+        limit: int | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> dict[str, Any]:
+        """Loss and metrics over a data set, or over about the first `limit` rows; keys begin with `name`.
+
+        Of several sets, as in `{"clean": a, "noisy": b}`, keys begin with "val/clean" and "val/noisy". Of `callbacks`
+        `on_step_end` is called after every batch, and `on_macrobatch_end` after every macrobatch, with an `Info` that
+        shows where the pass stands.
+        """
+        with self._calling(callbacks):
+            return super().validate(data, name, batch_size=batch_size, limit=limit)
+
+    def test(self, data: Any, *, batch_size: int | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+        """As `validate`, with keys that begin with "test"."""
+        return self.validate(data, "test", batch_size=batch_size, callbacks=callbacks)
+
+    @one_thread
+    def predict(self, data: Any, *, batch_size: int | None = None, callbacks: Sequence[Callback] = ()) -> Any:
+        """What the model returns for every row, in order, on the host; `callbacks` as in `validate`."""
+        with self._calling(callbacks):
+            return super().predict(data, batch_size=batch_size)
+
+    @contextmanager
+    def _calling(self, callbacks: Sequence[Callback]) -> Iterator[None]:
+        """These callbacks are called along a pass over data."""
+        before, self._along = self._along, unwatched
+        if callbacks:
+            self._along = Along(self, all_callbacks(callbacks, False, False, self._team.comm.leader))
+        try:
+            yield
+        finally:
+            self._along = before
 
     @property
     def info(self) -> Info | None:

@@ -62,7 +62,7 @@ class Callback:
         """The first batch of a pass over the data is next."""
 
     def on_step_end(self, info: Info) -> None:
-        """An update has been made."""
+        """An update has been made, or a batch of the `validate` or `predict` that was given this callback is done."""
 
     def on_macrobatch_end(self, info: Info) -> None:
         """The last batch of a macrobatch has been used."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..length import Counters, Length, interval
 from ..loss.objective import Objective, Supervised
+from ..loss.outcome import LossSums
 from ..step.evaluate import mode
 from ..store import rng
 from .history import History
@@ -60,6 +61,8 @@ class Info:
     macrobatch: int = 0
     macrobatches: int | None = None
     outcome: Outcome | None = None
+    sums: LossSums = field(default_factory=LossSums)
+    """Of the loss terms since the last report, of this worker's rows."""
     stopping: str = ""
     """Why the loop ends after this update, if it does."""
     stop_request: str = ""
@@ -128,6 +131,15 @@ class Info:
     def losses(self) -> dict[str, float]:
         """`total_loss` and every term of the last update, read from the device now."""
         return {} if self.outcome is None else {name: float(loss) for name, loss in self.outcome.losses.items()}
+
+    @property
+    def means(self) -> dict[str, float]:
+        """`total_loss` and every term as means over the rows since the last report, read from the device now.
+
+        Of several workers, over the rows of this one, unless they share updates.
+        """
+        found = LossSums.joined([self.sums.state_dict()]).read()  # to read the sums themselves would round them
+        return {name or "total_loss": mean for name, mean in found.items()}
 
     @property
     def rate(self) -> float:
