@@ -34,7 +34,10 @@ _LEAVES = {
 """What a tensor, or torch, does that is no operation on tensors."""
 _OF_THE_BATCH = {"cursor", "ends_epoch", "total", "samples", "share", "whole"}
 _STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "DELETE_SUBSCR"}
-_LOOKS_UP = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"}
+_LOOKS_UP = {
+    *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"),
+    *("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),  # from Python 3.12 on
+}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"}
 
 
