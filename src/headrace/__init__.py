@@ -16,7 +16,7 @@ _HOMES = {
     "adapters.lend": ["as_dataset"],
     "adapters.loaders": ["LoaderSource"],
     "adapters.samples": ["from_dataset"],
-    "app.recipe": ["Recipe"],
+    "app.recipe": ["Recipe", "load"],
     "arena.momentum": ["MomentumSGD"],
     "data.arrays": ["ArrayTable"],
     "data.batch": ["Batch", "Stream"],
@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from .adapters.loaders import LoaderSource as LoaderSource
     from .adapters.samples import from_dataset as from_dataset
     from .app.recipe import Recipe as Recipe
+    from .app.recipe import load as load
     from .arena.momentum import MomentumSGD as MomentumSGD
     from .data.arrays import ArrayTable as ArrayTable
     from .data.batch import Batch as Batch

@@ -59,6 +59,22 @@ def sure() -> hr.Recipe:
     trainer = hr.Trainer(model, hr.BinaryCrossEntropy(), optimizer, batch_size=8)
     return hr.Recipe(trainer, (x, (x[:, 0] > 0).float()), fit={"epochs": 2, "progress": False})
 '''
+FARES = """
+import torch
+from torch import nn
+import headrace as hr
+
+def joined(fields):
+    x = torch.stack([fields["age"].float(), fields["home"].float()], 1)
+    return {"x": x} | {name: fields[name] for name in fields if name == "y"}
+
+def fares() -> hr.Recipe:
+    table = hr.open_table("fares.csv", nulls={"age": "mean", "home": "unknown"})
+    torch.manual_seed(0)
+    model = nn.Linear(2, len(table.categories["y"]))
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=2)
+    return hr.Recipe(trainer, hr.map(table, joined), fit={"epochs": 1, "progress": False})
+"""
 NAMES = ["iris", "rose", "tulip"]
 
 
@@ -543,3 +559,60 @@ def test_a_run_that_is_none_is_told_in_a_sentence(command: str, tmp_path: Path, 
     (tmp_path / "run.json").write_text("{")
     said = refused(capsys, command, tmp_path, *more) if command != "report" else str(tmp_path)
     assert str(tmp_path) in said
+
+
+# --- runs that explain themselves ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place with a run of flowers, new data, and neither the recipe nor the training data."""
+    shutil.copytree("runs/flowers", tmp_path / "run")
+    pa.csv.write_csv(flowers(20).drop_columns(["kind", "noise"]), tmp_path / "new.csv")
+    document = tmp_path / "run" / "recipe.yaml"
+    document.write_text(document.read_text().replace("garden.py", "gone.py"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_predicts_without_recipe_and_training_data(alone: Path, trained: Path, capsys: Any) -> None:
+    refusal = refused(capsys, "predict", "run", "new.csv", "--out", "out.csv")
+    assert "is not there any more" in refusal
+    assert "--trust-run" in refusal
+    found = answer(capsys, "predict", "run", "new.csv", "--out", "out.csv", "--trust-run")
+    assert (found["rows"], found["columns"]) == (20, ["output", "class", "probability"])
+    os.chdir(trained)
+    answer(capsys, "predict", "runs/flowers", alone / "new.csv", "--out", alone / "beside.csv")
+    assert (alone / "out.csv").read_text() == (alone / "beside.csv").read_text()
+
+
+def test_rows_that_are_not_there_are_not_made_up(alone: Path, capsys: Any) -> None:
+    made = hr.load("run", trust=True)
+    with pytest.raises(hr.SourceError, match=r"flowers\.csv is not there: the run has kept what it holds, and not its"):
+        made.trainer.validate(made.val)
+    assert "is not there" in refused(capsys, "validate", "run", "--trust-run")
+
+
+def test_a_run_with_its_recipe_needs_no_trust(alone: Path, trained: Path) -> None:
+    document = alone / "run" / "recipe.yaml"
+    document.write_text(document.read_text().replace("gone.py", "garden.py"))
+    answers = hr.load("run").predict("new.csv")  # the recipe's file is there, the data are not
+    expected = hr.load("run", trust=True).predict("new.csv")
+    assert torch.equal(answers.rows(0, 20)["output"], expected.rows(0, 20)["output"])
+    (alone / "run" / "recipe.py").unlink()
+    with pytest.raises(hr.RunError, match="has kept no source"):
+        hr.load("run", trust=True)
+
+
+def test_a_run_fills_nulls_and_maps_as_it_was_trained_without_its_data(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fares.py").write_text(FARES)
+    Path("fares.csv").write_text("age,home,y\n1,Bonn,a\n,Ulm,b\n4,,a\n5,Ulm,b\n")
+    assert headrace("fit", "fares.py", "--run", "run", "--progress", "off") == 0
+    Path("new.csv").write_text("home,age\nUlm,\n,2\nBonn,3\n")
+    expected = hr.load("run").predict("new.csv")
+    Path("fares.csv").unlink()
+    found = hr.load("run").predict("new.csv")
+    assert found.categories == expected.categories == {"class": ["a", "b"]}
+    for name in ("output", "class"):
+        assert torch.equal(found.rows(0, 3)[name], expected.rows(0, 3)[name])

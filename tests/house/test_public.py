@@ -89,6 +89,7 @@ PUBLIC = [
     "filter",
     "from_dataset",
     "launch",
+    "load",
     "load_weights",
     "map",
     "mix",

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError, RunError, unknown
 from ..store.run import run_id
+from .keeping import SOURCE, kept_source
 
 RECIPE_FILE = "recipe.yaml"
 """Where a run keeps what its recipe is and what it was given."""
@@ -76,8 +77,8 @@ def recipe_file(run: Path, given: str | None = None) -> Path | None:
     return None
 
 
-def recipe_of(run: Path, given: str | None) -> tuple[str, dict[str, Any]]:
-    """The recipe of a run and its arguments."""
+def recipe_of(run: Path, given: str | None, trust: bool = False) -> tuple[str, dict[str, Any]]:
+    """The recipe of a run and its arguments; with `trust` it is the source that the run has kept."""
     file = recipe_file(run, given)
     if file is None:
         return str(given), {}
@@ -88,8 +89,13 @@ def recipe_of(run: Path, given: str | None) -> tuple[str, dict[str, Any]]:
     name = given or found.get("recipe")
     if not isinstance(name, str):
         raise RunError(f"{file} names no recipe. Name it: --recipe file.py.")
+    if trust and given is None:
+        name = kept_source(run, name)
     if not Path(name.partition(":")[0]).is_file():
-        raise RunError(f"the recipe {name} is not there{'' if given else ' any more. Name it: --recipe file.py'}.")
+        more = "" if given else " any more. Name it: --recipe file.py"
+        if not given and (run / SOURCE).is_file():
+            more += f". Or read {run / SOURCE}, and allow that it is executed: --trust-run (hr.load(run, trust=True))"
+        raise RunError(f"the recipe {name} is not there{more}.")
     return name, found.get("arguments") or {}
 
 

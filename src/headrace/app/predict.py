@@ -15,6 +15,7 @@ from ..data.reader import Reader
 from ..data.source import Table
 from ..data.views import Wrapper
 from ..errors import ConfigError, DataError, SourceError
+from ..formats.described import Described
 from ..formats.files import FileTable
 from ..formats.nulls import indicated
 from ..formats.select import are_numbers, begins_with_numbers, no_names
@@ -130,7 +131,7 @@ def _texts(path: str, columns: Mapping[str, str], nulls: Mapping[str, Any]) -> l
 def _columns(base: Table, path: str, there: Sequence[str], inputs: set[str]) -> Columns:
     """Which columns are to become which streams."""
     names = [stream.name for stream in base.streams]
-    chosen = base.columns if isinstance(base, FileTable) else None
+    chosen = base.columns if isinstance(base, FileTable | Described) else None
     if isinstance(chosen, Mapping):
         return {name: [named] if isinstance(named, str) else list(named) for name, named in chosen.items()}
     columns = {name: [name] for name in names}

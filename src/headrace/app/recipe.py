@@ -1,13 +1,15 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..adapters.adapt import as_data
 from ..data.arrays import ArrayTable
-from ..errors import CheckpointError, ConfigError, CorruptError
+from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, RunError
+from ..formats.described import Described, describing, standing_in
 from ..step import config
 from ..step.weights import load_weights
 from ..store import disk
@@ -17,6 +19,7 @@ from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
 from .find import RECIPE_FILE, find_recipe, read_file, recipe_of
+from .keeping import keep_recipe, kept_files
 from .parameters import parameters_of, typed
 
 LIMITS = ("epochs", "steps", "samples", "minutes")
@@ -35,16 +38,35 @@ class Recipe:
     """The step that the weights are of, if a run has kept them."""
 
     @staticmethod
-    def of_run(run: str | Path, *, which: str | int | None = None, recipe: str | None = None) -> "Recipe":
+    def of_run(
+        run: str | Path, *, which: str | int | None = None, recipe: str | None = None, trust: bool = False
+    ) -> "Recipe":
         """The recipe that a run was trained with, its model with the weights that the run has kept.
 
         `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last.
-        `recipe`: `file.py` or `file.py:function`, if the run does not know it or the file has moved.
+        `recipe`: `file.py` or `file.py:function`, if the run does not know it or the file has moved. `trust`: executes
+        the recipe's source that the run has kept, instead of the file. Data files that are not there any more are
+        known to the run as far as predictions need them.
         """
-        name, arguments = recipe_of(Path(run), recipe)
-        made = load_recipe(name, arguments)
+        name, arguments = recipe_of(Path(run), recipe, trust)
+        try:
+            with standing_in(kept_files(Path(run))):
+                made = load_recipe(name, arguments)
+                made.open_train()
+        except FileNotFoundError as error:
+            if isinstance(error, HeadraceError):
+                raise
+            raise RunError(
+                f"the recipe {name} reads a file that is not there: {error}. Put it back, or open it by hr.open_table: "
+                "the run keeps what such files hold, as far as predictions need it."
+            ) from error
         made.step = load_weights(made.trainer.model, run, which=which)
         return made
+
+    def open_train(self) -> None:
+        """Opens the training data if they are given by the name of a file."""
+        if isinstance(self.train, str | Path):
+            self.train = as_data(self.train)
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> ArrayTable:
         """What the model says of every row, as columns: `output`, or the names of several outputs, and of a classifier
@@ -97,6 +119,16 @@ class Trained:
     """What a longer training has to be given more of."""
 
 
+def load(run: str | Path, *, which: str | int | None = None, trust: bool = False) -> Recipe:
+    """The recipe of a run with the weights that the run has kept: `hr.load("runs/first").predict("new.csv")`.
+
+    `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. `trust`:
+    executes the recipe's source that the run has kept, for where the file is not there or is another by now. That is
+    code: say it of runs alone whose source you know.
+    """
+    return Recipe.of_run(run, which=which, trust=trust)
+
+
 def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe:
     """Runs the recipe of a file with these arguments, plain values as a file has them: see `find_recipe`."""
     function = find_recipe(name)
@@ -111,13 +143,15 @@ def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe
 
 def run_recipe(training: Training) -> Trained:
     """In a worker: trains a recipe."""
-    made = load_recipe(training.recipe, training.arguments)
+    with describing() as files:
+        made = load_recipe(training.recipe, training.arguments)
+        made.open_train()
     if training.strategy is not None:
         set_strategy(made.trainer, training.strategy)
     fit = merged(made.fit, training.options)
     run = fit.get("run")
     if run is not None:
-        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(Path(run), training)]
+        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(Path(run), training, files)]
     elif training.needs_run:
         raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
     made.fit = fit
@@ -162,8 +196,8 @@ class _RecipeWriter(Callback):
 
     everywhere = False
 
-    def __init__(self, run: Path, training: Training) -> None:
-        self._run, self._path, self._training = run, run / RECIPE_FILE, training
+    def __init__(self, run: Path, training: Training, files: Sequence[Described]) -> None:
+        self._run, self._path, self._training, self._files = run, run / RECIPE_FILE, training, files
 
     def on_fit_start(self, info: Info) -> None:
         import yaml
@@ -174,5 +208,6 @@ class _RecipeWriter(Callback):
         text = yaml.safe_dump(dict(self._training.document), sort_keys=False).encode()
         try:
             disk.write_file(self._path, text)
+            keep_recipe(self._run, self._training.recipe, self._files)
         except OSError as error:
             raise disk.failure(error, f"writing {self._path}", self._path.parent, len(text)) from error

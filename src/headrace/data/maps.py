@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -50,7 +51,7 @@ class Mapped(Changed):
     def __init__(self, table: Table, change: Change) -> None:
         super().__init__(table, change)
         self._lengths: dict[str, Tensor] = {}
-        with _drawing_nothing(change):
+        with _probe(), _drawing_nothing(change):
             self.learn(self.rows(0, min(PROBE, len(table))))
 
     def take(self, indices: Tensor) -> Batch:
@@ -79,7 +80,8 @@ class Augmented(Changed):
         if table.augments == "device" and where == "host":
             raise ConfigError("map(): what follows a map on the device is on the device too. Say where='device'.")
         self.augments, self._with_draws = where, draws
-        first = owned(table.rows(0, min(PROBE, len(table))))
+        with _probe():
+            first = owned(table.rows(0, min(PROBE, len(table))))
         self._lengths_before = _lengths_of(first.fields)
         with _drawing_nothing(change):
             self.learn(Batch(self.augment(first.fields, Draws.at(0, [(0, 0, first.rows)])), first.rows))
@@ -125,6 +127,23 @@ def changed(change: Change, batch: Batch, *draws: Draws) -> Batch:
 def owned(batch: Batch) -> Batch:
     """A copy of a batch, so that a function may change its tensors in place."""
     return Batch({name: map_tensors(field, torch.clone) for name, field in batch.fields.items()}, batch.rows)
+
+
+_probing: ContextVar[bool] = ContextVar("probing", default=False)
+
+
+def probing() -> bool:
+    """Whether rows are read only to see what streams a map makes of them."""
+    return _probing.get()
+
+
+@contextmanager
+def _probe() -> Iterator[None]:
+    token = _probing.set(True)
+    try:
+        yield
+    finally:
+        _probing.reset(token)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from .ctf.build import build, summary_of
 from .ctf.cache import CtfCache, sample
 from .ctf.layout import Layout
 from .ctf.text import open_text
+from .described import opened
 from .files import FileRequest, assemble, open_file
 from .frames import is_frame, open_frame
 from .nulls import nulls_in
@@ -62,23 +63,31 @@ def open_table(
         if told := [name for name, value in given.items() if value is not None]:
             raise ConfigError(f"a frame is read without {told[0]}, which is for files. Leave it out.")
         return open_frame(path, selection, ReadBy(categories or {}, fills))
-    files = find(path)
-    if unread := next((file for file in files if not file.kind), None):
-        raise ConfigError(f"{unread} is of no known kind. Known are: {', '.join(SUFFIXES)}.")
-    if files[0].kind == "ctf":
-        others = {"columns=": columns, "dtypes=": dtypes, "categories=": categories, "nulls=": nulls}
-        return _open_text(files, streams, fields, bad_rows, cache, others)
-    if fields is not None or bad_rows != "stop" or cache is not None:
-        raise ConfigError(f"{files[0]}: fields=, bad_rows= and cache= are for .ctf files. Leave them out.")
-    return assemble(files, FileRequest(selection, dict(categories or {}), tuple(streams or ()), nulls=fills))
+
+    def open_() -> Table:
+        files = find(path)
+        if unread := next((file for file in files if not file.kind), None):
+            raise ConfigError(f"{unread} is of no known kind. Known are: {', '.join(SUFFIXES)}.")
+        if files[0].kind == "ctf":
+            others = {"columns=": columns, "dtypes=": dtypes, "categories=": categories, "nulls=": nulls}
+            return _open_text(files, streams, fields, bad_rows, cache, others)
+        if fields is not None or bad_rows != "stop" or cache is not None:
+            raise ConfigError(f"{files[0]}: fields=, bad_rows= and cache= are for .ctf files. Leave them out.")
+        return assemble(files, FileRequest(selection, dict(categories or {}), tuple(streams or ()), nulls=fills))
+
+    return opened(path, open_)
 
 
 def open_by(path: Paths, categories: Categories) -> Table:
     """Opens files as `open_table` does; `categories` holds for those columns that turn out to hold strings."""
-    files = find(path)
-    if files[0].kind in ("", "ctf"):
-        return open_table(path)
-    return assemble(files, FileRequest(Selection(), {}, (), categories))
+
+    def open_() -> Table:
+        files = find(path)
+        if files[0].kind in ("", "ctf"):
+            return open_table(path)
+        return assemble(files, FileRequest(Selection(), {}, (), categories))
+
+    return opened(path, open_)
 
 
 def column_names(path: Paths) -> list[str]:

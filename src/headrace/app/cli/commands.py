@@ -19,6 +19,7 @@ _SAID = {
     "run": "the directory of the run",
     "which": "best, last or a step (best if anything told good from bad, else last)",
     "recipe": "file.py or file.py:function, if the run does not know it",
+    "trust_run": "execute the source of the recipe that the run has kept, instead of the file",
     "batch_size": "rows that the model sees at once",
     "json": "print JSON, for a program to read",
 }

@@ -24,6 +24,7 @@ def score(
     name: Literal["val", "test"],
     which: str | None = None,
     recipe: str | None = None,
+    trust_run: bool = False,
     batch_size: int | None = None,
     json: bool = False,
 ) -> int:
@@ -34,7 +35,7 @@ def score(
     """
     from ..predict import like_training
 
-    made = _trained(run, which, recipe, batch_size)
+    made = _trained(run, which, recipe, batch_size, trust_run)
     own = {"val": made.val, "test": made.test}
     scored = own[name] if data is None else like_training(made.trainer, made.train, data, name)
     if scored is None:
@@ -48,13 +49,13 @@ def score(
     return 0
 
 
-def _trained(run: Path, which: str | None, recipe: str | None, batch_size: int | None) -> "Recipe":
+def _trained(run: Path, which: str | None, recipe: str | None, batch_size: int | None, trust: bool) -> "Recipe":
     """The recipe of a run, its model with the weights that were asked for."""
     chosen = _which(which)
     check_count(batch_size, "--batch-size")
     from ..recipe import Recipe
 
-    return Recipe.of_run(run, which=chosen, recipe=recipe)
+    return Recipe.of_run(run, which=chosen, recipe=recipe, trust=trust)
 
 
 def _which(text: str | None) -> str | int | None:
@@ -73,6 +74,7 @@ def predict(
     out: Path,
     which: str | None = None,
     recipe: str | None = None,
+    trust_run: bool = False,
     batch_size: int | None = None,
     json: bool = False,
 ) -> int:
@@ -91,7 +93,7 @@ def predict(
     from ...adapters.compose import take
     from ..predict import like_training, outputs_in
 
-    made = _trained(run, which, recipe, batch_size)
+    made = _trained(run, which, recipe, batch_size, trust_run)
     rows = like_training(made.trainer, made.train, data, "predict", targets=False)
     if len(rows):
         with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row

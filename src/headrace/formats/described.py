@@ -1,0 +1,183 @@
+"""Files that are described rather than read: what a run keeps of its data, so that it can be used without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..data.batch import Batch, Stream
+from ..data.fields import Field
+from ..data.maps import probing
+from ..data.ragged import Ragged
+from ..data.read_by import ReadBy, read_by_of
+from ..data.source import Categories, Table
+from ..errors import CorruptError, DataError, HeadraceError, SourceError
+from .files import FileTable
+from .nulls import nulls_in
+
+Open = Callable[[], Table]
+
+
+class Described(Table):
+    """A table whose rows are not there, and of which the rest is known: streams, categories, columns, rows.
+
+    A map is shown rows of zeros when it is made, which tell what streams it gives. Anything else that reads rows is
+    refused, so that nothing is ever computed from numbers that are not there.
+    """
+
+    def __init__(
+        self, path: str, rows: int, streams: Sequence[Stream], categories: Categories, columns: Mapping[str, Any] | None
+    ) -> None:
+        self.path, self.columns = path, columns
+        self._rows, self._streams, self._categories = rows, tuple(streams), categories
+
+    @property
+    def streams(self) -> Sequence[Stream]:
+        return self._streams
+
+    @property
+    def categories(self) -> Categories:
+        return self._categories
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def take(self, indices: Tensor) -> Batch:
+        if not probing():
+            raise self._gone()
+        return Batch({stream.name: _zeros(stream, len(indices)) for stream in self.streams}, len(indices))
+
+    def fingerprint(self) -> str:
+        raise self._gone()
+
+    def _gone(self) -> SourceError:
+        return SourceError(
+            f"{self.path} is not there: the run has kept what it holds, and not its rows, which are read here. "
+            "Put the file back. What a recipe computes from rows, as a mean, belongs in a buffer of the model."
+        )
+
+    def document(self) -> dict[str, Any]:
+        """It as plain values."""
+        streams = [asdict(stream) | {"shape": [*stream.shape]} for stream in self.streams]
+        columns = None if self.columns is None else {name: _listed(held) for name, held in self.columns.items()}
+        categories = {name: [*map(str, strings)] for name, strings in self.categories.items()}
+        return {
+            "path": self.path,
+            "rows": len(self),
+            "streams": streams,
+            "categories": categories,
+            "nulls": self.nulls,
+            "columns": columns,
+        }
+
+    @staticmethod
+    def of(table: Table, path: str) -> Described:
+        """What is known of a table that is there."""
+        columns = table.columns if isinstance(table, FileTable) else None
+        return Described(path, len(table), table.streams, table.read_by, columns)
+
+    @staticmethod
+    def read(document: Any) -> Described:
+        """One that was kept as plain values."""
+        try:
+            streams = [Stream(**{**each, "shape": tuple(each["shape"])}) for each in document["streams"]]
+            held = {str(name): [*map(str, strings)] for name, strings in document["categories"].items()}
+            nulls = nulls_in(said) if (said := document.get("nulls")) else {}
+            columns = document["columns"]
+            if columns is not None:
+                columns = {str(n): c if isinstance(c, str) else tuple(map(str, c)) for n, c in columns.items()}
+            return Described(
+                str(document["path"]), int(document["rows"]), streams, read_by_of(ReadBy(held, nulls)), columns
+            )
+        except (LookupError, TypeError, ValueError, AttributeError, HeadraceError) as error:
+            raise CorruptError(f"the description of a run's data makes no sense: {error!r}") from None
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files that a recipe opens, in the order in which it does."""
+
+    reads: bool
+    """Whether descriptions take the place of files that are not there; else, files are described as they are opened."""
+    known: list[Described] = field(default_factory=list)
+    within: bool = False
+
+
+_files: ContextVar[_Files | None] = ContextVar("files", default=None)
+
+
+@contextmanager
+def describing() -> Iterator[list[Described]]:
+    """Meanwhile, every file that is opened as a table is described; the descriptions."""
+    files = _Files(reads=False)
+    token = _files.set(files)
+    try:
+        yield files.known
+    finally:
+        _files.reset(token)
+
+
+@contextmanager
+def standing_in(known: Sequence[Described]) -> Iterator[None]:
+    """Meanwhile, a file that cannot be opened is what its description says, where there is one."""
+    token = _files.set(_Files(reads=True, known=[*known]))
+    try:
+        yield
+    finally:
+        _files.reset(token)
+
+
+def opened(path: Any, open_: Open) -> Table:
+    """A table as `open_` gives it, described or replaced by its description where somebody asks for that."""
+    files = _files.get()
+    if files is None or files.within:
+        return open_()
+    name, files.within = _name(path), True
+    try:
+        found = open_()
+    except (DataError, OSError):
+        if files.reads and (known := _first(files.known, name)) is not None:
+            return known
+        raise
+    finally:
+        files.within = False
+    if files.reads:
+        _first(files.known, name)
+    else:
+        files.known.append(Described.of(found, name))
+    return found
+
+
+def _first(known: list[Described], name: str) -> Described | None:
+    """The next description of a file of this name, which is taken out unless it is the last of them."""
+    fits = [k for k, each in enumerate(known) if each.path == name]
+    return None if not fits else known.pop(fits[0]) if len(fits) > 1 else known[fits[0]]
+
+
+def _name(path: Any) -> str:
+    return (
+        "\n".join(map(str, path))
+        if isinstance(path, list | tuple)
+        else str(Path(path) if "://" not in str(path) else path)
+    )
+
+
+def _listed(columns: Any) -> Any:
+    return columns if isinstance(columns, str) else list(columns)
+
+
+def _zeros(stream: Stream, rows: int) -> Field:
+    """Rows of a stream that hold zeros; sequences are of one item."""
+    shape = [max(1, size) for size in stream.shape]
+    dtype = getattr(torch, stream.dtype)
+    if stream.layout == "sparse":
+        raise SourceError(f"stream {stream.name!r} is sparse, and a map cannot be shown rows of it without its file.")
+    items = torch.zeros(rows, *shape, dtype=dtype)
+    return Ragged(items, torch.arange(rows + 1)) if stream.sequence else items
