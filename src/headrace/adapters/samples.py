@@ -24,6 +24,22 @@ Names = Sequence[str] | None
 _CPU = torch.device("cpu")
 
 
+class TextColumn(list[str]):
+    """A column of text of a loader's batch, which reaches the step as the list that it is."""
+
+    def to(self, device: Any) -> "TextColumn":
+        """The same: text is on no device."""
+        return self
+
+
+class NestedFields(dict[str, Any]):
+    """A dict within a loader's batch, which reaches the model as the dict that it is."""
+
+    def to(self, device: Any) -> "NestedFields":
+        """The same dict with its tensors on a device."""
+        return NestedFields({name: part.to(device) for name, part in self.items()})
+
+
 def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] = ()) -> Table:
     """Reads a torch Dataset as a Table, which can be shuffled, shared out and resumed like any other.
 
@@ -187,6 +203,10 @@ def _field(name: str, part: Any, who: str) -> Field:
         )
     if isinstance(part, Rows | Opaque):
         return part
+    if isinstance(part, list | tuple) and part and all(isinstance(each, str) for each in part):
+        return TextColumn(part)
+    if isinstance(part, Mapping) and part:
+        return NestedFields({str(key): _field(f"{name}.{key}", each, who) for key, each in part.items()})
     raise SourceError(f"{who}: {name!r} is {described(part)}. {advice(part)}")
 
 
@@ -202,10 +222,10 @@ def described(part: Any) -> str:
 def advice(part: Any) -> str:
     """Says what to do about something that is no stream."""
     if isinstance(part, Mapping) or (isinstance(part, list | tuple) and part and not isinstance(part[0], str | bytes)):
-        return "Streams are not nested: give each part a name of its own in one flat dict."
+        return "Give each part a name of its own in one flat dict, or pass a DataLoader, whose batches may hold dicts."
     return (
-        "Make numbers of it, or leave it out: hr.from_dataset(data, names=('x', 'y')), or of a loader "
-        "hr.LoaderSource(loader, names=('x', 'y')), says which streams of a dict are wanted."
+        "Make numbers of it, pass a DataLoader, whose batches may hold text, or leave it out: hr.from_dataset(data, "
+        "names=('x', 'y')), or of a loader hr.LoaderSource(loader, names=('x', 'y')), says which streams are wanted."
     )
 
 
