@@ -5,14 +5,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ..data.reader import rewound
 from ..length import Counters, Length, limits
 from ..step import check
-from ..step.evaluate import unwatched
+from ..step.evaluate import mode, unwatched
 from ..step.given import source_on
 from ..step.signals import leave_at_exit
+from ..step.summary import shapes_in, table_of
 from ..step.team import Team
 from ..step.trainable import Trainable
 from ..step.use import one_thread
+from ..store import rng
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
@@ -90,6 +95,23 @@ class Trainer(Trainable):
         """What the model returns for every row, in order, on the host; `callbacks` as in `validate`."""
         with self._calling(callbacks):
             return super().predict(data, batch_size=batch_size)
+
+    @one_thread
+    def summary(self, data: Any = None) -> str:
+        """The model's layers as a table to print, with their parameters; with `data`, also the shapes of their outputs.
+
+        The shapes are those of two rows. Nothing is changed.
+        """
+        if data is None:
+            return table_of(self.model, None)
+        source, objective = self._source_of(data, "summary", None), next(iter(self.eval_objectives.values()))
+        before = rng.capture(self.device)
+        with mode(self._modules, training=False), rewound(source), self._once(source, 2) as feed, torch.no_grad():
+            batch = next(iter(feed))
+            with self.precision.context():
+                shapes = shapes_in(self.model, lambda: objective.outputs(self.model, batch), batch.rows)
+        rng.restore(before, self.device)
+        return table_of(self.model, shapes)
 
     @contextmanager
     def _calling(self, callbacks: Sequence[Callback]) -> Iterator[None]:
