@@ -106,11 +106,13 @@ class Trainer(Trainable):
             return table_of(self.model, None)
         source, objective = self._source_of(data, "summary", None), next(iter(self.eval_objectives.values()))
         before = rng.capture(self.device)
-        with mode(self._modules, training=False), rewound(source), self._once(source, 2) as feed, torch.no_grad():
-            batch = next(iter(feed))
-            with self.precision.context():
-                shapes = shapes_in(self.model, lambda: objective.outputs(self.model, batch), batch.rows)
-        rng.restore(before, self.device)
+        try:
+            with mode(self._modules, training=False), rewound(source), self._once(source, 2) as feed, torch.no_grad():
+                batch = next(iter(feed))
+                with self.precision.context():
+                    shapes = shapes_in(self.model, lambda: objective.outputs(self.model, batch), batch.rows)
+        finally:
+            rng.restore(before, self.device)
         return table_of(self.model, shapes)
 
     @contextmanager
