@@ -31,12 +31,12 @@ ADVICE = {
         An argument or a setting cannot work. Nearly always it is found before the first update: change what the message
         names. It is a `ValueError`.""",
     "DataError": """
-        Rows, streams or targets do not fit each other, or the model. The message says whose they are (train, val,
-        test), which stream, and which row where that can be told. It is a `ValueError`.""",
+        Rows, streams or targets do not fit each other, or the model. The message names the data (train, val or test),
+        the stream and, if it is known, the row. It is a `ValueError`.""",
     "SourceError": """
-        A source, a table, a loader or a file gave something else than it declared, or failed. For those of your own,
-        `headrace.testing.sources.check_source` and `check_table` try everything at once. Bad lines of CNTK's format are
-        dropped with `bad_rows="skip"`. It is a `DataError`.""",
+        A source, a table, a loader or a file returned something other than it declared, or failed. For those of your
+        own, `headrace.testing.sources.check_source` and `check_table` try everything at once. Bad lines of CNTK's
+        format are dropped with `bad_rows="skip"`. It is a `DataError`.""",
     "ModelError": """
         The model or the optimizer cannot be trained as given. Change it before you make the trainer. It is a
         `ValueError`.""",
@@ -45,8 +45,8 @@ ADVICE = {
         optimizer are as they were before the step. Look at the data first (`scan=True`), then lower the rate or clip;
         `nonfinite="skip"` leaves such updates out. It is an `ArithmeticError`.""",
     "OutOfMemoryError": """
-        The memory does not hold the batch. Use the `microbatch=` that the message names, or `"auto"`: the update stays
-        the same. It is a `MemoryError`.""",
+        The memory is too small for the batch. Use the `microbatch=` that the message names, or `"auto"`: the update
+        stays the same. It is a `MemoryError`.""",
     "RunError": """
         The run's directory cannot be used: another trainer is in it, it is full, it cannot be written, it is no run.
         Checkpoints that were there are as they were. It is an `OSError`.""",
@@ -58,8 +58,9 @@ ADVICE = {
         A checkpoint cannot be used here: it is of another model, of other settings, of a later version. Set things as
         they were, name another run, or, where the message says so, pass `override=True`. It is a `ValueError`.""",
     "CorruptError": """
-        A checkpoint's bytes are not those that were written. A training goes on from the one before by itself, with a
-        warning; the bytes are kept. `headrace checkpoint verify` says what is damaged. It is a `CheckpointError`.""",
+        A checkpoint's bytes are not those that were written. A training continues by itself from the checkpoint before
+        it, with a warning; the damaged files are kept. `headrace checkpoint verify` says what is damaged. It is a
+        `CheckpointError`.""",
 }
 """What to do, by the class of the error."""
 
@@ -101,9 +102,9 @@ def errors_page() -> str:
 
 
 INTRODUCTION = """\
-Every message that the library raises, as it stands in the source: `{…}` is what differs from case to case, by its name
-where that tells something. Search this page for words of the message you got. Each says what was expected, what came,
-and what to do next; each class is also the builtin that you would catch, and all of them are `hr.HeadraceError`.
+This page lists every error message of the library. `{…}` stands for a part that differs from case to case. To find a
+message, search the page for words of it. A message says what was expected, what was given instead, and what to do.
+Every class is a subclass of `hr.HeadraceError`, and also of the built-in exception in parentheses.
 
 ```text
 HeadraceError
