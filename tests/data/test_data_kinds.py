@@ -223,6 +223,17 @@ def test_what_is_in_memory_is_not_opened_as_a_file() -> None:
     assert hr.concat(frame).categories == hr.open_table(frame).categories == {"kind": ["a", "b"]}
 
 
+def test_a_frame_and_a_series_stand_where_arrays_do() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0], "kind": ["a", "b"], "c": [1.0, None]})
+    table = hr.ArrayTable({"x": frame[["a", "b"]], "y": frame["b"]})
+    assert table.rows(0, 2)["x"].tolist() == [[1, 3], [2, 4]]
+    assert table.rows(0, 2)["y"].tolist() == [3, 4]
+    with pytest.raises(hr.DataError, match=r"stream 'c': this Series has nulls.*nulls="):
+        hr.ArrayTable({"c": frame["c"]})
+    with pytest.raises(hr.DataError, match=r"stream 'kind' has dtype .*not a number"):
+        hr.ArrayTable({"kind": frame["kind"]})
+
+
 def test_what_a_reader_reads_is_a_table() -> None:
     with pytest.raises(hr.ConfigError, match=r"reads a Table, got a dict.*ArrayTable"):
         hr.Reader({"x": X})  # type: ignore[arg-type]

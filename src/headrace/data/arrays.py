@@ -38,7 +38,7 @@ class ArrayTable(Table):
         if not isinstance(columns, Mapping):
             raise DataError(
                 f"ArrayTable takes columns by name, {{'x': ..., 'y': ...}}, got a {type(columns).__name__}. A frame is "
-                "given to the trainer as it is; hr.concat(frame) makes a table of it."
+                "given to the trainer as it is; hr.open_table(frame) makes a table of it."
             )
         if not columns:
             raise DataError("a table needs at least one stream.")
@@ -116,11 +116,24 @@ def _advice(column: Any) -> str:
     return "Make an array of it: np.asarray(...)."
 
 
+def _of_frame(name: str, part: Any) -> Any:
+    """The numbers of a frame's columns side by side, or of one of them."""
+    numbers = part.to_numpy()
+    if numbers.dtype.kind == "f" and np.isnan(numbers).any():
+        raise DataError(
+            f"stream {name!r}: this {type(part).__name__} has nulls, or NaN. Fill them: part.fillna(0.0), or "
+            "hr.open_table(frame, nulls={'column': 'mean'})."
+        )
+    return numbers
+
+
 def _as_rows(name: str, column: Any) -> Tensor | Rows:
     if isinstance(column, Rows):
         return column
     if type(column).__module__.startswith("scipy.sparse"):
         return Sparse.of(column)
+    if type(column).__module__.partition(".")[0] in ("pandas", "polars"):
+        column = _of_frame(name, column)
     if isinstance(column, np.ndarray):
         column = unmasked(column, f"stream {name!r}")
         if column.dtype.kind not in "biufc":
