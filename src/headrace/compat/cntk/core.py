@@ -1,7 +1,7 @@
 """Values: minibatches as CNTK holds them, over tensors, `Sparse` and `Ragged`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,18 +31,37 @@ def csr_of(rows: Sparse) -> Any:
     return csr_matrix(parts, shape=(len(host), host.dim))
 
 
-class NDArrayView:
+class _Block:
+    """Rows that are held by one name or the other."""
+
+    rows: Held
+
+    @classmethod
+    def over(cls, rows: Held) -> Self:
+        """One of rows that are there."""
+        block = cls.__new__(cls)
+        block.rows = rows
+        return block
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether only the numbers that are not zero are there."""
+        rows = self.rows.values if isinstance(self.rows, Ragged) else self.rows
+        return isinstance(rows, Sparse)
+
+    def asarray(self) -> Any:
+        """As an array, sequences padded with zeros; sparse rows as a CSR matrix."""
+        return array_of(self.rows)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.asarray(), dtype=dtype)
+
+
+class NDArrayView(_Block):
     """A block of numbers on a device."""
 
     def __init__(self, shape: Any, data_type: Any = np.float32, device: DeviceDescriptor | None = None) -> None:
-        self.held: Held = torch.zeros(as_shape(shape), dtype=torch_type(data_type), device=chosen(device))
-
-    @classmethod
-    def over(cls, held: Held) -> "NDArrayView":
-        """A view of rows that are there."""
-        view = cls.__new__(cls)
-        view.held = held
-        return view
+        self.rows = torch.zeros(as_shape(shape), dtype=torch_type(data_type), device=chosen(device))
 
     @classmethod
     def from_dense(
@@ -77,20 +96,11 @@ class NDArrayView:
     @property
     def shape(self) -> Shape:
         """Its axes."""
-        return tuple(self.held.shape)
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether only the numbers that are not zero are there."""
-        return isinstance(self.held, Sparse)
-
-    def asarray(self) -> Any:
-        """As an array, or a CSR matrix."""
-        return array_of(self.held)
+        return tuple(self.rows.shape)
 
     def slice_view(self, start_offset: Any, extent: Any, read_only: bool = True) -> "NDArrayView":
         """A part of it: from an offset on each axis, an extent on the last ones."""
-        held = self.held
+        held = self.rows
         assert isinstance(held, Tensor)
         starts = list(start_offset)
         for axis, size in enumerate(extent, len(starts) - len(extent)):
@@ -98,9 +108,6 @@ class NDArrayView:
         for axis in range(len(starts) - len(extent)):
             held = held.select(0, starts[axis])
         return NDArrayView.over(held)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(self.asarray(), dtype=dtype)
 
 
 def array_of(held: Held) -> Any:
@@ -110,7 +117,7 @@ def array_of(held: Held) -> Any:
     return (held.padded() if isinstance(held, Ragged) else held).detach().cpu().numpy()
 
 
-class Value:
+class Value(_Block):
     """A minibatch of one stream: samples, or sequences of them."""
 
     def __init__(
@@ -130,18 +137,11 @@ class Value:
             )
         where = chosen(device)
         if batch is not None:
-            self.rows: Held = _held(batch, dtype).to(where)
+            self.rows = _held(batch, dtype).to(where)
         elif shape is not None and dtype is not None:
             self.rows = torch.zeros(as_shape(shape), dtype=torch_type(dtype), device=where)
         else:
             raise ValueError("either shape and dtype or batch must be provided")
-
-    @classmethod
-    def over(cls, rows: Held) -> "Value":
-        """A value of rows that are there."""
-        value = cls.__new__(cls)
-        value.rows = rows
-        return value
 
     @staticmethod
     def create(
@@ -194,12 +194,6 @@ class Value:
         return np.dtype(str(self.rows.dtype).rpartition(".")[2]).type
 
     @property
-    def is_sparse(self) -> bool:
-        """Whether only the numbers that are not zero are there."""
-        rows = self.rows.values if isinstance(self.rows, Ragged) else self.rows
-        return isinstance(rows, Sparse)
-
-    @property
     def mask(self) -> Any:
         """For every place of every sequence 2 at its begin, 1 on an item, 0 after its end."""
         if not isinstance(self.rows, Ragged):
@@ -227,15 +221,8 @@ class Value:
             return [csr_of(self.rows[k : k + 1]) for k in range(len(self.rows))]
         return list(self.rows.detach().cpu().numpy())
 
-    def asarray(self) -> Any:
-        """As an array, sequences padded with zeros; sparse samples as a CSR matrix."""
-        return array_of(self.rows)
-
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.asarray(self.asarray(), dtype=dtype)
 
 
 def offsets_of(lengths: Sequence[int]) -> Tensor:
@@ -245,10 +232,8 @@ def offsets_of(lengths: Sequence[int]) -> Tensor:
 
 def _held(batch: Any, dtype: Any) -> Held:
     """Rows of what a Value may be made of."""
-    if isinstance(batch, Value):
+    if isinstance(batch, _Block):
         return batch.rows
-    if isinstance(batch, NDArrayView):
-        return batch.held
     if isinstance(batch, Tensor | Sparse | Ragged):
         return batch
     if is_scipy(batch):
@@ -283,7 +268,7 @@ def rows_for(var: Variable, data: Any) -> Held:
     """Data as the rows that a graph computes with in place of this variable; raises on a shape that does not fit."""
     if isinstance(data, Tensor | Sparse | Ragged):
         held: Held = data
-    elif hasattr(data, "rows"):
+    elif isinstance(data, _Block):
         held = data.rows
     elif isinstance(getattr(data, "data", None), Value):  # a MinibatchData
         held = data.data.rows

@@ -72,12 +72,13 @@ def _cell(
     kind: str,
     shape: Any,
     cell_shape: Any,
+    name: str,
+    *,
     activation: Any,
-    use_peepholes: bool,
     init: Any,
     init_bias: Any,
     enable_self_stabilization: bool,
-    name: str,
+    use_peepholes: bool = False,
 ) -> Layer:
     """A recurrent cell: the weights of its gates lie side by side."""
     out = as_shape(shape)
@@ -128,8 +129,11 @@ def _cell(
     return Layer(python, name, members, op_name=kind)
 
 
-def _settled(scope: Any, **given: Any) -> list[Any]:
-    return [get_default_override(scope, **{name: value}) for name, value in given.items()]
+def _recurrent(scope: Any, shape: Any, cell_shape: Any, name: str, **given: Any) -> Layer:
+    """A cell of the kind that a function is called after, with its defaults."""
+    given["init"] = Override(glorot_uniform()) if given["init"] is None else given["init"]
+    settled = {key: get_default_override(scope, **{key: value}) for key, value in given.items()}
+    return _cell(scope.__name__, shape, cell_shape, name, **settled)
 
 
 def LSTM(
@@ -143,16 +147,8 @@ def LSTM(
     name: str = "",
 ) -> Layer:
     """A long short-term memory cell: the step (h, c, x) -> (h, c) of a Recurrence."""
-    settled = _settled(
-        LSTM,
-        activation=activation,
-        use_peepholes=use_peepholes,
-        init=_init(init),
-        init_bias=init_bias,
-        enable_self_stabilization=enable_self_stabilization,
-    )
-    act, peepholes, begin, bias, steady = settled
-    return _cell("LSTM", shape, cell_shape, act, peepholes, begin, bias, steady, name)
+    given = {"activation": activation, "init": init, "init_bias": init_bias, "use_peepholes": use_peepholes}
+    return _recurrent(LSTM, shape, cell_shape, name, enable_self_stabilization=enable_self_stabilization, **given)
 
 
 def GRU(
@@ -165,14 +161,8 @@ def GRU(
     name: str = "",
 ) -> Layer:
     """A gated recurrent unit: the step (h, x) -> h of a Recurrence."""
-    act, begin, bias, steady = _settled(
-        GRU,
-        activation=activation,
-        init=_init(init),
-        init_bias=init_bias,
-        enable_self_stabilization=enable_self_stabilization,
-    )
-    return _cell("GRU", shape, cell_shape, act, False, begin, bias, steady, name)
+    given = {"activation": activation, "init": init, "init_bias": init_bias}
+    return _recurrent(GRU, shape, cell_shape, name, enable_self_stabilization=enable_self_stabilization, **given)
 
 
 def RNNStep(
@@ -185,18 +175,8 @@ def RNNStep(
     name: str = "",
 ) -> Layer:
     """A plain recurrent unit: the step (h, x) -> h of a Recurrence."""
-    act, begin, bias, steady = _settled(
-        RNNStep,
-        activation=activation,
-        init=_init(init),
-        init_bias=init_bias,
-        enable_self_stabilization=enable_self_stabilization,
-    )
-    return _cell("RNNStep", shape, cell_shape, act, False, begin, bias, steady, name)
+    given = {"activation": activation, "init": init, "init_bias": init_bias}
+    return _recurrent(RNNStep, shape, cell_shape, name, enable_self_stabilization=enable_self_stabilization, **given)
 
 
 RNNUnit = RNNStep
-
-
-def _init(given: Any) -> Any:
-    return Override(glorot_uniform()) if given is None else given
