@@ -2,8 +2,8 @@
 
     python benchmarks/compat.py [--quick] [--repeats N] [--rows N]
 
-One epoch in batches of 128, one thread. The dialects take one-hot labels, and so does the training that they are
-compared with. `raw` is the hand-written loop.
+One epoch in batches of 128, one thread. CNTK's labels are one-hot, and so are those of the training that both are
+compared with; PuzzleLib's are numbers of classes. `raw` is the hand-written loop.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 
 import headrace as hr
 import headrace.compat.cntk as C
+from headrace.compat import puzzlelib
 
 RESULTS = Path(__file__).parent / "results" / "compat.json"
 BATCH, LIMIT = 128, 1.05
@@ -32,7 +33,7 @@ def main() -> None:
     draw = np.random.default_rng(0)
     x = draw.random((options.rows, 64), np.float32)
     y = np.eye(10, dtype=np.float32)[draw.integers(0, 10, options.rows)]
-    trainings = {"headrace": native, "cntk": cntk, "raw": raw}
+    trainings = {"headrace": native, "cntk": cntk, "puzzlelib": puzzle, "raw": raw}
     prepare = {name: (lambda make=make: make(x, y)) for name, make in trainings.items()}
     samples = interleave(prepare, options.repeats, often=(), passes=1)
     found = {name: ratio(samples[name], samples["headrace"]) for name in trainings}
@@ -40,7 +41,8 @@ def main() -> None:
         [n, f"{samples[n].seconds[-1]:.3f}", f"{r.median:.3f}", f"{r.low:.3f}-{r.high:.3f}"] for n, r in found.items()
     ]
     print(table(["training", "s", "to headrace", "range"], rows))
-    print(f"a dialect costs at most {LIMIT}: {'reached' if found['cntk'].median <= LIMIT else 'missed'}")
+    dearest = max(found["cntk"].median, found["puzzlelib"].median)
+    print(f"a dialect costs at most {LIMIT}: {'reached' if dearest <= LIMIT else 'missed'}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     record = {name: {"median": r.median, "low": r.low, "high": r.high} for name, r in found.items()}
     options.out.write_text(json.dumps({"rows": options.rows, "to headrace": record}, indent=2) + "\n")
@@ -82,6 +84,14 @@ def cntk(x: np.ndarray, y: np.ndarray) -> Job:
     streams = {rows: source.streams["x"], label: source.streams["y"]}
     session = C.training_session(trainer, source, BATCH, streams)
     return Job(session.train, lambda: trainer.previous_minibatch_loss_average)
+
+
+def puzzle(x: np.ndarray, y: np.ndarray) -> Job:
+    """By PuzzleLib's names."""
+    optimizer = puzzlelib.MomentumSGD(learnRate=0.05, momRate=0.9)
+    trainer = puzzlelib.Trainer(model(), puzzlelib.CrossEntropy(), optimizer, batchsize=BATCH)
+    labels = y.argmax(1)
+    return Job(lambda: trainer.trainFromHost(x, labels, random=False), trainer.cost.getMeanError)
 
 
 def raw(x: np.ndarray, y: np.ndarray) -> Job:

@@ -344,6 +344,25 @@ def test_a_cost_is_called_with_predictions_and_gives_the_error_and_a_gradient_th
     assert optimizer.t == 1
 
 
+def test_a_small_module_is_trained_from_a_tape_until_the_cost_is_set_otherwise() -> None:
+    model, cost = linear(), pl.CrossEntropy(weights=[1.0, 2.0, 3.0])
+    handler = trainer(model, cost, pl.MomentumSGD(learnRate=0.01), batchsize=23)
+    rows, labels = torch.from_numpy(X), torch.from_numpy(Y).long()
+    for _ in range(12):
+        handler.trainFromHost(X, Y)
+        cost.getError()
+    assert "changes" not in handler._native.tape_note
+    assert handler._native.tape_note
+    for weights in (torch.tensor([5.0, 0.0, 1.0]), cost.weights):
+        cost.weights = weights
+        if weights is cost.weights:
+            weights.mul_(2)
+        with torch.no_grad():
+            wanted = nn.functional.cross_entropy(model(rows), labels, reduction="none") * weights[labels]
+        handler.trainFromHost(X, Y)
+        assert handler.cost.getError() == pytest.approx(wanted.mean().item(), abs=1e-5)
+
+
 def test_several_costs_give_lists_of_errors_and_gradients() -> None:
     pred, target = torch.randn(10, 4), torch.randn(10, 4)
     errors, grads = pl.Multi().append(pl.MSE()).append(pl.Abs())([pred, pred], [target, target])

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from ...errors import DataError
 
+REMEMBERED = {"error", "valError", "grad", "mostProb", "batchsize", "numOfSamples", "_last", "_total"}
+"""What a cost remembers of the batches that it has seen."""
+
 
 class Cost:
     """A cost that remembers the errors of the batches it has seen, until `resetAccumulator`.

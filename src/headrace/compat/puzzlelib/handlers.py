@@ -13,7 +13,7 @@ from ...loss.objective import Objective, Terms
 from ...train.trainer import Trainer as NativeTrainer
 from ..hints import hint
 from . import costs, optimizers
-from .costs import Cost, Multi
+from .costs import REMEMBERED, Cost, Multi
 from .optimizers import Optimizer
 
 Finish = Callable[[Any], Any]
@@ -125,6 +125,9 @@ class Trainer(Handler):
         form, rows = _flat(batch, leaves), self.getDataSize(batch)
         if form != self._objective.form:
             self._objective.form = form
+        settings = self._objective.read_settings()
+        if list(map(id, settings)) != list(map(id, self._objective.settings)):
+            self._objective.settings = settings
         losses = self._native.step(Batch(leaves, rows))
         self.optimizer.t += 1
         errors = [losses[name] * rows for name in self._objective.shown]
@@ -209,8 +212,14 @@ class _CostObjective(Objective):
     """What a cost trains on, with what it reports beside it."""
 
     def __init__(self, cost: Cost) -> None:
-        self.several, self._check = isinstance(cost, Multi), cost.check
-        self._errors = tuple(each.errors for each in (cost.costs if isinstance(cost, Multi) else [cost]))
+        self.several, costs = isinstance(cost, Multi), cost.costs if isinstance(cost, Multi) else [cost]
+        ours = all(type(each).__module__ == Cost.__module__ for each in costs)
+        # a tape would notice that a cost remembers errors, which those of ours do not compute with
+        self._check = _apart(cost.check) if ours else cost.check
+        self._errors = tuple(_apart(each.errors) if ours else each.errors for each in costs)
+        self.read_settings = _apart(lambda: [v for each in costs for k, v in vars(each).items() if k not in REMEMBERED])
+        self.settings: list[Any] = []
+        """What costs of ours are set to."""
         self.form: Any = None
         self.shown: list[str] = []
         """The terms that are reported."""
@@ -230,6 +239,11 @@ class _CostObjective(Objective):
         if shown != self.shown:
             self.shown = shown
         return terms
+
+
+def _apart(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that calls a method, and holds nothing."""
+    return lambda *given: method(*given)
 
 
 def _order(count: int, random: bool) -> list[int]:
