@@ -49,6 +49,35 @@ def test_the_optimizer_steps_one_long_parameter() -> None:
     assert len(vectors) == 1
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_an_optimizer_of_ones_own_says_that_it_works_element_by_element(says_so: bool) -> None:
+    class Signs(torch.optim.Optimizer):
+        elementwise = says_so
+
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": 0.01})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for param in group["params"]:
+                    param.sub_(param.grad.sign(), alpha=group["lr"])
+
+    module, plain = model(), model()
+    optimizer = Signs(module.parameters())
+    arena = Arena(module, optimizer)
+    assert len(optimizer.param_groups[0]["params"]) == (1 if says_so else 4)
+    by_hand = Signs(plain.parameters())
+    for _ in range(5):
+        arena.begin()
+        F.cross_entropy(module(X), Y).backward()
+        arena.collect()
+        with arena.hooks.ours():
+            optimizer.step()
+        update(plain, by_hand)
+    assert equal(module, plain)
+
+
 def test_every_parameter_starts_on_a_cache_line() -> None:
     module, optimizer = pair()
     Arena(module, optimizer)

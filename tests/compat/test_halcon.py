@@ -286,6 +286,20 @@ def test_what_cannot_be_is_refused_in_a_sentence(call: Callable[[Any], Any], sai
         call(flat())
 
 
+def test_numbers_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
+    sizes = {"image_width": np.int64(8), "image_height": np.int64(8), "image_num_channels": 1}
+    model = ha.create_dl_model("classification", np.array([1, 2]), runtime="cpu", **sizes)
+    ha.set_dl_model_param(model, "batch_size", np.int32(4))
+    ha.set_dl_model_param(model, "learning_rate", np.float32(0.5))
+    ha.set_dl_model_param(model, "class_weights", np.array([1.0, 3.0]))
+    ha.write_dl_model(model, tmp_path / "model.hdl")
+    again = ha.read_dl_model(tmp_path / "model.hdl")
+    found = [
+        ha.get_dl_model_param(again, name) for name in ("batch_size", "learning_rate", "class_weights", "class_ids")
+    ]
+    assert found == [4, 0.5, [1.0, 3.0], [1, 2]]
+
+
 def test_class_weights_of_a_detector_are_what_it_is_made_with() -> None:
     with pytest.raises(hr.ConfigError, match="give it to create_dl_model"):
         ha.set_dl_model_param(small("detection"), "class_weights", 1.0)

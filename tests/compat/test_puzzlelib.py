@@ -282,6 +282,28 @@ def test_an_optimizer_follows_its_rule_also_when_the_rate_changes(optimizer: Any
     assert steps_of(optimizer(), GRADIENTS, RATES) == pytest.approx(by_hand(rule, GRADIENTS, RATES), rel=1e-4)
 
 
+@pytest.mark.parametrize("make", [pl.NesterovSGD, pl.Adam, pl.RMSPropGraves, pl.SMORMS3])
+def test_a_trainer_updates_as_a_loop_by_hand_does(make: Any) -> None:
+    model, twin = (
+        nn.Sequential(linear(), nn.Tanh(), nn.Linear(3, 3)),
+        nn.Sequential(linear(), nn.Tanh(), nn.Linear(3, 3)),
+    )
+    twin.load_state_dict(model.state_dict())
+    optimizer, by_hand, cost = make(), make(), pl.CrossEntropy()
+    handler = trainer(model, cost, optimizer, batchsize=10)
+    by_hand.setupOn(twin)
+    for optimizer_ in (optimizer, by_hand):
+        optimizer_.addHook(pl.WeightDecay(0.1))
+    for _ in range(4):
+        handler.trainFromHost(X, Y, random=False)
+        for start in range(0, 23, 10):
+            by_hand.zeroGradParams()
+            pred = twin(torch.from_numpy(X[start : start + 10]))
+            pred.backward(-cost(pred, torch.from_numpy(Y[start : start + 10]), queryError=False))
+            by_hand.update()
+    torch.testing.assert_close(dict(model.state_dict()), dict(twin.state_dict()), rtol=1e-4, atol=1e-6)
+
+
 def test_weight_decay_takes_its_part_of_the_weight_from_the_gradient() -> None:
     optimizer = pl.SGD(learnRate=0.1)
     optimizer.addHook(pl.WeightDecay(0.5))

@@ -34,7 +34,10 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     getattr(torch.optim, name)
     for name in ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"]
 ) | {MomentumSGD}
-"""Optimizers whose update of an element depends on that element's own history alone."""
+"""Optimizers whose update of an element depends on that element's own history alone.
+
+The class of an optimizer of one's own says so by `elementwise = True`.
+"""
 
 
 class Arena:
@@ -58,7 +61,7 @@ class Arena:
         places = owners(model)
         self.names = names_of(optimizer, places)
         refuse_sharded(self.names)
-        elementwise = type(optimizer) in ELEMENTWISE
+        elementwise = type(optimizer) in ELEMENTWISE or getattr(type(optimizer), "elementwise", False)
         torn = overlapping(self.names)
         self.loose: list[nn.Parameter] = []
         self.vectors: list[Vector] = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 
 from ...errors import ConfigError
 from .axis import BATCH, SEQUENCE, Axis
@@ -118,7 +118,7 @@ class Constant(Variable):
     def __init__(self, value: Any = None, shape: Any = None, dtype: Any = None, device: Any = None, name: str = ""):
         array = np.asarray(0.0 if value is None else value)
         if dtype is None:
-            dtype = array.dtype if array.dtype in (np.float32, np.float64) and array.ndim else np.float32
+            dtype = _own_dtype(value)
         if shape is not None:
             array = np.broadcast_to(array, as_shape(shape))
         super().__init__(array.shape, dtype, dynamic_axes=(), name=name)
@@ -151,16 +151,18 @@ class Parameter(Variable):
         if shape is None:
             shape = () if array is None else array.shape
         if dtype is None:
-            dtype = array.dtype if array is not None and array.dtype in (np.float32, np.float64) else np.float32
+            dtype = _own_dtype(init)
         super().__init__(shape, dtype, needs_gradient=True, dynamic_axes=(), name=name)
         self.init = 0.0 if init is None else init if array is None else array
-        self._tensor: Tensor | None = None
+        self.user: Any = None
+        """What has its tensor at work in vectors, if anything."""
+        self._tensor: nn.Parameter | None = None
         self._device = chosen(device)
         if all(size >= 0 for size in self.shape):
             self._begin()
 
     @property
-    def tensor(self) -> Tensor:
+    def tensor(self) -> nn.Parameter:
         """The weights themselves."""
         if self._tensor is None:
             raise ConfigError(
@@ -186,7 +188,7 @@ class Parameter(Variable):
             value = self.init(self.shape, dtype)
         else:
             value = torch.tensor(np.broadcast_to(np.asarray(self.init), self.shape).astype(self.dtype))
-        self._tensor = value.detach().clone().to(self._device).requires_grad_()
+        self._tensor = nn.Parameter(value.detach().clone().to(self._device))
 
     @property
     def value(self) -> Any:
@@ -208,6 +210,12 @@ class Parameter(Variable):
     def set_value(self, value: Any) -> None:
         """Sets its value."""
         self.value = value
+
+
+def _own_dtype(value: Any) -> Any:
+    """The dtype of an array of fractions; numbers and lists are single ones."""
+    fractions = isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64)
+    return value.dtype if fractions else np.float32
 
 
 def input_variable(

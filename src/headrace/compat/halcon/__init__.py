@@ -50,7 +50,7 @@ def create_dl_model(
     hint("halcon.create_dl_model", "vision.ImageClassifier, vision.Segmenter or vision.Detector, and hr.Trainer")
     if type not in MADE_WITH:
         raise ConfigError(f"{unknown('type', type, MADE_WITH)} Others of HALCON's types are not offered.")
-    ids = list(range(class_ids)) if isinstance(class_ids, int) else list(class_ids)
+    ids = list(range(class_ids)) if isinstance(class_ids, int) else [int(each) for each in class_ids]
     known = {**DEFAULTS, **MADE_WITH[type], **(OF_DETECTION if type == "detection" else {})}
     if odd := [name for name in gen_params if name not in known]:
         raise ConfigError(unknown("parameter", odd[0], known))

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...errors import ConfigError
@@ -40,11 +42,11 @@ FRESH = ("solver_type", "runtime")
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, Integral) and not isinstance(value, bool) and value > 0  # type: ignore[operator]
 
 
 def _real(value: Any, below: float = math.inf) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < below
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < below
 
 
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -74,7 +76,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def checked(name: str, value: Any, classes: int) -> Any:
     """The value of a parameter as it is kept; raises on one that cannot be."""
     if name in ("class_weights", "class_names"):
-        value = list(value) if isinstance(value, list | tuple) else [value] * classes
+        value = np.asarray(value).tolist() if not isinstance(value, str) else value
+        value = value if isinstance(value, list) else [value] * classes
         if value and len(value) != classes:
             raise ConfigError(f"{name!r} has {len(value)} values for {classes} classes. Give one for each.")
         if name == "class_weights" and not (all(map(_real, value)) and (sum(value) or not value)):
@@ -83,4 +86,6 @@ def checked(name: str, value: Any, classes: int) -> Any:
         wanted, fits = _RULES[name]
         if not fits(value):
             raise ConfigError(f"{name!r} is {wanted}, got {value!r}.")
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return list(value)
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value

@@ -282,6 +282,8 @@ class SMORMS3(Optimizer):
 class _Ruled(torch.optim.Optimizer):
     """An optimizer of torch with one of the rules above."""
 
+    elementwise = True
+
     def __init__(self, params: list[nn.Parameter], rate: float, rule: Rule, settings: dict[str, Any]) -> None:
         super().__init__(params, {"lr": rate, "weight_decay": 0.0, **settings})
         self._rule = rule

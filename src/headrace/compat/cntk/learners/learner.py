@@ -115,7 +115,7 @@ class Learner:
         if lr == 0.0:
             return False
         with torch.no_grad():
-            weights = [p.tensor for p in self._parameters]
+            weights: list[Tensor] = [p.tensor for p in self._parameters]
             if self.keeps and not self.kept:
                 self.kept = {name: [torch.zeros_like(w) for w in weights] for name in self.keeps}
             samples = 1 if self.means else count

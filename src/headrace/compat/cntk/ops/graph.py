@@ -30,6 +30,7 @@ class Plan:
         self._roots = [place[root] for root in roots]
         self._count = len(nodes)
         self.needed = [v for _, v in self.leaves if v.is_input or v.is_placeholder]
+        self.by_name = {v.name: v for v in self.needed if v.name}
 
     def __call__(self, fed: Mapping[Variable, Any], training: bool = False) -> list[Any]:
         values: list[Any] = [None] * self._count
@@ -77,7 +78,7 @@ def feed(plan: Plan, arguments: Any, device: Any = None, gradients: bool = False
         else:
             listed = ", ".join(v.name or v.uid for v in needed)
             raise TypeError(f"there are {len(needed)} arguments ({listed}): pass a dict of them.")
-    by_name = {v.name: v for v in needed if v.name}
+    by_name = plan.by_name
     found, where = {}, chosen(device)
     for key, data in arguments.items():
         variable = by_name.get(key) if isinstance(key, str) else key

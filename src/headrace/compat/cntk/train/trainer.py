@@ -21,6 +21,7 @@ from ..ops.graph import Plan, feed, numbers_of, ordered, shown
 from ..state import load_weights, read_state, weights_of, write_state
 from ..variables import Parameter, Variable
 from .distributed import DistributedLearner
+from .gradients import Gradients
 
 
 class Trainer:
@@ -48,6 +49,7 @@ class Trainer:
         self._plan = Plan(self._roots)
         self._used = [v for v in ordered(self._roots) if v.is_input or v.is_placeholder]
         self._shared = [each for each in self._learners if isinstance(each, DistributedLearner)]
+        self._gradients = Gradients(self.loss_function, self.evaluation_function, self._counted, self._learners)
         self._loss = self._metric = self._tested = 0.0
         self._previous, self._previous_count = (0.0, 0.0), -1
         self.minibatches = self.sweeps = 0
@@ -61,7 +63,7 @@ class Trainer:
         shared = [isinstance(each, DistributedLearner) for each in self._learners]
         if any(shared) and not all(shared):
             raise ConfigError("either all learners are distributed or none is. Make each of them distributed.")
-        parameters = [p for learner in self._learners for p in learner.parameters]
+        self._parameters = parameters = [p for learner in self._learners for p in learner.parameters]
         if len(set(parameters)) < len(parameters):
             raise ConfigError("a parameter is updated by one learner, got one that belongs to several.")
         known = {v for v in ordered([self.loss_function]) if isinstance(v, Parameter)}
@@ -109,10 +111,15 @@ class Trainer:
         self, plan: Plan, arguments: Mapping[Any, Any], device: Any, ends: bool
     ) -> tuple[list[float], dict[Learner, list[Tensor]], list[Any]]:
         """Loss, metric, samples and sweep ends of a minibatch as numbers, and the gradients of its loss."""
-        weights = [p.tensor for learner in self._learners for p in learner.parameters]
+        weights = [p.tensor for p in self._parameters]
         if not arguments:
             return [0.0] * 4, self._by_learner([torch.zeros_like(w) for w in weights]), [None] * len(plan.roots)
-        values = plan(feed(plan, arguments, device), training=True)
+        ends = ends and (not self._shared or self._shared[0].communicator().is_main())
+        fed = feed(plan, arguments, device)
+        if plan is self._plan and self._gradients.possible and (passed := self._gradients(fed)) is not None:
+            *numbers, gradients = passed
+            return [*numbers, ends], self._by_learner(gradients), []
+        values = plan(fed, training=True)
         loss, metric = numbers_of(values[0]), numbers_of(values[1])
         count = _count(values[2])
         total = loss.sum()
@@ -120,7 +127,6 @@ class Trainer:
         if any(each is None for each in found):
             found = tuple(torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True))
         evaluated = float(metric.detach().sum()) if self.evaluation_function else 0.0
-        ends = ends and (not self._shared or self._shared[0].communicator().is_main())
         return [float(total.detach()), evaluated, count, ends], self._by_learner(found), values
 
     def _by_learner(self, gradients: Sequence[Tensor]) -> dict[Learner, list[Tensor]]:

@@ -1,0 +1,107 @@
+"""Minibatches of samples pass through `hr.Trainer`, with its tape, and come to the numbers that autograd finds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import headrace.compat.cntk as C
+from headrace.compat.cntk.train.gradients import Gradients
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((512, 6)).astype(np.float32)
+Y = np.eye(3, dtype=np.float32)[RNG.integers(0, 3, 512)]
+Learners = Callable[[Any], Any]
+
+
+def dense() -> Any:
+    return C.layers.Sequential([C.layers.Dense(16, activation=C.tanh), C.layers.Dense(3)])
+
+
+def normalised() -> Any:
+    return C.layers.Sequential([C.layers.Dense(8), C.layers.BatchNormalization(), C.relu, C.layers.Dense(3)])
+
+
+def dropping() -> Any:
+    return C.layers.Sequential([C.layers.Dense(16, activation=C.relu), C.layers.Dropout(0.3), C.layers.Dense(3)])
+
+
+def scaled() -> Any:
+    scale, fixed = C.parameter((), init=0.5), C.constant([1.0, 2.0, 3.0])
+    return C.layers.Sequential([C.layers.Dense(3), lambda z: z * scale * fixed])
+
+
+def momentum(parameters: Any) -> Any:
+    return C.momentum_sgd(parameters, 0.1, 0.9)
+
+
+def made(layers: Callable[[], Any], learner: Learners) -> tuple[Any, Any, Any]:
+    torch.manual_seed(0)
+    x, y = C.input_variable(6), C.input_variable(3)
+    z = layers()(x)
+    trainer = C.Trainer(z, (C.cross_entropy_with_softmax(z, y), C.classification_error(z, y)), [learner(z.parameters)])
+    return trainer, x, y
+
+
+def trained(layers: Callable[[], Any], learner: Learners, rows: int = 512) -> tuple[Any, list[float], list[Any]]:
+    """Several passes in minibatches of 50, the last one short: losses and errors, and the parameters."""
+    trainer, x, y = made(layers, learner)
+    numbers = []
+    for start in [*range(0, rows, 50)] * 4:
+        trainer.train_minibatch({x: X[start : start + 50], y: Y[start : start + 50]})
+        numbers += [trainer.previous_minibatch_loss_average, trainer.previous_minibatch_evaluation_average]
+    return trainer, numbers, [p.value for p in trainer.model.parameters]
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        momentum,
+        lambda p: C.adam(p, 0.01, 0.9, gradient_clipping_threshold_per_sample=0.01, l2_regularization_weight=1e-3),
+        lambda p: C.rmsprop(p, 0.01, 0.9, 1.2, 0.7, 10, 1e-8),
+    ],
+)
+@pytest.mark.parametrize("layers", [dense, normalised, dropping, scaled])
+def test_weights_and_numbers_are_those_of_autograd(
+    layers: Callable[[], Any], learner: Learners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, numbers, weights = trained(layers, learner)
+    monkeypatch.setattr(Gradients, "__call__", lambda self, fed: None)
+    _, wanted, others = trained(layers, learner)
+    np.testing.assert_allclose(numbers, wanted, rtol=1e-6, atol=1e-7)
+    for own, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_small_model_is_replayed_from_a_tape() -> None:
+    trainer, _, _ = trained(dense, momentum)
+    note = trainer._gradients.note
+    assert "replayed from a tape" in note or "of an eager pass" in note  # proven, if not always quicker
+
+
+def test_trainers_of_the_same_parameters_take_turns() -> None:
+    first, x, y = made(dense, momentum)
+    z = first.model
+    loss = C.squared_error(C.softmax(z), y)
+    second = C.Trainer(z, (loss, None), [C.sgd(z.parameters, 0.05)])
+    losses = []
+    for start in [*range(0, 512, 64)] * 3:
+        for trainer in (first, second):
+            before = z.parameters[0].value
+            trainer.train_minibatch({x: X[start : start + 64], y: Y[start : start + 64]})
+            losses.append(trainer.previous_minibatch_loss_average)
+            assert not np.array_equal(before, z.parameters[0].value)
+    assert losses[-2] < losses[0]
+    assert losses[-1] < losses[1]
+
+
+def test_a_loss_that_is_not_finite_goes_into_the_weights_as_it_did() -> None:
+    trainer, x, y = made(dense, momentum)
+    for _ in range(8):
+        trainer.train_minibatch({x: X[:50], y: Y[:50]})
+    assert trainer.train_minibatch({x: X[:50] * np.inf, y: Y[:50]})
+    assert np.isnan(trainer.previous_minibatch_loss_average)
+    assert np.isnan(trainer.model.parameters[0].value).any()
