@@ -247,3 +247,28 @@ def test_a_record_that_cannot_begin_is_found_before_the_first_step() -> None:
 def test_what_wandb_is_told_by_us_is_not_told_by_others() -> None:
     with pytest.raises(hr.ConfigError, match="WandB sets id and resume by itself"):
         WandB("project", id="x", resume="must")
+
+
+def test_files_of_one_s_own_are_kept_when_the_training_ends(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("good")
+
+    class Near(Far):
+        def __init__(self) -> None:
+            Tracker.__init__(self, None, [tmp_path / "notes.txt", tmp_path / "none.txt"])
+            self.record, self.ended, self.begun, self.reached = [], [], [], True
+
+        def keep(self, path: Path) -> None:
+            self.ended.append(path.read_text())
+
+    near = Near()
+    with pytest.warns(UserWarning, match=r"has not taken .*none\.txt: FileNotFoundError"):
+        train(near)
+    assert near.ended == ["good", "finished"]
+
+
+@pytest.mark.parametrize("kind", [MLflow, WandB])
+def test_what_cannot_be_parameters_or_files_is_refused(kind: Any) -> None:
+    with pytest.raises(hr.ConfigError, match=r"\(params=\) takes a dict"):
+        kind(params=["width"])
+    with pytest.raises(hr.ConfigError, match=r"\(artifacts=\) takes a list"):
+        kind(artifacts="train.py")

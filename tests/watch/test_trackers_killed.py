@@ -129,24 +129,31 @@ def test_the_log_of_a_killed_training_goes_on(tmp_path: Path) -> None:
 # --- records that other programs keep ---------------------------------------------------------------------
 
 
+OWN: dict[str, Any] = {"params": {"width": 64}, "artifacts": [Path(__file__).absolute()]}
+"""Hyperparameters and files of a user's own."""
+
+
 def train_with_mlflow(run: str, where: str, step: int) -> None:
     """In a process of its own: the training, killed after a step, and then what MLflow has."""
     os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    os.chdir(Path(run).parent)  # where MLflow keeps files
     trainer = trainees.trainer(metrics={"right@1": trainees.Right()})
-    trainees.fit(trainer, run, callbacks=[MLflow("digits", where), LogFile(), Dies(step)])
+    trainees.fit(trainer, run, callbacks=[MLflow("digits", where, **OWN), LogFile(), Dies(step)])
     from mlflow import MlflowClient
 
     client = MlflowClient(where)
     (found,) = client.search_runs([client.get_experiment_by_name("digits").experiment_id])
     histories = {key: client.get_metric_history(found.info.run_id, key) for key in found.data.metrics}
     curves = {key: [(metric.step, metric.value) for metric in history] for key, history in histories.items()}
-    tell("told " + json.dumps([found.info.run_name, found.info.status, found.data.params, curves]))
+    files = client.list_artifacts(found.info.run_id)
+    names = sorted(file.path for file in files)
+    tell("told " + json.dumps([found.info.run_name, found.info.status, found.data.params, curves, names]))
 
 
 def train_with_wandb(run: str, at: str, step: int) -> None:
     """In a process of its own: the training, killed after a step."""
     os.environ |= {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
-    trainees.fit(trainees.trainer(), run, callbacks=[WandB("digits", mode="offline", dir=at), Dies(step)])
+    trainees.fit(trainees.trainer(), run, callbacks=[WandB("digits", mode="offline", dir=at, **OWN), Dies(step)])
 
 
 def recorded(at: Path) -> tuple[event_files.Curves, dict[str, float], dict[str, Any]]:
@@ -262,10 +269,11 @@ def test_mlflow_has_every_number_once_in_one_run(tmp_path: Path) -> None:
         with start(train_with_mlflow, tmp_path, run, where, step, limit_s=60) as child:
             assert child.ending(60) == -signal.SIGKILL
     with start(train_with_mlflow, tmp_path, run, where, NEVER, limit_s=60) as child:
-        name, status, params, curves = json.loads(child.until("told", limit_s=60))
+        name, status, params, curves, files = json.loads(child.until("told", limit_s=60))
         assert child.ending() == 0
     assert (name, status) == ("run", "FINISHED")
     assert (params["optimizer.kind"], params["batch_size"], params["limits.epochs"]) == ("Adam", "4", "3")
+    assert (params["width"], files) == ("64", [Path(__file__).name])
     wanted = {key.replace("@", "_"): points for key, points in reported(run).items() if key != "epoch"}
     assert {key: [tuple(point) for point in points] for key, points in curves.items()} == wanted
 
@@ -281,5 +289,7 @@ def test_wandb_has_every_number_once_in_one_run(tmp_path: Path) -> None:
     tested = {key: wanted.pop(key)[0][1] for key in list(wanted) if key.startswith("test/")}
     assert {key: points for key, points in curves.items() if not key.startswith("_")} == wanted
     assert tested == {key: value for key, value in summary.items() if key.startswith("test/")}
-    assert (config["optimizer.kind"], config["limits.epochs"]) == ("Adam", 3)
+    assert (config["optimizer.kind"], config["limits.epochs"], config["width"]) == ("Adam", 3, 64)
+    written = b"".join(path.read_bytes() for path in tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    assert Path(__file__).name.encode() in written
     assert len({path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}) == 1, "one id"

@@ -9,7 +9,7 @@ import time
 import uuid
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ LONGEST = 500  # letters of a parameter's value, which older servers take too
 _STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 _ODD = re.compile(r"[^\w\-. :/]")  # what MLflow allows in no name
 
+_UNFIT = re.compile(r"[^\w\-.]")  # what W&B allows in no artifact's name
 _OURS = ("id", "resume", "config")
 _EXIT = {"finished": 0, "interrupted": 255, "failed": 1}
 """Exit codes as W&B gives them itself: 255 after Ctrl-C."""
@@ -44,7 +45,13 @@ class Tracker(Callback, ABC):
 
     everywhere = False
 
-    def __init__(self) -> None:
+    def __init__(self, params: Mapping[str, Any] | None = None, artifacts: Sequence[str | Path] = ()) -> None:
+        kind = type(self).__name__
+        if params is not None and not isinstance(params, Mapping):
+            raise ConfigError(f"{kind}(params=) takes a dict of names and values, got {params!r}.")
+        if isinstance(artifacts, str | Path) or not isinstance(artifacts, Sequence):
+            raise ConfigError(f"{kind}(artifacts=) takes a list of files and directories, got {artifacts!r}.")
+        self._params, self._artifacts = flattened(params or {}), [Path(path) for path in artifacts]
         self.id = ""
         """The other program's id for this training, once it has begun."""
         self._waiting: list[Row] = []
@@ -95,6 +102,10 @@ class Tracker(Callback, ABC):
     def end(self, state: str) -> None:
         """Closes the record of a training that is "finished", "interrupted" or "failed", as its report has it."""
 
+    def keep(self, path: Path) -> None:
+        """Keeps a file or a directory beside the record."""
+        raise NotImplementedError
+
     def _pass_on(self) -> None:
         try:
             self.send(self._waiting)
@@ -110,6 +121,13 @@ class Tracker(Callback, ABC):
         self._begun = False
         if self._waiting:
             self._pass_on()
+        for path in self._artifacts:
+            try:
+                if not path.exists():
+                    raise FileNotFoundError("there is no such file.")
+                self.keep(path)
+            except Exception as error:
+                self._warn(f"has not taken {path}", error)
         try:
             self.end(state)
         except Exception as error:
@@ -147,10 +165,20 @@ class MLflow(Tracker):
 
     `experiment`: its name, else that of MLFLOW_EXPERIMENT_NAME; `uri`: of the server or the database, else that of
     MLFLOW_TRACKING_URI; `name`: of the run, else that of the run's directory. It does not touch MLflow's active run.
+    `params`: parameters of your own beside the settings; `artifacts`: files and directories that are uploaded when the
+    training ends.
     """
 
-    def __init__(self, experiment: str | None = None, uri: str | None = None, name: str | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        experiment: str | None = None,
+        uri: str | None = None,
+        name: str | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        artifacts: Sequence[str | Path] = (),
+    ) -> None:
+        super().__init__(params, artifacts)
         require("MLflow", "mlflow")
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         self._uri, self._name = uri, name
@@ -168,7 +196,7 @@ class MLflow(Tracker):
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
         name = self._name or (info.run.name if info.run else None)
         self.id = self._client.create_run(experiment, run_name=name).info.run_id
-        self._describe(settings(info))
+        self._describe(settings(info) | self._params)
 
     def send(self, rows: Iterable[Row]) -> None:
         from mlflow.entities import Metric
@@ -184,6 +212,9 @@ class MLflow(Tracker):
         for start in range(0, len(metrics), AT_ONCE):
             self._client.log_batch(self.id, metrics=metrics[start : start + AT_ONCE])
         self._known = known | {metric.key: metric.step for metric in metrics}
+
+    def keep(self, path: Path) -> None:
+        (self._client.log_artifacts if path.is_dir() else self._client.log_artifact)(self.id, str(path))
 
     def end(self, state: str) -> None:
         self._client.set_terminated(self.id, _STATUS[state])
@@ -217,11 +248,20 @@ class WandB(Tracker):
 
     `project`, `name` (else that of the run's directory) and what else `wandb.init` takes, as in `mode="offline"`.
     Test scores are in the summary. Offline, every start has a file of its own, which goes on after the last step
-    of those before; what W&B had not written when a process was killed is passed on again.
+    of those before; what W&B had not written when a process was killed is passed on again. `params`: of your own, in
+    the config beside the settings; `artifacts`: files and directories that are uploaded when the training ends.
     """
 
-    def __init__(self, project: str | None = None, name: str | None = None, **options: Any) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        project: str | None = None,
+        name: str | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        artifacts: Sequence[str | Path] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(params, artifacts)
         require("WandB", "wandb")
         if taken := sorted(set(_OURS) & options.keys()):
             raise ConfigError(
@@ -235,7 +275,10 @@ class WandB(Tracker):
         import wandb
 
         self.id = self.id or uuid.uuid4().hex[:16]
-        given: dict[str, Any] = {"config": settings(info), "allow_val_change": True}  # limits may have grown
+        given: dict[str, Any] = {
+            "config": settings(info) | self._params,
+            "allow_val_change": True,
+        }  # limits may have grown
         given["reinit"] = "create_new"  # a run of the user's own stays what it is
         given |= {name: value for name, value in self._options.items() if value is not None}
         if info.run is not None:
@@ -254,6 +297,13 @@ class WandB(Tracker):
                 self._known = row["step"]
             if tested := {key: value for key, value in found.items() if key.startswith("test/")}:
                 self._run.summary.update(tested)
+
+    def keep(self, path: Path) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(_UNFIT.sub("_", path.name) or "files", type="file")
+        (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
+        self._run.log_artifact(artifact)
 
     def end(self, state: str) -> None:
         self._run.finish(exit_code=_EXIT[state])
