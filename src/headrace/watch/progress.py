@@ -25,7 +25,10 @@ RECENT_S = 2.0  # what a rate is taken over, at least, once there is as much
 
 
 class Progress(Callback):
-    """`"bar"`, `"plain"`, or `"auto"`: the bar on a standard error that is a terminal and can draw it, else lines."""
+    """`"bar"`, `"plain"`, or `"auto"`: the bar on a standard error that is a terminal and can draw it, else lines.
+
+    In a notebook, "auto" has a line for each epoch and one below them that is drawn anew while an epoch goes on.
+    """
 
     everywhere = False
 
@@ -40,7 +43,8 @@ class Progress(Callback):
     def on_fit_start(self, info: Info) -> None:
         file = self._file or sys.stderr
         bar = self._style == "bar" or (self._style == "auto" and _has_bars(file))
-        self._display = Bar(file) if bar else _Lines(file)
+        live = self._style == "auto" and self._file is None and in_notebook()
+        self._display = Bar(file) if bar else LiveLine(file) if live else _Lines(file)
         self._clock, self._next = _Clock(info), 0.0
         if info.resumed:
             self._display.print_line(f"going on from step {info.resumed:,} of epoch {_epoch(info)}")
@@ -209,6 +213,41 @@ class Bar(_Lines):
 
     def close(self) -> None:
         self._live.stop()
+
+
+class LiveLine(_Lines):
+    """Draws one line in the output of a notebook's cell, in place; lines printed meanwhile stay above it."""
+
+    period = 5 * BAR_S
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__(file)
+        self._lines: list[str] = []
+        self._handle: Any = None
+
+    def draw(self, info: Info, clock: _Clock) -> None:
+        pieces = [_place(info), *_each(info.losses), _rates(info, clock), *_left(info, clock)]
+        self._show([*self._lines, f"epoch {_epoch(info)}  {'  '.join(pieces)}"])
+
+    def print_line(self, text: str) -> None:
+        self._lines.append(text)
+        self._show(self._lines)
+
+    def _show(self, lines: Sequence[str]) -> None:
+        from IPython.display import display
+
+        data = {"text/plain": "\n".join(lines)}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(data, raw=True)
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook, whose cells have outputs that can be drawn anew."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class _Line:
