@@ -351,7 +351,7 @@ def test_progress_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> Non
     ("options", "said"),
     [
         ({"patience": 3}, "nothing is held out for one. Say validation=0.1"),
-        ({"validation": 1.5}, "validation= is the share of rows to hold out, from 0 to 1, got 1.5"),
+        ({"validation": 1.5}, "validation= is the share of rows to hold out, from 0 to 1, or .X, y., got 1.5"),
         ({"dtype": "float16"}, "unknown dtype 'float16'"),
         ({"module": lambda a, b: None}, "module= makes an nn.Module .*, got a NoneType"),
         ({"trainer_options": {"nonfinite": "stopp"}}, "Did you mean 'stop'"),
