@@ -381,7 +381,8 @@ class Trainable:
 
     def _find_workers(self) -> None:
         """Learns who the other workers are: the trainer may have been made before they were there."""
-        if self._team.comm is not here() and not (self._team.comm.count == 1 == here().count):
+        comm = here()
+        if self._team.comm is not comm and not (self._team.comm.count == 1 == comm.count):
             self._follow(self._wanted)
 
     def _follow(self, strategy: Strategy | None) -> None:
