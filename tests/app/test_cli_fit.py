@@ -73,14 +73,8 @@ def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place:
     assert "--run," not in said
     assert headrace("resume", "r", "--steps", "4", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 4
-    assert "go on with the new ones: override=True (--override)." in _whole(capsys, "resume", "r", "--epochs", "2")
-    assert headrace("resume", "r", "--epochs", "2", "--override", "--json") == 0
+    assert headrace("resume", "r", "--epochs", "2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 10
-
-
-def _whole(capsys: Any, *words: object) -> str:
-    assert headrace(*words) == 1
-    return str(capsys.readouterr().err)
 
 
 @pytest.mark.takes_turns
