@@ -423,3 +423,75 @@ def test_two_tasks_are_trained_and_scored_on_two_sets_as_in_a_loop() -> None:
     history = trainer.fit(train, {"clean": clean, "noisy": noisy}, epochs=8, progress=False)
     assert {key: history.last[key] for key in expected} == pytest.approx(expected, rel=1e-4)
     assert expected["val/clean/digit/accuracy"] > 0.8 > expected["val/noisy/digit/accuracy"]
+
+
+class Plays(hr.Source):
+    """Moves in the corridor, each as the model that is being trained would make it now."""
+
+    streams = (hr.Stream("place", dtype="int64"), hr.Stream("action", dtype="int64"), hr.Stream("gain"))
+    endless = True
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.place = model, 0
+        self.generator = torch.Generator().manual_seed(1)
+
+    def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch:
+        places, actions, rewards, ends = [], [], [], []
+        for _ in range(size):
+            with torch.no_grad():
+                chances = self.model(torch.tensor([self.place])).softmax(1)[0]
+            action = int(torch.multinomial(chances, 1, generator=self.generator))
+            after, reward, ended = walk(self.place, bool(action))
+            places.append(self.place)
+            actions.append(action)
+            rewards.append(reward - 0.05)
+            ends.append(ended)
+            self.place = 0 if ended else after
+        gains, gain = [], 0.0
+        for reward, ended in zip(reversed(rewards), reversed(ends), strict=True):
+            gain = reward + 0.9 * gain * (not ended)
+            gains.append(gain)
+        return hr.Batch(
+            {"place": torch.tensor(places), "action": torch.tensor(actions), "gain": torch.tensor(gains[::-1])}
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state(), "place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+        self.place = state["place"]
+
+
+def regret(model: nn.Module, rows: Any) -> Tensor:
+    chosen = model(rows["place"]).log_softmax(1).gather(1, rows["action"].unsqueeze(1)).squeeze(1)
+    return -(chosen * rows["gain"]).sum()
+
+
+class Reinforce(hr.Objective):
+    """What went well is made likelier."""
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        return {"regret": hr.Term(regret(model, batch.fields), batch.rows)}
+
+
+def test_an_agent_that_learns_from_what_it_does_now_is_trained_as_in_a_loop(tmp_path: Path) -> None:
+    raw = values()
+    optimizer = torch.optim.Adam(raw.parameters(), lr=1e-2)
+    source = Plays(raw)
+    for _ in range(60):
+        batch = source.next_batch(20)
+        optimizer.zero_grad()
+        (regret(raw, batch.fields) / batch.rows).backward()
+        optimizer.step()
+    assert raw(torch.arange(GOAL)).argmax(1).all(), "it goes to the right from everywhere"
+
+    def trained(run: Path, steps: int) -> nn.Module:
+        model = values()
+        trainer = hr.Trainer(model, Reinforce(), torch.optim.Adam(model.parameters(), lr=1e-2), batch_size=20)
+        trainer.fit(Plays(model), steps=steps, run=run, progress=False)
+        return model
+
+    assert same(raw, trained(tmp_path / "whole", 60))
+    trained(tmp_path / "parts", 23)
+    assert same(raw, trained(tmp_path / "parts", 60))

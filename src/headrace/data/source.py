@@ -73,7 +73,8 @@ class Source(ABC):
     and `load_state_dict` it resumes exactly and is rewound for the next epoch; without them it is pulled
     on, and has to start again by itself. `headrace.testing.sources.check_source` tries all of it.
 
-    It may be asked before its batch is needed: what it draws, it draws from a generator of its own, kept in its state.
+    It may be asked before its batch is needed, unless it is `endless` or `marks_ends`, and is neither `thread_safe` nor
+    `shards`. What it draws, it draws from a generator of its own, kept in its state.
     """
 
     shards = False

@@ -113,7 +113,7 @@ class Copy:
 
 
 class Pull:
-    """Asks a source for macrobatches. One that does not say where an epoch ends is asked one ahead to find out.
+    """Asks a source for macrobatches. One that ends, and does not say where, is asked one ahead to find out.
 
     Cursors stay with their batches, so asking ahead moves none.
     """
@@ -127,7 +127,7 @@ class Pull:
         self._read = 0  # rows, of what cannot say where it stands
 
     def __call__(self) -> Macrobatch | None:
-        if self._source.marks_ends:
+        if self._source.marks_ends or self._source.endless:
             return self._ask()
         now, self._held = self._held or self._ask(), None
         if now is not None and not now.ends_epoch:
