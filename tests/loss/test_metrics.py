@@ -57,6 +57,24 @@ def test_what_does_not_count_is_told_by_the_term_of_the_metric() -> None:
     assert two_tasks("digit", ignore_index=-1).validate(hidden)["val/accuracy"] == 1.0
 
 
+def test_batches_of_a_loader_may_be_padded_to_different_lengths() -> None:
+    class Echo(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.scale * F.one_hot(ids, 3).transpose(1, 2)
+
+    ids = [torch.tensor([[0, 1], [2, 2]]), torch.tensor([[0, 1, 2], [1, 1, 1]])]
+    y = [torch.tensor([[0, 1], [2, -1]]), torch.tensor([[0, 1, 0], [1, -1, -1]])]  # 3 of 3 are right, then 3 of 4
+    batches = [{"ids": a, "y": b} for a, b in zip(ids, y, strict=True)]
+    loss = hr.CrossEntropy(ignore_index=-1)
+    trainer = hr.Trainer(model := Echo(), loss, still(model), inputs="ids", metrics="accuracy")
+    last = trainer.fit(batches, val=batches, epochs=1, progress=False).last
+    assert last["train/accuracy"] == last["val/accuracy"] == pytest.approx(6 / 7)
+
+
 def test_metrics_may_have_a_target_of_their_own_where_there_is_one_output() -> None:
     """Training goes by soft labels, and accuracy by hard ones."""
     data = {"x": X, "soft": F.one_hot(DIGIT.roll(1), 3).float() / 2 + 1 / 6, "y": DIGIT}

@@ -96,8 +96,10 @@ class Metrics:
         return twin
 
     def add(self, outputs: Any, target: Tensor) -> None:
-        """One batch. Nothing is computed until a block is full."""
+        """One batch. Nothing is computed until a block is full, or until batches are padded to another length."""
         check_outputs(outputs, Tensor)
+        if self._outputs and not self._holds and not _is_alike(self._outputs[-1], outputs):
+            self._feed()
         self._outputs.append(outputs)
         self._targets.append(target)
         self._bytes += outputs.nbytes + target.nbytes
@@ -191,6 +193,11 @@ def check_outputs(outputs: Any, kinds: Any = Tensor | Ragged) -> None:
             f"metrics need one tensor per batch, the model returned a {type(outputs).__name__}. Say which one is "
             "meant with output= in the loss; in an Objective of your own, override scored(outputs)."
         )
+
+
+def _is_alike(before: Tensor, after: Tensor) -> bool:
+    """Whether the rows of two batches have the same shape, so that the batches can be joined."""
+    return before.shape[1:] == after.shape[1:]
 
 
 @contextmanager
