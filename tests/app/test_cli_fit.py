@@ -62,6 +62,26 @@ def test_a_run_is_trained_on_from_where_it_stands(place: Path, capsys: Any) -> N
     assert yaml.safe_load((place / "runs/one/recipe.yaml").read_text())["arguments"]["width"] == 8
 
 
+def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
+    how = ["sines.py:small", "--run", "runs/", "--epochs", "1", "--progress", "off"]
+    assert headrace("fit", *how) == 0
+    assert "headrace resume runs/001 --epochs N" in capsys.readouterr().out
+    assert (place / "runs/001/recipe.yaml").is_file()
+    for options, run, step in (
+        (["--epochs", "2"], "runs/001", 10),
+        (["--lr", "0.5"], "runs/002", 5),  # a setting of the trainer
+        (["--no-tested"], "runs/003", 5),  # of the recipe alone
+        (["--no-tested"], "runs/003", 5),
+    ):
+        assert headrace("fit", *how, *options, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["run"], found["step"]) == (run, step)
+    assert "this run is new, since runs/002 differs: " in (place / "runs/003/log.txt").read_text()
+    assert "tested: True in the run, False now" in (place / "runs/003/log.txt").read_text()
+    assert headrace("resume", "runs/002", "--epochs", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["step"] == 10
+
+
 @pytest.mark.takes_turns
 @pytest.mark.parametrize("recipe", ["small", "passes"])
 def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:

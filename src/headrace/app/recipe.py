@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..formats.described import Described, describing, standing_in
 from ..step import config
 from ..step.weights import load_weights
 from ..store import disk
+from ..train.runs import Runs
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
 from ..watch.history import History
@@ -150,8 +152,10 @@ def run_recipe(training: Training) -> Trained:
         set_strategy(made.trainer, training.strategy)
     fit = merged(made.fit, training.options)
     run = fit.get("run")
+    if run is not None and Runs.are_at(run):
+        fit["run"] = Runs(Path(run), partial(_changed, arguments=training.arguments))
     if run is not None:
-        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(Path(run), training, files)]
+        fit["callbacks"] = [*fit.get("callbacks", ()), _RecipeWriter(run, training, files)]
     elif training.needs_run:
         raise ConfigError(f"{training.needs_run} is about a run, and there is none. Say --run DIR.")
     made.fit = fit
@@ -167,7 +171,12 @@ def run_recipe(training: Training) -> Trained:
         raise
     given = [name for name in LIMITS if fit.get(name) is not None] or ["epochs"]
     limit = next((name for name in given if name[:-1] in history.stopped), given[0])
-    return Trained(history.last, None if run is None else str(run), history.stopped, limit)
+    return Trained(history.last, None if run is None else str(_chosen(run, history.run)), history.stopped, limit)
+
+
+def _chosen(run: str | Path, path: Path | None) -> Path:
+    """A run as it was named; of a directory of runs, the run at this path, which was chosen there."""
+    return Path(run, path.name) if path is not None and Runs.are_at(run) else Path(run)
 
 
 def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
@@ -196,18 +205,20 @@ class _RecipeWriter(Callback):
 
     everywhere = False
 
-    def __init__(self, run: Path, training: Training, files: Sequence[Described]) -> None:
-        self._run, self._path, self._training, self._files = run, run / RECIPE_FILE, training, files
+    def __init__(self, run: str | Path, training: Training, files: Sequence[Described]) -> None:
+        self._run, self._training, self._files = run, training, files
 
     def on_fit_start(self, info: Info) -> None:
         import yaml
 
+        run = _chosen(self._run, info.run)
+        path = run / RECIPE_FILE
         if self._training.note:
             with suppress(OSError):  # the host may be another
-                Path(self._training.note).write_text(str(self._run), encoding="utf-8")
+                Path(self._training.note).write_text(str(run), encoding="utf-8")
         text = yaml.safe_dump(dict(self._training.document), sort_keys=False).encode()
         try:
-            disk.write_file(self._path, text)
-            keep_recipe(self._run, self._training.recipe, self._files)
+            disk.write_file(path, text)
+            keep_recipe(run, self._training.recipe, self._files)
         except OSError as error:
-            raise disk.failure(error, f"writing {self._path}", self._path.parent, len(text)) from error
+            raise disk.failure(error, f"writing {path}", run, len(text)) from error

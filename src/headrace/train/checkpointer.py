@@ -23,6 +23,7 @@ from ..store.run import RUN, Run
 from ..store.shape import PARTS, check
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
+from .runs import Runs
 from .state import LARGE, State, decode, encode, fill, parts_of, tensors_in
 
 RESUME = ("auto", "must", "never")
@@ -36,7 +37,10 @@ class Checkpointer:
     every: Length | None = None
     """How often a checkpoint is written."""
     path: Path | None = None
-    """The directory of the run."""
+    """The directory of the run, once it is chosen."""
+
+    def choose(self, model: nn.Module, settings: config.Config) -> None:
+        """Finds the run of this model and these settings, where a directory of runs was named."""
 
     def __enter__(self) -> "Checkpointer":
         self._best: dict[str, Tensor] = {}
@@ -91,8 +95,9 @@ class RunCheckpointer(Checkpointer):
     keeps = True
     path: Path
 
-    def __init__(self, path: Path, resume: str, every: Length, keep: Keep, override: bool, wait: bool) -> None:
-        self.path, self._resume, self._override, self._wait = path.absolute(), resume, override, wait
+    def __init__(self, run: Path | Runs, resume: str, every: Length, keep: Keep, override: bool, wait: bool) -> None:
+        self._runs, self._resume, self._override, self._wait = run, resume, override, wait
+        self._reason = ""  # for a new run
         self.every, self._keep = every, keep
         self._saver, self._copier, self._texts = Saver(), Copier(), Texts()
         self._saved_at = time.perf_counter()
@@ -103,11 +108,20 @@ class RunCheckpointer(Checkpointer):
         self._good: list[int] = []  # the step of the last checkpoint that can be gone on from, if it is known
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
+    def choose(self, model: nn.Module, settings: config.Config) -> None:
+        if isinstance(self._runs, Runs):
+            path, self._reason = self._runs.choose(model, settings, self._resume, self._override)
+        else:
+            path = self._runs
+        self.path = path.absolute()
+
     def __enter__(self) -> "RunCheckpointer":
         if self._resume == "must" and not (self.path / RUN).is_file():
             raise RunError(f"resume='must', and {self.path} is no run. Use resume='auto' to start one.")
         self._run = Run(self.path)
         self._store = Store(self._run.checkpoints, self._run.id, self._keep)
+        if self._reason:
+            self._run.log(self._reason)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -299,16 +313,18 @@ class RunCheckpointer(Checkpointer):
 
 
 def make_checkpointer(
-    run: str | Path | None, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
+    run: str | Path | Runs | None, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
 ) -> Checkpointer:
-    """What keeps a training: a run directory where one is named."""
+    """What keeps a training: a run directory where one is named, or a directory of runs."""
     if resume not in RESUME:
         raise ConfigError(unknown("resume", resume, RESUME))
-    if run is not None and (not isinstance(run, str | Path) or not str(run)):
+    if run is not None and (not isinstance(run, str | Path | Runs) or not str(run)):
         raise ConfigError(f"run= is the path of a directory, got {run!r}.", argument="run")
     length, kept = Length.parse(every, "checkpoint_every"), Keep.of(keep)
     if run is not None:
-        return RunCheckpointer(Path(run), resume, length, kept, override, wait)
+        if isinstance(run, str | Path):
+            run = Runs(Path(run)) if Runs.are_at(run) else Path(run)
+        return RunCheckpointer(run, resume, length, kept, override, wait)
     if resume == "must":
         raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")
     return Checkpointer()

@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -270,9 +271,17 @@ class SharedCheckpointer(Checkpointer):
     def __init__(self, make: Callable[[], Checkpointer], comm: Comm) -> None:
         self._comm, self._asks = comm, False
         self._own = make()
-        self.keeps, self.every, self.path = self._own.keeps, self._own.every, self._own.path
+        self.keeps, self.every = self._own.keeps, self._own.every
         if not comm.leader:
             self._own = Checkpointer()
+
+    def choose(self, model: nn.Module, settings: config.Config) -> None:
+        def chosen() -> str | None:
+            self._own.choose(model, settings)
+            return None if self._own.path is None else str(self._own.path)
+
+        path = by_leader(self._comm, chosen)
+        self.path = None if path is None else Path(path)
 
     def __enter__(self) -> SharedCheckpointer:
         by_leader(self._comm, lambda: self._own.__enter__() and None)

@@ -42,7 +42,7 @@ class Loop:
         self._at = TrainState(trainer, plan, info)
         self._duties = Duties(trainer, plan, self._at, checkpointer, workers)
         self._guard, self._signals = trainer._step.guard, trainer._signals
-        info.run, info.scored = checkpointer.path, plan.scored
+        info.scored = plan.scored
         self._loaded = False  # whether the training goes on from a state
         self._saved = -1  # the step of the last checkpoint
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
@@ -90,6 +90,8 @@ class Loop:
         trainer, info = self._trainer, self._info
         trainer._step.updates, trainer._step.unproven = 0, True
         self._workers.compare(trainer, self._facts())
+        self._checkpointer.choose(trainer.model, self._settings())
+        info.run = info.history.run = self._checkpointer.path
         self._signals.alone = info.alone = self._workers.alone
         info.leased = self._workers.leased
         trainer._info = info
@@ -115,11 +117,15 @@ class Loop:
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._workers.leave)
 
+    def _settings(self) -> config.Config:
+        """What a run is resumed with."""
+        return self._trainer._config | self._plan.config
+
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""
         trainer, plan, train = self._trainer, self._plan, self._plan.train
         return {
-            "settings": trainer._config | plan.config,
+            "settings": self._settings(),
             "arena": trainer._step.settings.arena,
             "metrics": trainer.metrics.names,
             "limits": config.of_limits(self._info.limits),
@@ -157,9 +163,8 @@ class Loop:
     def _load(self, feed: Feed) -> Handed | None:
         """Everything that may still refuse the training; the state that it goes on from, which is loaded."""
         trainer, info, plan, train = self._trainer, self._info, self._plan, self._plan.train
-        settings = trainer._config | plan.config
         handed: Handed | None = None
-        state = self._checkpointer.find(trainer.model, settings, config.of_limits(info.limits))
+        state = self._checkpointer.find(trainer.model, self._settings(), config.of_limits(info.limits))
         if state is not None:
             with readable():
                 handed = self._workers.handed(state)

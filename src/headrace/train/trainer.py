@@ -163,7 +163,9 @@ class Trainer(Trainable):
         `val` is scored every so often, `test` once, at the end, on the weights that are kept; either may be several
         data sets, as in `{"clean": a, "noisy": b}`, with keys as "val/clean/loss". `scan` looks for NaN in the data
         first. `run` names a directory in which the training survives: `resume="auto"` goes on from its last
-        checkpoint if there is one, "must" insists on one, "never" refuses it. Limits may have changed since; any other
+        checkpoint if there is one, "must" insists on one, "never" refuses it. A name that ends with a slash is a
+        directory of runs (`"runs/"`): the training goes on with the newest run there of the same settings, or begins
+        a new one, `runs/002`; `history.run` says which. Limits may have changed since; any other
         setting that differs is an error, unless `override`. A checkpoint is written at every `checkpoint_every` (which
         may be in minutes) and at the end; the last `keep` stay (or "all"), and the best. A thread writes it while the
         training goes on, unless `wait_for_saves`. `logs`: a run has a log.txt, curves for TensorBoard and answers for

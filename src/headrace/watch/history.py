@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, unknown
@@ -31,6 +32,8 @@ class History:
         """Why the training ended."""
         self.marked: int | None = None
         """The best step so far, if a callback marks one."""
+        self.run: Path | None = None
+        """The directory of the run, if there is one."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self.rows)

@@ -251,8 +251,8 @@ def _train(options: Options, training: Training) -> int:
 
 def _ended_early(run: str | None, note: Path, status: int) -> int:
     """Prints how a training goes on that somebody has ended early; a run that the recipe names is in the note."""
-    run = run or (note.read_text(encoding="utf-8") if note.is_file() else None)
-    known = run is not None and Path(run).is_dir()
+    run = note.read_text(encoding="utf-8") if note.is_file() else run
+    known = run is not None and Path(run, "run.json").is_file()
     goes_on = f": headrace resume {shlex.quote(str(run))} goes on from there" if known else ""
     print_line(f"headrace: ended early{goes_on}", sys.stderr)
     return status

@@ -30,7 +30,8 @@ class Options:
     """The training
 
     Args:
-        run: directory in which the training survives; it goes on from its last checkpoint if there is one
+        run: directory in which the training survives; it goes on from its last checkpoint if there is one; with a slash
+            at the end, a directory of numbered runs, of which the newest with the same settings goes on
         epochs: passes over the data, instead of the recipe's limits
         steps: updates of a worker, instead of the recipe's limits
         samples: rows over all workers, instead of the recipe's limits

@@ -1,0 +1,94 @@
+"""Directories of runs, which name them: `run="runs/"` trains in runs/001, and with other settings in runs/002."""
+
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import CheckpointError, RunError
+from ..step import config
+from ..step.weights import check_model
+from ..store import codec, disk
+from ..store.checkpoints import Store
+from ..store.contents import MODEL, TRAINER
+from ..store.run import CHECKPOINTS, RUN, run_id
+from ..store.shape import PARTS, check
+
+_NUMBER = re.compile(r"\d+")
+_SEPARATORS = tuple(filter(None, ("/", os.sep, os.altsep)))
+
+
+def _nothing(run: Path) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """A directory whose runs are numbered. A training goes on with the newest run of its settings, or begins one."""
+
+    path: Path
+    differences: Callable[[Path], list[str]] = _nothing
+    """What differs in a run beside the settings of the trainer."""
+
+    @staticmethod
+    def are_at(run: str | Path) -> bool:
+        """Whether `run=` names a directory of runs: it ends with a slash, and is not a run itself."""
+        return isinstance(run, str) and run.endswith(_SEPARATORS) and not Path(run, RUN).exists()
+
+    def choose(self, model: nn.Module, settings: config.Config, resume: str, override: bool) -> tuple[Path, str]:
+        """The run to train in, and a sentence for its log where it is a new one."""
+        reason = ""
+        for run in self._newest_first() if resume != "never" else ():
+            differences = self._differences(run, model, settings)
+            if override or not differences:
+                return run, ""
+            reason = reason or f"{run} differs: " + "; ".join(differences)
+        if resume == "must":
+            why = reason or f"{self.path} has no run with a checkpoint."
+            raise RunError(f"resume='must', and no run in {self.path} has these settings. {why}")
+        return self._begin(), "this run is new" + (f", since {reason}" if reason else "")
+
+    def _newest_first(self) -> Iterator[Path]:
+        """The runs with a checkpoint."""
+        for name in sorted(self._numbers(), key=int, reverse=True):
+            run = self.path / name
+            if (run / RUN).is_file() and Store(run / CHECKPOINTS, run_id(run)).steps():
+                yield run
+
+    def _numbers(self) -> list[str]:
+        names = os.listdir(self.path) if self.path.is_dir() else []
+        return [name for name in names if _NUMBER.fullmatch(name)]
+
+    def _begin(self) -> Path:
+        """A directory with the next number; another process may take the same number at the same time."""
+        with disk.failing(f"making a run in {self.path}", self.path):
+            disk.make_dirs(self.path)
+            number = max(map(int, self._numbers()), default=0)
+            while True:
+                number += 1
+                try:
+                    disk.make_dir(run := self.path / f"{number:03d}")
+                except FileExistsError:
+                    continue
+                return run
+
+    def _differences(self, run: Path, model: nn.Module, settings: Mapping[str, Any]) -> list[str]:
+        """What a run was trained with that is not as it is now; why it cannot be read, if it cannot."""
+        store = Store(run / CHECKPOINTS, run_id(run))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they are told where the training goes on
+                last = store.newest(lambda name: name == TRAINER)
+                assert last is not None
+                saved = codec.decode(last.document(TRAINER).get("config"), {})
+                found = config.differences(check(saved, PARTS["config"], "config"), settings) + self.differences(run)
+                if not found:
+                    check_model(store.load(last.step, lambda name: name == MODEL).tensors_of(MODEL), model.state_dict())
+        except CheckpointError as error:
+            return [" ".join(str(error).split())]  # in a line of a log
+        return found
