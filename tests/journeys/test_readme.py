@@ -18,7 +18,6 @@ LONG = (
     "around.md",
     "source.md",
     "report.md",
-    "data.md",
     "strategies.md",
     "index.md",
     "callbacks.md",
