@@ -16,7 +16,6 @@ LONG = (
     "loop.md",
     "workers.md",
     "around.md",
-    "source.md",
     "report.md",
     "strategies.md",
     "index.md",
