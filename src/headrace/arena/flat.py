@@ -1,4 +1,4 @@
-"""Torch's optimizers on a few long vectors: their operations in their order, without the bookkeeping for many."""
+"""Optimizers on a few long vectors: their operations in their order, without the bookkeeping for many."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
+
+from .momentum import MomentumSGD
 
 Settings = Mapping[str, Any]
 State = dict[str, Any]
@@ -52,6 +54,14 @@ def _sgd(param: Tensor, gradient: Tensor, state: State, group: Settings) -> None
         buffer.mul_(momentum).add_(gradient, alpha=1 - group["dampening"])
         gradient = gradient.add(buffer, alpha=momentum) if group["nesterov"] else buffer
     param.add_(gradient, alpha=-group["lr"])
+
+
+def _momentum(param: Tensor, gradient: Tensor, state: State, group: Settings) -> None:
+    if group["weight_decay"]:
+        gradient = gradient.add(param, alpha=group["weight_decay"])
+    velocity = state["velocity"]
+    torch._foreach_mul_([velocity], group["momentum"])  # which in half precision rounds the factor, as mul_ does not
+    param.add_(velocity.add_(gradient, alpha=-group["lr"]))
 
 
 def _adam(param: Tensor, gradient: Tensor, state: State, group: Settings) -> None:
@@ -134,6 +144,7 @@ def _keeps(*always: str, **sometimes: str) -> Callable[[State, Settings], bool]:
 _OF_ADAM = _keeps("step", "exp_avg", "exp_avg_sq", amsgrad="max_exp_avg_sq")
 _KINDS: dict[type[Optimizer], tuple[Callable[..., None], Callable[[State, Settings], bool]]] = {
     SGD: (_sgd, _keeps(momentum="momentum_buffer")),
+    MomentumSGD: (_momentum, _keeps("velocity")),
     Adam: (_adam, _OF_ADAM),
     AdamW: (_adam, _OF_ADAM),
     NAdam: (_nadam, _keeps("step", "exp_avg", "exp_avg_sq", "mu_product")),

@@ -59,11 +59,13 @@ class Stream:
     @classmethod
     def of(cls, name: str, rows: Field) -> "Stream":
         """The stream that these rows belong to; of a field without rows, only the name is known."""
+        if type(rows) is Tensor:
+            return _stream(name, rows.shape[1:], rows.dtype, "dense", False)
         if not isinstance(rows, Tensor | Ragged | Sparse):
             return cls(name)
         items = rows.values if isinstance(rows, Ragged) else rows
         layout = "sparse" if isinstance(items, Sparse) else "dense"
-        return _stream(name, tuple(items.shape[1:]), rows.dtype, layout, isinstance(rows, Ragged))
+        return _stream(name, items.shape[1:], rows.dtype, layout, isinstance(rows, Ragged))
 
     def __str__(self) -> str:
         kinds = [*["sparse"] * (self.layout == "sparse"), *["sequences of"] * self.sequence]
@@ -87,7 +89,7 @@ class Stream:
 
 @lru_cache(1024)  # a loop of one's own asks at every step
 def _stream(name: str, shape: tuple[int, ...], dtype: torch.dtype, layout: Any, sequence: bool) -> Stream:
-    return Stream(name, shape, str(dtype).removeprefix("torch."), layout, sequence)
+    return Stream(name, tuple(shape), str(dtype).removeprefix("torch."), layout, sequence)
 
 
 def _sizes(name: str, shape: Any) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -201,12 +201,13 @@ def _row(name: str, k: int, sample: Any) -> Tensor:
         ) from None
 
 
-@contextmanager
-def deterministic_mode(wanted: bool) -> Iterator[None]:
+def deterministic_mode(wanted: bool) -> AbstractContextManager[None]:
     """Deterministic algorithms for a while, where they are wanted; names what has none."""
-    if not wanted:
-        yield
-        return
+    return _deterministic() if wanted else nullcontext()
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),

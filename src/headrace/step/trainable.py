@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -250,7 +251,11 @@ class Trainable:
                 for objective in self.objectives.values():
                     objective.prepare(streams, {})
                 self._known_streams = streams
-            with evaluate.mode(self._modules, training=True), deterministic_mode(self.deterministic):
+            plain = self._updates_plainly and all(each.training for each in self._modules)  # and stays so
+            with (
+                nullcontext() if plain else evaluate.mode(self._modules, training=True),
+                deterministic_mode(self.deterministic),
+            ):
                 outcome = self._update(batch)
                 self._step.guard.settle()
         except BaseException as error:

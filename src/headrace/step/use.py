@@ -35,6 +35,14 @@ class Use:
     @contextmanager
     def during(self, what: str, trains: bool = False) -> Iterator[None]:
         """This thread uses the trainer for a while, for `what`."""
+        self.begin(what, trains)
+        try:
+            yield
+        finally:
+            self.end(trains)
+
+    def begin(self, what: str, trains: bool = False) -> None:
+        """This thread uses the trainer from now on, until `end`."""
         with self._changed:
             while self._uses and self._is_elsewhere():
                 if self.trains:
@@ -51,13 +59,14 @@ class Use:
                 self._changed.wait(LOOK_S)
             self.go_on()
             self._uses, self._trainings = self._uses + 1, self._trainings + trains
-            self._changed.notify_all()  # whoever waits is refused if this is a training
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._uses, self._trainings = self._uses - 1, self._trainings - trains
-                self._changed.notify_all()
+            if trains:
+                self._changed.notify_all()  # whoever waits is refused
+
+    def end(self, trains: bool = False) -> None:
+        """This use is over."""
+        with self._changed:
+            self._uses, self._trainings = self._uses - 1, self._trainings - trains
+            self._changed.notify_all()
 
     def go_on(self) -> None:
         """The use at hand goes on, perhaps in another thread than before: a loop of `steps` may be handed over."""
@@ -71,9 +80,15 @@ class Use:
 def one_thread(method: Method) -> Method:
     """A method of a trainer that one thread at a time may call."""
 
+    what = f"{method.__name__}()"
+
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        with self._use.during(f"{method.__name__}()"):
+        use: Use = self._use
+        use.begin(what)
+        try:
             return method(self, *arguments, **options)
+        finally:
+            use.end()
 
     return cast(Method, call)
