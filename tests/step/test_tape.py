@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import headrace as hr
 from headrace.arena import flat
+from headrace.step.tape import tapes
 
 ROWS, BATCH, EPOCHS = 103, 10, 4
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
@@ -93,6 +94,16 @@ def test_a_tape_says_that_it_is_replayed() -> None:
     notes = [trainer.tape_note for _ in trainer.steps((X, Y), epochs=EPOCHS)]
     assert not notes[0]
     assert "replayed from a tape" in notes[-1]
+
+
+def test_a_pass_that_takes_long_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tapes, "SLOW", 0.0)
+    trainer = trainer_of(simple, "auto")
+    assert same(fit(trainer), fit(trainer_of(simple, False)))
+    assert trainer.tape_note == "passes are left to torch: a pass takes so long that nothing would be saved"
+    insisting = trainer_of(simple, True)
+    fit(insisting)
+    assert "replayed from a tape" in insisting.tape_note
 
 
 def test_single_steps_have_torchs_bits() -> None:

@@ -1,5 +1,6 @@
 """A model's passes: which of them are recorded, proven and replayed."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -30,6 +31,8 @@ LARGEST = 16 << 20
 """Bytes of gradients or of planned memory from which on a pass is arithmetic, and little time can be saved."""
 MADE = 8 * LARGEST
 """Bytes of all that a pass makes from which on it is not even tried."""
+SLOW = 0.05
+"""Seconds of a pass from which on it is not even tried: what a replay saves is less than the recording costs."""
 KINDS = 8
 """How many kinds of passes are remembered."""
 SEEN, CHECKS = 2, 3
@@ -39,6 +42,7 @@ SEEN_OF_MANY = 64
 CHANGES = 4
 """How often what a model holds may change before its passes are not recorded any more."""
 TOO_LARGE = "a pass is so large that nothing would be saved"
+TOO_SLOW = "a pass takes so long that nothing would be saved"
 GAIN = 0.97
 """A replay takes at most so much of the eager pass's time, or is not worth it."""
 
@@ -55,8 +59,8 @@ class PassKind:
     """How many comparisons are to be made before the next replay."""
     changes: int = 0
     replays: int = 0
-    eager_s: float = 1e9
-    replay_s: float = 1e9
+    eager_s: float = math.inf
+    replay_s: float = math.inf
 
     def forget(self) -> None:
         """The recording is of no use any more."""
@@ -156,14 +160,13 @@ class Tapes:
         if kind.state is not None and not kind.state.holds():
             self._changed(kind)
         if kind.tape is None and kind.seen <= self._patience:
+            return self._timed(kind, part, eager)
+        if kind.tape is None and self.wanted == "auto" and kind.eager_s > SLOW:
+            self._refuse(TOO_SLOW, kind)
             return eager(part, None)
         before = Snapshot(self._model, self._arena, self._device)
-        if kind.tape is None:
-            terms = self._record(kind, part, before, eager, first)
-        else:
-            start = time.perf_counter()
-            terms = eager(part, None)
-            kind.eager_s = min(kind.eager_s, time.perf_counter() - start)
+        records = kind.tape is None
+        terms = self._record(kind, part, before, eager, first) if records else self._timed(kind, part, eager)
         if kind.tape is None:
             return terms
         after = Snapshot(self._model, self._arena, self._device)
@@ -174,6 +177,12 @@ class Tapes:
         same = _same_terms(terms, again) and after.equals(Snapshot(self._model, self._arena, self._device))
         after.restore()
         self._judge(kind, same)
+        return terms
+
+    def _timed(self, kind: PassKind, part: Batch, eager: Eager) -> Mapping[str, Term]:
+        start = time.perf_counter()
+        terms = eager(part, None)
+        kind.eager_s = min(kind.eager_s, time.perf_counter() - start)
         return terms
 
     def _record(self, kind: PassKind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Mapping[str, Term]:
