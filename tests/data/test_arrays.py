@@ -135,6 +135,14 @@ def test_data_becomes_a_table() -> None:
     assert as_table(table) is table
 
 
+def test_a_batch_is_the_rows_that_it_holds() -> None:
+    batch = hr.Batch({"x": torch.randn(3, 2), "words": hr.Ragged.of([[1], [], [2, 3]]), "y": torch.arange(3)})
+    table = as_table(batch)
+    assert len(table) == 3
+    assert [stream.name for stream in table.streams] == ["x", "words", "y"]
+    assert table.rows(1, 3)["words"][1].tolist() == [2, 3]
+
+
 def test_a_pair_is_x_and_y_whatever_holds_the_numbers() -> None:
     rows, targets = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.array([0, 1, 0])
     frame = pd.DataFrame(rows, columns=["a", "b"]).assign(y=targets)

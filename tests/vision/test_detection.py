@@ -163,6 +163,37 @@ def test_predictions_and_metrics_are_of_detections() -> None:
     assert "train/map" in training.history.last
 
 
+def with_sequences(streams: dict[str, Tensor]) -> dict[str, Any]:
+    """The same images and boxes, without the rows that fill up to as many as the most of one."""
+    return {**streams, "bbox": hr.Ragged.of([boxes[boxes[:, -1] >= 0] for boxes in streams["bbox"]])}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_boxes_as_sequences_train_and_score_as_those_that_are_filled_up(workers: int) -> None:
+    streams = batch()
+    streams["bbox"][3, :, -1] = vision.NONE  # an image without any
+    fewer = {"image": SHAPES.image[:5], "bbox": SHAPES.bbox[:5].clone()}
+    fewer["bbox"][:, 1:, -1] = vision.NONE
+
+    def train(sequences: bool) -> tuple[list[Tensor], dict[str, Any]]:
+        metrics = {"map": vision.MeanAveragePrecision(0.1)}
+        strategy = hr.Synchronous() if workers > 1 else None
+        training = trainer(vision.Detection(), batch_size=4, metrics=metrics, strategy=strategy)
+        train, val = (with_sequences(part) if sequences else part for part in (streams, fewer))
+        augmented = hr.map(hr.ArrayTable(train), vision.Augment(turn=10, shift=0.1))
+        training.fit(augmented, val=val, epochs=2, progress=False)
+        scores = {key: value for key, value in training.history.last.items() if "/" in key and "rate" not in key}
+        return [param.detach().clone() for param in training.model.parameters()], scores
+
+    found, expected = (
+        hr.launch(train, sequences, workers=workers) if workers > 1 else train(sequences) for sequences in (True, False)
+    )
+    assert found[1] == pytest.approx(expected[1], abs=1e-6)
+    assert {"train/map", "val/map", "val/loss"} <= found[1].keys()
+    for one, other in zip(found[0], expected[0], strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
 def test_a_rotated_detector_learns_the_angle_of_a_box() -> None:
     anchors = vision.Anchors(strides=(4, 8), ratios=(0.5,), angles=(0.0, 1.57))
     torch.manual_seed(0)

@@ -96,7 +96,7 @@ def test_boxes_of_coco_are_resized_with_their_images(tmp_path: Path) -> None:
     table = opened(tmp_path, annotations())
     assert table.classes == ("cat", "dog")
     found = table.rows(0, 2)["bbox"]
-    assert found[0].tolist() == [[0, 0, 0, 0, -1]] * 2
+    assert found[0].tolist() == []
     assert found[1].tolist() == [[8, 4, 24, 16, 1], [0, 0, 4, 24, 0]]
     trainer = hr.Trainer(
         model := vision.Detector(2, widths=(4, 4, 4, 4, 4), features=4),
@@ -106,7 +106,13 @@ def test_boxes_of_coco_are_resized_with_their_images(tmp_path: Path) -> None:
         batch_size=2,
         device="cpu",
     )
-    trainer.fit(hr.map(table, vision.Augment()), steps=2, progress=False)
+    other = annotations()
+    other["annotations"] = other["annotations"][:1]  # fewer boxes in each image than those that are trained on
+    (tmp_path / "others.json").write_text(json.dumps(other))
+    others = vision.coco(tmp_path / "others.json", tmp_path, (32, 24))
+    pictures = vision.Pictures(others, path=tmp_path / "pictures")
+    trainer.fit(hr.map(table, vision.Augment()), val=others, steps=2, progress=False, callbacks=[pictures])
+    assert trainer.history.last["val/loss"] > 0
 
 
 def one(**other: Any) -> dict[str, Any]:

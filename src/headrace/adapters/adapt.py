@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ..data.arrays import ArrayTable
+from ..data.batch import Batch
 from ..data.fields import Rows
 from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.reader import Reader
@@ -66,6 +67,8 @@ def _refused(data: Any) -> DataError:
 
 def _of_arrays(data: Any, categories: Categories) -> Table | None:
     """One column, (x, y), or columns by name."""
+    if isinstance(data, Batch):
+        return _table(data.fields, categories)
     if isinstance(data, Mapping):
         return None if hugging_kind(data) else _table(data, categories)
     if isinstance(data, tuple | list):

@@ -43,6 +43,8 @@ class Compared:
     """What the output is: "classes", "logits" or "probabilities"."""
     ignores: int | None = None
     """The label that does not count."""
+    dense: Callable[[Any], Any] | None = None
+    """Makes a tensor of the target; without it, sequences are compared item by item."""
 
 
 class Metrics:
@@ -98,7 +100,8 @@ class Metrics:
     def add(self, outputs: Any, target: Tensor) -> None:
         """One batch. Nothing is computed until a block is full, or until batches are padded to another length."""
         check_outputs(outputs, Tensor)
-        if self._outputs and not self._holds and not _is_alike(self._outputs[-1], outputs):
+        held = bool(self._outputs) and not self._holds
+        if held and not _are_alike(self._outputs[-1], outputs, self._targets[-1], target):
             self._feed()
         self._outputs.append(outputs)
         self._targets.append(target)
@@ -131,7 +134,7 @@ class Metrics:
 
     def state_dict(self) -> dict[str, Any]:
         """What has been added since the last report, the block that is not full yet included."""
-        block = [torch.cat(self._outputs), torch.cat(self._targets)] if self._outputs else []
+        block = [part for pair in self._joined() for part in pair]
         return {
             "task": None if self._task is None else asdict(self._task),
             "block": block,
@@ -158,8 +161,8 @@ class Metrics:
                 _set_state(self._made(name, device), saved, device)
                 fed.add(name)
         for state in states:
-            if state["block"]:
-                self.add(*(part.to(device) for part in state["block"]))
+            for outputs, target in zip(state["block"][::2], state["block"][1::2], strict=True):
+                self.add(outputs.to(device), target.to(device))
 
     def _made(self, name: str, device: torch.device) -> Any:
         """The object that is fed, made once the task is known."""
@@ -174,16 +177,27 @@ class Metrics:
         return self._live[name]
 
     def _feed(self) -> None:
-        if not self._outputs:
-            return
-        outputs, targets = torch.cat(self._outputs), torch.cat(self._targets)
+        block = self._joined()
         self._outputs, self._targets, self._bytes = [], [], 0
-        if self._task is None:
-            self._task = Task.of(outputs, targets, self._reads, self._ignore)
-        for name, wanted in self._wanted.items():
-            with _named(wanted if isinstance(wanted, str) else name):
-                given = self._task.arrange(wanted, outputs, targets) if isinstance(wanted, str) else (outputs, targets)
-                self._made(name, outputs.device).update(*given)
+        for outputs, targets in block:
+            if self._task is None:
+                self._task = Task.of(outputs, targets, self._reads, self._ignore)
+            for name, wanted in self._wanted.items():
+                with _named(wanted if isinstance(wanted, str) else name):
+                    given: tuple[Any, ...] = (outputs, targets)
+                    if isinstance(wanted, str):
+                        given = self._task.arrange(wanted, outputs, targets)
+                    self._made(name, outputs.device).update(*given)
+
+    def _joined(self) -> list[tuple[Tensor, Tensor]]:
+        """What waits to be fed: the batches one after the other are joined whose rows have the same shapes."""
+        runs: list[tuple[list[Tensor], list[Tensor]]] = []
+        for outputs, target in zip(self._outputs, self._targets, strict=True):
+            if not (runs and _are_alike(runs[-1][0][-1], outputs, runs[-1][1][-1], target)):
+                runs.append(([], []))
+            runs[-1][0].append(outputs)
+            runs[-1][1].append(target)
+        return [(torch.cat(outputs), torch.cat(targets)) for outputs, targets in runs]
 
 
 def check_outputs(outputs: Any, kinds: Any = Tensor | Ragged) -> None:
@@ -195,9 +209,9 @@ def check_outputs(outputs: Any, kinds: Any = Tensor | Ragged) -> None:
         )
 
 
-def _is_alike(before: Tensor, after: Tensor) -> bool:
-    """Whether the rows of two batches have the same shape, so that the batches can be joined."""
-    return before.shape[1:] == after.shape[1:]
+def _are_alike(outputs: Tensor, more_outputs: Tensor, targets: Tensor, more_targets: Tensor) -> bool:
+    """Whether the rows of two batches have the same shapes, so that the batches can be joined."""
+    return outputs.shape[1:] == more_outputs.shape[1:] and targets.shape[1:] == more_targets.shape[1:]
 
 
 @contextmanager

@@ -193,7 +193,9 @@ def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
                 compared = part.compared
                 assert compared is not None
                 scored, wanted = compared.output(outputs), batch[compared.target]
-                if type(wanted) is not Tensor:
+                if compared.dense is not None:
+                    wanted = compared.dense(wanted)
+                elif type(wanted) is not Tensor:
                     scored, wanted = _dense(scored, wanted, compared.reads)
                 part.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
 

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from ..data.draws import Draws
 from ..data.fields import Field
+from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError
 from .boxes import areas, cut_to
-from .detection import NONE
+from .detection import NONE, one_size
 from .rotated import corners
 
 IMAGE, MASK, WEIGHTS, BOXES = "image", "segmentation_image", "weight_image", "bbox"
@@ -67,7 +68,9 @@ class Augment:
             weights: Any = fields[WEIGHTS]
             moved[WEIGHTS] = _sampled(weights.unsqueeze(1), grid, "nearest").squeeze(1)
         if BOXES in fields:
-            moved[BOXES] = self._boxes(fields[BOXES], matrix, offset, image.shape[-2:])  # type: ignore[arg-type]
+            given = fields[BOXES]
+            boxes = self._boxes(one_size(given), matrix, offset, image.shape[-2:])
+            moved[BOXES] = given.with_padded(boxes) if isinstance(given, Ragged) else boxes
         return moved
 
     def _moves(self, draws: Draws, image: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
+from ..data.fields import Field
+from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError
 from ..loss.base import Loss, Weight
 from ..loss.classes import Focal
 from ..loss.elements import Huber, L2Prior
+from ..loss.metrics import Compared
 from ..loss.objective import Objective, Terms
 from .anchors import Anchors, match
 from .boxes import cut_to, decode, encode, suppress
@@ -80,11 +83,12 @@ class Detection(Objective):
     """Trains a detector: the focal loss of its classes and the Huber loss of its boxes, and maybe a prior.
 
     The target is a stream of boxes (images, M, 5, or 6 for rotated ones): a box and its class, in rows of class −1
-    nothing; `ImageSamples` makes it. `focal` and `huber` may be any terms with the same targets: for each anchor and
-    class 1, 0, or −1 where it is ignored; for each number of a code, with weights that are 0 where there is no box.
-    Their parts in the total are `class_heads_weight` and `bbox_heads_weight`. An anchor that overlaps a box by
-    `positive_iou` is to find it, one that overlaps all by less than `negative_iou` is to find nothing. Predictions and
-    metrics get `detections`, with `score`, `iou` and `most` as given here.
+    nothing; `ImageSamples` makes it. It may also be a `Ragged` of boxes, as many as each image has. `focal` and `huber`
+    may be any terms with the same targets: for each anchor and class 1, 0, or −1 where it is ignored; for each number
+    of a code, with weights that are 0 where there is no box. Their parts in the total are `class_heads_weight` and
+    `bbox_heads_weight`. An anchor that overlaps a box by `positive_iou` is to find it, one that overlaps all by less
+    than `negative_iou` is to find nothing. Predictions and metrics get `detections`, with `score`, `iou` and `most` as
+    given here.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class Detection(Objective):
         logits, codes, anchors = (_output(outputs, key) for key in ("class_logits", "box_codes", "anchors"))
         images = self._images(batch)
         if tuple(images.shape[1:]) not in self._anchors:
-            self._check_classes(batch[self._target], logits.shape[-1])
+            self._check_classes(one_size(batch[self._target]), logits.shape[-1])
         self._anchors[tuple(images.shape[1:])] = anchors, logits.shape[-1]
         goals = self._goals(batch, anchors, logits.shape[-1])
         terms = Terms({term.name: term.term(model, out, goals) for term, out in self._heads(logits, codes)})
@@ -138,6 +142,9 @@ class Detection(Objective):
         goals = self._goals(batch, *known)
         terms = [*self._heads(None, None), *([(self.prior, None)] if self.prior is not None else [])]
         return {term.name: term.weight(batch if term is self.prior else goals) for term, _ in terms}
+
+    def measured(self, name: str, target: str) -> Compared:
+        return super().measured(name, target) if name else Compared(target, self.scored, dense=one_size)
 
     def outputs(self, model: nn.Module, batch: Batch) -> Tensor:
         return self.scored({**self.call(model, batch), "size": self._images(batch).shape[-2:]})
@@ -166,7 +173,7 @@ class Detection(Objective):
 
     def _goals(self, batch: Batch, anchors: Tensor, classes: int) -> Batch:
         """What each anchor is to answer, as the streams that the terms compare with."""
-        target: Tensor = batch[self._target]
+        target = one_size(batch[self._target])
         if target.dim() != 3 or target.shape[-1] != anchors.shape[-1] + 1:
             raise DataError(
                 f"stream {self._target!r} has rows of shape {list(target.shape[1:])}, expected boxes and their "
@@ -221,6 +228,16 @@ def detections(
     if rows.shape[1] < most:
         rows = torch.cat([rows, nothing(most - rows.shape[1], rows.shape[-1], rows).expand(images, -1, -1)], dim=1)
     return rows
+
+
+def one_size(boxes: Field) -> Tensor:
+    """Boxes with their classes as (images, M, numbers); a `Ragged` of them is filled up with nothing."""
+    if not isinstance(boxes, Ragged):
+        return boxes  # type: ignore[return-value]
+    filled = boxes.padded()
+    if filled.dim() == 3 and filled.shape[-1]:
+        filled[..., -1].masked_fill_(~boxes.mask, NONE)
+    return filled
 
 
 def nothing(rows: int, numbers: int, like: Tensor) -> Tensor:

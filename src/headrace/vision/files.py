@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch, Stream
+from ..data.fields import Rows, take, tensors_of
+from ..data.ragged import Ragged
 from ..data.source import Table, fingerprint_of
 from ..errors import ConfigError, DataError, SourceError
 from .augment import IMAGE, MASK
 from .boxes import areas, cut_to
-from .samples import TARGETS, padded
+from .samples import TARGETS
 
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 LABEL, BOXES = TARGETS["classification"], TARGETS["detection"]
@@ -42,7 +44,7 @@ class ImageFiles(Table):
         mean: float | Sequence[float] = 0.5,
         std: float | Sequence[float] = 0.5,
         masks: Sequence[str | Path] = (),
-        known: Mapping[str, Tensor] | None = None,
+        known: Mapping[str, Tensor | Rows] | None = None,
         classes: Sequence[str] = (),
         threads: int | None = None,
     ) -> None:
@@ -91,7 +93,7 @@ class ImageFiles(Table):
         fields = {IMAGE: self.normalised(torch.from_numpy(pixels))}
         if masks is not None:
             fields[MASK] = torch.from_numpy(masks)
-        return Batch({**fields, **{name: known[indices] for name, known in self.known.items()}}, len(rows))
+        return Batch({**fields, **{name: take(known, indices) for name, known in self.known.items()}}, len(rows))
 
     def image(self, row: int) -> np.ndarray[Any, Any]:
         """The pixels of an image, (rows, columns, channels), uint8."""
@@ -112,7 +114,7 @@ class ImageFiles(Table):
         return found
 
     def fingerprint(self) -> str:
-        known = [fingerprint_of(name, rows.tolist()) for name, rows in self.known.items()]
+        known = [fingerprint_of(name, *(t.tolist() for t in tensors_of(rows))) for name, rows in self.known.items()]
         names = [path.name for path in [*self.files, *self.masks]]
         return fingerprint_of(super().fingerprint(), names, self.mean.tolist(), self.std.tolist(), *known)
 
@@ -163,7 +165,7 @@ def mask_folders(
 
 
 def coco(annotations: str | Path, images: str | Path, size: tuple[int, int], **options: Any) -> ImageFiles:
-    """Images with boxes as COCO's JSON has them: the stream `bbox`, row1, col1, row2, col2 and class of each.
+    """Images with boxes as COCO's JSON has them: the sequences `bbox`, row1, col1, row2, col2 and class of each.
 
     Boxes are resized with their images, and cut at their edges. Classes are the categories, by rising id; their names
     are `table.classes`. Annotations of crowds are left out.
@@ -187,7 +189,7 @@ def coco(annotations: str | Path, images: str | Path, size: tuple[int, int], **o
         if picture not in rows or category not in numbers:
             raise DataError(f"{who}: image_id={picture} and category_id={category} are not both in the file.")
         rows[picture].append(_box(each, scales[picture], size, numbers[category], who))
-    boxes = padded([torch.stack(found) if found else torch.zeros(0, 5) for found in rows.values()], 5)
+    boxes = Ragged.of([torch.stack(found) if found else torch.zeros(0, 5) for found in rows.values()])
     return ImageFiles(names, size, known={BOXES: boxes}, classes=[name for _, name in categories], **options)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError
 from .boxes import overlaps
-from .detection import NONE
+from .detection import NONE, one_size
 
 THRESHOLDS = tuple(0.5 + 0.05 * k for k in range(10))
 """How much a detection has to overlap its box: 0.5, 0.55, … 0.95."""
@@ -34,8 +35,9 @@ class MeanAveragePrecision:
     def reset(self) -> None:
         self._seen: list[dict[str, Tensor]] = []
 
-    def update(self, detections: Tensor, boxes: Tensor) -> None:
-        """Adds images: detections as `vision.detections` gives them, boxes as `vision.ImageSamples` does."""
+    def update(self, detections: Tensor, boxes: Tensor | Ragged) -> None:
+        """Adds images: detections as `vision.detections` gives them, boxes as `vision.Detection` takes them."""
+        boxes = one_size(boxes)
         if detections.dim() != 3 or boxes.dim() != 3 or detections.shape[-1] != boxes.shape[-1] + 1:
             raise DataError(
                 f"expected detections (images, D, 6 or 7) and boxes (images, M, 5 or 6), got {list(detections.shape)} "
