@@ -75,6 +75,28 @@ def fares() -> hr.Recipe:
     trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=2)
     return hr.Recipe(trainer, hr.map(table, joined), fit={"epochs": 1, "progress": False})
 """
+MISSING = """
+import torch
+from torch import nn
+import headrace as hr
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, home, age, pair, pair_null):
+        return self.last(torch.cat([home[:, None].float(), age[:, None].float(), pair.float(), pair_null], 1))
+
+def missing() -> hr.Recipe:
+    columns = {"home": "home.town", "age": "age", "pair": ["a", "b"], "y": "y"}
+    nulls = {"home": "unknown", "age": "mean", "pair": ["median", -1, "indicate"]}
+    table = hr.open_table("people.csv", columns=columns, nulls=nulls)
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD((model := Model()).parameters(), lr=0.1)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=2, target="y")
+    return hr.Recipe(trainer, table, fit={"epochs": 1, "progress": False})
+"""
 NAMES = ["iris", "rose", "tulip"]
 
 
@@ -616,3 +638,29 @@ def test_a_run_fills_nulls_and_maps_as_it_was_trained_without_its_data(tmp_path:
     assert found.categories == expected.categories == {"class": ["a", "b"]}
     for name in ("output", "class"):
         assert torch.equal(found.rows(0, 3)[name], expected.rows(0, 3)[name])
+
+
+def test_what_is_missing_in_a_file_is_filled_by_the_numbers_of_the_training_data(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("people.py").write_text(MISSING)
+    Path("people.csv").write_text("home.town,age,a,b,y\nBonn,1,1,1,yes\n,,,,no\nUlm,4,3,5,yes\nUlm,5,7,,no\n")
+    assert headrace("fit", "people.py", "--run", "run", "--progress", "off") == 0
+    capsys.readouterr()
+    files = {
+        "some": ("home.town,age,a,b\n,,,\nBonn,2,2,1\n", [[2, 10 / 3, 3, -1, 1, 1], [0, 2, 2, 1, 0, 0]]),
+        "none": ("b,a,age,home.town,y\n,,,,\n,,,,\n", [[2, 10 / 3, 3, -1, 1, 1]] * 2),
+        "no_more": ("home.town,age,a,b\nUlm,2,2,1\nBonn,3,2.5,1\n", [[1, 2, 2, 1, 0, 0], [0, 3, 2.5, 1, 0, 0]]),
+    }
+    last = hr.load("run").trainer.model.last
+    for name, (text, inputs) in files.items():
+        Path(f"{name}.csv").write_text(text)
+        answer(capsys, "predict", "run", f"{name}.csv", "--out", "out.csv")
+        found = pa.csv.read_csv("out.csv")
+        expected = last(torch.tensor(inputs, dtype=torch.float32)).detach()
+        assert np.allclose(np.stack([found["output_0"], found["output_1"]], 1), expected, atol=1e-5), name
+    Path("scored.csv").write_text("home.town,age,a,b,y\nUlm,2,2,1,yes\n,,,,yes\n")
+    scored = torch.tensor([files["no_more"][1][0], files["some"][1][0]], dtype=torch.float32)
+    loss = torch.nn.functional.cross_entropy(last(scored), torch.tensor([1, 1]))
+    assert answer(capsys, "validate", "run", "scored.csv")["val/loss"] == pytest.approx(loss.item(), rel=1e-5)
