@@ -1,5 +1,6 @@
 """PuzzleLib's handlers, costs and optimizers, statement by statement, against numbers worked out by hand."""
 
+import math
 import runpy
 import warnings
 from pathlib import Path
@@ -121,6 +122,41 @@ def test_training_leaves_the_module_in_train_mode_and_validation_in_eval_mode() 
     assert model.training
     pl.Validator(model, "crossentropy").validateFromHost(X, Y)
     assert not model.training
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_batch_handled_by_hand_leaves_the_module_in_the_mode_that_it_is_in(alone: bool) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5), linear()).eval()
+    handler = trainer(model)
+    with torch.no_grad():
+        wanted = nn.functional.cross_entropy(model(torch.from_numpy(X)), torch.from_numpy(Y).long())
+    handler._prepare([["s0"], ["s1"]])
+    handler._alone = alone  # else as with other workers, or on a GPU
+    handler.handleBatch([X, Y], 0, None)
+    assert handler.cost.getError() == pytest.approx(wanted.item(), abs=1e-6)
+    assert not any(each.training for each in model.modules())
+    assert not model[0].running_mean.any()
+    assert not torch.equal(model[2].weight, linear().weight)
+
+
+def test_a_callback_may_replace_what_the_next_batches_are_trained_with() -> None:
+    def change(handler: Any) -> None:
+        errors.append(handler.cost.getError())
+        if handler.currBatch == 1:
+            handler.cost.weights = torch.tensor([2.0, 2.0, 2.0])
+        elif handler.currBatch == 2:
+            handler.cost = pl.SVM()
+        elif handler.currBatch == 3:
+            handler.module.eval()
+
+    errors: list[float] = []
+    model = nn.Sequential(linear(), nn.Dropout(1.0))
+    handler = trainer(model, pl.CrossEntropy(), pl.SGD(learnRate=0.0), batchsize=6, onBatchFinish=change)
+    handler.trainFromHost(X, Y, random=False)
+    assert errors[:3] == pytest.approx([math.log(3), 2 * math.log(3), 1.0], rel=1e-5)
+    with torch.no_grad():
+        wanted = pl.SVM().errors(model(torch.from_numpy(X[18:])), torch.from_numpy(Y[18:]))[1] / 5
+    assert errors[3] == pytest.approx(wanted.item(), rel=1e-5)
 
 
 def test_a_handler_of_your_own_says_what_it_does_with_a_batch() -> None:

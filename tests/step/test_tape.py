@@ -118,6 +118,19 @@ def test_single_steps_have_torchs_bits() -> None:
     assert same(*found)
 
 
+def test_passes_that_are_rare_beside_others_are_not_recorded() -> None:
+    def taped(rows: int, tape: Any) -> list[bool]:
+        trainer = trainer_of(simple, tape)
+        for k in range(300):
+            size = rows if k % 60 == 59 else 8
+            trainer.step((X[:size], Y[:size]))
+        return [kind.tape is not None or kind.refused for kind in trainer._step._parts[0].tapes._kinds.values()]
+
+    assert taped(3, "auto") == [True, False]
+    assert taped(3, True) == [True, True]
+    assert taped(8, "auto") == [True]
+
+
 @pytest.mark.parametrize("at", sampled(range(2, 40), keep=[6, 13, 25], of=8))
 def test_a_training_goes_on_after_any_step_with_the_same_bits(at: int, tmp_path: Any) -> None:
     expected = fit(trainer_of(mlp, False))

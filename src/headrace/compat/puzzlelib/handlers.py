@@ -1,5 +1,6 @@
 """Handlers: data in macrobatches and batches through a module, to train it, validate it or let it compute."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from ...data.batch import Batch
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...train.trainer import Trainer as NativeTrainer
+from ...workers.here import here
 from ..hints import hint
 from . import costs, optimizers
 from .costs import REMEMBERED, Cost, Multi
@@ -54,11 +56,11 @@ class Handler:
         """Batches of data that are on the device go through `handleBatch`."""
         data = self.sliceData(data, 0, self.getDataSize(data), self._to_device)
         self.totalBatches = -(-self.getDataSize(data) // self.batchsize)
+        handle, reset = self._one_by_one(data, state), getattr(self.module, "reset", None)
         for k, n in enumerate(_order(self.totalBatches, random)):
-            batch = self.sliceData(data, n, self.batchsize, lambda part: part)
             self.currBatch = k + 1
-            self.handleBatch(batch, n, state)
-            if callable(reset := getattr(self.module, "reset", None)):
+            handle(n)
+            if callable(reset):
                 reset()
             if self.onBatchFinish:
                 self.onBatchFinish(self)
@@ -84,6 +86,10 @@ class Handler:
             return [cls.sliceData(each, idx, batchsize, postSlice) for each in data]
         return postSlice(data[idx * batchsize : (idx + 1) * batchsize])
 
+    def _one_by_one(self, data: Any, state: Any) -> Callable[[int], None]:
+        """What handles batch `n` of data."""
+        return lambda n: self.handleBatch(self.sliceData(data, n, self.batchsize, lambda part: part), n, state)
+
     def _to_device(self, part: Any) -> Tensor:
         param = next(self.module.parameters(), None)
         return torch.as_tensor(part, device=None if param is None else param.device)
@@ -100,6 +106,7 @@ class Trainer(Handler):
         self.optimizer: Optimizer = optimizers.by_name(optimizer)
         self._parts: Any = None
         self._native: Any = None
+        self._alone = True  # whether there are neither other workers nor a device that works by itself
 
     def trainFromHost(
         self,
@@ -119,34 +126,64 @@ class Trainer(Handler):
         self.handle([data, target], None, random)
 
     def handleBatch(self, batch: Any, idx: int, state: Any) -> None:
-        """One update; the error is that of before it."""
-        self._prepare()
+        """One update, in the mode that the module is in; the error is that of before it."""
         leaves: dict[str, Tensor] = {}
-        form, rows = _flat(batch, leaves), self.getDataSize(batch)
-        if form != self._objective.form:
-            self._objective.form = form
-        settings = self._objective.read_settings()
-        if list(map(id, settings)) != list(map(id, self._objective.settings)):
-            self._objective.settings = settings
-        losses = self._native.step(Batch(leaves, rows))
+        self._prepare(_flat(batch, leaves))
+        self._learn(leaves, self.getDataSize(batch))
+
+    def _one_by_one(self, data: Any, state: Any) -> Callable[[int], None]:
+        """Batches that nobody looks at are views made at once, and what is trained is looked at after callbacks."""
+        leaves: dict[str, Tensor] = {}
+        form = _flat(data, leaves)
+        own = type(self).handleBatch is Trainer.handleBatch and "handleBatch" not in vars(self)
+        own = own and type(self).sliceData.__func__ is Handler.sliceData.__func__  # type: ignore[attr-defined]
+        if not own or len({len(leaf) for leaf in leaves.values()}) != 1:
+            return super()._one_by_one(data, state)
+        batches = list(zip(*[leaf.split(self.batchsize) for leaf in leaves.values()], strict=True))
+        self._prepare(form)
+
+        def handle(n: int) -> None:
+            if self.onBatchFinish:
+                self._prepare(form)
+            batch = batches[n]
+            self._learn(dict(zip(leaves, batch, strict=True)), len(batch[0]))
+
+        return handle
+
+    def _learn(self, leaves: dict[str, Tensor], rows: int) -> None:
+        """One update."""
+        objective, batch = self._objective, Batch(leaves, rows)
+        if self._alone:
+            terms = self._native.train_step(batch).terms
+            errors = [terms[name].sum for name in objective.shown]
+        else:
+            training = self.module.training
+            objective.modes = [] if training else [(each, each.training) for each in self.module.modules()]
+            losses = self._native.step(batch)
+            errors = [losses[name] * rows for name in objective.shown]
         self.optimizer.t += 1
-        errors = [losses[name] * rows for name in self._objective.shown]
-        self.cost.record(errors if isinstance(self.cost, Multi) else errors[0], rows)
+        self.cost.record(errors if objective.several else errors[0], rows)
 
     def _begin(self) -> None:
         self.cost.resetAccumulator()
         self.module.train()
 
-    def _prepare(self) -> None:
-        """The trainer behind this one; another one where module, cost or optimizer have been replaced."""
-        if self.optimizer.torch is None:
-            self.optimizer.setupOn(self.module)
-        parts = self.module, self.cost, self.optimizer._ready()
+    def _prepare(self, form: Any) -> None:
+        """Finds the trainer behind this one, for batches of this form.
+
+        It is another one where module, cost or optimizer have been replaced.
+        """
+        optimizer = self.optimizer
+        if optimizer.torch is None:
+            optimizer.setupOn(self.module)
+        parts = self.module, self.cost, optimizer.torch
         if parts != self._parts:
-            self.optimizer.use_by(None)
+            optimizer.use_by(None)
             self._parts, self._objective = parts, _CostObjective(self.cost)
-            self._native = NativeTrainer(self.module, self._objective, parts[2], batch_size=self.batchsize)
-        self.optimizer.use_by(self._native)
+            self._native = NativeTrainer(self.module, self._objective, optimizer._ready(), batch_size=self.batchsize)
+            self._alone = self._native.device.type == "cpu" and here().count == 1
+        optimizer.use_by(self._native)
+        self._objective.follow(form)
 
 
 class Validator(Handler):
@@ -221,10 +258,22 @@ class _CostObjective(Objective):
         self.settings: list[Any] = []
         """What costs of ours are set to."""
         self.form: Any = None
+        self.modes: list[tuple[nn.Module, bool]] = []
+        """Modes to compute in, where they are others than those of a training."""
         self.shown: list[str] = []
         """The terms that are reported."""
 
+    def follow(self, form: Any) -> None:
+        """Looks at how the next batch is nested, and at what the costs are set to."""
+        if form != self.form:
+            self.form = form
+        settings = self.read_settings()
+        if len(settings) != len(self.settings) or not all(map(operator.is_, settings, self.settings)):
+            self.settings = settings
+
     def terms(self, model: nn.Module, batch: Batch) -> Terms:
+        for module, training in self.modes:
+            module.training = training
         data, target = _nested(self.form, batch.fields)
         outputs = model(data)
         self._check(outputs, target)

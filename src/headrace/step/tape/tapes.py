@@ -39,6 +39,8 @@ SEEN, CHECKS = 2, 3
 """A pass is recorded when its like has been seen so often, and replayed when it has been compared so often."""
 SEEN_OF_MANY = 64
 """As `SEEN`, for workers that take turns, each of which records its own."""
+RARE = 32
+"""Passes of which another kind has been seen more than so many times as often are not recorded."""
 CHANGES = 4
 """How often what a model holds may change before its passes are not recorded any more."""
 TOO_LARGE = "a pass is so large that nothing would be saved"
@@ -159,7 +161,7 @@ class Tapes:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""
         if kind.state is not None and not kind.state.holds():
             self._changed(kind)
-        if kind.tape is None and kind.seen <= self._patience:
+        if kind.tape is None and (kind.seen <= self._patience or self._is_rare(kind)):
             return self._timed(kind, part, eager)
         if kind.tape is None and self.wanted == "auto" and kind.eager_s > SLOW:
             self._refuse(TOO_SLOW, kind)
@@ -184,6 +186,10 @@ class Tapes:
         terms = eager(part, None)
         kind.eager_s = min(kind.eager_s, time.perf_counter() - start)
         return terms
+
+    def _is_rare(self, kind: PassKind) -> bool:
+        """Whether so few passes are of this kind that recording it would take longer than its replays save."""
+        return self.wanted == "auto" and max(each.seen for each in self._kinds.values()) > RARE * kind.seen
 
     def _record(self, kind: PassKind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Mapping[str, Term]:
         """A pass by torch, and the recording of it if it can be replayed."""
