@@ -640,6 +640,43 @@ def test_a_run_fills_nulls_and_maps_as_it_was_trained_without_its_data(tmp_path:
         assert torch.equal(found.rows(0, 3)[name], expected.rows(0, 3)[name])
 
 
+ONE = """
+import torch
+from torch import nn
+import headrace as hr
+
+FLOATS = {"x": "float32", "y": "float32"}
+
+def one(stacked: bool = False) -> hr.Recipe:
+    \"\"\"Trains on one number.
+
+    Args:
+        stacked: whether the training data are a file.
+    \"\"\"
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 16)[:, None]
+    data = hr.open_table("t.csv", columns={"x": ["age"], "y": ["y"]}, dtypes=FLOATS) if stacked else (x, 2 * x)
+    model = nn.Linear(1, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
+    return hr.Recipe(trainer, data, fit={"epochs": 1, "progress": False})
+"""
+
+
+@pytest.mark.parametrize("stacked", [[], ["--stacked"]])
+def test_a_column_is_the_only_number_of_a_row(
+    stacked: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one.py").write_text(ONE)
+    Path("t.csv").write_text("age,y\n1,0\n2.5,1\n3,1\n4,0\n")
+    assert headrace("fit", "one.py", *stacked, "--run", "run", "--progress", "off") == 0
+    capsys.readouterr()
+    Path("new.csv").write_text("age\n1\n2\n")
+    answer(capsys, "predict", "run", "new.csv", "--out", "out.csv")
+    expected = hr.load("run").trainer.predict(torch.tensor([[1.0], [2.0]]))
+    assert np.allclose(pa.csv.read_csv("out.csv")["output_0"], expected[:, 0])
+
+
 def test_what_is_missing_in_a_file_is_filled_by_the_numbers_of_the_training_data(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

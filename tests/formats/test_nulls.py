@@ -89,6 +89,22 @@ def test_columns_side_by_side_are_filled_each_by_its_own_mean() -> None:
     assert again.rows(0, 4)["x"].equal(table.rows(0, 4)["x"])
 
 
+@pytest.mark.parametrize("kind", [csv, frame])
+def test_where_nulls_were_has_the_shape_of_the_stream_also_of_one_column(kind: Callable[[], Any]) -> None:
+    table = hr.open_table(kind(), columns={"x": ["age"], "age": "age"}, nulls={"x": ["mean", "indicate"]})
+    assert [table.rows(0, 2)[name].tolist() for name in ("x", "x_null", "age")] == [[[22], [30]], [[0], [1]], [22, 30]]
+
+
+def test_a_column_that_is_empty_in_one_file_is_filled_with_what_is_known_of_the_others() -> None:
+    pq.write_table(pa.table({"a": [1.0, 3.0], "s": ["p", "q"]}), "t-0.parquet")
+    pq.write_table(pa.table({"a": pa.nulls(2), "s": pa.nulls(2)}), "t-1.parquet")
+    table = hr.open_table("t-*.parquet", nulls={"a": "mean", "s": "none"})
+    assert table.rows(0, 4)["a"].tolist() == [1, 3, 2, 2]
+    assert table.rows(0, 4)["s"].tolist() == [0, 1, 2, 2]
+    assert hr.open_table("t-1.parquet", nulls={"a": 0.0, "s": "none"}).categories == {"s": ["none"]}
+    assert hr.open_table(pd.DataFrame({"s": [None, None]}), nulls={"s": "none"}).rows(0, 2)["s"].tolist() == [0, 0]
+
+
 def test_whole_numbers_stay_whole_where_whole_numbers_are_filled_in() -> None:
     table = hr.open_table(csv(), columns=["age"], nulls={"age": -1})
     assert [str(stream) for stream in table.streams] == ["age: int64[]"]
@@ -142,6 +158,15 @@ def test_more_that_cannot_be_filled_is_refused() -> None:
         hr.open_table(text("e.csv", "a,b", ",1", ",2"), nulls={"a": "mean"})
     with pytest.raises(hr.ConfigError, match=r"needs a stream 'age_null' .* Rename that one"):
         hr.open_table(text("n.csv", "age,age_null", "1,2", ",2"), nulls={"age": "indicate"})
+    for held in ("n.csv", pd.read_csv("n.csv")):
+        with pytest.raises(hr.ConfigError, match="the stream 'a_null' is to say where nulls are, and columns= has a"):
+            hr.open_table(held, columns={"a": "age", "a_null": "age"}, nulls={"a": ["mean", "indicate"]})
+    with pytest.raises(hr.ConfigError, match="'none' stands for nulls of 'a', and is not among its categories="):
+        hr.open_table(pd.DataFrame({"a": ["p", None]}), nulls={"a": "none"}, categories={"a": ["p"]})
+    with pytest.raises(hr.DataError, match="column 'a' of this frame holds infinite numbers, and its mean is inf"):
+        hr.open_table(pd.DataFrame({"a": [np.inf, None]}), nulls={"a": "mean"})
+    with pytest.raises(hr.DataError, match="holds objects, a int in row 2 for example"):
+        hr.open_table(pd.DataFrame({"a": ["p", None, 3]}), nulls={"a": "none"})
     np.save("x.npy", np.ones((2, 2)))
     with pytest.raises(hr.ConfigError, match=r"x.npy holds arrays, which have no nulls"):
         hr.open_table("x.npy", nulls={"x": 0})

@@ -106,12 +106,13 @@ def _opened(path: str, base: Table, categories: ReadBy, name: str, inputs: set[s
                 f"It has: {', '.join(sorted(there))}."
             )
     kept = {key: list(named) for key, named in columns.items() if key in inputs | others and set(named) <= set(there)}
+    alone = {key for key, named in kept.items() if len(named) == 1} - _of_one_column(base, path)
     nulls = {key: said for key, said in categories.nulls.items() if key in kept}
     streams = [stream for stream in base.streams if made.get(stream.name, stream.name) in kept]
     texts = _texts(path, {key: named[0] for key, named in kept.items() if key in categories}, nulls)
     found = open_table(
         path,
-        columns={key: named[0] if len(named) == 1 else named for key, named in kept.items()},
+        columns={key: named[0] if key in alone else named for key, named in kept.items()},
         dtypes={stream.name: stream.dtype for stream in streams if stream.name not in texts},
         categories={key: categories[key] for key in texts},
         nulls=nulls or None,
@@ -131,8 +132,7 @@ def _texts(path: str, columns: Mapping[str, str], nulls: Mapping[str, Any]) -> l
 def _columns(base: Table, path: str, there: Sequence[str], inputs: set[str]) -> Columns:
     """Which columns are to become which streams."""
     names = [stream.name for stream in base.streams]
-    chosen = base.columns if isinstance(base, FileTable | Described) else None
-    if isinstance(chosen, Mapping):
+    if isinstance(chosen := _chosen(base), Mapping):
         return {name: [named] if isinstance(named, str) else list(named) for name, named in chosen.items()}
     columns = {name: [name] for name in names}
     given = [stream for stream in base.streams if stream.name in inputs]
@@ -142,6 +142,19 @@ def _columns(base: Table, path: str, there: Sequence[str], inputs: set[str]) -> 
             raise DataError(no_names(path))
         columns[given[0].name] = others
     return columns
+
+
+def _of_one_column(base: Table, path: str) -> set[str]:
+    """The streams whose rows are vectors of one number, which is a column of the file."""
+    if isinstance(chosen := _chosen(base), Mapping):
+        return {name for name, named in chosen.items() if not isinstance(named, str)}
+    text = ".csv" in path.lower() or ".tsv" in path.lower()
+    return {stream.name for stream in base.streams if text and stream.shape == (1,)}
+
+
+def _chosen(base: Table) -> Mapping[str, Any] | None:
+    """Which columns of their file the training data are, where that was said."""
+    return base.columns if isinstance(base, FileTable | Described) else None
 
 
 def _fits(stream: Stream, columns: Sequence[str]) -> bool:

@@ -88,6 +88,8 @@ def leaf_of(array: Any, place: ColumnPlace) -> Any:
     except pa.ArrowInvalid as error:
         raise DataError(f"{place} is damaged: {error}. Write it again.") from None
     while not is_text(array.type):
+        if pt.is_null(array.type):
+            return array.cast(pa.large_string())
         array = array.flatten()
     return array
 

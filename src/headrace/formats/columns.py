@@ -114,13 +114,11 @@ def from_arrow(table: Any, known: Categories | None = None, *, where: str = "thi
     schema = filled_schema(table.schema, fills, where)
     streams = streams_of(schema, where=where)
     texts = [field.name for field in schema if is_text(leaves(field.type)) and field.name in table.column_names]
-    categories = {
-        name: list((known or {}).get(name, ()))
-        or with_fill(
-            strings_of(leaf_of(chunk, ColumnPlace(name, where)) for chunk in table.column(name).chunks), name, fills
-        )
-        for name in texts
-    }
+    categories = {}
+    for name in texts:
+        given = list((known or {}).get(name, ()))
+        found = given or strings_of(leaf_of(chunk, ColumnPlace(name, where)) for chunk in table.column(name).chunks)
+        categories[name] = with_fill(found, name, fills, bool(given))
     parts: list[Mapping[str, Field]] = []
     first = 0
     for batch in table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]:

@@ -140,15 +140,15 @@ def _with_nulls(name: str, column: Any) -> Any:
     try:
         return pa.Array.from_pandas(column)
     except pa.ArrowException:
-        _check_strings(name, column.dropna())
+        _check_strings(name, column)
         raise
 
 
 def _check_strings(name: str, column: Any) -> None:
-    """Raises unless a column that holds no numbers holds strings."""
+    """Raises unless a column that holds no numbers holds strings, where it holds anything."""
     import pandas as pd
 
-    kind = pd.api.types.infer_dtype(column, skipna=False)
+    kind = pd.api.types.infer_dtype(column, skipna=True)
     if isinstance(column.dtype, pd.CategoricalDtype) or kind in ("string", "empty"):
         return
     if not isinstance(column.dtype, np.dtypes.ObjectDType) and not pd.api.types.is_string_dtype(column.dtype):
@@ -156,7 +156,8 @@ def _check_strings(name: str, column: Any) -> None:
             f"column {name!r} of this frame holds {column.dtype}, which is not a number. "
             "Cast it to int64 or float64, or leave it out: frame[['a', 'b']]."
         )
-    row = next(row for row, value in enumerate(column) if not isinstance(value, str))
+    there = np.flatnonzero(column.notna())
+    row = next(row for row in there.tolist() if not isinstance(column.iloc[row], str))
     raise DataError(
         f"column {name!r} of this frame holds objects, a {type(column.iloc[row]).__name__} in row {row} for "
         "example. Make numbers or strings of them, or leave the column out."

@@ -66,6 +66,8 @@ def fills_of(
     for stream, said in nulls_in(nulls).items():
         values = [value for value in said if value != INDICATE] or [0]
         columns = list(columns_of(stream))
+        if optional and len(values) not in (1, len(columns)):
+            continue  # these data have the columns apart, which their streams will tell
         if not columns:
             raise ConfigError(f"nulls=: no stream is called {stream!r}. columns= says what streams there are.")
         if len(values) not in (1, len(columns)):
@@ -145,7 +147,10 @@ def learned(fill: Fill, arrays: Iterable[Any], place: ColumnPlace) -> Fill:
     whole = np.concatenate(parts) if parts else np.empty(0)
     if not len(whole):
         raise DataError(f"{place} is empty in every row, and has no {fill.value}. Fill it with a number.")
-    return Fill(float(LEARNED[fill.value](whole)), fill.indicator, fill.optional)
+    value = float(LEARNED[fill.value](whole))
+    if not np.isfinite(value):
+        raise DataError(f"{place} holds infinite numbers, and its {fill.value} is {value}. Fill it with a number.")
+    return Fill(value, fill.indicator, fill.optional)
 
 
 def with_fill(strings: Sequence[str], column: str, fills: Fills, given: bool = False) -> list[str]:

@@ -151,14 +151,18 @@ class Selection:
         beside = {column for columns in indicators.values() for column in columns}
         for name in [*(self.columns or (column for column in known if column not in beside)), *indicators]:
             columns = [inner(column) for column in indicators.get(name) or self.columns_of(name)]
-            stacked = len(columns) > 1 or (
-                self.columns is not None and name in self.columns and not isinstance(self.columns[name], str)
-            )
+            of = name.removesuffix("_null") if name in indicators else name
+            stacked = self.columns is not None and not isinstance(self.columns[of], str)
             stream = _stacked(name, [known[c] for c in columns], texts, where) if stacked else known[columns[0]]
             _refuse_dots(name, where)
             dtype = self.dtypes.get(name, stream.dtype)
             found.append(
                 Pick(Stream(name, stream.shape, dtype, stream.layout, stream.sequence), tuple(columns), stacked)
+            )
+        if twice := _twice([pick.stream.name for pick in found]):
+            raise ConfigError(
+                f"nulls=: the stream {twice[0]!r} is to say where nulls are, and columns= has a stream of this name. "
+                "Name that one otherwise."
             )
         for name in self.dtypes:
             if name not in [pick.stream.name for pick in found]:
