@@ -133,8 +133,21 @@ def test_a_source_that_says_that_it_never_ends_and_does_is_told() -> None:
         def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
             return None
 
-    with pytest.raises(hr.DataError):
+    with pytest.raises(hr.SourceError, match="Liar has ended after 0 rows, and says that it is endless"):
         make().fit(Liar(), steps=5, progress=False)
+
+    class Ends(Stream):
+        def next_batch(self, size: int, shard: hr.Shard = hr.Shard()) -> hr.Batch | None:
+            return super().next_batch(size) if self.pulled < 3 else None
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            super().load_state_dict(state)
+            self.pulled = 0
+
+    with pytest.raises(hr.SourceError, match="Ends has ended after 12 rows"):
+        make().fit(Ends(), steps=5, progress=False)
+    history = make().fit(compose.take(Ends(), 22), epochs=1, progress=False)  # goes on from its beginning
+    assert history.last["samples"] == 22
 
 
 def test_a_validation_on_what_never_ends_is_refused_or_limited() -> None:

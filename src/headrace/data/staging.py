@@ -127,7 +127,14 @@ class Pull:
         self._read = 0  # rows, of what cannot say where it stands
 
     def __call__(self) -> Macrobatch | None:
-        if self._source.marks_ends or self._source.endless:
+        if self._source.endless:
+            if (batch := self._ask()) is None:
+                raise SourceError(
+                    f"{self._source.title} has ended after {self._read} rows, and says that it is endless: no epoch of "
+                    "it was counted. Set endless = False, and it is asked one batch ahead to find its end."
+                )
+            return batch
+        if self._source.marks_ends:
             return self._ask()
         now, self._held = self._held or self._ask(), None
         if now is not None and not now.ends_epoch:
