@@ -13,9 +13,8 @@ from ..data.maps import Changed
 from ..data.read_by import ReadBy
 from ..data.reader import Reader
 from ..data.source import Table
-from ..data.views import Wrapper
 from ..errors import ConfigError, DataError, SourceError
-from ..formats.described import Described
+from ..formats.described import Described, unwrapped
 from ..formats.files import FileTable
 from ..formats.nulls import indicated
 from ..formats.select import are_numbers, begins_with_numbers, no_names
@@ -39,7 +38,12 @@ def like_training(trainer: Trainer, train: Any, path: str, name: str, *, targets
     table = _table(train)
     if table is None:
         return open_table(path)
-    base, changes = _unwrapped(table)
+    base, changes = unwrapped(table)
+    if isinstance(base, Described) and base.maps:
+        raise DataError(
+            f"the training data were changed by map({', '.join(base.maps)}), of which the run has kept the name alone. "
+            f"Open {path} and map it: predict(hr.map(hr.open_table({path!r}, ...), ...))."
+        )
     inputs = _inputs(trainer, base, mapped=bool(changes))
     others = {stream.name for stream in base.streams} - inputs
     nulls = {**base.nulls, **trainer.nulls}
@@ -71,16 +75,6 @@ def _inputs(trainer: Trainer, base: Table, mapped: bool) -> set[str]:
         return names - call.targets
     paths = [call.inputs] if isinstance(call.inputs, str) else call.inputs
     return names & {path.partition(".")[0] for path in (paths.values() if isinstance(paths, Mapping) else paths)}
-
-
-def _unwrapped(table: Table) -> tuple[Table, list[Changed]]:
-    """What views and maps are of, and the maps from the inside out; those that draw are for training alone."""
-    changes: list[Changed] = []
-    while isinstance(table, Wrapper) and not isinstance(table, FileTable):
-        if isinstance(table, Changed) and table.augments != "host":
-            changes.insert(0, table)
-        table = table.table
-    return table, changes
 
 
 def _mapped(table: Table, changes: Sequence[Changed]) -> Table:

@@ -7,13 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..adapters.adapt import as_data
 from ..data.arrays import ArrayTable
 from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, RunError
 from ..formats.described import Described, describing, standing_in
 from ..step import config
 from ..step.weights import load_weights
-from ..store import disk
+from ..store import codec, disk
+from ..store.checkpoints import Store
+from ..store.contents import TRAINER
+from ..store.run import CHECKPOINTS, run_id
 from ..train.runs import Runs
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
@@ -79,6 +84,11 @@ class Recipe:
         from .predict import answers_of, like_training  # they import all formats of files
 
         if isinstance(data, str | Path):
+            if self.train is None:
+                raise RunError(
+                    f"the run does not know how to read {data}: its training data were batches, or it was trained by "
+                    "an earlier version. Open the file, hr.open_table(path, ...), and predict on the table."
+                )
             data = like_training(self.trainer, self.train, str(data), "predict", targets=False)
         return answers_of(self.trainer, self.train, self.trainer.predict(data, batch_size=batch_size))
 
@@ -121,14 +131,42 @@ class Trained:
     """What a longer training has to be given more of."""
 
 
-def load(run: str | Path, *, which: str | int | None = None, trust: bool = False) -> Recipe:
+def load(
+    run: str | Path,
+    model: nn.Module | Trainer | None = None,
+    *,
+    which: str | int | None = None,
+    trust: bool = False,
+) -> Recipe:
     """The recipe of a run with the weights that the run has kept: `hr.load("runs/first").predict("new.csv")`.
 
-    `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. `trust`:
-    executes the recipe's source that the run has kept, for where the file is not there or is another by now. That is
-    code: say it of runs alone whose source you know.
+    A run of a script knows no recipe. Give it a `model` like the one that was trained, `hr.load("runs/first", model)`,
+    or a trainer with one, which also knows the loss: its predictions name classes. `which`: "best", "last" or a step;
+    if not given, the best if anything told good from bad, else the last. `trust`: executes the recipe's source that the
+    run has kept, for where the file is not there or is another by now. That is code: say it of runs alone whose source
+    you know.
     """
-    return Recipe.of_run(run, which=which, trust=trust)
+    if model is None:
+        return Recipe.of_run(run, which=which, trust=trust)
+    if not isinstance(model, nn.Module | Trainer):
+        raise ConfigError(f"hr.load takes a model, or a trainer with one, got a {type(model).__name__}.")
+    return _of_script(Path(run), model, which)
+
+
+def _of_script(run: Path, given: nn.Module | Trainer, which: str | int | None) -> Recipe:
+    """A run, with the model that a script has made."""
+    model = given.model if isinstance(given, Trainer) else given
+    step = load_weights(model, run, which=which)
+    kept = Store(run / CHECKPOINTS, run_id(run)).load(step, lambda name: name == TRAINER).document(TRAINER).get("data")
+    if kept is None:
+        made = Recipe(given if isinstance(given, Trainer) else Trainer(model), None)
+    else:
+        document = codec.decode(kept, {})
+        train = Described.read({"categories": {}, **document})
+        trainer = given if isinstance(given, Trainer) else Trainer(model, inputs=document.get("inputs"))
+        made = Recipe(trainer, train)
+    made.step = step
+    return made
 
 
 def load_recipe(name: str, arguments: Mapping[str, Any] | None = None) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ..data.batch import Batch, Stream
 from ..data.fields import Field
-from ..data.maps import probing
+from ..data.maps import Changed, probing
 from ..data.ragged import Ragged
 from ..data.read_by import ReadBy, read_by_of
 from ..data.source import Categories, Table
+from ..data.views import Wrapper, name_of
 from ..errors import CorruptError, DataError, HeadraceError, SourceError
 from .files import FileTable
 from .nulls import nulls_in
@@ -33,9 +34,15 @@ class Described(Table):
     """
 
     def __init__(
-        self, path: str, rows: int, streams: Sequence[Stream], categories: Categories, columns: Mapping[str, Any] | None
+        self,
+        path: str,
+        rows: int,
+        streams: Sequence[Stream],
+        categories: Categories,
+        columns: Mapping[str, Any] | None,
+        maps: Sequence[str] = (),
     ) -> None:
-        self.path, self.columns = path, columns
+        self.path, self.columns, self.maps = path, columns, maps
         self._rows, self._streams, self._categories = rows, tuple(streams), categories
 
     @property
@@ -94,10 +101,41 @@ class Described(Table):
             if columns is not None:
                 columns = {str(n): c if isinstance(c, str) else tuple(map(str, c)) for n, c in columns.items()}
             return Described(
-                str(document["path"]), int(document["rows"]), streams, read_by_of(ReadBy(held, nulls)), columns
+                str(document["path"]),
+                int(document["rows"]),
+                streams,
+                read_by_of(ReadBy(held, nulls)),
+                columns,
+                [*map(str, document.get("maps", ()))],
             )
         except (LookupError, TypeError, ValueError, AttributeError, HeadraceError) as error:
             raise CorruptError(f"the description of a run's data makes no sense: {error!r}") from None
+
+
+def description_of(table: Table, targets: Collection[str], inputs: Any) -> dict[str, Any]:
+    """What a run keeps of its training data, so that files are read like them: see `Described`.
+
+    Their categories, and what stands for nulls, are kept beside it. `inputs`: what the model is given, as a trainer's
+    `inputs=`; if it is `None`, every stream but the `targets`.
+    """
+    base, changes = unwrapped(table)
+    path = str(base.files[0]) if isinstance(base, FileTable) else "the training data"
+    document = Described.of(base, path).document()
+    names = [stream.name for stream in table.streams if stream.name not in targets]
+    return {key: value for key, value in document.items() if key not in ("categories", "nulls")} | {
+        "maps": [name_of(changed.change) for changed in changes],
+        "inputs": names if inputs is None else inputs,
+    }
+
+
+def unwrapped(table: Table) -> tuple[Table, list[Changed]]:
+    """What views and maps are of, and the maps from the inside out; those that draw are for training alone."""
+    changes: list[Changed] = []
+    while isinstance(table, Wrapper) and not isinstance(table, FileTable):
+        if isinstance(table, Changed) and table.augments != "host":
+            changes.insert(0, table)
+        table = table.table
+    return table, changes
 
 
 @dataclass(slots=True)

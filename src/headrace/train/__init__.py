@@ -1,5 +1,5 @@
 """The trainer and its loop, and what several workers settle in a training.
 
 The loop owns the order of events: an update, what is due after it, what was asked for, the checkpoint. It calls
-`store`, `data`, `adapters`, `loss`, `arena`, `workers`, `step` and `watch`.
+`store`, `data`, `formats`, `adapters`, `loss`, `arena`, `workers`, `step` and `watch`.
 """

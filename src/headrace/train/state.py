@@ -55,6 +55,8 @@ class State:
     categories: Any = None
     nulls: Any = None
     """What stands for the nulls of the training data."""
+    data: dict[str, Any] | None = None
+    """How the training data were read, where they are rows: see `description_of`."""
     round: dict[str, Any] = field(default_factory=dict)
     """Where the training stood when all workers had the same weights for the last time."""
     machine: dict[str, Any] | None = None
@@ -92,8 +94,9 @@ def parts_of(state: State) -> dict[str, Any]:
     found = {part.name: getattr(state, part.name) for part in fields(state) if part.name not in _NOT_KEPT}
     for part in _OF_SEVERAL if state.strategy is None else ():
         del found[part]
-    if state.nulls is None:
-        del found["nulls"]
+    for part in ("nulls", "data"):
+        if found[part] is None:
+            del found[part]
     return found | {f"worker {number}" if number else "worker": own for number, own in enumerate(state.owns)}
 
 

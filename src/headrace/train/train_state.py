@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ..arena.replica import Replica
 from ..arena.vectors import plain_name
 from ..data.read_by import ReadBy, nulls_of, read_by_of
-from ..data.source import Categories
+from ..data.reader import Reader
+from ..data.source import Categories, Source
 from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, is_out_of_memory
 from ..length import Counters
 from ..loss.objective import measured_by
@@ -28,6 +29,7 @@ from ..step.weights import as_categories, check_model, load_model
 from ..store import rng
 from ..store.run import machine
 from ..watch.info import Best, Info
+from ..workers.leased import Leased
 from .plan import Plan
 from .schedule import Rates, make_rates
 from .state import Own, State
@@ -69,6 +71,7 @@ class TrainState:
         """Where the source stood at first, and is rewound to."""
         self.categories = _lists(plan.train.read_by)
         """For each stream of the training data the strings that its numbers stand for; `None` if it does not know."""
+        self._data = _description_of(plan.train, trainer)
         self.cursor = self.initial
         """Where the source stood after the last batch that was used."""
         self.round: dict[str, Any] = {}
@@ -102,6 +105,7 @@ class TrainState:
             config=trainer._config | self._plan.config,
             categories=self.categories,
             nulls=dict(nulls_of(self.categories)) or None,
+            data=self._data,
             limits=config.of_limits(info.limits),
             source={"cursor": self.cursor, "initial": self.initial},
             round=self.round,
@@ -311,3 +315,14 @@ def readable() -> Iterator[None]:
         raise CorruptError(
             f"the checkpoint holds a state that makes no sense: {type(error).__name__}: {error}"
         ) from error
+
+
+def _description_of(train: Source, trainer: Trainable) -> dict[str, Any] | None:
+    """What a run keeps of its training data; `None` of data that are batches."""
+    reader = train.reader if isinstance(train, Leased) else train
+    if not isinstance(reader, Reader):
+        return None
+    from ..formats.described import description_of  # only here: it imports what reads files
+
+    call = next(iter(trainer.eval_objectives.values())).call
+    return description_of(reader.table, call.targets, config.plain(call.inputs))

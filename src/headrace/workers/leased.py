@@ -32,7 +32,7 @@ class Leased(SourceWrapper):
                 "Give the data as a Table, as hr.from_dataset makes of a Dataset, or use Synchronous or Periodic."
             )
         super().__init__(reader, thread_safe=False)
-        self._reader, self.center = reader, center
+        self.reader, self.center = reader, center
         self._leases: list[Lease] = []  # what is left of them to read
         self.exhausted = False
         """Whether the center has said that all rows have been used."""
@@ -51,7 +51,7 @@ class Leased(SourceWrapper):
         if not self._leases and not self._await():
             return None
         lease, following = self._leases[0], self._leases[1:]
-        reader, together = self._reader, max(size, min(rows, lease.stop - lease.start - size))
+        reader, together = self.reader, max(size, min(rows, lease.stop - lease.start - size))
         macrobatch = reader.reading.until(lease.stop).fetch(lease.start, size, together, ahead=reader.ahead)
         assert macrobatch is not None
         cuts = list(accumulate(macrobatch.totals, initial=lease.start))
@@ -73,12 +73,12 @@ class Leased(SourceWrapper):
         return macrobatch
 
     def state_dict(self) -> State:
-        return {**self._reader.state_dict(), "used": None, **_place(self._leases, self._pass)}
+        return {**self.reader.state_dict(), "used": None, **_place(self._leases, self._pass)}
 
     def load_state_dict(self, state: State) -> None:
         if missing := [key for key in _OWN if key not in state]:
             raise SourceError(f"this is not the cursor of leased rows: it lacks {', '.join(missing)}.")
-        self._reader.load_state_dict(state)
+        self.reader.load_state_dict(state)
         self._leases = [Lease(*lease) for lease in state["leases"]]
         self._pass = state["pass"]
 
@@ -106,7 +106,7 @@ class Leased(SourceWrapper):
         return False
 
     def _epoch(self, lease: Lease) -> int:
-        return lease.start // self._reader.order.n
+        return lease.start // self.reader.order.n
 
 
 def _left(lease: Lease, at: int) -> list[Lease]:

@@ -1,0 +1,127 @@
+"""`hr.load(run, model)`: a run of a script predicts without the script's training data."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import headrace as hr
+from headrace.errors import CheckpointError, ConfigError, DataError, RunError
+
+ROWS = "".join(f"{k % 5},{k % 3},{['red', 'green', ''][k % 3]},{['low', 'high'][k % 2]}\n" for k in range(40))
+TRAIN = """
+import torch, headrace as hr
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(3, 2), nn.Linear(4, 2)
+
+    def forward(self, x, colour):
+        return self.out(torch.cat([x, self.embed(colour)], 1))
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    columns = {"x": ["a", "b"], "colour": "c", "y": "d"}
+    table = hr.open_table("train.csv", columns=columns, dtypes={"x": "float32"}, nulls={"colour": "none"})
+    net = Net()
+    trainer = hr.Trainer(net, hr.CrossEntropy(), torch.optim.SGD(net.parameters(), 0.1), batch_size=8)
+    trainer.fit(table, epochs=2, run="run", progress=False)
+    torch.save(trainer.predict(table), "expected.pt")
+"""
+USE = """
+import torch, headrace as hr
+from train import Net
+
+made = hr.load("run", Net())
+print(made.step, made.trainer.nulls)
+torch.save(made.predict("new.csv").rows(0, 40)["output"], "found.pt")
+named = hr.load("run", hr.Trainer(Net(), hr.CrossEntropy())).predict("new.csv")
+assert set(named.categories["class"]) == {"high", "low"}, named.categories
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def python(program: str) -> str:
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_a_script_s_run_predicts_a_file_in_another_process(place: Path) -> None:
+    Path("train.csv").write_text("a,b,c,d\n" + ROWS)
+    Path("train.py").write_text(TRAIN)
+    subprocess.run([sys.executable, "train.py"], check=True, timeout=120)
+    Path("train.csv").unlink()
+    Path("new.csv").write_text("b,c,a\n" + "".join(f"{b},{c},{a}\n" for a, b, c, _ in map(split, ROWS.splitlines())))
+    assert python(USE).split() == ["10", "{'colour':", "'none'}"]
+    assert torch.equal(torch.load("found.pt"), torch.load("expected.pt"))
+
+
+def split(line: str) -> list[str]:
+    return line.split(",")
+
+
+def train(data: Any, run: str = "run", **options: Any) -> hr.Trainer:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), **options)
+    trainer.fit(data, epochs=1, run=run, progress=False)
+    return trainer
+
+
+def test_arrays_by_name_and_files_with_these_columns_are_predicted(place: Path) -> None:
+    x, y = torch.rand(12, 2), torch.rand(12, 1)
+    trainer = train({"y": y, "in": x})
+    made = hr.load("run", nn.Linear(2, 1))
+    expected = trainer.predict({"y": y, "in": x})
+    assert torch.equal(made.predict({"in": x, "y": y}).rows(0, 12)["output"], expected)
+    Path("new.csv").write_text("a,b\n" + "".join(f"{a!r},{b!r}\n" for a, b in x.tolist()))
+    assert torch.equal(made.predict("new.csv").rows(0, 12)["output"], expected)
+
+
+def test_what_does_not_fit_is_told(place: Path) -> None:
+    train((torch.rand(12, 2), torch.rand(12, 1)))
+    with pytest.raises(CheckpointError, match=r"weight \(float32\[1, 2\] there, float32\[1, 3\] here\)"):
+        hr.load("run", nn.Linear(3, 1))
+    with pytest.raises(ConfigError, match="takes a model, or a trainer with one, got a type"):
+        hr.load("run", nn.Linear)  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="nowhere is not a run"):
+        hr.load("nowhere", nn.Linear(2, 1))
+
+
+def test_batches_and_maps_are_no_description_of_a_file(place: Path) -> None:
+    train([{"x": torch.rand(4, 2), "y": torch.rand(4, 1)}], "batches")
+    with pytest.raises(RunError, match=r"does not know how to read new\.csv: its training data were batches"):
+        hr.load("batches", nn.Linear(2, 1)).predict("new.csv")
+    table = hr.map(hr.ArrayTable({"a": torch.rand(8, 2), "y": torch.rand(8, 1)}), doubled)
+    train(table, "mapped")
+    made = hr.load("mapped", nn.Linear(2, 1))
+    with pytest.raises(DataError, match=r"were changed by map\(.*doubled\), of which the run has kept the name alone"):
+        made.predict("new.csv")
+    assert made.predict({"x": torch.rand(3, 2)}).rows(0, 3)["output"].shape == (3, 1)
+
+
+def doubled(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"x": fields["a"] * 2, "y": fields["y"]}
+
+
+@pytest.mark.parametrize("strategy", [hr.Synchronous, hr.Asynchronous])
+def test_a_run_of_several_workers_knows_its_data_too(strategy: Any, place: Path) -> None:
+    hr.launch(_worker, strategy, workers=2, engine="local")
+    Path("new.csv").write_text("p,q\n1.0,2.0\n")
+    assert len(hr.load("run", nn.Linear(2, 1)).predict("new.csv")) == 1
+
+
+def _worker(strategy: Any) -> None:
+    train((torch.rand(12, 2), torch.rand(12, 1)), strategy=strategy())
