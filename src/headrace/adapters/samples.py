@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..data.fields import Field, Opaque, Rows, cat, unmasked
 from ..data.ragged import Ragged
 from ..data.source import Table
 from ..data.views import Concat, View
-from ..errors import DataError, HeadraceError, SourceError
+from ..errors import ConfigError, DataError, HeadraceError, SourceError
 from ..store import rng
 
 AT_ONCE = 512  # samples collated together: so few are still in the processor's cache when they are
@@ -40,7 +41,7 @@ class NestedFields(dict[str, Any]):
         return NestedFields({name: part.to(device) for name, part in self.items()})
 
 
-def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] = ()) -> Table:
+def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] = (), threads: int = 1) -> Table:
     """Reads a torch Dataset as a Table, which can be shuffled, shared out and resumed like any other.
 
     A TensorDataset is used in place, a Subset or a ConcatDataset through its numbers, all at the speed of arrays. Of
@@ -48,16 +49,21 @@ def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] 
     `default_collate` does. A sample is a tensor ("x"), a pair ("x" and "y"), a tuple whose parts `names` names, or a
     flat dict. `sequences` are those streams whose tensors differ in their first dimension from row to row.
 
+    `threads` of a Dataset that reads files or decodes: so many rows are asked for at the same time. The order of the
+    rows stays the same. The Dataset must allow that, and gains where it waits or releases the GIL, as most libraries do
+    that decode. What computes in Python is quicker in the processes of a DataLoader.
+
     A row is to be the same whenever it is asked for: what is random belongs into `map`, whose draws are resumed.
     """
     if isinstance(dataset, TensorDataset) and _plain(dataset, TensorDataset):
         return ArrayTable(by_name(dataset.tensors, names, type(dataset).__name__))
     if isinstance(dataset, Subset) and _plain(dataset, Subset):
         indices = torch.as_tensor(np.asarray(dataset.indices), dtype=torch.int64)
-        return View(from_dataset(dataset.dataset, names=names, sequences=sequences), indices)
+        return View(from_dataset(dataset.dataset, names=names, sequences=sequences, threads=threads), indices)
     if isinstance(dataset, ConcatDataset) and _plain(dataset, ConcatDataset):
-        return Concat([from_dataset(part, names=names, sequences=sequences) for part in dataset.datasets])
-    return Samples(dataset, names, sequences)
+        parts = dataset.datasets
+        return Concat([from_dataset(part, names=names, sequences=sequences, threads=threads) for part in parts])
+    return Samples(dataset, names, sequences, threads)
 
 
 def _plain(dataset: Any, kind: type) -> bool:
@@ -72,8 +78,10 @@ class Samples(Table):
 
     streams: Sequence[Stream] = ()
 
-    def __init__(self, dataset: Any, names: Names = None, sequences: Sequence[str] = ()) -> None:
-        self.dataset, self._names, self._sequences = dataset, names, tuple(sequences)
+    def __init__(self, dataset: Any, names: Names = None, sequences: Sequence[str] = (), threads: int = 1) -> None:
+        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+            raise ConfigError(f"threads= is how many rows are read at the same time, from 1 on, got {threads!r}.")
+        self.dataset, self._names, self._sequences, self._threads = dataset, names, tuple(sequences), threads
         self._who, self._length = type(dataset).__name__, _length(dataset)
         if not self._length:
             raise DataError(f"{self._who} has no rows: there is nothing to read.")
@@ -102,6 +110,14 @@ class Samples(Table):
         return collated(self._samples(rows), self._names, self._sequences, self._who)
 
     def _samples(self, rows: list[int]) -> Sequence[Any]:
+        if self._threads == 1 or len(rows) == 1:
+            return self._read(rows)
+        at_once = -(-len(rows) // self._threads) if self._many else 1
+        parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
+        with ThreadPoolExecutor(self._threads) as pool:
+            return [sample for part in pool.map(self._read, parts) for sample in part]
+
+    def _read(self, rows: list[int]) -> Sequence[Any]:
         if self._many:
             try:
                 found: Sequence[Any] = self.dataset.__getitems__(rows)
