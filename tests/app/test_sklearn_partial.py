@@ -60,6 +60,40 @@ def test_partial_fit_goes_on_from_a_fit_and_a_fit_begins_anew() -> None:
     assert np.array_equal(fitted.fit(X, Y).predict_proba(X), before)
 
 
+def test_settings_that_change_between_two_parts_are_in_effect_from_the_next_one() -> None:
+    found = classifier().partial_fit(X, Y, classes=[0, 1])
+    before = found.predict_proba(X)
+    found.set_params(lr=0.0).partial_fit(X, Y)
+    assert np.array_equal(found.predict_proba(X), before)
+    found.set_params(lr=0.01, optimizer=torch.optim.SGD).partial_fit(X, Y)
+    assert not np.array_equal(found.predict_proba(X), before)
+
+
+def test_parts_are_trained_with_the_options_of_a_fit_that_concern_them() -> None:
+    options = {"fit_options": {"log_every": "1 step", "epochs": 7, "run": "nowhere"}}
+    found = classifier(validation=(X, Y), **options).partial_fit(X, Y, classes=[0, 1])
+    assert [row["step"] for row in found.history_] == [1, 2, 3]
+    assert found.history_.last["val/loss"] > 0
+    assert found.run_ is None
+    with pytest.raises(TypeError, match="nonsense"):
+        classifier(fit_options={"nonsense": 1}).partial_fit(X, Y, classes=[0, 1])
+
+
+def test_a_scheduler_goes_on_from_part_to_part() -> None:
+    halves = {"schedule": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+    found = classifier(trainer_options=halves)
+    rates = [found.partial_fit(X, Y, classes=[0, 1]).history_.last["rate"] for _ in range(3)]
+    assert rates == [0.01, 0.005, 0.0025]
+
+
+def test_an_estimator_of_an_earlier_version_is_trained_in_parts() -> None:
+    fitted = classifier(epochs=1).fit(X, Y)
+    state = {name: value for name, value in vars(fitted).items() if name not in ("_remembered", "_draws")}
+    vars(fitted).clear()
+    vars(fitted).update(state)
+    assert fitted.partial_fit(X, Y).n_iter_ == 2
+
+
 def test_a_regressor_is_trained_in_parts_too() -> None:
     from headrace.sklearn import Regressor
 

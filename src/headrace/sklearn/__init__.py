@@ -24,7 +24,8 @@ import sys as _sys
 
 from ..loss import elements as _elements
 from ..watch import history as _history
-from .estimators import EXPECTED_FAILED_CHECKS, Classifier, Regressor
+from .base import EXPECTED_FAILED_CHECKS
+from .estimators import Classifier, Regressor
 
 _sys.modules.setdefault("headrace.history.history", _history)  # where pickles of 0.1.0 look
 _sys.modules.setdefault("headrace.loss.prior", _elements)

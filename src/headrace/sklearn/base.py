@@ -29,12 +29,16 @@ from .digest import digest
 
 WEIGHT = "weight"  # the stream of sample weights
 DTYPES = ("float32", "float64")
+_OF_WHOLE_FITS = ("run", "resume", "epochs")  # of `fit_options`, what `partial_fit` does not take
 OF_NO_FIT = ("run", "verbose", "random_state")  # settings that are no part of a fit, or count by what they stand for
 Data = dict[str, Any]
 
 
 class Estimator(BaseEstimator):  # type: ignore[misc]
     """Holds the settings, which `fit` does not change, and fits a module with a Trainer."""
+
+    _remembered: tuple[Any, Data, Data] | None = None  # the optimizer of the last partial_fit: kind, settings, state
+    _draws: Any = None  # what seeds the next partial_fit
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -111,48 +115,66 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, X: Any, y: np.ndarray, weights: Any, n_outputs: int, default: Loss, split_by: Any) -> None:
         """Fits a new module to rows that have been looked at; `split_by`: what to have alike in both parts."""
-        loss = _weighed(default if self.loss is None else copy.deepcopy(self.loss), weights is not None)
-        data = {"x": X, "y": y} if weights is None else {"x": X, "y": y, WEIGHT: weights}
+        data, loss = self._data_and_loss(X, y, weights, default)
         asked = dict(self.fit_options or {})
         run, callbacks = asked.pop("run", self.run), [*self._callbacks(), *asked.pop("callbacks", ())]
         name = "" if run is None else self._name(data, n_outputs, {"callbacks": callbacks, "fit_options": asked})
         seed, run = self._seed(name), _within(run, name)
         train, val = self._held_out(data, seed, split_by)
         with _seeded(seed):
-            module = self._made(X.shape[1], n_outputs).to(getattr(torch, self.dtype))
-            optimizer = self.optimizer(module.parameters(), **{"lr": self.lr, **_parts(vars(self), "optimizer__")})
-            trainer = self._trainer(
-                module, loss, optimizer, X, seed=seed, metrics=self.metrics, batch_size=self.batch_size
-            )
-            with _seeded(seed):  # a module may draw even at rest
-                self._check_outputs(trainer.predict({"x": X[:2]}), n_outputs)
+            trainer = self._made_trainer(X, loss, seed, n_outputs)
             options = {"epochs": self.epochs, "progress": "auto" if self.verbose else False}
             history = trainer.fit(train, val, run=run, callbacks=callbacks, **{**options, **asked})
         self.run_, self._remembered, self._draws = run, None, np.random.RandomState(seed)
-        self.module_, self.history_, self.n_iter_ = module, history, history.rows[-1]["epoch"]
+        self.module_, self.history_, self.n_iter_ = trainer.model, history, history.rows[-1]["epoch"]
 
     def _train_on(self, X: Any, y: np.ndarray, weights: Any, n_outputs: int, default: Loss, first: bool) -> None:
         """Trains the module for one more epoch, on these rows; `first`: there is none yet."""
-        loss = _weighed(default if self.loss is None else copy.deepcopy(self.loss), weights is not None)
-        data = {"x": X, "y": y} if weights is None else {"x": X, "y": y, WEIGHT: weights}
-        if first:
+        data, loss = self._data_and_loss(X, y, weights, default)
+        asked = {name: value for name, value in (self.fit_options or {}).items() if name not in _OF_WHOLE_FITS}
+        callbacks = [*self.callbacks, *asked.pop("callbacks", ())]
+        if first or self._draws is None:
             self._draws = check_random_state(self.random_state)
+        if first:
             self.n_iter_, self._remembered = 0, None
         seed = int(self._draws.randint(2**31 - 1))
         with _seeded(seed):
-            module = self._made(X.shape[1], n_outputs).to(getattr(torch, self.dtype)) if first else self.module_
-            optimizer = self.optimizer(module.parameters(), **{"lr": self.lr, **_parts(vars(self), "optimizer__")})
-            if self._remembered is not None:
-                optimizer.load_state_dict(self._remembered)
-            trainer = self._trainer(
-                module, loss, optimizer, X, seed=seed, metrics=self.metrics, batch_size=self.batch_size
-            )
-            if first:
-                with _seeded(seed):  # a module may draw even at rest
-                    self._check_outputs(trainer.predict({"x": X[:2]}), n_outputs)
-            self.history_ = trainer.fit(data, epochs=1, callbacks=[*self.callbacks], progress=False)
-        self.module_, self.run_, self.n_iter_ = module, None, self.n_iter_ + 1
-        self._remembered = _on_host(optimizer.state_dict())
+            trainer = self._made_trainer(X, loss, seed, n_outputs, None if first else self.module_)
+            self._recall(trainer.optimizer)
+            options = {"progress": "auto" if self.verbose else False, **asked, "epochs": 1}
+            val = None if _is_share(self.validation) else self._fixed(WEIGHT in data)
+            self.history_ = trainer.fit(data, val, callbacks=callbacks, **options)
+        self.module_, self.run_, self.n_iter_ = trainer.model, None, self.n_iter_ + 1
+        self._remembered = self.optimizer, self._optimizer_settings, _on_host(trainer.optimizer.state_dict())
+
+    def _data_and_loss(self, X: Any, y: np.ndarray, weights: Any, default: Loss) -> tuple[Data, Any]:
+        """Rows by stream, and the loss that is to be minimised."""
+        loss = _weighed(default if self.loss is None else copy.deepcopy(self.loss), weights is not None)
+        return {"x": X, "y": y} if weights is None else {"x": X, "y": y, WEIGHT: weights}, loss
+
+    def _made_trainer(self, X: Any, loss: Any, seed: int, n_outputs: int, module: nn.Module | None = None) -> Trainer:
+        """A trainer of this module, or of a new one, whose outputs for the first rows are checked."""
+        new = self._made(X.shape[1], n_outputs).to(getattr(torch, self.dtype)) if module is None else module
+        optimizer = self.optimizer(new.parameters(), **self._optimizer_settings)
+        trainer = self._trainer(new, loss, optimizer, X, seed=seed, metrics=self.metrics, batch_size=self.batch_size)
+        if module is None:
+            with _seeded(seed):  # a module may draw even at rest
+                self._check_outputs(trainer.predict({"x": X[:2]}), n_outputs)
+        return trainer
+
+    @property
+    def _optimizer_settings(self) -> Data:
+        return {"lr": self.lr, **_parts(vars(self), "optimizer__")}
+
+    def _recall(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gives an optimizer what the last one has learned; settings that have been changed since are as they are."""
+        if self._remembered is None:
+            return
+        kind, settings, state = self._remembered
+        if kind is not self.optimizer:
+            return
+        same = settings == self._optimizer_settings  # a scheduler may have moved the rate
+        optimizer.load_state_dict(state if same else {**state, "param_groups": optimizer.state_dict()["param_groups"]})
 
     def _name(self, data: Data, n_outputs: int, settings: Data) -> str:
         """A digest of everything that a fit is made of; `settings` replace those that were given."""

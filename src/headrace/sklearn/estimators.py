@@ -18,18 +18,6 @@ from ..loss.elements import MSE
 from ..watch.callback import Callback
 from .base import Estimator
 
-_ROUNDED = "in float32 the last digit of a sum depends on which rows are computed together; in float64 the check passes"
-EXPECTED_FAILED_CHECKS: Mapping[str, str] = dict.fromkeys(
-    (
-        "check_methods_subset_invariance",
-        "check_sample_weight_equivalence_on_dense_data",
-        "check_sample_weight_equivalence_on_sparse_data",
-    ),
-    _ROUNDED,
-)
-"""Checks of scikit-learn's that estimators of float32 do not pass, and why; with `dtype="float64"` they pass all."""
-
-
 _OWN = ("self", "__class__", "class_weight", "parts")
 
 
@@ -100,8 +88,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Classifier:
         """Trains the module for one more epoch, on these rows; the first call says what `classes` there are.
 
-        The optimizer goes on with what it has learned by the calls before. Nothing is held out, there is no run, and
-        weights of classes have to be numbers.
+        The optimizer keeps its state from the calls before; settings that were changed since apply. Nothing is held
+        out, though rows given as `validation` are scored; there is no run, and weights of classes have to be numbers.
         """
         first = not hasattr(self, "module_")
         if isinstance(self.class_weight, str):
@@ -170,7 +158,7 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
-        """Trains the module for one more epoch, on these rows; the optimizer goes on with what it has learned."""
+        """Trains the module for one more epoch, on these rows; see `Classifier.partial_fit`."""
         first = not hasattr(self, "module_")
         X, y = self._checked(X, y, multi_output=True, y_numeric=True, reset=first)
         self._flat = y.ndim == 1
