@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from kit.sums import X, Y, make
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import headrace as hr
@@ -41,6 +43,26 @@ def test_every_set_is_scored_as_it_is_alone() -> None:
 def test_sets_are_whatever_data_may_be(sets: dict[str, Any]) -> None:
     _, history = fitted(val=sets)
     assert all(history.last[f"val/{name}/loss"] > 0 for name in sets)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "arrow"])
+def test_frames_are_sets(kind: str) -> None:
+    import pandas as pd
+    import pyarrow as pa
+
+    columns = {"x": np.arange(8.0, dtype="float32"), "y": np.ones(8, "float32")}
+    frame = pd.DataFrame(columns) if kind == "pandas" else pa.table(columns)
+    trainer = hr.Trainer(nn.Identity(), hr.MSE())
+    found = trainer.validate({"clean": frame, "noisy": frame})
+    assert found["val/clean/loss"] == found["val/noisy/loss"] == trainer.validate(frame)["val/loss"] == 11.5
+
+
+def test_two_frames_of_which_one_is_the_target_are_one_set() -> None:
+    import pandas as pd
+
+    trainer = hr.Trainer(nn.Identity(), hr.MSE())
+    x, y = pd.DataFrame({"a": [1.0, 2.0]}), pd.DataFrame({"b": [1.0, 1.0]})
+    assert trainer.validate({"x": x, "y": y})["val/loss"] == 0.5
 
 
 def test_a_dict_of_streams_is_one_set() -> None:

@@ -33,7 +33,8 @@ def is_pandas(part: Any, *kinds: str) -> bool:
 
 def is_frame(data: Any) -> bool:
     """Whether something has columns by name: a frame of pandas or Polars, or a table of Arrow."""
-    return is_pandas(data, "DataFrame") or (isinstance(data, GivesArrow) and not is_pandas(data, "Series"))
+    column = type(data).__name__ in ("Series", "ChunkedArray")
+    return is_pandas(data, "DataFrame") or (isinstance(data, GivesArrow) and not column)
 
 
 def from_frame(frame: Any, known: Categories | None = None) -> ArrayTable:

@@ -23,6 +23,7 @@ from ..data.reader import Reader
 from ..data.source import Categories, Source, Table
 from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
+from ..formats.frames import is_frame
 from ..length import interval
 from ..loss.no_loss import NoLoss
 from ..loss.objective import Objective, as_objective, module_of
@@ -93,14 +94,15 @@ def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categori
     return owned(rows) if table.aliases else rows, table.read_by  # the model may write into its batch
 
 
-def data_sets(data: Any, name: str, streams: Sequence[Stream] | None) -> dict[str, Any]:
+def data_sets(data: Any, name: str, streams: Sequence[Stream] | None, target: str = "") -> dict[str, Any]:
     """Data to be scored, by what keys of their numbers begin with: one set, or those of a dict of sets.
 
-    A dict is one set if its keys are streams, known ones or by what stands there: a set has columns of its own.
+    A dict is one set if its keys are streams, known ones or by what stands there: a set has columns of its own. Where
+    no streams are known, the name of the `target` tells.
     """
     known = {stream.name for stream in streams or ()}
     several = isinstance(data, Mapping) and data and not hugging_kind(data) and not data.keys() <= known
-    if not several or not all(map(_is_set, data.values())):
+    if not several or (not known and target in data) or not all(map(_is_set, data.values())):
         return {name: data}
     for each in data:
         if not isinstance(each, str) or not each or "/" in each or each == "loss":
@@ -117,10 +119,8 @@ def _is_set(data: Any) -> bool:
         return bool(data) and isinstance(data[0], Mapping | tuple | Batch)
     if isinstance(data, tuple):
         return len(data) == 2 and not any(isinstance(part, int | float | tuple | list) for part in data)
-    if type(data).__module__.startswith("pandas."):
-        return type(data).__name__ == "DataFrame"
     kinds = (Mapping, Table, Source, Dataset, DataLoader, str, Path)
-    return isinstance(data, kinds) or bool(hugging_kind(data)) or type(data).__module__.startswith("pyarrow.")
+    return isinstance(data, kinds) or bool(hugging_kind(data)) or is_frame(data)
 
 
 def samples_or(data: Any, name: str, known: Sequence[Stream] | None) -> Any:

@@ -200,7 +200,7 @@ class Trainable:
         Of several sets, as in `{"clean": a, "noisy": b}`, keys begin with "val/clean" and "val/noisy".
         """
         found: dict[str, Any] = {}
-        for each, held in data_sets(data, name, self._trained_on or self._known_streams).items():
+        for each, held in data_sets(data, name, self._trained_on or self._known_streams, self.target).items():
             found |= self._validate(held, each, batch_size, limit)
         return found
 
