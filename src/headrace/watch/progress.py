@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STYLES = ("auto", "bar", "plain")
 BAR_S = 0.1  # how often the bar is drawn
 WORKERS_SHOWN = 4  # of more, only the slowest and the fastest
+LONGEST = 100  # lines of one output of a notebook
 LINE_S = 10.0  # how often a line is printed within an epoch
 LEAST, MOST = 10, 40  # columns of the bar itself
 RECENT_S = 2.0  # what a rate is taken over, at least, once there is as much
@@ -216,7 +217,10 @@ class Bar(_Lines):
 
 
 class LiveLine(_Lines):
-    """Draws one line in the output of a notebook's cell, in place; lines printed meanwhile stay above it."""
+    """Draws one line in the output of a notebook's cell, in place; lines printed meanwhile stay above it.
+
+    An output is sent whole whenever it changes. So it is sent by time, and after `LONGEST` lines a new one begins.
+    """
 
     period = 5 * BAR_S
 
@@ -224,6 +228,8 @@ class LiveLine(_Lines):
         super().__init__(file)
         self._lines: list[str] = []
         self._handle: Any = None
+        self._next = 0.0
+        self._waiting = False  # whether there are lines that have not been sent
 
     def draw(self, info: Info, clock: _Clock) -> None:
         pieces = [_place(info), *_each(info.losses), _rates(info, clock), *_left(info, clock)]
@@ -231,11 +237,22 @@ class LiveLine(_Lines):
 
     def print_line(self, text: str) -> None:
         self._lines.append(text)
-        self._show(self._lines)
+        full = len(self._lines) == LONGEST
+        if full or time.perf_counter() >= self._next:
+            self._show(self._lines)
+        else:
+            self._waiting = True
+        if full:
+            self._lines, self._handle = [], None
+
+    def close(self) -> None:
+        if self._waiting:
+            self._show(self._lines)
 
     def _show(self, lines: Sequence[str]) -> None:
         from IPython.display import display
 
+        self._next, self._waiting = time.perf_counter() + self.period, False
         data = {"text/plain": "\n".join(lines)}
         if self._handle is None:
             self._handle = display(data, raw=True, display_id=True)  # type: ignore[no-untyped-call]
@@ -247,7 +264,7 @@ def in_notebook() -> bool:
     """Whether this is the kernel of a notebook, whose cells have outputs that can be drawn anew."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)  # Colab's is one of its own
 
 
 class _Line:
