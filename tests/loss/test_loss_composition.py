@@ -217,6 +217,11 @@ def test_targets_that_match_are_taken(loss: hr.Loss, outputs: Tensor, targets: T
     assert trainer(loss).step((outputs, targets))["total_loss"] > 0
 
 
+def test_as_many_classes_as_places_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"outputs \[4, 4\] have as many classes as places.* It is dimension 1"):
+        trainer(hr.CrossEntropy()).step((TEXTS[:, :, :4], WORDS.clamp(max=3)))
+
+
 @pytest.mark.parametrize(
     "loss", [hr.CrossEntropy(weight="w"), hr.BinaryCrossEntropy(weight="w"), hr.Focal(weight="w"), hr.MSE(weight="w")]
 )

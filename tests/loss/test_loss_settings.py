@@ -165,6 +165,7 @@ def test_one_loss_may_serve_several_trainers_with_targets_of_their_own() -> None
     assert [trainer.validate(streams)["val/loss"] for trainer in (near, far)] == pytest.approx([0.5, 50.0])
 
 
+@pytest.mark.filterwarnings("ignore:.* as many classes as places")
 def test_one_loss_may_serve_a_trainer_with_one_hot_rows_and_another_with_a_label_for_each_pixel() -> None:
     loss = hr.CrossEntropy()
     rows = still(loss, Through(), microbatch=7)

@@ -146,7 +146,7 @@ class WorkerProcesses:
             if report is None or status != FAILED:
                 return WorkerError(
                     f"worker {worker} ended with exit status {status}{self._where(worker)}, and did not say why. "
-                    "What it has printed may tell."
+                    "What it has printed may tell, as an error of the script, which each worker imports first."
                 )
         assert report is not None
         return report.for_caller()

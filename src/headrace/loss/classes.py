@@ -1,6 +1,7 @@
 """Losses for classification: cross entropy and focal loss."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
@@ -144,6 +145,13 @@ class CrossEntropy(Loss):
                 f"{self.name}: stream {self.target!r} has rows of shape {list(targets.shape[1:])}, the model's outputs "
                 f"{list(logits.shape[1:])}. Expected one label for each place: outputs of shape (rows, classes, "
                 f"{', '.join(map(str, targets.shape[1:]))}).{turn if targets.shape[1:] == logits.shape[1:-1] else ''}"
+            )
+        if targets.dim() > 1 and targets.shape[1:] == logits.shape[1:-1]:
+            warnings.warn(
+                f"{self.name}: the model's outputs {list(logits.shape[1:])} have as many classes as places, so "
+                "that the dimension of the classes cannot be checked. It is dimension 1, as in torch: if yours is the "
+                "last, return outputs.movedim(-1, 1).",
+                stacklevel=2,
             )
         labels = comparable(targets)
         bad = (labels < 0) | (labels >= classes)
