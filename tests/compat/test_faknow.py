@@ -74,7 +74,7 @@ def test_files_logs_and_scalars_have_their_names_and_lines(capfd: pytest.Capture
     assert "epoch=[0/1]" in lines
     assert re.search(r" - INFO - training loss : total_loss=\d\.\d{6}    entropy=\d\.\d{6}\n", lines)
     assert re.search(r"validation result : accuracy=\d\.\d{6}    precision=\d\.\d{6}    recall=", lines)
-    assert re.search(r"current score : \d\.\d{6}, best score : \d\.\d{6}, best epoch : \d", lines)
+    assert re.search(r"current score : \d\.\d{6}, best score : \d\.\d{6}, {16}best epoch : \d", lines)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(Path("tb_logs") / log.stem))

@@ -249,7 +249,7 @@ class BaseTrainer:
         self.logger.info(f"validation result : {_listed(result)}")
         line = f"current score : {score:.6f}"
         if save_best:
-            line += f", best score : {self.best_score:.6f}, best epoch : {self.best_epoch}"
+            line += f", best score : {self.best_score:.6f},{' ' * 16}best epoch : {self.best_epoch}"  # so it was
         if self.early_stopping is not None and self.early_stopping.early_stop:
             line += f"\nearly stopping at epoch {epoch}!"
         self.logger.info(line)

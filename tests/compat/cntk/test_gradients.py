@@ -1,6 +1,7 @@
 """Minibatches of samples pass through `hr.Trainer`, with its tape, and come to the numbers that autograd finds."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,12 @@ def trained(layers: Callable[[], Any], learner: Learners, rows: int = 512) -> tu
     [
         momentum,
         lambda p: C.adam(p, 0.01, 0.9, gradient_clipping_threshold_per_sample=0.01, l2_regularization_weight=1e-3),
+        lambda p: C.nesterov(p, 0.1, 0.9, l1_regularization_weight=1e-4),
+        lambda p: C.fsadagrad(p, 0.01, 0.9),
+        lambda p: C.adadelta(p, 1.0),
+        lambda p: C.adagrad(p, 0.01, need_ave_multiplier=False),
         lambda p: C.rmsprop(p, 0.01, 0.9, 1.2, 0.7, 10, 1e-8),
+        lambda p: C.rmsprop(p, 0.01, 0.9, 1.2, 0.7, 10, 1e-8, need_ave_multiplier=False),
     ],
 )
 @pytest.mark.parametrize("layers", [dense, normalised, dropping, scaled])
@@ -74,6 +80,78 @@ def test_weights_and_numbers_are_those_of_autograd(
     np.testing.assert_allclose(numbers, wanted, rtol=1e-6, atol=1e-7)
     for own, other in zip(weights, others, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-7)
+
+
+def in_vectors(trainer: Any) -> bool:
+    """Whether learners update the vectors that parameters are stored in."""
+    return all(learner.home is not None for learner in trainer.parameter_learners)
+
+
+def partly() -> Any:
+    hidden, out = C.layers.Dense(8, activation=C.tanh), C.layers.Dense(3)
+    return lambda x: out(C.stop_gradient(hidden(x)))
+
+
+@pytest.mark.parametrize(
+    ("learner", "layers", "wanted"),
+    [
+        (momentum, dense, True),
+        (lambda p: C.adadelta(p, 1.0), normalised, True),
+        (lambda p: C.rmsprop(p, 0.01, 0.9, 1.2, 0.7, 10, 1e-8), dense, False),
+        (lambda p: C.sgd(p, 0.1, gaussian_noise_injection_std_dev=0.01), dense, False),
+        (momentum, partly, False),
+    ],
+)
+def test_learners_that_update_each_number_by_itself_update_vectors(
+    learner: Learners, layers: Callable[[], Any], wanted: bool
+) -> None:
+    trainer, x, y = made(layers, learner)
+    for start in range(0, 200, 50):
+        trainer.train_minibatch({x: X[start : start + 50], y: Y[start : start + 50]})
+    assert in_vectors(trainer) is wanted
+
+
+def test_values_that_are_asked_for_and_gradients_of_ones_own_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> tuple[Any, list[Any]]:
+        trainer, x, y = made(dense, momentum)
+        learner, found = trainer.parameter_learners[0], []
+        for k, start in enumerate([*range(0, 512, 64)] * 2):
+            rows = {x: X[start : start + 64], y: Y[start : start + 64]}
+            trainer.train_minibatch(rows, outputs=[trainer.loss_function] if k % 3 == 1 else None)
+            found.append(in_vectors(trainer))
+            if k == 10:
+                learner.update({p: np.full(p.shape, 2.0, np.float32) for p in learner.parameters}, 64)
+                found.append(in_vectors(trainer))
+            if k == 13:
+                learner.reset_smoothed_gradients()
+        return found, [p.value for p in trainer.model.parameters]
+
+    found, weights = train()
+    assert [k for k, there in enumerate(found) if not there] == [11]
+    monkeypatch.setattr(Gradients, "__call__", lambda self, fed: None)
+    alone, others = train()
+    assert not any(alone)
+    for own, other in zip(weights, others, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_checkpoint_of_vectors_is_one_of_parameters(tmp_path: Path) -> None:
+    first, x, y = made(dense, momentum)
+    rows = {x: X[:64], y: Y[:64]}
+    for _ in range(4):
+        first.train_minibatch(rows)
+    first.save_checkpoint(str(tmp_path / "model"))
+    assert in_vectors(first)
+    kept = first.parameter_learners[0].state_dict()["kept"]["smoothed"]
+    assert [tuple(each.shape) for each in kept] == [p.shape for p in first.parameter_learners[0].parameters]
+    second, x2, y2 = made(dense, momentum)
+    second.train_minibatch({x2: X[64:128], y2: Y[64:128]})
+    second.restore_from_checkpoint(str(tmp_path / "model"))
+    for trainer, fed in ((first, rows), (second, {x2: X[:64], y2: Y[:64]})):
+        for _ in range(3):
+            trainer.train_minibatch(fed)
+    for own, other in zip(first.model.parameters, second.model.parameters, strict=True):
+        np.testing.assert_array_equal(own.value, other.value)
 
 
 def test_a_small_model_is_replayed_from_a_tape() -> None:

@@ -266,16 +266,11 @@ def sequences_of(batch: Sequence[Any]) -> Ragged:
 
 def rows_for(var: Variable, data: Any) -> Held:
     """Data as the rows that a graph computes with in place of this variable; raises on a shape that does not fit."""
-    if isinstance(data, Tensor | Sparse | Ragged):
-        held: Held = data
-    elif isinstance(data, _Block):
-        held = data.rows
-    elif isinstance(getattr(data, "data", None), Value):  # a MinibatchData
-        held = data.data.rows
-    else:
-        held = _given(var, data)
-    held = (_static, _samples, _items)[var.kind](var, held)
-    wanted = torch_type(var.dtype)
+    wanted, kind = torch_type(var.dtype), var.kind
+    held = _held_by(var, data)
+    if type(held) is Tensor and kind == 1 and held.dtype == wanted and held.shape[1:] == var.shape:
+        return held
+    held = (_static, _samples, _items)[kind](var, held)
     if held.dtype == wanted:
         return held
     if isinstance(held, Tensor):
@@ -289,6 +284,14 @@ def rows_for(var: Variable, data: Any) -> Held:
 def _typed(rows: Sparse, dtype: torch.dtype) -> Sparse:
     values = None if rows.values is None else rows.values.to(dtype)
     return Sparse(rows.indices, values, rows.offsets, rows.dim, dtype)
+
+
+def _held_by(var: Variable, data: Any) -> Held:
+    """The rows that data are, or are made of."""
+    block = data if isinstance(data, _Block) else getattr(data, "data", None)  # that of a MinibatchData
+    if isinstance(block, _Block):
+        return block.rows
+    return data if isinstance(data, Tensor | Sparse | Ragged) else _given(var, data)
 
 
 def _given(var: Variable, data: Any) -> Held:

@@ -1,6 +1,7 @@
 """The leaves of a graph: inputs, parameters, constants, placeholders."""
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
@@ -40,6 +41,7 @@ def as_shape(shape: Any) -> Shape:
     return (int(shape),) if isinstance(shape, int | np.integer) else tuple(int(size) for size in shape)
 
 
+@lru_cache(64)  # every minibatch is asked for its type
 def torch_type(dtype: Any) -> torch.dtype:
     """A NumPy type as torch calls it."""
     if isinstance(dtype, torch.dtype):
@@ -171,8 +173,11 @@ class Parameter(Variable):
             )
         return self._tensor
 
-    def infer(self, shape: Shape) -> None:
-        """Takes the sizes that were left open from this shape."""
+    def infer(self, shape: Shape, by_columns: bool = False) -> None:
+        """Takes the sizes that were left open from this shape.
+
+        `by_columns`: a matrix is stored column by column, as BLAS multiplies it with dense rows most quickly.
+        """
         if self._tensor is not None:
             return
         front = len(shape) - len(self.shape) + 1  # one open size may stand for several axes
@@ -180,15 +185,16 @@ class Parameter(Variable):
             at = self.shape.index(-1)
             self.shape = (*self.shape[:at], *shape[at : at + front], *self.shape[at + 1 :])
         self.shape = tuple(new if old < 0 else old for old, new in zip(self.shape, shape, strict=True))
-        self._begin()
+        self._begin(by_columns and len(self.shape) == 2)
 
-    def _begin(self) -> None:
+    def _begin(self, by_columns: bool = False) -> None:
         dtype = torch_type(self.dtype)
         if isinstance(self.init, Initializer):
             value = self.init(self.shape, dtype)
         else:
             value = torch.tensor(np.broadcast_to(np.asarray(self.init), self.shape).astype(self.dtype))
-        self._tensor = nn.Parameter(value.detach().clone().to(self._device))
+        held = value.detach().clone().to(self._device)
+        self._tensor = nn.Parameter(held.t().contiguous().t() if by_columns else held)
 
     @property
     def value(self) -> Any:

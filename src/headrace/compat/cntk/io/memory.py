@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
@@ -82,7 +83,8 @@ class MinibatchSourceFromData(UserMinibatchSource):
         lengths = [rows.host_offsets.diff() for rows in self._fields.values() if isinstance(rows, Ragged)]
         ones = [torch.ones(self._count, dtype=torch.int64)]
         lengths += ones if len(lengths) < len(self._fields) else []
-        self._ends = np.cumsum(torch.stack(lengths).amax(0).numpy())
+        samples = torch.stack(lengths).amax(0).numpy()
+        self._ends, self._even = np.cumsum(samples), bool((samples == 1).all())
         self._max_samples, self._cursor, self._total_num_samples = max_samples, 0, 0
         super().__init__()
 
@@ -98,26 +100,31 @@ class MinibatchSourceFromData(UserMinibatchSource):
     ) -> dict[StreamInformation, MinibatchData]:
         if self._total_num_samples >= self._max_samples:
             return {}
-        begin, before = self._cursor, self._ends[self._cursor - 1] if self._cursor else 0
-        room = min(num_samples, self._max_samples - self._total_num_samples)
-        end = max(begin + 1, int(np.searchsorted(self._ends, before + room, "right")))
-        self._total_num_samples += int(self._ends[end - 1] - before)
+        begin = self._cursor
+        end, samples = self._reach(begin, min(num_samples, self._max_samples - self._total_num_samples))
+        self._total_num_samples += samples
         at_end = end == self._count
         self._cursor = 0 if at_end else end
-        own, where = torch.arange(begin + worker_rank, end, number_of_workers), chosen(device)
+        where, alone = chosen(device), number_of_workers == 1
+        own = None if alone else torch.arange(begin + worker_rank, end, number_of_workers)
         found = {}
         for info in self._infos:
             rows = self._fields[info.m_name]
-            part: Held = (
-                rows[begin:end]
-                if number_of_workers == 1
-                else rows[own]
-                if isinstance(rows, torch.Tensor)
-                else rows.take(own)
-            )
-            samples = part.items if isinstance(part, Ragged) else len(part)
-            found[info] = MinibatchData(Value.over(part.to(where)), len(part), samples, at_end)
+            part: Held = rows[begin:end] if own is None else rows[own] if isinstance(rows, Tensor) else rows.take(own)
+            part = part if part.device == where else part.to(where)
+            count = end - begin if alone else len(part)
+            items = part.items if isinstance(part, Ragged) else count
+            found[info] = MinibatchData(Value.over(part), count, items, at_end)
         return found
+
+    def _reach(self, begin: int, room: int) -> tuple[int, int]:
+        """Where a minibatch of so many samples ends, which has at least one row, and how many samples it has."""
+        if self._even:
+            end = min(self._count, begin + max(1, room))
+            return end, end - begin
+        before = self._ends[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(self._ends, before + room, "right")))
+        return end, int(self._ends[end - 1] - before)
 
     def get_checkpoint_state(self) -> dict[str, Any]:
         return {"cursor": self._cursor, "total_num_samples": self._total_num_samples}

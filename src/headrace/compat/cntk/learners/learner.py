@@ -19,6 +19,14 @@ def momentum_of(schedule: ParameterSchedule, value: float, count: int) -> float:
     return value if schedule.minibatch_size == IGNORE else value ** (count / schedule.minibatch_size)
 
 
+class OfVectors(list[Tensor]):
+    """Gradients of the long vectors that a learner's parameters are stored in, and these vectors."""
+
+    def __init__(self, weights: Tensors) -> None:
+        super().__init__(weight.grad for weight in weights if weight.grad is not None)
+        self.weights = weights
+
+
 class Learner:
     """Updates parameters from gradients, which are sums over the samples of a minibatch.
 
@@ -28,6 +36,8 @@ class Learner:
 
     kind = "Learner"
     keeps: ClassVar[tuple[str, ...]] = ()
+    elementwise = False
+    """Whether its rule updates every number by itself."""
     ignored_minibatch_size = IGNORE
 
     def __init__(
@@ -58,13 +68,18 @@ class Learner:
         self.sample_count = self.minibatch_count = self.sweep_count = 0
         self.smoothed_count = 0.0
         self.kept: dict[str, list[Tensor]] = {}
+        """What it remembers: a tensor for each parameter, or for each vector while these are `home`."""
+        self.home: Any = None
         self.writers: list[Any] = []
         self._told: dict[str, float] = {}
+        noise = self._noise
+        self._noisy = any(noise.values) if isinstance(noise, ParameterSchedule) else bool(noise)
         self._noise_seed = int(torch.randint(2**31, ())) if self._noisy else 0
 
     @property
-    def _noisy(self) -> bool:
-        return any(self._noise.values) if isinstance(self._noise, ParameterSchedule) else bool(self._noise)
+    def joins(self) -> bool:
+        """Whether its parameters may be updated as one vector."""
+        return self.elementwise and not self._noisy and (self._threshold == np.inf or self._truncates)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -108,25 +123,33 @@ class Learner:
 
     def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
         """As `update`, from gradients in the order of the parameters, which may be overwritten."""
-        self._report()
+        if self.writers:
+            self._report()
         if count == 0:
             raise ConfigError("a learner cannot be updated with an empty minibatch.")
         lr = self._rate_for(count)
         if lr == 0.0:
             return False
         with torch.no_grad():
-            weights: list[Tensor] = [p.tensor for p in self._parameters]
+            weights: Tensors
+            if isinstance(gradients, OfVectors):
+                weights = gradients.weights
+            else:
+                self._leave_home()
+                weights = [p.tensor for p in self._parameters]
             if self.keeps and not self.kept:
                 self.kept = {name: [torch.zeros_like(w) for w in weights] for name in self.keeps}
-            samples = 1 if self.means else count
-            if self.means:
+            means = self.means
+            samples = 1 if means else count
+            if means:
                 torch._foreach_div_(gradients, float(count))
             if self._threshold != np.inf:
                 self._clip(gradients, self._threshold * samples)
             if self._l2 > 0:
-                torch._foreach_add_(gradients, weights, alpha=self._l2 * samples)
+                torch._foreach_add_(gradients, list(weights), alpha=self._l2 * samples)
             self._step(weights, gradients, lr, count)
-            self._after(weights, lr, samples)
+            if self._noisy or self._l1 > 0:
+                self._after(weights, lr, samples)
         self.sample_count += count
         self.minibatch_count += 1
         self.sweep_count += bool(sweep_end)
@@ -134,7 +157,13 @@ class Learner:
 
     def reset_smoothed_gradients(self) -> None:
         """Forgets what it remembers of former gradients."""
+        self._leave_home()
         self.kept, self.smoothed_count = {}, 0.0
+
+    def _leave_home(self) -> None:
+        """From now on parameters are updated one by one."""
+        if self.home is not None:
+            self.home.release()
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next update depends on, but the weights."""
@@ -143,7 +172,7 @@ class Learner:
             "counts": [self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed],
             "smoothed_count": float(self.smoothed_count),
             "rate": self._rate.state_dict(),
-            "kept": {name: list(tensors) for name, tensors in self.kept.items()},
+            "kept": self.home.kept_by(self) if self.home is not None else {n: list(ts) for n, ts in self.kept.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -155,6 +184,7 @@ class Learner:
                 f"the checkpoint is of a learner {state['kind']} of {found[:1] or 'no'} tensors, and this one is "
                 f"{self.kind} of {shapes}. Make the learner as it was."
             )
+        self._leave_home()
         self.sample_count, self.minibatch_count, self.sweep_count, self._noise_seed = state["counts"]
         self.smoothed_count = state["smoothed_count"]
         self._rate = ParameterSchedule.of_state(dict(state["rate"]))
@@ -204,8 +234,6 @@ class Learner:
 
     def _tell(self, name: str, schedule: ParameterSchedule) -> None:
         """Writers hear of a parameter whenever it changes."""
-        if not self.writers:
-            return
         value = self._value(schedule)
         if self._told.get(name) != value:
             self._told[name] = value
@@ -228,7 +256,8 @@ class UserLearner(Learner):
         raise NotImplementedError("UserLearner: override update(gradient_values, training_sample_count, sweep_end).")
 
     def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
-        self._report()
+        if self.writers:
+            self._report()
         given = {
             p: g.detach().cpu().numpy() if self.as_numpy else g
             for p, g in zip(self._parameters, gradients, strict=True)

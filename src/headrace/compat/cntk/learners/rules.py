@@ -17,7 +17,7 @@ Tensors = Sequence[Tensor]
 class SGDLearner(Learner):
     """w -= lr·g."""
 
-    kind = "SGD"
+    kind, elementwise = "SGD", True
 
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         torch._foreach_add_(list(weights), list(gradients), alpha=-lr)
@@ -26,7 +26,7 @@ class SGDLearner(Learner):
 class MomentumSGDLearner(Learner):
     """v = β·v + lr·(1 - β)·g, or lr·g without unit gain; w -= v."""
 
-    kind = "MomentumSGD"
+    kind, elementwise = "MomentumSGD", True
     keeps: ClassVar[tuple[str, ...]] = ("smoothed",)
 
     def __init__(
@@ -144,7 +144,7 @@ class AdaGradLearner(Learner):
 
     def __init__(self, parameters: Any, lr: ParameterSchedule, need_ave_multiplier: bool, **options: Any) -> None:
         super().__init__(parameters, lr, **options)
-        self.need_ave_multiplier = need_ave_multiplier
+        self.need_ave_multiplier, self.elementwise = need_ave_multiplier, not need_ave_multiplier
 
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         for w, g, squares in zip(weights, gradients, self.kept["squares"], strict=True):
@@ -181,7 +181,7 @@ class RMSPropLearner(Learner):
             if not good:
                 raise ConfigError(f"rmsprop: {name}= is {wanted}.")
         self.gamma, self.inc, self.dec, self.most, self.least = gamma, inc, dec, max, min
-        self.need_ave_multiplier = need_ave_multiplier
+        self.need_ave_multiplier, self.elementwise = need_ave_multiplier, not need_ave_multiplier
 
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         self.smoothed_count += 1
@@ -204,7 +204,7 @@ class RMSPropLearner(Learner):
 class AdaDeltaLearner(Learner):
     """Gradients over the root of their running mean of squares, times that of the changes."""
 
-    kind, keeps = "AdaDelta", ("squares", "changes")
+    kind, keeps, elementwise = "AdaDelta", ("squares", "changes"), True
 
     def __init__(self, parameters: Any, lr: ParameterSchedule, rho: float, epsilon: float, **options: Any) -> None:
         super().__init__(parameters, lr, **options)

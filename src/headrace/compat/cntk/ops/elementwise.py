@@ -56,8 +56,18 @@ def aligned(values: Sequence[Any], kinds: Sequence[int]) -> tuple[list[Tensor], 
     return parts, like
 
 
-def elementwise(op: str, fn: Callable[..., Tensor], inputs: Sequence[Any], name: str, modal: bool = False) -> Function:
-    """A node that applies a function to every number."""
+def elementwise(
+    op: str,
+    fn: Callable[..., Tensor],
+    inputs: Sequence[Any],
+    name: str,
+    modal: bool = False,
+    total: Callable[..., Tensor] | None = None,
+) -> Function:
+    """A node that applies a function to every number.
+
+    `total` computes the sum of its values over a minibatch of tensors, where a training needs nothing else.
+    """
 
     def make(*variables: Variable) -> Made:
         kinds = [v.kind for v in variables]
@@ -73,6 +83,8 @@ def elementwise(op: str, fn: Callable[..., Tensor], inputs: Sequence[Any], name:
             result = fn(*parts, **mode)
             return result if like is None else like.with_values(result)
 
+        if plain:
+            vars(run)["total"] = total
         return run, broadcast([v.shape for v in variables]), axes_of(*variables)
 
     return Function(op, make, inputs, name, modal)

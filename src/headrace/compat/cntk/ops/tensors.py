@@ -61,7 +61,7 @@ def product_of(inputs: Sequence[Any], output_rank: int, infer_input_rank_to_map:
             front = len(b.shape) - output_rank
             taken = a.shape[infer_input_rank_to_map:] if infer_input_rank_to_map > 0 else a.shape
             taken = a.shape[-front:] if infer_input_rank_to_map < 0 else taken
-            b.infer((*taken, *b.shape[len(b.shape) - output_rank :]))
+            b.infer((*taken, *b.shape[len(b.shape) - output_rank :]), by_columns=not a.is_sparse)
         if a.shape is None or b.shape is None or -1 in b.shape:
             known = b.shape if b.shape is not None and output_rank == len(b.shape) - 1 else None
             shape = known[len(known) - output_rank :] if known and a.shape is None else None

@@ -84,8 +84,9 @@ class Trainer:
     ) -> Any:
         """One update; whether learning goes on, and the values of `outputs`, if any are asked for."""
         arguments = self._by_variable(arguments)
-        ends = any(isinstance(each, MinibatchData) and each.end_of_sweep for each in arguments.values())
-        ends = ends if is_sweep_end is None else bool(is_sweep_end)
+        ends = bool(is_sweep_end)
+        for each in arguments.values() if is_sweep_end is None else ():
+            ends |= isinstance(each, MinibatchData) and each.end_of_sweep
         for learner in self._shared:
             learner.spread()
         asked = [getattr(each, "output", each) for each in outputs or ()]
@@ -111,27 +112,23 @@ class Trainer:
         self, plan: Plan, arguments: Mapping[Any, Any], device: Any, ends: bool
     ) -> tuple[list[float], dict[Learner, list[Tensor]], list[Any]]:
         """Loss, metric, samples and sweep ends of a minibatch as numbers, and the gradients of its loss."""
-        weights = [p.tensor for p in self._parameters]
         if not arguments:
-            return [0.0] * 4, self._by_learner([torch.zeros_like(w) for w in weights]), [None] * len(plan.roots)
+            zeros = self._gradients.placed([torch.zeros_like(p.tensor) for p in self._parameters])
+            return [0.0] * 4, zeros, [None] * len(plan.roots)
         ends = ends and (not self._shared or self._shared[0].communicator().is_main())
         fed = feed(plan, arguments, device)
         if plan is self._plan and self._gradients.possible and (passed := self._gradients(fed)) is not None:
             *numbers, gradients = passed
-            return [*numbers, ends], self._by_learner(gradients), []
+            return [*numbers, ends], gradients, []
         values = plan(fed, training=True)
         loss, metric = numbers_of(values[0]), numbers_of(values[1])
         count = _count(values[2])
-        total = loss.sum()
+        total, weights = loss.sum(), [p.tensor for p in self._parameters]
         found = torch.autograd.grad(total, weights, allow_unused=True)
         if any(each is None for each in found):
             found = tuple(torch.zeros_like(w) if g is None else g for g, w in zip(found, weights, strict=True))
         evaluated = float(metric.detach().sum()) if self.evaluation_function else 0.0
-        return [float(total.detach()), evaluated, count, ends], self._by_learner(found), values
-
-    def _by_learner(self, gradients: Sequence[Tensor]) -> dict[Learner, list[Tensor]]:
-        left = iter(gradients)
-        return {learner: [next(left) for _ in learner.parameters] for learner in self._learners}
+        return [float(total.detach()), evaluated, count, ends], self._gradients.placed(found), values
 
     def _updated(self, numbers: Sequence[float], gradients: dict[Learner, list[Tensor]]) -> bool:
         loss, metric, samples, ends = numbers
@@ -218,7 +215,9 @@ class Trainer:
     def total_number_of_units_seen(self, unit: Any) -> int:
         """How many samples, minibatches or sweeps have been learnt from."""
         name = getattr(unit, "value", unit)
-        return {"sample": self.total_number_of_samples_seen, "minibatch": self.minibatches, "sweep": self.sweeps}[name]
+        if name == "sample":
+            return self.total_number_of_samples_seen
+        return {"minibatch": self.minibatches, "sweep": self.sweeps}[name]
 
     def _last(self, which: int) -> float:
         if self._previous_count < 0:
@@ -274,7 +273,7 @@ class Trainer:
 
     def _by_variable(self, arguments: Any) -> dict[Any, Any]:
         """What is fed, by variable; nothing of an empty minibatch."""
-        if isinstance(arguments, Mapping):
+        if isinstance(arguments, dict | Mapping):
             return dict(arguments)
         if arguments is None:
             return {}
