@@ -20,6 +20,7 @@ from torch import nn
 
 from headrace.engines import processes
 from headrace.engines.job import Job, Result
+from headrace.engines.launch import launch
 from headrace.engines.processes import run
 from headrace.workers.here import here
 
@@ -71,6 +72,21 @@ def test_workers_are_called_and_worker_0_s_value_and_weights_come_back(tmp_path:
 def test_workers_that_no_test_has_prepared_are_called_just_so(workers: int) -> None:
     """Each is an interpreter of its own, which imports what it needs; all other tests fork them."""
     are_called(workers)
+
+
+def visible() -> str:
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def calls_without_devices() -> None:
+    fork_workers()
+    assert launch(visible, workers=2, engine="processes", devices=[]) == ""
+
+
+@pytest.mark.takes_turns
+def test_an_empty_list_of_devices_hides_all_of_them(tmp_path: Path) -> None:
+    with start(calls_without_devices, tmp_path) as child:
+        assert child.ending() == 0, child.output
 
 
 def _drawn_by(worker: int) -> list[float]:

@@ -1,6 +1,8 @@
 """What the documents say is true: their programs run, and the tree they draw is the one there is."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 SOURCE = Path(headrace.__file__).parent
 LONG = (
     "loop.md",
-    "workers.md",
+    "guarantees.md",
     "around.md",
     "report.md",
     "strategies.md",
@@ -45,6 +47,17 @@ def test_the_programs_of_a_page_run_one_after_the_other(page: Path, tmp_path: Pa
     for line, program in programs(page):
         code = compile("\n" * line + program, str(page), "exec")
         exec(code, names)
+
+
+@pytest.mark.slow
+def test_the_first_program_of_several_workers_starts_two_processes(tmp_path: Path) -> None:
+    """Its own interpreter, since the programs of a page are otherwise not run as the main one."""
+    (_, program), *_ = programs(ROOT / "docs" / "workers.md")
+    (tmp_path / "train.py").write_text(program)
+    ended = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "(" in ended.stderr + ended.stdout  # the throughput of each of the two
+    assert float(ended.stdout.splitlines()[-1]) < 1
 
 
 def test_the_readme_has_programs_and_they_train() -> None:

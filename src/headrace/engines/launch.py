@@ -124,7 +124,7 @@ def _check_devices(devices: Any, needed: int) -> None:
         _whole(device, "a device in devices", 0)
     if len(set(devices)) != len(devices):
         raise ConfigError(f"devices= names each accelerator once, got {list(devices)}.", argument="devices")
-    if len(devices) < needed:
+    if devices and len(devices) < needed:
         raise ConfigError(f"each of a node's {needed} workers needs a device of its own, got devices={list(devices)}.")
 
 

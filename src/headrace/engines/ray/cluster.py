@@ -141,7 +141,7 @@ def _own(job: Job, scratch: Path) -> Iterator[None]:
         # Ray's 15 would let anything else on this machine go first: on a busy one workers would stand still.
         _NICENESS: os.environ.get(_NICENESS, "0"),
     }
-    if job.devices:
+    if job.devices is not None:
         settings["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.devices))
     with ExitStack() as stack:
         stack.enter_context(guarding(str(token), scratch))
