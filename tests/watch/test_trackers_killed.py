@@ -293,3 +293,27 @@ def test_wandb_has_every_number_once_in_one_run(tmp_path: Path) -> None:
     written = b"".join(path.read_bytes() for path in tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert Path(__file__).name.encode() in written
     assert len({path.name for path in tmp_path.glob("wandb/offline-run-*/*.wandb")}) == 1, "one id"
+
+
+def train_with_files(at: str) -> None:
+    from mlflow import MlflowClient
+
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.chdir(at)
+    for name in ("first", "second"):
+        Path(name).mkdir()
+        Path(name, "notes.txt").write_text(name)
+    Path("alone.txt").write_text("alone")
+    where = f"sqlite:///{at}/mlflow.db"
+    record = MLflow("files", where, artifacts=["first", f"{at}/second/", "alone.txt"])
+    trainees.trainer().fit(trainees.Rows(), epochs=1, callbacks=[record], progress=False)
+    client = MlflowClient(where)
+    found = [each.path for name in ("", "first", "second") for each in client.list_artifacts(record.id, name)]
+    tell(" ".join(found))
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_directories_apart(tmp_path: Path) -> None:
+    with start(train_with_files, tmp_path, tmp_path, limit_s=60) as child:
+        assert child.ending(60) == 0, child.output
+    assert child.told == ["alone.txt first second first/notes.txt second/notes.txt"]

@@ -214,7 +214,10 @@ class MLflow(Tracker):
         self._known = known | {metric.key: metric.step for metric in metrics}
 
     def keep(self, path: Path) -> None:
-        (self._client.log_artifacts if path.is_dir() else self._client.log_artifact)(self.id, str(path))
+        if path.is_dir():
+            self._client.log_artifacts(self.id, str(path), path.resolve().name)
+        else:
+            self._client.log_artifact(self.id, str(path))
 
     def end(self, state: str) -> None:
         self._client.set_terminated(self.id, _STATUS[state])
@@ -275,10 +278,8 @@ class WandB(Tracker):
         import wandb
 
         self.id = self.id or uuid.uuid4().hex[:16]
-        given: dict[str, Any] = {
-            "config": settings(info) | self._params,
-            "allow_val_change": True,
-        }  # limits may have grown
+        config = settings(info) | self._params
+        given: dict[str, Any] = {"config": config, "allow_val_change": True}  # limits may have grown
         given["reinit"] = "create_new"  # a run of the user's own stays what it is
         given |= {name: value for name, value in self._options.items() if value is not None}
         if info.run is not None:
@@ -301,7 +302,7 @@ class WandB(Tracker):
     def keep(self, path: Path) -> None:
         import wandb
 
-        artifact = wandb.Artifact(_UNFIT.sub("_", path.name) or "files", type="file")
+        artifact = wandb.Artifact(_UNFIT.sub("_", path.resolve().name) or "files", type="file")
         (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
         self._run.log_artifact(artifact)
 
