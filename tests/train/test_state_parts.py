@@ -255,6 +255,8 @@ IDLE = [
     ("complete",),  # or else the same checkpoint would be written again
     ("marks", MARK),  # its owner puts it right, where it does not say what the owner wants
     ("best",),  # for those who want its weights; the training goes by the marks
+    ("limits",),  # for the log, which names those that are others now
+    ("data",),  # for those who predict files with the run
 ]
 
 
