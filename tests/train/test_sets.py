@@ -65,6 +65,12 @@ def test_two_frames_of_which_one_is_the_target_are_one_set() -> None:
     assert trainer.validate({"x": x, "y": y})["val/loss"] == 0.5
 
 
+@pytest.mark.parametrize("other", [None, X])
+def test_what_is_no_set_among_sets_is_named(other: Any) -> None:
+    with pytest.raises(hr.DataError, match=r"the val data are sets by name, and 'noisy' is a (NoneType|Tensor), which"):
+        fitted(val={"clean": {"x": X, "y": Y}, "noisy": other})
+
+
 def test_a_dict_of_streams_is_one_set() -> None:
     _, history = fitted(val={"x": X, "y": Y})
     assert history.last["val/loss"] > 0

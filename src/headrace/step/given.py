@@ -102,8 +102,16 @@ def data_sets(data: Any, name: str, streams: Sequence[Stream] | None, target: st
     """
     known = {stream.name for stream in streams or ()}
     several = isinstance(data, Mapping) and data and not hugging_kind(data) and not data.keys() <= known
-    if not several or (not known and target in data) or not all(map(_is_set, data.values())):
+    if not several or (not known and target in data) or not any(map(_is_set, data.values())):
         return {name: data}
+    if others := {each: held for each, held in data.items() if not _is_set(held)}:
+        if not any(isinstance(held, Mapping | Table | Source | Dataset | DataLoader) for held in data.values()):
+            return {name: data}
+        each, held = next(iter(others.items()))
+        raise DataError(
+            f"the {name} data are sets by name, and {each!r} is a {type(held).__name__}, which is no set of data. Give "
+            "it columns, as in {'x': ..., 'y': ...}, or leave it out."
+        )
     for each in data:
         if not isinstance(each, str) or not each or "/" in each or each == "loss":
             raise ConfigError(

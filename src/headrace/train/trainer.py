@@ -204,7 +204,7 @@ class Trainer(Trainable):
 
         Leaving it early is fine: with a `run`, it goes on from there.
         """
-        check.has_optimizer(self.optimizers, "fit() and steps()")
+        check.has_optimizer(self.optimizers, "a training")
         self._find_workers()
         workers = make_coordinator(self._team)
         kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
