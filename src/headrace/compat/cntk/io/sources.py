@@ -207,8 +207,8 @@ def by_variable(minibatch: Minibatch, input_map: Mapping[Any, StreamInformation]
     """A minibatch by what its streams are fed to."""
     found = {}
     for variable, info in input_map.items():
-        if info not in minibatch:
+        if (data := minibatch.get(info)) is None:
             listed = ", ".join(repr(each.m_name) for each in minibatch)
             raise ConfigError(f"the source has no stream {info!r} (id {info.m_id}); it has {listed}.")
-        found[variable] = minibatch[info]
+        found[variable] = data
     return found

@@ -22,8 +22,8 @@ def momentum_of(schedule: ParameterSchedule, value: float, count: int) -> float:
 class OfVectors(list[Tensor]):
     """Gradients of the long vectors that a learner's parameters are stored in, and these vectors."""
 
-    def __init__(self, weights: Tensors) -> None:
-        super().__init__(weight.grad for weight in weights if weight.grad is not None)
+    def __init__(self, gradients: Tensors, weights: Tensors) -> None:
+        super().__init__(gradients)
         self.weights = weights
 
 
@@ -130,30 +130,33 @@ class Learner:
         lr = self._rate_for(count)
         if lr == 0.0:
             return False
-        with torch.no_grad():
-            weights: Tensors
-            if isinstance(gradients, OfVectors):
-                weights = gradients.weights
-            else:
-                self._leave_home()
-                weights = [p.tensor for p in self._parameters]
-            if self.keeps and not self.kept:
-                self.kept = {name: [torch.zeros_like(w) for w in weights] for name in self.keeps}
-            means = self.means
-            samples = 1 if means else count
-            if means:
-                torch._foreach_div_(gradients, float(count))
-            if self._threshold != np.inf:
-                self._clip(gradients, self._threshold * samples)
-            if self._l2 > 0:
-                torch._foreach_add_(gradients, list(weights), alpha=self._l2 * samples)
-            self._step(weights, gradients, lr, count)
-            if self._noisy or self._l1 > 0:
-                self._after(weights, lr, samples)
+        if isinstance(gradients, OfVectors):
+            with torch._C._AutoDispatchBelowAutograd():
+                self._advance(gradients.weights, gradients, lr, count)
+        else:
+            self._leave_home()
+            with torch.no_grad():
+                self._advance([p.tensor for p in self._parameters], gradients, lr, count)
         self.sample_count += count
         self.minibatch_count += 1
         self.sweep_count += bool(sweep_end)
         return True
+
+    def _advance(self, weights: Tensors, gradients: list[Tensor], lr: float, count: int) -> None:
+        """Updates weights, which are parameters or vectors of them."""
+        if self.keeps and not self.kept:
+            self.kept = {name: [torch.zeros_like(w) for w in weights] for name in self.keeps}
+        means = self.means
+        samples = 1 if means else count
+        if means:
+            torch._foreach_div_(gradients, float(count))
+        if self._threshold != np.inf:
+            self._clip(gradients, self._threshold * samples)
+        if self._l2 > 0:
+            torch._foreach_add_(gradients, list(weights), alpha=self._l2 * samples)
+        self._step(weights, gradients, lr, count)
+        if self._noisy or self._l1 > 0:
+            self._after(weights, lr, samples)
 
     def reset_smoothed_gradients(self) -> None:
         """Forgets what it remembers of former gradients."""
@@ -200,7 +203,8 @@ class Learner:
         return self.sweep_count if schedule.by_sweep else self.sample_count
 
     def _value(self, schedule: ParameterSchedule) -> float:
-        return float(schedule[self._count(schedule)])
+        values = schedule.values
+        return float(values[0] if len(values) == 1 else schedule[self._count(schedule)])
 
     def _rate_for(self, count: int) -> float:
         """The rate that applies to gradients as they are given: sums, or means."""

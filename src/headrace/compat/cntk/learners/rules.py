@@ -14,13 +14,28 @@ from .schedules import ParameterSchedule
 Tensors = Sequence[Tensor]
 
 
+def _scale(tensors: Tensors, factor: float) -> None:
+    if len(tensors) == 1:
+        tensors[0].mul_(factor)
+    else:
+        torch._foreach_mul_(list(tensors), factor)
+
+
+def _add(tensors: Tensors, others: Tensors, factor: float) -> None:
+    """Adds `factor` times the others."""
+    if len(tensors) == 1:
+        tensors[0].add_(others[0], alpha=factor)
+    else:
+        torch._foreach_add_(list(tensors), list(others), alpha=factor)
+
+
 class SGDLearner(Learner):
     """w -= lr·g."""
 
     kind, elementwise = "SGD", True
 
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
-        torch._foreach_add_(list(weights), list(gradients), alpha=-lr)
+        _add(weights, gradients, -lr)
 
 
 class MomentumSGDLearner(Learner):
@@ -47,9 +62,9 @@ class MomentumSGDLearner(Learner):
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         beta, gain = self._betas(count)
         velocity = self.kept["smoothed"]
-        torch._foreach_mul_(velocity, beta)
-        torch._foreach_add_(velocity, list(gradients), alpha=gain * lr)
-        torch._foreach_sub_(list(weights), velocity)
+        _scale(velocity, beta)
+        _add(velocity, gradients, gain * lr)
+        _add(weights, velocity, -1.0)
 
 
 class NesterovLearner(MomentumSGDLearner):
@@ -63,10 +78,10 @@ class NesterovLearner(MomentumSGDLearner):
     def _step(self, weights: Tensors, gradients: Tensors, lr: float, count: int) -> None:
         beta, gain = self._betas(count)
         velocity = self.kept["smoothed"]
-        torch._foreach_mul_(velocity, beta)
-        torch._foreach_add_(velocity, list(gradients), alpha=gain * lr)
-        torch._foreach_add_(list(weights), velocity, alpha=-beta)
-        torch._foreach_add_(list(weights), list(gradients), alpha=-gain * lr)
+        _scale(velocity, beta)
+        _add(velocity, gradients, gain * lr)
+        _add(weights, velocity, -beta)
+        _add(weights, gradients, -gain * lr)
 
 
 class FSAdaGradLearner(MomentumSGDLearner):

@@ -127,9 +127,10 @@ class Gradients:
             if vectors is not self._vectors[k]:  # they are new, or cut otherwise
                 self._vectors[k], rule.home = vectors, self
                 rule.kept = _kept(vectors, rule, optimizer.state)
-            found[learner] = gradients = OfVectors(vectors)
-            if len(gradients) < len(vectors):  # a parameter has none, which is 0 to a learner
+            given = [vector.grad for vector in vectors if vector.grad is not None]
+            if len(given) < len(vectors):  # a parameter has none, which is 0 to a learner
                 return self._alone()
+            found[learner] = OfVectors(given, vectors)
         return found
 
     def _alone(self) -> Found:

@@ -87,6 +87,8 @@ class Trainer:
         ends = bool(is_sweep_end)
         for each in arguments.values() if is_sweep_end is None else ():
             ends |= isinstance(each, MinibatchData) and each.end_of_sweep
+        if not outputs and not self._shared:
+            return self._updated(*self._passed(self._plan, arguments, device, ends)[:2])
         for learner in self._shared:
             learner.spread()
         asked = [getattr(each, "output", each) for each in outputs or ()]

@@ -113,8 +113,8 @@ class TrainingSession:
             restored = trainer.total_number_of_samples_seen
         going, stopped = True, False
         while going:
-            left = 0 if stopped else max(0, self._most - trainer.total_number_of_samples_seen)
-            size = min(self._size[trainer.total_number_of_samples_seen], left)
+            seen = trainer.total_number_of_samples_seen
+            size = 0 if stopped else min(self._size[seen], max(0, self._most - seen))
             self.on_minibatch_start()
             going = trainer.train_minibatch(self._next(self._source, size, self._streams), device=device)
             stopped |= self.on_minibatch_end() is False
@@ -218,7 +218,7 @@ class TrainingSession:
         else:
             self._tell_of_splitting(source)
             found = _part(source.next_minibatch(size, 1, 0, self._device), own, count)
-        if not found or not any(len(each) for each in found.values()):
+        if not found or not any(map(len, found.values())):
             return {}
         return by_variable(found, streams)
 
