@@ -65,7 +65,7 @@ class EncapsulatedFunctionsDistributedEddl:
     def __init__(self, num_workers: int = 10, *, engine: str = "local", seed: int = 0) -> None:
         self.num_workers, self.engine, self.seed = num_workers, engine, seed
         self.history: Any = None
-        """Losses and the metric of the last training."""
+        """Losses and the metric of the last training; with `Elastic`, the metric is that of worker 0's rows."""
         self._net: nn.Module | None = None
         hint("dislib.EncapsulatedFunctionsDistributedEddl", "hr.launch(main, model, workers=...) and a strategy")
 
