@@ -230,6 +230,10 @@ def test_data_filled_with_other_values_than_the_training_s_are_refused(tmp_path:
     trainer().fit(train, epochs=1, run=tmp_path / "run", progress=False)
     with pytest.raises(hr.HeadraceError, match="fare"):
         trainer().fit(val, epochs=2, run=tmp_path / "run", progress=False)
+    with pytest.warns(
+        UserWarning, match="override=True: the run goes on all the same, although .* 0.0 stands for nulls"
+    ):
+        trainer().fit(val, epochs=2, run=tmp_path / "run", progress=False, override=True)
 
 
 def test_a_training_on_filled_data_goes_on_bit_for_bit(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ..arena.vectors import plain_name
 from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.reader import Reader
 from ..data.source import Categories, Source
-from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, is_out_of_memory
+from ..errors import CheckpointError, ConfigError, CorruptError, DataError, HeadraceError, is_out_of_memory
 from ..length import Counters
 from ..loss.objective import measured_by
 from ..loss.outcome import LossSums
@@ -231,9 +231,13 @@ class TrainState:
             check_model(saved, module.state_dict())
         self._trainer._step.check_state(state.step)
         self._check_workers(len(state.owns))
-        if not state.forced:
+        try:
             same_categories(as_categories(state.categories, state.nulls), self.categories, "train", "those of the run")
-        else:
+        except DataError as error:
+            if not state.forced:
+                raise
+            warnings.warn(f"override=True: the run goes on all the same, although {error}", stacklevel=3)
+        if state.forced:
             now = self._plan.train.state_dict()
             state.source |= {name: _reordered(cursor, now) for name, cursor in state.source.items()}
         self._load_cursor(state.source["cursor"], state.place["ends_epoch"] or not state.counters["steps"])
