@@ -701,3 +701,14 @@ def test_what_is_missing_in_a_file_is_filled_by_the_numbers_of_the_training_data
     scored = torch.tensor([files["no_more"][1][0], files["some"][1][0]], dtype=torch.float32)
     loss = torch.nn.functional.cross_entropy(last(scored), torch.tensor([1, 1]))
     assert answer(capsys, "validate", "run", "scored.csv")["val/loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("files", ["Path().glob('fares*.csv')", "{'fares.csv', 'fares.csv'}", "Path('fares.csv')"])
+def test_a_run_keeps_what_files_hold_however_they_are_named(files: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = FARES.replace('open_table("fares.csv"', f"open_table({files}")
+    Path("fares.py").write_text("from pathlib import Path\n" + text)
+    Path("fares.csv").write_text("age,home,y\n1,Bonn,a\n,Ulm,b\n4,,a\n5,Ulm,b\n")
+    assert headrace("fit", "fares.py", "--run", "run", "--progress", "off") == 0
+    Path("new.csv").write_text("home,age\nUlm,\n,2\n")
+    assert hr.load("run").predict("new.csv").categories == {"class": ["a", "b"]}

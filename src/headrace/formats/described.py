@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -200,11 +200,10 @@ def _first(known: list[Described], name: str) -> Described | None:
 
 
 def _name(path: Any) -> str:
-    return (
-        "\n".join(map(str, path))
-        if isinstance(path, list | tuple)
-        else str(Path(path) if "://" not in str(path) else path)
-    )
+    if isinstance(path, list | tuple | Set):
+        names = [str(each) for each in path]
+        return "\n".join(sorted(names) if isinstance(path, Set) else names)
+    return str(Path(path)) if isinstance(path, str | Path) and "://" not in str(path) else str(path)
 
 
 def _listed(columns: Any) -> Any:

@@ -1,6 +1,6 @@
 """`open_table` and `open_ctf`: files as tables, read where they lie as far as their kind allows."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +63,8 @@ def open_table(
         if told := [name for name, value in given.items() if value is not None]:
             raise ConfigError(f"a frame is read without {told[0]}, which is for files. Leave it out.")
         return open_frame(path, selection, ReadBy(categories or {}, fills))
+
+    path = [*path] if isinstance(path, Iterator) else path  # it is read more than once
 
     def open_() -> Table:
         files = find(path)
