@@ -43,7 +43,7 @@ def total(gradients: Sequence[Tensor]) -> Tensor:
     """A number that is not finite if any gradient is not; huge but finite gradients may overflow it too."""
     if len(gradients) == 1:
         return gradients[0].sum()
-    if len(gradients) <= FEW and all(g.dtype is torch.float32 and g.layout is torch.strided for g in gradients):
+    if 0 < len(gradients) <= FEW and all(g.dtype is torch.float32 and g.layout is torch.strided for g in gradients):
         return torch.stack([gradient.sum() for gradient in gradients]).sum()
     return norm_of(gradients)
 
