@@ -1,5 +1,6 @@
 """Metrics of several outputs: those of a name look at the term that compares with this target, or at its output."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,28 @@ def test_workers_come_to_the_numbers_of_one() -> None:
 def test_what_cannot_be_measured_is_refused_at_once(metrics: Any, why: str) -> None:
     with pytest.raises(hr.ConfigError, match=why):
         make(metrics)
+
+
+class Whole(hr.Objective):
+    """A loss of one's own, which shows all outputs."""
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> hr.Terms:
+        found = hr.Terms(amount=hr.Term((outputs := self.call(model, batch))["ink"].sum(), batch.rows))
+        found.outputs = outputs
+        return found
+
+
+class Named(Two):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = super().forward(x)
+        return {"ink": found["amount"], "digit": found["class"]}
+
+
+def test_a_trainer_with_metrics_by_name_and_an_objective_can_be_sent_to_workers() -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"inputs": "x", "metrics": METRICS, "batch_size": 16}
+    trainer = hr.Trainer(model := Named(), Whole(), torch.optim.SGD(model.parameters(), 0.1), **options)
+    again: hr.Trainer = pickle.loads(pickle.dumps(trainer))
+    rows = [each.fit(DATA, epochs=2, progress=False).rows for each in (trainer, again)]
+    assert rows[0] == rows[1]
+    assert "train/digit/accuracy" in rows[0][-1]

@@ -72,7 +72,7 @@ class Objective(ABC):
         """What metrics of this name look at: an output and the stream of the same name, or the trainer's `target`."""
         if not name:
             return Compared(target, self.scored, self.reads, self.ignores)
-        return Compared(name, lambda outputs: pick(outputs, name, f"metrics of {name!r}"))
+        return Compared(name, partial(pick, key=name, name=f"metrics of {name!r}"))
 
     def unclear(self) -> str:
         """Why it is not known which of the outputs metrics compare with the target; nothing where it is known."""
