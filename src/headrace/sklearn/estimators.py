@@ -77,12 +77,8 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         self.classes_, target = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"a Classifier needs samples of 2 classes or more, got 1 class: {self.classes_[0]!r}.")
-        weights, kept = self._kept(X, sample_weight)
-        if self.class_weight is not None:
-            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-            weights = (np.ones(len(y)) if weights is None else weights) * factors[target]
-        weights = None if weights is None else weights[kept].astype(self.dtype)
-        self._train(X[kept], target[kept], weights, len(self.classes_), CrossEntropy(), split_by=target[kept])
+        X, target, weights = self._counted(X, y, target, sample_weight)
+        self._train(X, target, weights, len(self.classes_), CrossEntropy(), split_by=target)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Classifier:
@@ -97,14 +93,17 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
         _check_partial_fit_first_call(self, classes)
         X, y = self._checked(X, y, reset=first)
         check_classification_targets(y)
-        target = self._targets(y)
+        X, target, weights = self._counted(X, y, self._targets(y), sample_weight)
+        self._train_on(X, target, weights, len(self.classes_), CrossEntropy(), first)
+        return self
+
+    def _counted(self, X: Any, y: Any, target: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, Any]:
+        """The rows that have a weight, their targets, and what each counts by its own weight and that of its class."""
         weights, kept = self._kept(X, sample_weight)
         if self.class_weight is not None:
             factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
             weights = (np.ones(len(y)) if weights is None else weights) * factors[target]
-        weights = None if weights is None else weights[kept].astype(self.dtype)
-        self._train_on(X[kept], target[kept], weights, len(self.classes_), CrossEntropy(), first)
-        return self
+        return X[kept], target[kept], None if weights is None else weights[kept].astype(self.dtype)
 
     def _targets(self, y: Any) -> np.ndarray:
         y = column_or_1d(y)
