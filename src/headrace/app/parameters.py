@@ -88,15 +88,21 @@ def check_parameters(function: Callable[..., Any]) -> None:
     """Raises unless every parameter of a recipe has a type, and the docstring says what it is."""
     said, lines, file = described(function), _lines(function), function.__code__.co_filename
     if loose := [each for each in inspect.signature(function).parameters.values() if each.kind in _LOOSE]:
-        raise ConfigError(f"{file}: {function.__name__} takes {loose[0]}, which can be no flag. Name each parameter.")
+        raise ConfigError(
+            f"{file}: {function.__name__} takes {loose[0]}, which cannot be options of the command line. Name "
+            "each parameter."
+        )
     for name, parameter in parameters_of(function).items():
         where = f"{file}, line {lines.get(name, 1)}: the parameter {name!r} of {function.__name__}"
         if not parameter.type:
-            raise ConfigError(f"{where} has no type, and becomes a flag. Write {_with_type(parameter)}.")
+            raise ConfigError(
+                f"{where} has no type, and each parameter is an option of the command line. Write "
+                f"{_with_type(parameter)}."
+            )
         if name not in said:
             raise ConfigError(
-                f'{where} has no word in the docstring, and becomes a flag. Write under "Args:" there '
-                f'"{name}: what it is."'
+                f"{where} is not described in the docstring, which is the help of its option. Write "
+                f'there, under "Args:", "{name}: what it is."'
             )
 
 
@@ -184,7 +190,7 @@ def _default(parameter: Parameter) -> Any:
             as_type(parameter.kind, plain(parameter.default))
         except MisfitError:
             said = f"{parameter.name} is a {parameter.type} with the default {parameter.default!r}"
-            raise ConfigError(f"the recipe takes what can be no flag: {said}.") from None
+            raise ConfigError(f"the recipe takes what cannot be an option of the command line: {said}.") from None
     return parameter.default
 
 
@@ -238,7 +244,10 @@ def as_type(kind: Any, given: Any, name: str = "") -> Any:
 
 
 def _no_flag(kind: Any, name: str) -> ConfigError:
-    return ConfigError(f"{name} is a {spelled(kind)}, which can be no flag: make it in the function, of plain values.")
+    return ConfigError(
+        f"{name} is a {spelled(kind)}, which cannot be an option of the command line: make it in the function, of "
+        "plain values."
+    )
 
 
 def _dataclass(kind: Any, given: Any, name: str) -> Any:

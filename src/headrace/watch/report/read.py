@@ -14,7 +14,6 @@ from ..tensorboard import NEWEST, PICTURES
 from .scores import Predictions, read_answers
 
 SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
-LOG_LINES = 500  # of the end of a long log
 BEGINS = ("started", "going on from step")
 BAD = ("warning", "overridden:", "ended by", "refused", "cannot", "could not", "failed", "not finite", "left out")
 """Words in lines of the log that somebody should look at."""
@@ -107,10 +106,14 @@ def read(path: Path) -> RunContents:
 
 def _check(path: Path) -> None:
     if not path.is_dir():
-        raise RunError(f"{path} is not a directory. Name that of a run: what fit(run=...) was given.")
+        raise RunError(f"{path} is not a directory. Name the directory of a run, as it was given to fit(run=...).")
     if not (path / "run.json").is_file():
         inside = sorted(found.parent.name for found in path.glob("*/run.json"))
-        hint = f"It holds runs: name one of {', '.join(inside[:3])}." if inside else "Name what fit(run=...) was given."
+        hint = (
+            f"It holds runs: name one of {', '.join(inside[:3])}."
+            if inside
+            else "Name the directory that was given to fit(run=...)."
+        )
         raise RunError(f"{path} is not a run: it has no run.json. {hint}")
 
 
