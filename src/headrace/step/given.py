@@ -279,12 +279,17 @@ def pauses(optimizer: OptimizerLike | Optimizers | tuple[()]) -> dict[str, int]:
         if every is None or every.unit != "steps":
             raise ConfigError(
                 f"optimizer[{key!r}]= takes a torch optimizer, or one with the steps at which it is used, as in "
-                f"(optimizer, '5 steps'); got {each!r}."
+                f"(optimizer, '5 steps'); got ({', '.join(map(_shown, each))})."
             )
         found[key] = int(every.count)
     if isinstance(optimizer, Mapping) and found.keys() == optimizer.keys() and 1 not in found.values():
         raise ConfigError("no optimizer= is used at each step. Give one of them without a number of steps.")
     return {key: count for key, count in found.items() if count > 1}
+
+
+def _shown(part: Any) -> str:
+    """A part of what was given for an optimizer, in a few words."""
+    return repr(part) if isinstance(part, str | int | float) else f"a {type(part).__name__}"
 
 
 def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:
