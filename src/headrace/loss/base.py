@@ -192,7 +192,10 @@ class Loss(ABC):
         """What the sum over this batch is to be divided by; `None` if only the forward pass can tell."""
 
     def whole(self, batch: Batch) -> float | None:
-        """The weight of the whole batch, of which this is a part, where the part tells it: by its rows, mostly."""
+        """The weight of the whole batch, where this part of it is enough to know it, mostly by the number of rows.
+
+        A sum is divided by nothing, and 1 says that no worker has to be asked.
+        """
         return 1.0 if self.reduce == "sum" else None
 
     def known(self, batch: Batch) -> Any:

@@ -351,7 +351,7 @@ def _streams_of(terms: Iterable[Loss]) -> list[str]:
 
 
 def measured_by(objectives: Mapping[str, Objective], target: str) -> Callable[[str], Compared]:
-    """What tells of each name of metrics what they look at, where `target` is the trainer's."""
+    """A function from a name in `metrics=` to what those metrics look at; `target` is the trainer's."""
     return partial(objectives[scoring(objectives)].measured, target=target)
 
 

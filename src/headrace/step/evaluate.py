@@ -91,11 +91,11 @@ def limited(feed: Iterable[Batch], limit: int | None, check: Callable[[], None])
 
 
 Watch = Callable[[Feed, Iterable[Batch]], Iterable[Batch]]
-"""The batches of a pass, along which somebody is called."""
+"""Gives the batches of a pass, and calls callbacks after each."""
 
 
 def unwatched(feed: Feed, batches: Iterable[Batch]) -> Iterable[Batch]:
-    """The batches of a pass, along which nobody is called."""
+    """Gives the batches of a pass, without callbacks."""
     return batches
 
 

@@ -128,8 +128,10 @@ class AtCenter(Coordinator):
         if not self.leads:
             return super().trained(sums, metrics)
         status = self.strategy.status()
-        others = {name: _less(numbers, self.strategy.sent_terms.get(name)) for name, numbers in status["tally"].items()}
-        fresh = {name: _less(numbers, self._reported_losses.get(name)) for name, numbers in others.items()}
+        others = {
+            name: _plus(numbers, self.strategy.sent_terms.get(name), -1) for name, numbers in status["tally"].items()
+        }
+        fresh = {name: _plus(numbers, self._reported_losses.get(name), -1) for name, numbers in others.items()}
         self._reported_losses = others
         self._measure({worker: facts["rows"] for worker, facts in status["workers"].items()})
         return LossSums.of([sums.totals(), fresh]).read(), metrics.compute()
@@ -212,13 +214,8 @@ class AtCenter(Coordinator):
             self._stop_sent = True
 
 
-def _less(numbers: Sequence[float], before: Sequence[float] | None) -> list[float]:
-    coefficient, total, weight = numbers
-    _, known, weighed = before or (0.0, 0.0, 0.0)
-    return [coefficient, total - known, weight - weighed]
-
-
-def _plus(numbers: Sequence[float], more: Sequence[float] | None) -> list[float]:
+def _plus(numbers: Sequence[float], more: Sequence[float] | None, factor: int = 1) -> list[float]:
+    """A term's coefficient, sum and weight, with those of more rows added, or taken away by a factor of -1."""
     coefficient, total, weight = numbers
     _, known, weighed = more or (0.0, 0.0, 0.0)
-    return [coefficient, total + known, weight + weighed]
+    return [coefficient, total + factor * known, weight + factor * weighed]

@@ -64,7 +64,7 @@ class Checkpointer:
         return False
 
     def overdue(self) -> bool:
-        """Whether, by the clock of whoever keeps the training for others, they are to save."""
+        """Whether a checkpoint is due by the clock of the worker that writes it."""
         return False
 
     def wait(self) -> None:

@@ -97,7 +97,7 @@ class Coordinator:
         return self._with(replace(state, strategy=None, agrees=None), held)
 
     def _held_by_leader(self, state: State) -> list[Own]:
-        """What worker 0 takes over of all workers; before they began to differ, its own tells of all."""
+        """The states that worker 0 goes on from: those of all workers, or its own where no strategy had begun."""
         if self.comm.shard.index:
             return []
         return state.owns[:1] if state.strategy is None else [own for own in state.owns if own]
@@ -186,7 +186,7 @@ class Coordinator:
 
     @contextmanager
     def agreed(self, at: TrainState) -> Iterator[None]:
-        """For a while, the model is what all workers together think that it should be."""
+        """For a while, the model has the weights to judge and to keep: see `_result`."""
         if not self._apart(at):
             yield
             return
@@ -200,11 +200,11 @@ class Coordinator:
             self._agrees, at.info.evaluated_weights = True, None
 
     def _apart(self, at: TrainState) -> bool:
-        """Whether the model should be something else than it is."""
+        """Whether the weights to judge and to keep are others than the model's own."""
         return not self._agrees or at.info.evaluated_weights is not None
 
     def _result(self, at: TrainState) -> Sequence[Tensor]:
-        """What all workers together think that the model should be, or whoever watches the training."""
+        """The weights to judge and to keep: averages if a callback gives some, else what the workers have agreed on."""
         averages = at.info.evaluated_weights
         if averages is None:
             return self.strategy.agreed(at.replica())

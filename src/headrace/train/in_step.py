@@ -118,7 +118,7 @@ class InStep(Coordinator):
         return losses, scores
 
     def keeps(self, info: Info, common: bool) -> bool:
-        """Worker 0 tells good from bad for all, where all have come to report."""
+        """Worker 0 decides for all which steps are the best, at steps where all workers report."""
         if not common:
             if not self._warned and super().keeps(info, common):
                 self._warned = True
@@ -170,9 +170,9 @@ class StopVote:
         self._under_way: tuple[Pending, Tensor] | None = None
 
     def __call__(self, stop: bool, leave: bool, save: bool, now: bool) -> Votes | None:
-        """Takes this worker's part of the next vote; gives the result of a vote that ends here.
+        """Adds this worker's requests to the next vote; returns the result of a vote that ends at this step.
 
-        Whoever wants something says so at every call, until a vote has it. With `now`, a vote begins and ends here.
+        A request is repeated at every call until a vote contains it. With `now`, a vote begins and ends at this step.
         """
         if now:
             self._finish_vote()
@@ -251,7 +251,7 @@ def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
 
 
 def _digest(batch: Batch) -> str:
-    """What tells batches apart, mostly."""
+    """A hash of the first elements of every field, which differs for most batches that differ."""
     found = hashlib.blake2b(digest_size=8)
     for name, field in sorted(batch.fields.items()):
         found.update(name.encode())

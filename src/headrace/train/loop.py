@@ -49,7 +49,7 @@ class Loop:
         self._skipped = 0  # updates skipped before this training
 
     def run(self) -> Generator[Info]:
-        """Epoch after epoch, until a limit is reached or somebody asks to stop."""
+        """Epoch after epoch, until a limit is reached or a stop is requested."""
         with self._session() as feed:
             try:
                 self._begin(feed)

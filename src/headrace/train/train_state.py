@@ -299,7 +299,7 @@ def _lists(categories: Categories | None) -> Categories | None:
 
 
 def _reordered(cursor: Any, now: Any) -> Any:
-    """A cursor at the same place of another order, or of files that have changed, for whoever allows that."""
+    """A cursor at the same place of another order, or of files that have changed, where `override` allows that."""
     if not isinstance(cursor, dict) or not isinstance(now, dict):
         return cursor
     settings = {key: now[key] for key in _OF_ORDER if key in cursor and key in now}
