@@ -221,6 +221,24 @@ def test_rates_of_all_groups_are_reported() -> None:
     assert trainer.history["momentum/first"] == [0.9, 0.9]
 
 
+def test_a_resumed_run_reports_the_norm_of_an_optimizer_that_is_used_at_every_third_step(tmp_path: Path) -> None:
+    def train(steps: int, run: Path | None) -> list[dict[str, Any]]:
+        torch.manual_seed(1)
+        model = nn.Linear(6, 3)
+        often, seldom = torch.optim.SGD([model.weight], 0.1), torch.optim.SGD([model.bias], 0.1)
+        losses = {"weight": hr.CrossEntropy(), "bias": hr.CrossEntropy()}
+        trainer = hr.Trainer(model, losses, {"weight": often, "bias": (seldom, "3 steps")}, batch_size=20)
+        watch = [hr.GradientNorm("1 step")]
+        return trainer.fit((X, Y), steps=steps, run=run, progress=False, callbacks=watch).rows
+
+    whole = train(8, None)
+    train(4, tmp_path / "run")
+    resumed = train(8, tmp_path / "run")
+    norms = [{key: value for key, value in row.items() if key.startswith("gradient")} for row in whole]
+    assert [len(each) for each in norms] == [1, 1, 2, 2, 2, 2, 2, 2]
+    assert norms == [{key: value for key, value in row.items() if key.startswith("gradient")} for row in resumed]
+
+
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.01}, {"clip_value": 0.001}, {"microbatch": 7}])
 def test_the_norm_of_the_gradients_is_that_before_they_are_clipped(options: dict[str, Any]) -> None:
     model, plain = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)

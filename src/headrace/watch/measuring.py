@@ -111,13 +111,26 @@ class GradientNorm(Callback):
 
     def __init__(self, every: str | Length = "1 epoch") -> None:
         self.every = interval(every, "every")
+        self.forget()
+
+    def forget(self) -> None:
+        self._norms: dict[str, float] = {}  # as of the last checkpoint: not every optimizer is used at each step
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"norms": self._norms} if len(self._norms) > 1 else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._norms = {str(key): float(norm) for key, norm in state["norms"].items()}
+
+    def on_checkpoint(self, info: Info) -> None:
+        self._norms |= {key: float(norm) for key, norm in info.trainer._step.norms.items()}
 
     def on_fit_start(self, info: Info) -> None:
         info.trainer._step.measures_norm = True
 
     def on_step_end(self, info: Info) -> None:
         if info.fires(self.every):
-            norms = info.trainer._step.norms
+            norms = self._norms | info.trainer._step.norms
             if not norms:
                 warnings.warn("GradientNorm measures updates of the trainer, and so far there are none.", stacklevel=2)
             info.log({f"gradient_norm/{key}".rstrip("/"): float(norm) for key, norm in norms.items()})
