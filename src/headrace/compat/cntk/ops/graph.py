@@ -75,7 +75,7 @@ def feed(plan: Plan, arguments: Any, device: Any = None, gradients: bool = False
         raise ValueError(
             "seq_starts continue the sequences of the minibatch before, which is not offered. Give sequences whole."
         )
-    if not isinstance(arguments, Mapping):
+    if not (type(arguments) is dict or isinstance(arguments, Mapping)):
         if arguments is None and not needed:
             arguments = {}
         elif len(needed) == 1:

@@ -275,7 +275,7 @@ class Trainer:
 
     def _by_variable(self, arguments: Any) -> dict[Any, Any]:
         """What is fed, by variable; nothing of an empty minibatch."""
-        if isinstance(arguments, dict | Mapping):
+        if type(arguments) is dict or isinstance(arguments, Mapping):
             return dict(arguments)
         if arguments is None:
             return {}
