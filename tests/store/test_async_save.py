@@ -132,7 +132,10 @@ def test_a_checkpoint_holds_the_state_at_the_moment_it_was_asked_for(saves: int,
 
 def test_a_snapshot_that_is_no_copy_would_be_noticed(tmp_path: Path) -> None:
     """The negative control."""
-    asked, _, found = saved(tmp_path / "run", saves=3, wait=False, copies=False)
+    try:
+        asked, _, found = saved(tmp_path / "run", saves=3, wait=False, copies=False)
+    except hr.CorruptError:  # the weights have changed between the checksum and the writing
+        return
     assert [hash_of(contents.tensors[MODEL]) == asked[contents.step] for contents in found[1:-1]] == [False, False]
 
 

@@ -326,7 +326,7 @@ def test_a_pipe_or_a_directory_in_place_of_a_file_stops_no_report(tmp_path: Path
             r"is not a directory\. Name the directory of a run, as it was given to fit\(run=\.\.\.\)\.",
         ),
         (lambda path: path.write_text("x"), "is not a directory"),
-        (lambda path: path.mkdir(), r"is not a run: it has no run\.json\. Name the directory"),
+        (lambda path: path.mkdir(), r"is not a run: it has no run\.json\. Name what was given"),
         (lambda path: runs.make(path / "mine"), r"is not a run: .* It holds runs: name one of mine\."),
     ],
 )

@@ -165,6 +165,13 @@ def make_dirs(path: Path) -> None:
     sync_dir(path.parent)
 
 
+def no_run(path: Path) -> RunError:
+    """The error for a directory that is no run; it names the newest runs below it."""
+    inside = sorted(found.parent.name for found in path.glob("*/run.json"))
+    hint = f"It holds runs: name one of {', '.join(inside[-3:])}." if inside else "Name what was given to fit(run=...)."
+    return RunError(f"{path} is not a run: it has no run.json. {hint}")
+
+
 def refuse_link(path: Path) -> None:
     """Raises where there is a link in place of a directory of a run."""
     if path.is_symlink():

@@ -199,7 +199,7 @@ def run_id(path: Path) -> str:
     try:
         found = json.loads(disk.read_file(where, RUN_BYTES))
     except FileNotFoundError:
-        raise RunError(f"{path} is not a run: it has no {RUN}.") from None
+        raise disk.no_run(path) from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{where} cannot be read: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("id"), str) or not found["id"]:

@@ -108,13 +108,7 @@ def _check(path: Path) -> None:
     if not path.is_dir():
         raise RunError(f"{path} is not a directory. Name the directory of a run, as it was given to fit(run=...).")
     if not (path / "run.json").is_file():
-        inside = sorted(found.parent.name for found in path.glob("*/run.json"))
-        hint = (
-            f"It holds runs: name one of {', '.join(inside[:3])}."
-            if inside
-            else "Name the directory that was given to fit(run=...)."
-        )
-        raise RunError(f"{path} is not a run: it has no run.json. {hint}")
+        raise disk.no_run(path)
 
 
 def _part(found: RunContents, name: str, reader: Callable[[Path], Any], what: str = "") -> Any:
