@@ -1,6 +1,7 @@
 """A detector's losses are those of the formulas, and its updates are the same however a batch is cut."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -130,7 +131,33 @@ def test_classes_that_the_model_does_not_have_are_refused() -> None:
     streams = batch()
     streams["bbox"] = streams["bbox"].clone()
     streams["bbox"][3, 0, -1] = 4
-    with pytest.raises(hr.DataError, match="row 3, box 0: class 4 is out of range for a model with 4 classes"):
+    said = r"row 3, box 0: its class is out of range for a model with 4 classes, .* 4\.0\]"
+    training = trainer(vision.Detection())
+    with pytest.raises(hr.DataError, match=said):
+        training.step(streams)
+    later = trainer(vision.Detection())
+    later.step(batch())
+    with pytest.raises(hr.DataError, match=said):
+        later.step(streams)
+
+
+BAD = {
+    "negative": ([4.0, 4, 16, 16, -2], "its class is out of range"),
+    "half": ([4.0, 4, 16, 16, 0.5], "its class is out of range"),
+    "nan": ([math.nan, 4, 16, 16, 0], "its numbers are not finite"),
+    "area": ([4.0, 4, 4, 16, 0], "it has no area"),
+    "outside": ([100.0, 100, 120, 120, 0], "it is outside of its image"),
+    "before": ([-9.0, 4, -1, 16, 0], "it is outside of its image"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_boxes_of_a_stream_that_cannot_be_found_are_refused(name: str) -> None:
+    streams = batch()
+    streams["bbox"] = streams["bbox"].clone()
+    numbers, said = BAD[name]
+    streams["bbox"][2, 1] = torch.tensor(numbers)
+    with pytest.raises(hr.DataError, match=f"stream 'bbox', row 2, box 1: {said}"):
         trainer(vision.Detection()).step(streams)
 
 

@@ -130,6 +130,12 @@ def one(**other: Any) -> dict[str, Any]:
         (one(bbox=[0, 1]), r"expected bbox: \[x, y, width, height\], got \[0, 1\]"),
         (one(category_id=4), "image_id=7 and category_id=4 are not both in the file"),
         (one(image_id=8), "image_id=8 and category_id=3 are not both in the file"),
+        (annotations(images=[], annotations=[]), r"marks\.json has no images"),
+        (annotations(images=annotations()["images"] * 2), "4 images have 2 ids"),
+        (
+            annotations(images=[{"id": 7, "file_name": "gone.png", "height": 8, "width": 8}], annotations=[]),
+            r"gone\.png is not there \(1 of the 1 images in .*marks\.json are missing\)",
+        ),
     ],
 )
 def test_annotations_that_are_wrong_are_named(tmp_path: Path, content: Any, said: str) -> None:
@@ -170,6 +176,14 @@ def test_folders_without_images_are_refused(tmp_path: Path) -> None:
         vision.ImageFiles(["a.png"], (8, 8), channels=4)
     with pytest.raises(hr.DataError, match=r"there are 1 image files \(masks: 2\)"):
         vision.ImageFiles(["a.png"], (8, 8), masks=["a", "b"])
+    with pytest.raises(hr.ConfigError, match="size= rows and columns, got channels=3, size=8"):
+        vision.ImageFiles(["a.png"], 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"mean": [0.5, 0.5]}, {"std": [1.0] * 4}, {"std": 0.0}, {"std": [1.0, 1.0, -1.0]}])
+def test_images_cannot_be_normalised_by_other_numbers(options: dict[str, Any]) -> None:
+    with pytest.raises(hr.ConfigError, match=r"one number, or one for each of 3 channels, and std= is greater than 0"):
+        vision.ImageFiles(["a.png"], (8, 8), **options)
 
 
 def test_other_files_are_another_fingerprint(classes: tuple[Path, list[np.ndarray]]) -> None:

@@ -149,3 +149,10 @@ def test_labels_that_are_given_twice_and_unknown_tasks_are_refused() -> None:
         vision.ImageSamples("detect", 3)  # type: ignore[arg-type]
     with pytest.raises(hr.DataError, match="at least one, got list"):
         schema().batch([])
+
+
+@pytest.mark.parametrize("ids", [["cat", "dog"], [0.5], None])
+def test_class_ids_are_whole_numbers(ids: Any) -> None:
+    with pytest.raises(hr.ConfigError, match="class_ids= and ignore_class_ids= are whole numbers, got"):
+        vision.ImageSamples("detection", ids)
+    assert vision.ImageSamples("detection", np.array([3, 5])).class_ids == (3, 5)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from ..loss.elements import Huber, L2Prior
 from ..loss.metrics import Compared
 from ..loss.objective import Objective, Terms
 from .anchors import Anchors, match
-from .boxes import cut_to, decode, encode, suppress
+from .boxes import areas, around, cut_to, decode, encode, suppress
 from .networks import Backbone, Norm, enlarged
 
 RARE = 0.01  # the probability that an untrained detector gives an object at an anchor
@@ -126,7 +126,7 @@ class Detection(Objective):
         logits, codes, anchors = (_output(outputs, key) for key in ("class_logits", "box_codes", "anchors"))
         images = self._images(batch)
         if tuple(images.shape[1:]) not in self._anchors:
-            self._check_classes(one_size(batch[self._target]), logits.shape[-1])
+            self._check(one_size(batch[self._target]), anchors, logits.shape[-1], images.shape[-2:])
         self._anchors[tuple(images.shape[1:])] = anchors, logits.shape[-1]
         goals = self._goals(batch, anchors, logits.shape[-1])
         terms = Terms({term.name: term.term(model, out, goals) for term, out in self._heads(logits, codes)})
@@ -161,31 +161,52 @@ class Detection(Objective):
         """The stream of images: the one with rows of channels, height and width."""
         return next(f for f in batch.fields.values() if isinstance(f, Tensor) and f.dim() == 4)
 
-    def _check_classes(self, target: Tensor, classes: int) -> None:
-        """Of the first batch of images of a size, as ever."""
-        odd = (target[..., -1] >= classes).nonzero()
-        if len(odd):
-            image, box = odd[0].tolist()
-            raise DataError(
-                f"stream {self._target!r}, row {image}, box {box}: class {int(target[image, box, -1])} is out of range "
-                f"for a model with {classes} classes. Give the model more of them, or other numbers."
-            )
+    def _check(self, target: Tensor, anchors: Tensor, classes: int, size: Sequence[int] | None = None) -> None:
+        """Raises on a box that cannot be found: done with the first batch of images of a size, and where one fails."""
+        self._check_shape(target, anchors)
+        boxes, label = target[..., :-1], target[..., -1]
+        hull = around(boxes)
+        outside = hull[..., 2:].amin(-1) <= 0
+        if size is not None:
+            outside |= (hull[..., :2] >= hull.new_tensor([size[0], size[1]])).any(-1)
+        problems = {
+            f"its class is out of range for a model with {classes} classes, 0 to {classes - 1}, or -1 for no box": ~(
+                (label >= NONE) & (label < classes) & (label == label.round())
+            ),
+            "its numbers are not finite": ~boxes.isfinite().all(-1) & (label != NONE),
+            "it has no area": ~(areas(boxes) > 0) & (label != NONE),
+            "it is outside of its image": outside & (label != NONE),
+        }
+        for problem, found in problems.items():
+            if found.any():
+                image, box = found.nonzero()[0].tolist()
+                raise DataError(
+                    f"stream {self._target!r}, row {image}, box {box}: {problem}, got "
+                    f"{[round(x, 4) for x in target[image, box].tolist()]}. Correct it, or give it the class -1."
+                )
 
-    def _goals(self, batch: Batch, anchors: Tensor, classes: int) -> Batch:
-        """What each anchor is to answer, as the streams that the terms compare with."""
-        target = one_size(batch[self._target])
+    def _check_shape(self, target: Tensor, anchors: Tensor) -> None:
         if target.dim() != 3 or target.shape[-1] != anchors.shape[-1] + 1:
             raise DataError(
                 f"stream {self._target!r} has rows of shape {list(target.shape[1:])}, expected boxes and their "
                 f"classes, [boxes, {anchors.shape[-1] + 1}]. Use vision.ImageSamples, or other anchors."
             )
+
+    def _goals(self, batch: Batch, anchors: Tensor, classes: int) -> Batch:
+        """What each anchor is to answer, as the streams that the terms compare with."""
+        target = one_size(batch[self._target])
+        self._check_shape(target, anchors)
         boxes, labels = target[..., :-1], target[..., -1].long()
         found = match(anchors, boxes, labels != NONE, self.positive_iou, self.negative_iou)
         if not boxes.shape[1]:
             boxes, labels = anchors.new_zeros(len(target), 1, anchors.shape[-1]), labels.new_zeros(len(target), 1)
         label = labels.gather(1, found.box)
         asked = torch.zeros((*label.shape, classes), dtype=anchors.dtype, device=anchors.device)
-        asked.scatter_(2, label.clamp(min=0).unsqueeze(-1), found.positive.unsqueeze(-1).to(asked.dtype))
+        try:
+            asked.scatter_(2, label.clamp(min=0).unsqueeze(-1), found.positive.unsqueeze(-1).to(asked.dtype))
+        except RuntimeError:
+            self._check(target, anchors, classes)  # says which box has a class that the model does not have
+            raise
         asked.masked_fill_(~(found.positive | found.negative).unsqueeze(-1), NONE)
         theirs = boxes.gather(1, found.box.unsqueeze(-1).expand(-1, -1, boxes.shape[-1]))
         goal = encode(torch.where(found.positive.unsqueeze(-1), theirs, anchors), anchors)

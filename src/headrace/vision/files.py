@@ -50,7 +50,7 @@ class ImageFiles(Table):
     ) -> None:
         if find_spec("PIL") is None:
             raise ConfigError('image files are read by Pillow, which is not installed: pip install "headrace[vision]".')
-        if channels not in (1, 3) or len(size) != 2 or min(size) < 1:
+        if channels not in (1, 3) or not isinstance(size, tuple | list) or len(size) != 2 or min(size) < 1:
             raise ConfigError(f"channels= are 1 or 3, size= rows and columns, got channels={channels}, size={size!r}.")
         self.files, self.masks, self.known = [*map(Path, files)], [*map(Path, masks)], dict(known or {})
         counts = {"masks": len(self.masks) or len(self.files)} | {k: len(v) for k, v in self.known.items()}
@@ -59,6 +59,11 @@ class ImageFiles(Table):
             raise DataError(f"there are {len(self.files)} image files ({listed}). Give one of everything for each.")
         self.size, self.channels, self.classes = (size[0], size[1]), channels, tuple(classes)
         self.mean, self.std = (torch.as_tensor(v, dtype=torch.float32).view(-1, 1, 1) for v in (mean, std))
+        if {len(self.mean), len(self.std)} - {1, channels} or not (self.std > 0).all():
+            raise ConfigError(
+                f"mean= and std= are one number, or one for each of {channels} channels, and std= is greater than 0, "
+                f"got mean={mean!r} and std={std!r}."
+            )
         self.threads = threads or min(4, os.cpu_count() or 1)
 
     @property
@@ -181,6 +186,12 @@ def coco(annotations: str | Path, images: str | Path, size: tuple[int, int], **o
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(f"{path} is not what COCO calls object detection annotations: {said}.") from error
+    if not names:
+        raise DataError(f"{path} has no images.")
+    if len(pictures) < len(found["images"]):
+        raise DataError(f"{path}: {len(found['images'])} images have {len(pictures)} ids. Each has an id of its own.")
+    if missing := [name for name in names if not name.is_file()]:
+        raise DataError(f"{missing[0]} is not there ({len(missing)} of the {len(names)} images in {path} are missing).")
     numbers = {category: k for k, (category, _) in enumerate(categories)}
     rows: dict[int, list[Tensor]] = {k: [] for k in pictures}
     for each in marked:

@@ -1,6 +1,7 @@
 """Samples as dicts of an image and its annotation: checked, and joined to a batch."""
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, Literal
 
 import numpy as np
@@ -47,7 +48,13 @@ class ImageSamples:
     ) -> None:
         if task not in TARGETS:
             raise ConfigError(unknown("task", task, list(TARGETS)))
-        self.class_ids = tuple(range(class_ids) if isinstance(class_ids, int) else class_ids)
+        try:
+            self.class_ids = tuple(map(index, range(class_ids) if isinstance(class_ids, int) else class_ids))
+            self.ignore_class_ids = tuple(map(index, ignore_class_ids))
+        except TypeError:
+            raise ConfigError(
+                f"class_ids= and ignore_class_ids= are whole numbers, got {class_ids!r} and {ignore_class_ids!r}."
+            ) from None
         if not self.class_ids or len({*self.class_ids, *ignore_class_ids}) != len(self.class_ids) + len(
             ignore_class_ids
         ):
@@ -56,7 +63,6 @@ class ImageSamples:
                 "at least one of them a class."
             )
         self.task, self.channels, self.size, self.rotated = task, channels, size, rotated
-        self.ignore_class_ids = tuple(ignore_class_ids)
         ids = torch.tensor([*self.class_ids, *self.ignore_class_ids], dtype=torch.int64)
         self._sorted, order = ids.sort()
         self._classes = torch.tensor([*range(len(self.class_ids)), *[NONE] * len(self.ignore_class_ids)])[order]
