@@ -108,6 +108,12 @@ def test_a_fused_prior_makes_the_updates_of_a_differentiable_one_under_sgd(gains
         assert not torch.equal(one, first)
 
 
+def test_a_fused_prior_without_a_decay_is_refused() -> None:
+    model = Normed()
+    with pytest.raises(hr.ConfigError, match=r"as its weight decay, and this one has none.*prior\.groups\(model\)"):
+        hr.Trainer(model, hr.CrossEntropy() + hr.L2Prior(0.3, fused=True), torch.optim.SGD(model.parameters(), 0.1))
+
+
 @pytest.mark.parametrize("options", [{}, {"biases": True}])
 def test_the_gradient_of_a_prior_is_that_of_the_formula(options: dict[str, bool]) -> None:
     model, prior = Normed(), hr.L2Prior(1.0, **options)
