@@ -58,6 +58,7 @@ def python(program: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_a_script_s_run_predicts_a_file_in_another_process(place: Path) -> None:
     Path("train.csv").write_text("a,b,c,d\n" + ROWS)
     Path("train.py").write_text(TRAIN)

@@ -83,6 +83,7 @@ def calls_without_devices() -> None:
     assert launch(visible, workers=2, engine="processes", devices=[]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.takes_turns
 def test_an_empty_list_of_devices_hides_all_of_them(tmp_path: Path) -> None:
     with start(calls_without_devices, tmp_path) as child:

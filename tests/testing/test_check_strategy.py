@@ -41,6 +41,11 @@ GOOD: dict[str, Callable[[], Strategy]] = {
 
 @pytest.mark.takes_turns
 def test_a_good_strategy_keeps_its_promises() -> None:
+    holds(Mean, {"joint", "alone", "workers"}, workers=(2,))
+
+
+@pytest.mark.slow
+def test_a_good_strategy_keeps_its_promises_with_another_number_of_workers() -> None:
     holds(Mean, {"joint", "alone"}, workers=(1, 2))
 
 
