@@ -10,6 +10,7 @@ from kit.stand_ins import Through
 from torch import Tensor, nn
 
 import headrace as hr
+from headrace.loss.objective import as_objective
 
 N, K = 23, 5
 GENERATOR = torch.Generator().manual_seed(1)
@@ -108,10 +109,11 @@ def test_a_fused_prior_makes_the_updates_of_a_differentiable_one_under_sgd(gains
         assert not torch.equal(one, first)
 
 
-def test_a_fused_prior_without_a_decay_is_refused() -> None:
+@pytest.mark.parametrize("loss", [hr.CrossEntropy(), as_objective(hr.CrossEntropy())])
+def test_a_fused_prior_without_a_decay_is_refused(loss: Any) -> None:
     model = Normed()
     with pytest.raises(hr.ConfigError, match=r"as its weight decay, and this one has none.*prior\.groups\(model\)"):
-        hr.Trainer(model, hr.CrossEntropy() + hr.L2Prior(0.3, fused=True), torch.optim.SGD(model.parameters(), 0.1))
+        hr.Trainer(model, loss + hr.L2Prior(0.3, fused=True), torch.optim.SGD(model.parameters(), 0.1))
 
 
 @pytest.mark.parametrize("options", [{}, {"biases": True}])

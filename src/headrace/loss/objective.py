@@ -309,6 +309,13 @@ def module_of(objective: Objective) -> nn.Module | None:
     return objective if isinstance(objective, nn.Module) else None
 
 
+def losses_of(objective: Objective) -> list[Loss]:
+    """The terms of an objective that are losses of this library."""
+    if isinstance(objective, WithTerms):
+        return [*losses_of(objective.objective), *objective.more.values()]
+    return [*objective.loss.values()] if isinstance(objective, Supervised) else []
+
+
 def as_objective(loss: Any, argument: str = "loss") -> Objective:
     """An Objective for whatever `loss=` may be."""
     return loss if isinstance(loss, Objective) else Supervised(translate(loss, argument))
