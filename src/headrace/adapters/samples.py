@@ -2,9 +2,9 @@
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from ..data.ragged import Ragged
 from ..data.source import Table
 from ..data.views import Concat, View
 from ..errors import ConfigError, DataError, HeadraceError, SourceError
+from ..length import whole
 from ..store import rng
 
 AT_ONCE = 512  # samples collated together: so few are still in the processor's cache when they are
 Names = Sequence[str] | None
+Part = TypeVar("Part")
+Done = TypeVar("Done")
 _CPU = torch.device("cpu")
 
 
@@ -79,7 +82,7 @@ class Samples(Table):
     streams: Sequence[Stream] = ()
 
     def __init__(self, dataset: Any, names: Names = None, sequences: Sequence[str] = (), threads: int = 1) -> None:
-        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+        if not whole(threads):
             raise ConfigError(f"threads= is how many rows are read at the same time, from 1 on, got {threads!r}.")
         self.dataset, self._names, self._sequences, self._threads = dataset, names, tuple(sequences), threads
         self._who, self._length = type(dataset).__name__, _length(dataset)
@@ -110,12 +113,11 @@ class Samples(Table):
         return collated(self._samples(rows), self._names, self._sequences, self._who)
 
     def _samples(self, rows: list[int]) -> Sequence[Any]:
-        if self._threads == 1 or len(rows) == 1:
+        if self._threads == 1:
             return self._read(rows)
         at_once = -(-len(rows) // self._threads) if self._many else 1
         parts = [rows[start : start + at_once] for start in range(0, len(rows), at_once)]
-        with ThreadPoolExecutor(self._threads) as pool:
-            return [sample for part in pool.map(self._read, parts) for sample in part]
+        return [sample for part in in_threads(self._read, parts, self._threads) for sample in part]
 
     def _read(self, rows: list[int]) -> Sequence[Any]:
         if self._many:
@@ -137,6 +139,14 @@ class Samples(Table):
             raise
         except Exception as error:
             raise SourceError(f"{self._who} failed at row {row}: {_error_text(error)}.") from error
+
+
+def in_threads(act: Callable[[Part], Done], parts: Sequence[Part], threads: int) -> list[Done]:
+    """What `act` gives for each part, in their order; so many are under way at the same time."""
+    if threads == 1 or len(parts) == 1:
+        return [*map(act, parts)]
+    with ThreadPoolExecutor(threads) as pool:
+        return [*pool.map(act, parts)]
 
 
 def _level() -> int:

@@ -4,7 +4,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..adapters.samples import in_threads
 from ..data.batch import Batch, Stream
 from ..data.fields import Rows, take, tensors_of
 from ..data.ragged import Ragged
@@ -89,12 +89,7 @@ class ImageFiles(Table):
             if masks is not None:
                 masks[place] = self._mask(rows[place])
 
-        if self.threads > 1 and len(rows) > 1:
-            with ThreadPoolExecutor(self.threads) as pool:  # what decodes gives up the interpreter meanwhile
-                list(pool.map(read, range(len(rows))))
-        else:
-            for place in range(len(rows)):
-                read(place)
+        in_threads(read, range(len(rows)), self.threads)  # what decodes gives up the interpreter meanwhile
         fields = {IMAGE: self.normalised(torch.from_numpy(pixels))}
         if masks is not None:
             fields[MASK] = torch.from_numpy(masks)
