@@ -14,11 +14,10 @@ from ..data.arrays import ArrayTable
 from ..errors import CheckpointError, ConfigError, CorruptError, HeadraceError, RunError
 from ..formats.described import Described, describing, standing_in
 from ..step import config
-from ..step.weights import load_weights
+from ..step.weights import give_weights, load_weights, saved_weights
 from ..store import codec, disk
-from ..store.checkpoints import Store
 from ..store.contents import TRAINER
-from ..store.run import CHECKPOINTS, run_id
+from ..store.shape import DICT, check, maybe
 from ..train.runs import Runs
 from ..train.trainer import Trainer
 from ..watch.callback import Callback
@@ -155,17 +154,13 @@ def load(
 
 def _of_script(run: Path, given: nn.Module | Trainer, which: str | int | None) -> Recipe:
     """A run, with the model that a script has made."""
-    model = given.model if isinstance(given, Trainer) else given
-    step = load_weights(model, run, which=which)
-    kept = Store(run / CHECKPOINTS, run_id(run)).load(step, lambda name: name == TRAINER).document(TRAINER).get("data")
-    if kept is None:
-        made = Recipe(given if isinstance(given, Trainer) else Trainer(model), None)
-    else:
-        document = codec.decode(kept, {})
-        train = Described.read({"categories": {}, **document})
-        trainer = given if isinstance(given, Trainer) else Trainer(model, inputs=document.get("inputs"))
-        made = Recipe(trainer, train)
-    made.step = step
+    contents = saved_weights(run, which)
+    give_weights(given.model if isinstance(given, Trainer) else given, contents, run)
+    data = codec.decode(contents.document(TRAINER).get("data"), {})  # none of batches, nor in a run of 0.1.0
+    data = check(data, maybe(DICT), contents.where(TRAINER, "data")) or {}
+    trainer = given if isinstance(given, Trainer) else Trainer(given, inputs=data.get("inputs"))
+    made = Recipe(trainer, Described.read({"categories": {}, **data}) if data else None)
+    made.step = contents.step
     return made
 
 

@@ -72,17 +72,14 @@ class Described(Table):
 
     def document(self) -> dict[str, Any]:
         """It as plain values."""
+        categories = {name: [*map(str, strings)] for name, strings in self.categories.items()}
+        return self.layout() | {"categories": categories, "nulls": self.nulls}
+
+    def layout(self) -> dict[str, Any]:
+        """It as plain values, without categories and what stands for nulls."""
         streams = [asdict(stream) | {"shape": [*stream.shape]} for stream in self.streams]
         columns = None if self.columns is None else {name: _listed(held) for name, held in self.columns.items()}
-        categories = {name: [*map(str, strings)] for name, strings in self.categories.items()}
-        return {
-            "path": self.path,
-            "rows": len(self),
-            "streams": streams,
-            "categories": categories,
-            "nulls": self.nulls,
-            "columns": columns,
-        }
+        return {"path": self.path, "rows": len(self), "streams": streams, "columns": columns}
 
     @staticmethod
     def of(table: Table, path: str) -> Described:
@@ -120,9 +117,8 @@ def description_of(table: Table, targets: Collection[str], inputs: Any) -> dict[
     """
     base, changes = unwrapped(table)
     path = str(base.files[0]) if isinstance(base, FileTable) else "the training data"
-    document = Described.of(base, path).document()
     names = [stream.name for stream in table.streams if stream.name not in targets]
-    return {key: value for key, value in document.items() if key not in ("categories", "nulls")} | {
+    return Described.of(base, path).layout() | {
         "maps": [name_of(changed.change) for changed in changes],
         "inputs": names if inputs is None else inputs,
     }

@@ -28,6 +28,12 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None =
     of the run, and its trainer reads strings by them: see `Trainer.categories`.
     """
     contents = saved_weights(Path(run), which)
+    give_weights(model, contents, run, strict)
+    return contents.step
+
+
+def give_weights(model: nn.Module, contents: Contents, run: str | Path, strict: bool = True) -> None:
+    """Gives a model the weights of a checkpoint that has been read from a run: see `load_weights`."""
     saved = contents.tensors_of(MODEL)
     if strict:
         check_model(saved, model.state_dict())
@@ -40,7 +46,6 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None =
     known = as_categories(document.get("categories"), document.get("nulls"))
     load_model(model, saved, strict=False)
     remember_categories(model, known if len(saved) == len(contents.tensors[MODEL]) else None)
-    return contents.step
 
 
 def remember_categories(model: nn.Module, categories: Categories | None) -> None:

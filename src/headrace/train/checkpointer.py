@@ -96,7 +96,7 @@ class RunCheckpointer(Checkpointer):
     path: Path
 
     def __init__(self, run: Path | Runs, resume: str, every: Length, keep: Keep, override: bool, wait: bool) -> None:
-        self._runs, self._resume, self._override, self._wait = run, resume, override, wait
+        self._named, self._resume, self._override, self._wait = run, resume, override, wait
         self._reason = ""  # for a new run
         self.every, self._keep = every, keep
         self._saver, self._copier, self._texts = Saver(), Copier(), Texts()
@@ -109,10 +109,9 @@ class RunCheckpointer(Checkpointer):
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
 
     def choose(self, model: nn.Module, settings: config.Config) -> None:
-        if isinstance(self._runs, Runs):
-            path, self._reason = self._runs.choose(model, settings, self._resume, self._override)
-        else:
-            path = self._runs
+        path = self._named
+        if isinstance(path, Runs):
+            path, self._reason = path.choose(model, settings, self._resume, self._override)
         self.path = path.absolute()
 
     def __enter__(self) -> "RunCheckpointer":

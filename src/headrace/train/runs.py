@@ -43,8 +43,8 @@ class Runs:
     def choose(self, model: nn.Module, settings: config.Config, resume: str, override: bool) -> tuple[Path, str]:
         """The run to train in, and a sentence for its log where it is a new one."""
         reason = ""
-        for run in self._newest_first() if resume != "never" else ():
-            differences = self._differences(run, model, settings)
+        for run, store in self._newest_first() if resume != "never" else ():
+            differences = self._differences(run, store, model, settings)
             if override or not differences:
                 return run, ""
             reason = reason or f"{run} differs: " + "; ".join(differences)
@@ -53,12 +53,12 @@ class Runs:
             raise RunError(f"resume='must', and no run in {self.path} has these settings. {why}")
         return self._begin(), "this run is new" + (f", since {reason}" if reason else "")
 
-    def _newest_first(self) -> Iterator[Path]:
-        """The runs with a checkpoint."""
+    def _newest_first(self) -> Iterator[tuple[Path, Store]]:
+        """The runs with a checkpoint, and their checkpoints."""
         for name in sorted(self._numbers(), key=int, reverse=True):
             run = self.path / name
-            if (run / RUN).is_file() and Store(run / CHECKPOINTS, run_id(run)).steps():
-                yield run
+            if (run / RUN).is_file() and (store := Store(run / CHECKPOINTS, run_id(run))).steps():
+                yield run, store
 
     def _numbers(self) -> list[str]:
         names = os.listdir(self.path) if self.path.is_dir() else []
@@ -77,9 +77,8 @@ class Runs:
                     continue
                 return run
 
-    def _differences(self, run: Path, model: nn.Module, settings: Mapping[str, Any]) -> list[str]:
+    def _differences(self, run: Path, store: Store, model: nn.Module, settings: Mapping[str, Any]) -> list[str]:
         """What a run was trained with that is not as it is now; why it cannot be read, if it cannot."""
-        store = Store(run / CHECKPOINTS, run_id(run))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they are told where the training goes on

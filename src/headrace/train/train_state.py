@@ -71,7 +71,6 @@ class TrainState:
         """Where the source stood at first, and is rewound to."""
         self.categories = _lists(plan.train.read_by)
         """For each stream of the training data the strings that its numbers stand for; `None` if it does not know."""
-        self._data = _description_of(plan.train, trainer)
         self.cursor = self.initial
         """Where the source stood after the last batch that was used."""
         self.round: dict[str, Any] = {}
@@ -105,7 +104,7 @@ class TrainState:
             config=trainer._config | self._plan.config,
             categories=self.categories,
             nulls=dict(nulls_of(self.categories)) or None,
-            data=self._data,
+            data=_description_of(self._plan.train, trainer),
             limits=config.of_limits(info.limits),
             source={"cursor": self.cursor, "initial": self.initial},
             round=self.round,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -254,7 +254,7 @@ def detections(
 def one_size(boxes: Field) -> Tensor:
     """Boxes with their classes as (images, M, numbers); a `Ragged` of them is filled up with nothing."""
     if not isinstance(boxes, Ragged):
-        return boxes  # type: ignore[return-value]
+        return cast(Tensor, boxes)
     filled = boxes.padded()
     if filled.dim() == 3 and filled.shape[-1]:
         filled[..., -1].masked_fill_(~boxes.mask, NONE)
