@@ -1,5 +1,6 @@
 """How long and how often: "10 epochs", "500 steps", "100000 samples", "30 min"."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +45,14 @@ class Counters:
     """Of the last update, over all workers."""
     ends_epoch: bool = False
     """Whether the last update ended an epoch."""
+
+    def add(self, rows: int, ends_epoch: bool = False) -> None:
+        """An update has been made of so many rows of all workers."""
+        self.steps += 1
+        self.samples += rows
+        self.epochs += ends_epoch
+        self.batch += 1
+        self.rows, self.ends_epoch = rows, ends_epoch
 
     @property
     def totals(self) -> dict[str, Any]:
@@ -104,6 +113,16 @@ class Length:
         advance = {"steps": 1, "samples": counters.rows, "epochs": int(counters.ends_epoch)}[self.unit]
         now = getattr(counters, self.unit)
         return bool(now // self.count > (now - advance) // self.count)
+
+    def ahead(self, counters: Counters) -> float:
+        """How many more updates like the last one there will be before this is reached, or fires again.
+
+        Only an end of an epoch or a look at the clock tells of others.
+        """
+        if self.unit not in ("steps", "samples"):
+            return math.inf
+        left: float = self.count - getattr(counters, self.unit) % self.count
+        return left if self.unit == "steps" else math.ceil(left / max(1, counters.rows))
 
     def __str__(self) -> str:
         number = int(self.count) if self.count == int(self.count) else self.count

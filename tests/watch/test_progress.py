@@ -215,6 +215,7 @@ def user(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(display, "BAR_S", 0.0)
     monkeypatch.setattr(display.Bar, "period", 0.0)
+    monkeypatch.setattr(display.Progress, "each_step", True)
     return monkeypatch
 
 

@@ -13,28 +13,34 @@ Settings = Mapping[str, Any]
 State = dict[str, Any]
 
 
-def step(optimizer: Optimizer) -> bool:
-    """Makes an update with torch's bits, and says so; one that is not known here, or begins a state, is torch's."""
+def prepare(optimizer: Optimizer) -> Callable[[], None] | None:
+    """Makes updates with torch's bits at each call, as long as nothing changes but the rates and what gradients hold.
+
+    `None` for an update that is not known here, or that begins a state: it is torch's.
+    """
     known = _KINDS.get(type(optimizer))
     if known is None:
-        return False
+        return None
     made, remembers = known
     work = []
     for group in optimizer.param_groups:
         if _is_special(group):
-            return False
+            return None
         for param in group["params"]:
             gradient = param.grad
             if gradient is None:
                 continue
             state = optimizer.state.get(param, {})
             if gradient.is_sparse or param.is_complex() or not remembers(state, group):
-                return False
+                return None
             work.append((param, gradient, state, group))
-    with torch._C._AutoDispatchBelowAutograd():
-        for each in work:
-            made(*each)
-    return True
+
+    def step() -> None:
+        with torch._C._AutoDispatchBelowAutograd():
+            for each in work:
+                made(*each)
+
+    return step
 
 
 def _is_special(group: Settings) -> bool:

@@ -60,15 +60,24 @@ class OptimizerHooks:
 
     def step(self) -> None:
         """The update of an arena: without torch's wrappers for hooks and profiling, where nobody listens there."""
+        self.prepared()()
+
+    def prepared(self) -> Callable[[], Any]:
+        """Makes the update of `step` at each call, as long as nothing changes but rates and what gradients hold."""
         untouched = vars(self._optimizer)["step"] is self._patched
-        if self._plain is not None and untouched and not any(self._listeners) and not profiler_enabled():
-            self._optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules look at it
-            if not flat.step(self._optimizer):
-                with torch.no_grad():
-                    self._plain(self._optimizer)
-            return
+        if self._plain is None or not untouched or any(self._listeners) or profiler_enabled():
+            return self._by_torch
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules look at it
+        return flat.prepare(self._optimizer) or self._plainly
+
+    def _by_torch(self) -> None:
         with self.ours():
             self._optimizer.step()
+
+    def _plainly(self) -> None:
+        assert self._plain is not None
+        with torch.no_grad():
+            self._plain(self._optimizer)
 
     @contextmanager
     def ours(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import re
 import threading
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -83,8 +84,7 @@ class Feed:
         """Whether the source has said that it is finished, and is to be rewound."""
         self._once, self._waiting = once, waiting
         self._stager = self._choose_stager()
-        self._left: Iterator[Batch] = iter(())  # what has not been given yet of the macrobatch being read
-        self._last: Batch | None = None  # its last batch
+        self._left: deque[Batch] = deque()  # what has not been given yet of the macrobatch being read
         self._given: State | None = None  # the cursor of the batch given last
         self._ended = True  # whether that batch ended an epoch
         self._failed = False  # whether a macrobatch was awaited and has not come
@@ -105,16 +105,21 @@ class Feed:
             self.close()
         if self._ended:
             self.macrobatch, self.finished, self._ended = 0, False, False
-        while True:
-            for batch in self._left:
-                self._given, self.ends_macrobatch = batch.cursor, batch is self._last
-                self._ended = batch.ends_epoch
-                if self._own is not None:
-                    self._own.samples += batch.total
-                    self._own.epochs += batch.ends_epoch
-                yield batch
-            if self._ended or not self._stage():
-                return
+        while self.peek() is not None:
+            yield self.take()
+
+    def peek(self) -> Batch | None:
+        """The batch that `take` gives, if the epoch has another one."""
+        return self._left[0] if self._left or (not self._ended and self._stage()) else None
+
+    def take(self) -> Batch:
+        """The next batch of the epoch."""
+        batch = self._left.popleft()
+        self._given, self.ends_macrobatch, self._ended = batch.cursor, not self._left, batch.ends_epoch
+        if self._own is not None:
+            self._own.samples += batch.total
+            self._own.epochs += batch.ends_epoch
+        return batch
 
     def _stage(self) -> bool:
         """Begins the next macrobatch of the epoch; whether there is one."""
@@ -126,15 +131,15 @@ class Feed:
             return False
         self.macrobatch += 1
         self.finished, self.ends_macrobatch = macrobatch.finishes, False
-        batches = macrobatch.batches()
-        self._left, self._last = iter(batches), batches[-1]
+        self._left.extend(macrobatch.batches())
         return True
 
     def share(self, shard: Shard) -> None:
         """From the next batch on, another part of each is read."""
         if shard != self.shard:
             self.close()
-            self.shard, self._left = shard, iter(())
+            self.shard = shard
+            self._left.clear()
             self._stager = self._choose_stager()
 
     def close(self) -> None:
@@ -150,7 +155,8 @@ class Feed:
         cursor = self._given or began
         if cursor is not None and (began is not None or self._failed or not self._ended):  # else nothing was read ahead
             self.source.load_state_dict(cursor)
-        self._left, self._last, self._given, self._ended, self._failed = iter(()), None, None, True, False
+        self._left.clear()
+        self._given, self._ended, self._failed = None, True, False
 
     def __enter__(self) -> "Feed":
         return self

@@ -101,11 +101,15 @@ class HostGuard(Guard):
 
     read = staticmethod(float)
 
-    def update(self, attempt: "Attempt") -> bool:
+    def is_sound(self, attempt: "Attempt") -> bool:
+        """Whether all that an update has found is finite. Where large numbers overflow, a sound one may seem not so."""
         number = sum(attempt.sums.values()) + float(total(attempt.gradients))
         if moved := attempt.buffers.moved():
             number += float(_sum(moved))
-        if not math.isfinite(number):
+        return math.isfinite(number)
+
+    def update(self, attempt: "Attempt") -> bool:
+        if not self.is_sound(attempt):
             sums = attempt.sums.items()
             bad = [f"the loss term {name!r} is {value}" for name, value in sums if not math.isfinite(value)]
             if not bad and not all_finite(attempt.gradients):

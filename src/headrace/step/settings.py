@@ -8,6 +8,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from ..errors import DataError
 from ..loss.objective import Objective
 from ..workers.strategy import Strategy
 from .guard import Guard
@@ -106,3 +107,11 @@ def _warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
             "those of each microbatch, so the update is close to that of the whole batch, not equal to it.",
             stacklevel=depth,
         )
+
+
+def alone(which: str) -> DataError:
+    """What to do about batch normalisation of a single row."""
+    return DataError(
+        f"{which} has a single row, and batch normalisation needs more than one. Choose another batch_size= or "
+        "microbatch=, drop a row, or fill the last batch up from the next epoch: hr.Reader(table, cross_epochs=True)."
+    )

@@ -1,7 +1,7 @@
 """One step of one model: an update for each of its optimizers."""
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -22,9 +22,10 @@ from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
 from .guard import Guard
 from .precision import Precision
-from .settings import CHANGEABLE, ROWS_MEET, Look, Settings, Updates
+from .repeats import repeats
+from .settings import CHANGEABLE, ROWS_MEET, Look, Settings, Updates, alone
 from .tape.tapes import LARGEST, Tapes
-from .update import Update, alone
+from .update import Update
 
 ALONE = 1 << 16
 """Elements from which on a parameter of a large model is not stored in a vector. There torch would add up its gradient
@@ -208,6 +209,14 @@ class Step(Updates):
             outcome = merged([(part.name, part(batch)) for part in self._due()], self.scored)
         self.updates += 1
         return outcome
+
+    def repeats(self, batches: Iterable[Batch]) -> Iterator[Outcome]:
+        """The next updates, as far as they are like the last one: see `headrace.step.repeats`."""
+        if len(self._parts) != 1 or self._pauses or self.torn:
+            return
+        for outcome in repeats(self._parts[0], batches):
+            self.updates += 1
+            yield outcome
 
     def _due(self) -> list[Update]:
         """The updates that this step makes."""

@@ -13,14 +13,14 @@ from ..arena.arena import Arena
 from ..arena.buffers import Buffers
 from ..arena.gradients import backward, clip
 from ..data.batch import Batch
-from ..errors import ConfigError, DataError, HeadraceError, ModelError, OutOfMemoryError, is_out_of_memory
+from ..errors import ConfigError, HeadraceError, ModelError, OutOfMemoryError, is_out_of_memory
 from ..loss.base import Term
 from ..loss.metrics import check_outputs
 from ..loss.objective import Objective, Terms, terms_of
 from ..loss.outcome import Outcome, detached
 from ..store.rng import capture_torch, restore_torch
 from .guard import Scalar
-from .settings import Updates, draws_random
+from .settings import Updates, alone, draws_random
 from .shared_terms import SharedTerms
 from .tape.recording import Recording
 from .tape.tape import Tape, outputs_of
@@ -36,20 +36,22 @@ class Update:
     def __init__(self, step: Updates, name: str, objective: Objective, arena: Arena, buffers: Buffers) -> None:
         self.name, self.objective, self.arena, self.buffers = name, objective, arena, buffers
         self._step, self._model = step, step.model
-        self._precision, self._guard, self._strategy = step.precision, step.guard, step.strategy
-        self._device = next(iter(arena.params)).device
+        self._precision, self.guard, self._strategy = step.precision, step.guard, step.strategy
+        self.device = next(iter(arena.params)).device
         memory = step.strategy.comm.memory
-        self.tapes = Tapes(step.settings.tape, step.model, objective, self._device, memory, arena)
+        self.tapes = Tapes(step.settings.tape, step.model, objective, self.device, memory, arena)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._looks = len(step.optimizers) > 1, step.looks if step.scored == name else ()
-        self._together = SharedTerms(step.strategy, self._device) if step.strategy.shares_updates else None
-        self._batch: Batch | None = None
+        self._together = SharedTerms(step.strategy, self.device) if step.strategy.shares_updates else None
+        self.batch: Batch | None = None
         self._divisors: Mapping[str, Scalar] | None = None
         self._kind: PassKind | None = None
         self._tape: Tape | None = None
-        self._found: Sequence[Tensor] = ()
-        self._summing = self._stepping = False
-        self._random = self._device.type == "cpu" or any(map(draws_random, step.model.modules()))
+        self.found: Sequence[Tensor] = ()
+        self.tape_seeds: Sequence[Tensor] = ()
+        """What the backward pass of the last replay began with."""
+        self._summing = self.stepping = False
+        self._random = self.device.type == "cpu" or any(map(draws_random, step.model.modules()))
         """Whether a step that is not made gives its random numbers back; on a device, if it is known to draw some."""
         self._first = not arena.optimizer.state
         self._fresh: list[int] = []
@@ -60,7 +62,7 @@ class Update:
         """The norm of the gradients of the last update, before they were clipped, where it was measured."""
 
     def __call__(self, batch: Batch) -> Outcome:
-        self._batch, self._divisors = batch, None
+        self.batch, self._divisors = batch, None
         self.buffers.save()
         while True:
             whole = self._step.microbatch is None or batch.rows <= self._step.microbatch
@@ -68,41 +70,58 @@ class Update:
             if whole and batch.rows:
                 self._find_tape(batch)
             draws = (self._random or self._step.adapts) and (self._tape is None or self._tape.program.random)
-            random = capture_torch(self._device) if draws else None
+            random = capture_torch(self.device) if draws else None
             outcome, complaint = None, ""
             try:
                 outcome, complaint = self._attempt(batch)
             finally:
                 if outcome is None and random is not None:
-                    restore_torch(random, self._device)
+                    restore_torch(random, self.device)
             if outcome is not None:
                 if batch.ends_epoch:
                     self.tapes.end_epoch()
                 return outcome
-            if self._summing or self._stepping or not self._step.halve(batch.rows):
+            if self._summing or self.stepping or not self._step.halve(batch.rows):
                 raise OutOfMemoryError(self._no_room(complaint))
 
     def apply(self) -> None:
         """Clips and steps."""
-        settings = self._step.settings
-        self._precision.unscale(self.arena.optimizer, self._found)
-        if settings.clip_norm is not None or settings.clip_value is not None or self._step.measures_norm:
-            most = math.inf if settings.clip_norm is None and self._step.measures_norm else settings.clip_norm
-            self.norm = clip(self._found, self.arena.pieces(), most, settings.clip_value)
+        self.clip()
         if self._first:
             self._fresh = [tensor._version for tensor in self.arena.live_tensors()]
-        self._stepping = True
-        self._precision.step(self.arena, self._found)
-        self._stepping = self._first = False
+        self.stepping = True
+        self._precision.step(self.arena, self.found)
+        self.stepping = self._first = False
+
+    def clip(self) -> None:
+        """Brings gradients to what the optimizer is to be given."""
+        settings = self._step.settings
+        self._precision.unscale(self.arena.optimizer, self.found)
+        if settings.clip_norm is not None or settings.clip_value is not None or self._step.measures_norm:
+            most = math.inf if settings.clip_norm is None and self._step.measures_norm else settings.clip_norm
+            self.norm = clip(self.found, self.arena.pieces(), most, settings.clip_value)
+
+    def repeated(self) -> PassKind | None:
+        """What kind of pass the last update was, if the next one needs to know nothing but its batch to replay it."""
+        tape, kind, batch, microbatch = self._tape, self._kind, self.batch, self._step.microbatch
+        whole = batch is not None and (microbatch is None or batch.rows <= microbatch)
+        if tape is None or kind is None or tape.weighed or not whole or not self.tape_seeds:
+            return None
+        alone = self._together is None and not self._precision.scales
+        return kind if alone and self.tapes.ready(kind) is tape else None
+
+    def is_alike(self, batch: Batch) -> bool:
+        """Whether a batch has a pass like that of the last update."""
+        return self.tapes.kind_of(batch, first=True) is self._kind
 
     def describe(self) -> str:
         """Where this update stands, for a message."""
-        assert self._batch is not None
-        cursor = self._batch.cursor or {}
+        assert self.batch is not None
+        cursor = self.batch.cursor or {}
         place = f", up to row {cursor['position']} of epoch {cursor['epoch']}" if cursor.get("position") else ""
         rates = ", ".join(f"{float(group['lr']):g}" for group in self.arena.optimizer.param_groups)
         key = f" of {self.name!r}" if self.name else ""
-        return f"step {self._step.updates + 1}{key} (rate {rates}, {self._batch.rows} rows{place})"
+        return f"step {self._step.updates + 1}{key} (rate {rates}, {self.batch.rows} rows{place})"
 
     @property
     def untouched(self) -> str:
@@ -113,25 +132,29 @@ class Update:
 
     def _attempt(self, batch: Batch) -> tuple[Outcome | None, str]:
         """The outcome, or what the system said when memory ran out; what had been computed by then is let go."""
-        self._summing = self._stepping = False
+        self._summing = self.stepping = False
         try:
             return self._update(batch), ""
         except BaseException as error:
-            self.arena.discard()
-            self.buffers.restore()
-            self._precision.discard()
-            if self._stepping and not isinstance(error, HeadraceError) and self._after_half() != self.untouched:
-                self._step.torn = f"{self.describe()}: {type(error).__name__} while the optimizer stepped"
+            self.undo(error)
             if not is_out_of_memory(error):
                 raise
             complaint = str(error).partition("\n")[0]
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return None, complaint
 
+    def undo(self, error: BaseException) -> None:
+        """An update has failed: everything is as before it, unless the optimizer had begun to step."""
+        self.arena.discard()
+        self.buffers.restore()
+        self._precision.discard()
+        if self.stepping and not isinstance(error, HeadraceError) and self._after_half() != self.untouched:
+            self._step.torn = f"{self.describe()}: {type(error).__name__} while the optimizer stepped"
+
     def _after_half(self) -> str:
         """What an optimizer that ran out of memory has left; what it had just begun to remember is taken back."""
-        if self._device.type != "cpu":
+        if self.device.type != "cpu":
             return self.untouched
         weights = [tensor._version for tensor in self.arena.live_tensors()][: len(self._fresh)]
         if self._first and weights == self._fresh:
@@ -140,8 +163,8 @@ class Update:
         return "The weights may be those of half an update: go on from the last checkpoint."
 
     def _no_room(self, complaint: str) -> str:
-        assert self._batch is not None
-        if self._stepping:
+        assert self.batch is not None
+        if self.stepping:
             said = f"memory ran out while the optimizer stepped ({complaint})"
             return f"{self.describe()}: {said}. {self._after_half()}"
         if self._summing:
@@ -150,7 +173,7 @@ class Update:
                 f"too late for one of them to try again with fewer rows. {self.untouched} Others may have made it: go "
                 "on from the last checkpoint, with a smaller batch_size, or with more memory."
             )
-        at_once = min(self._batch.rows, self._step.microbatch or self._batch.rows)
+        at_once = min(self.batch.rows, self._step.microbatch or self.batch.rows)
         advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
         if not self.objective.splits:
             advice = "The loss needs the batch whole: use a smaller batch_size."
@@ -170,9 +193,9 @@ class Update:
         for part in parts if batch.rows else ():
             self._pass(part, totals, outcome)
         self._weigh(outcome)
-        if self._guard.idle(self.weights):
+        if self.guard.idle(self.weights):
             return self._left_out(outcome)
-        self._found = self.arena.collect()
+        self.found = self.arena.collect()
         return self._applied(outcome)
 
     def _update_together(
@@ -189,7 +212,7 @@ class Update:
                 self._strategy.listen(self.arena)
             self._pass(part, divisors, outcome)
         self._strategy.comm.worked(batch.rows)
-        numbers = together.numbers(outcome, self._guard.buffers(self.buffers))
+        numbers = together.numbers(outcome, self.guard.buffers(self.buffers))
 
         def reduce(arena: Arena, reached: Sequence[bool]) -> Sequence[bool]:
             nonlocal numbers
@@ -197,13 +220,13 @@ class Update:
             reached, numbers = self._strategy.reduce(arena, reached, numbers)
             return reached
 
-        self._found = self.arena.collect(reduce)
+        self.found = self.arena.collect(reduce)
         factor = together.settle(outcome, numbers, divisors)
         self._weigh(outcome)
-        if self._guard.idle(self.weights):
+        if self.guard.idle(self.weights):
             return self._left_out(outcome)
         if isinstance(factor, Tensor) or factor != 1:
-            torch._foreach_mul_(list(self._found), factor)
+            torch._foreach_mul_(list(self.found), factor)
         doubt = together.doubt(numbers)
         if isinstance(doubt, Tensor) or not math.isfinite(doubt):
             outcome.terms[_A_BUFFER] = Term(doubt, 1.0)
@@ -223,15 +246,15 @@ class Update:
 
     def _applied(self, outcome: Outcome) -> Outcome:
         """The update is made if everything that has been found is sound."""
-        self.gradients = () if self._precision.scales else self._found  # an overflow there is the scaler's affair
+        self.gradients = () if self._precision.scales else self.found  # an overflow there is the scaler's affair
         self.sums = {name: term.sum for name, term in outcome.terms.items() if term.coefficient}
-        outcome.applied = self._guard.update(self)
+        outcome.applied = self.guard.update(self)
         return outcome
 
     def _pass(self, part: Batch, totals: Mapping[str, Scalar] | None, outcome: Outcome) -> None:
         """Forward and backward, by torch or from a tape."""
         first = not outcome.terms
-        if not first or part is not self._batch:
+        if not first or part is not self.batch:
             self._find_tape(part, first)
         if self._tape is not None:
             found = self._replay(self._tape, part, totals, outcome)
@@ -247,7 +270,7 @@ class Update:
             )
         if self._together is not None:
             for name, term in found.items():
-                self._together.add(name, self._guard.read(term.weight))
+                self._together.add(name, self.guard.read(term.weight))
 
     def _find_tape(self, part: Batch, first: bool = True) -> None:
         """What the next pass is: a replay, one of a kind that may become one, or torch's alone."""
@@ -290,8 +313,9 @@ class Update:
         """Forward and backward from a tape."""
         found = tape.forward(part)
         seeds = self._account(found, tape.seeded, totals, outcome)
+        self.tape_seeds = list(seeds.values())
         if seeds:
-            tape.backward(list(seeds.values()))
+            tape.backward(self.tape_seeds)
         elif tape is self._tape:
             self.arena.begin()  # the gradients that the tape was to write are zero
         if tape.shows:
@@ -309,7 +333,7 @@ class Update:
 
         Each term's gradient is scaled by what the term is divided by: no mean is taken.
         """
-        read, terms = self._guard.read, outcome.terms
+        read, terms = self.guard.read, outcome.terms
         seeds = {}
         for name, term in found.items():
             if totals is not None and name not in totals:
@@ -362,9 +386,9 @@ class Update:
         """The weights of the whole batch; by a forward pass that leaves no trace where nothing else can tell."""
         found = [dict(self.objective.weights(part)) for part in parts]
         if not found[0] or any(weight is None for weights in found for weight in weights.values()):
-            with torch.no_grad(), _untouched(self.buffers, self._device):
+            with torch.no_grad(), _untouched(self.buffers, self.device):
                 found = [{name: term.weight for name, term in self._forward(part).items()} for part in parts]
-        read = self._guard.read
+        read = self.guard.read
         return {name: sum(read(weights[name]) for weights in found) for name in found[0]}  # type: ignore[arg-type, misc]
 
 
@@ -374,11 +398,3 @@ def _untouched(buffers: Buffers, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
     buffers.restore()
-
-
-def alone(which: str) -> DataError:
-    """What to do about batch normalisation of a single row."""
-    return DataError(
-        f"{which} has a single row, and batch normalisation needs more than one. Choose another batch_size= or "
-        "microbatch=, drop a row, or fill the last batch up from the next epoch: hr.Reader(table, cross_epochs=True)."
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -170,3 +171,12 @@ class Duties:
                 self._at.frozen.freeze(*value)
             else:
                 self._at.frozen.thaw(*value)
+
+
+def warn_if_nothing_was_learnt(tried: int, left_out: int, skipped: int) -> None:
+    """Warns if all updates that were tried were left out, since no row counted, or were skipped by the guard."""
+    if tried and max(left_out, skipped) >= tried:
+        why = "no row counted. Look at the labels that are ignored, and at the weights of rows and classes."
+        if skipped:
+            why = "a loss or a gradient was not finite. Lower the rate, clip it, look for bad rows: scan=True."
+        warnings.warn(f"none of the {tried} updates was made, and the weights are as they were: {why}", stacklevel=4)

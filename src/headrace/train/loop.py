@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-import math
-import warnings
+import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..data.batch import Batch
 from ..data.feed import Feed
-from ..data.reader import Epochs, Reader
-from ..data.source import Source
+from ..data.reader import Reader
 from ..errors import DataError
 from ..step import config, evaluate
 from ..step.given import deterministic_mode, groups_of, put_rate
@@ -23,12 +21,16 @@ from ..store import rng
 from ..store.run import compare_machine
 from ..watch.info import Info, expected
 from ..workers.leased import Leased
+from ..workers.strategy import Single
 from .checkpointer import Checkpointer
 from .coordinator import Coordinator
-from .duties import AFTER_THE_REPORT, Duties
-from .plan import Plan
+from .duties import AFTER_THE_REPORT, Duties, warn_if_nothing_was_learnt
+from .plan import Plan, rows_of
 from .schedule import make_rates
 from .train_state import Handed, TrainState, readable
+
+AT_ONCE_S = 0.05
+"""Seconds after which updates that nobody looks at are interrupted by one after which signals and clocks are."""
 
 
 class Loop:
@@ -48,8 +50,13 @@ class Loop:
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
         self._skipped = 0  # updates skipped before this training
 
-    def run(self) -> Generator[Info]:
-        """Epoch after epoch, until a limit is reached or a stop is requested."""
+    def run(self, driven: bool = True) -> Generator[Info]:
+        """Epoch after epoch, until a limit is reached or a stop is requested; `driven`: the caller acts at each step.
+
+        Without a driver, many updates may be made between two steps that are given.
+        """
+        alone = type(self._workers.strategy) is Single and self._trainer._updates_plainly
+        repeats = alone and not driven and not self._plan.callbacks.each_update
         with self._session() as feed:
             try:
                 self._begin(feed)
@@ -61,6 +68,8 @@ class Loop:
                     self._duties.take_requests()
                     self._agree()
                     self._save_if_due()
+                    if repeats:
+                        self._repeat(feed)
                 self._finish()
             except Interrupted:
                 self._leave(self._signals.why)
@@ -169,7 +178,7 @@ class Loop:
             with readable():
                 handed = self._workers.handed(state)
                 self._at.check(handed.state)
-        rows = self._workers.epoch_rows or _rows_of(train)
+        rows = self._workers.epoch_rows or rows_of(train)
         self._at.rates = make_rates(trainer.schedule, [*trainer.optimizers.values()], info.limits, feed.batches, rows)
         info.expected = expected(trainer, info.measured, plan.callbacks.those_before(AFTER_THE_REPORT))
         self._at.rates.check(info.expected)
@@ -183,7 +192,7 @@ class Loop:
         self._skipped = self._guard.skipped
         with readable():
             self._workers.begin(self._at, handed)
-        trainer._step.ends_alone = self._ends_alone()
+        trainer._step.ends_alone = plan.ends_alone(trainer, self._workers.team, info.limits)
         if self._checkpointer.keeps:
             self._at.warn_of_gaps(new=state is None)
         info.start(feed.batches, feed.macrobatches)
@@ -231,21 +240,6 @@ class Loop:
         if self._duties.save:
             self._save()
         info.counters.batch = 0 if info.ends_epoch else info.batch
-
-    def _ends_alone(self) -> bool:
-        """Whether this worker's part of the last batch of an epoch, or of a microbatch, is certain to be one row."""
-        trainer, source, team = self._trainer, self._plan.train, self._workers.team
-        sizes = trainer._sizes.times(team.times)
-        batches = source.batches(sizes.first) if sizes.constant and isinstance(source, Reader | Epochs) else None
-        if batches is None or (isinstance(source, Reader) and source.state_dict()["cross_epochs"]):
-            return False
-        rows = _rows_of(source) or 0
-        ends = {"epochs": 1, "steps": batches, "samples": rows, "minutes": math.inf}
-        if any(limit.count < ends[limit.unit] for limit in self._info.limits):
-            return False
-        start, stop = team.trains.of(rows % sizes.first or min(rows, sizes.first))
-        microbatch = trainer._step.microbatch or stop - start + 1
-        return (stop - start) % microbatch == 1
 
     # --- an update, and what is due after it --------------------------------------------------------------
 
@@ -313,6 +307,31 @@ class Loop:
             self._guard.settle()
             self._duties.call("on_macrobatch_end", info)
 
+    def _repeat(self, feed: Feed) -> None:
+        """Updates after which nothing is due, as far as they only repeat the last one for the next batches."""
+        info, at, counters = self._info, self._at, self._info.counters
+        if info.stopping or info.ends_epoch or info.asked:
+            return
+        last = min(each.ahead(counters) for each in [*info.limits, *self._plan.intervals])
+        last, end = counters.steps + last, time.perf_counter() + AT_ONCE_S
+
+        def batches() -> Iterator[Batch]:
+            """Those of the next updates, each of which is taken when its update has been made."""
+            while counters.steps + 1 < last and not self._signals.why and time.perf_counter() < end:
+                batch = feed.peek()
+                if batch is None or batch.ends_epoch:
+                    return
+                at.rates.before(counters)
+                yield batch
+
+        for outcome in self._trainer._step.repeats(batches()):
+            batch = feed.take()
+            info.outcome, at.cursor = outcome, batch.cursor
+            counters.add(batch.samples)
+            evaluate.record(outcome, at.sums, at.metrics)
+            at.done.clear()
+            self._tried += 1
+
     def _agree(self) -> None:
         """What one worker wants, all do: to stop, to leave, to save."""
         info = self._info
@@ -345,7 +364,9 @@ class Loop:
         """The last checkpoint is written; then the model becomes the one that is kept, and is tested."""
         plan, info = self._plan, self._info
         self._save()
-        self._warn_if_nothing_was_learnt()
+        self._guard.settle()
+        skipped = (self._guard.skipped - self._skipped) // len(self._trainer.optimizers)  # of several, one may learn
+        warn_if_nothing_was_learnt(self._tried, self._left_out if len(self._trainer.optimizers) == 1 else 0, skipped)
         self._workers.finish(self._at)
         if info.best is not None and info.best.restore and info.best.step != info.step:
             self._checkpointer.restore(info.best, self._trainer.model)
@@ -373,22 +394,3 @@ class Loop:
         self._info.history.stopped = self._info.stopping or self._info.stop_request
         self._checkpointer.end(why)
         self._duties.call("on_fit_end", self._info)
-
-    def _warn_if_nothing_was_learnt(self) -> None:
-        self._guard.settle()
-        tried, skipped = self._tried, self._guard.skipped - self._skipped
-        several = len(self._trainer.optimizers)  # of which one may have learnt
-        if tried and max(self._left_out if several == 1 else 0, skipped // several) >= tried:
-            why = "no row counted. Look at the labels that are ignored, and at the weights of rows and classes."
-            if skipped:
-                why = "a loss or a gradient was not finite. Lower the rate, clip it, look for bad rows: scan=True."
-            warnings.warn(
-                f"none of the {tried} updates was made, and the weights are as they were: {why}", stacklevel=3
-            )
-
-
-def _rows_of(source: Source) -> int | None:
-    """How many rows an epoch has, where that is known."""
-    if isinstance(source, Reader | Epochs):
-        return source.epoch_rows if isinstance(source, Reader) else source.rows
-    return None if source.own_size else source.batches(1)

@@ -1,11 +1,13 @@
 """The data and the intervals of one training, checked before it begins."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..data.reader import Epochs, Reader
 from ..data.source import Source
 from ..errors import ConfigError
 from ..length import Length, interval
@@ -13,6 +15,8 @@ from ..loss.by_output import MetricsByOutput
 from ..loss.objective import Objective
 from ..step import check
 from ..step.given import data_sets, source_on
+from ..step.team import Team
+from ..step.trainable import Trainable
 from ..watch.answers import Answers
 from ..watch.callback import Callback, Callbacks
 from ..watch.files import LogFile
@@ -65,7 +69,26 @@ class Plan:
     @property
     def within_epochs(self) -> bool:
         """Whether anything may be due between the ends of two epochs."""
-        return any(every.unit != "epochs" for every in (self.log_every, self.validate_every, *self.others))
+        return any(every.unit != "epochs" for every in self.intervals)
+
+    @property
+    def intervals(self) -> Sequence[Length]:
+        """After how much something is due, each time."""
+        return [self.log_every, self.validate_every, *self.others]
+
+    def ends_alone(self, trainer: Trainable, team: Team, limits: Sequence[Length]) -> bool:
+        """Whether this worker's part of the last batch of an epoch, or of a microbatch, is certain to be one row."""
+        sizes, source = trainer._sizes.times(team.times), self.train
+        batches = source.batches(sizes.first) if sizes.constant and isinstance(source, Reader | Epochs) else None
+        if batches is None or (isinstance(source, Reader) and source.state_dict()["cross_epochs"]):
+            return False
+        rows = rows_of(source) or 0
+        ends = {"epochs": 1, "steps": batches, "samples": rows, "minutes": math.inf}
+        if any(limit.count < ends[limit.unit] for limit in limits):
+            return False
+        start, stop = team.trains.of(rows % sizes.first or min(rows, sizes.first))
+        microbatch = trainer._step.microbatch or stop - start + 1
+        return (stop - start) % microbatch == 1
 
     @property
     def config(self) -> dict[str, Any]:
@@ -95,6 +118,13 @@ class Plan:
             objective.prepare(self.train.streams, columns)
         for scored in (objectives, scorers) if metrics else ():
             check.measurable(scored, self.train.streams, target, metrics.parts)
+
+
+def rows_of(source: Source) -> int | None:
+    """How many rows an epoch has, where that is known."""
+    if isinstance(source, Reader | Epochs):
+        return source.epoch_rows if isinstance(source, Reader) else source.rows
+    return None if source.own_size else source.batches(1)
 
 
 def _sources(data: Any, device: torch.device, name: str, train: Source) -> dict[str, Source]:

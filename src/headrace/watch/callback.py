@@ -39,6 +39,10 @@ class Callback:
     everywhere = True
     """Whether it is called on every worker; whoever prints or writes says no, and is called on worker 0 alone."""
 
+    each_step = True
+    """Whether `on_step_end` has to be called after every update; if not, `fit` may make many of them between two calls,
+    which takes less time."""
+
     only = ""
     """What there can be one of in a training, if this is one."""
 
@@ -102,6 +106,9 @@ class Callbacks:
         self._methods = {hook: tuple(getattr(c, hook) for c in callbacks if _overrides(c, hook)) for hook in HOOKS}
         self.on_step_end = self._methods["on_step_end"]
         """Called once per update, hence at hand."""
+        hooks = "on_step_end", "on_macrobatch_end"
+        self.each_update = any(c.each_step for c in callbacks for hook in hooks if _overrides(c, hook))
+        """Whether somebody has to be called after every update."""
 
     def state_dict(self) -> dict[str, Any]:
         """The state of each by its kind, and by its number among those of its kind."""

@@ -163,13 +163,8 @@ class Info:
 
     def count(self, batch: Batch, macrobatch: int) -> None:
         """An update has been made of this batch."""
-        counters = self.counters
-        counters.steps += 1
-        counters.samples += batch.samples
-        counters.epochs += batch.ends_epoch
-        counters.minutes = (time.perf_counter() - self._began) / 60
-        counters.batch += 1
-        counters.rows, counters.ends_epoch = batch.samples, batch.ends_epoch
+        self.counters.add(batch.samples, batch.ends_epoch)
+        self.counters.minutes = (time.perf_counter() - self._began) / 60
         self.macrobatch = macrobatch
         self.look_at_limits()
 

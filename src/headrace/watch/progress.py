@@ -32,6 +32,7 @@ class Progress(Callback):
     """
 
     everywhere = False
+    each_step = False
 
     def __init__(self, style: str = "auto", file: TextIO | None = None) -> None:
         if style not in STYLES:

@@ -32,6 +32,8 @@ class Program:
 
     forward: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
     backward: Callable[..., None]
+    update: Callable[..., tuple[Any, ...]]
+    """`update(seeds, *given)`: both at once, where the seeds are known before."""
     lines: Sequence[str]
     nbytes: int
     """How much memory it keeps between two runs."""
@@ -90,13 +92,15 @@ class Builder:
         forward, backward = self._lines[: self._turn], self._lines[self._turn :]
         words = {word for line in backward for word in re.findall(r"\w+", line)}
         kept = [name for name in [*given, *self._moving] if name in words]
-        ends = f"return {_tuple([self._text(value) for value in self._results])}, {_tuple(kept)}"
-        self._define("forward", given, [*forward, ends])
+        results = _tuple([self._text(value) for value in self._results])
         unpacked = [f"{_tuple(self._seeds)} = seeds"] if self._seeds else []
+        self._define("forward", given, [*forward, f"return {results}, {_tuple(kept)}"])
         self._define("backward", ["seeds", *kept], [*unpacked, *backward, "return"])
+        self._define("update", ["seeds", *given], [*unpacked, *self._lines, f"return {results}"])
         return Program(
             self._space["forward"],
             self._space["backward"],
+            self._space["update"],
             self._lines,
             self._nbytes,
             any(call.random for call in self._calls),

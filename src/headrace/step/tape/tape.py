@@ -23,7 +23,8 @@ class Tape:
     ) -> None:
         self.program, self._names, self.seeded = program, names, seeded
         self._terms = [(name, t.weight, (t.coefficient, t.times, t.counts, t.summed)) for name, t in terms.items()]
-        self._weighed = any(isinstance(weight, Tensor) for _, weight, *_ in self._terms)  # of one term, if at all
+        self.weighed = any(isinstance(weight, Tensor) for _, weight, *_ in self._terms)
+        """Whether a batch has to be looked at for the weight of a term: of one, if at all."""
         self.fills = fills
         """Whether it writes every gradient that is stored in a vector, whatever stood there."""
         self.shows = isinstance(terms, Terms)
@@ -38,24 +39,39 @@ class Tape:
         fields = part.fields
         with _Below():
             values, self._kept = self.program.forward(*[fields[name] for name in self._names])
-        terms, count = Terms(), len(self._terms)
-        for k, (name, weight, facts) in enumerate(self._terms):
-            if self._weighed:
-                weight = values[count]
-            terms[name] = Term(values[k], weight, *facts)
-        if self._single:
-            terms.outputs = values[-1]
-        else:
-            left = iter(values[count + self._weighed :])
-            leaves = [next(left) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-            terms.outputs = tree_unflatten(leaves, self._form)
-        return terms
+        return self._shown(values)
 
     def backward(self, seeds: Sequence[Tensor]) -> None:
         """Adds the gradients of the last forward pass, from what each seeded term begins with."""
         kept, self._kept = self._kept, ()
         with _Below():
             self.program.backward(seeds, *kept)
+
+    def update(self, part: Batch, seeds: Sequence[Tensor]) -> tuple[dict[str, Term], Any]:
+        """Forward and backward at once, where the batch changes no seed: the terms as numbers, and the outputs."""
+        fields = part.fields
+        with _Below():
+            values = self.program.update(seeds, *[fields[name] for name in self._names])
+        terms = {
+            name: Term(float(value) * times, weight, coefficient, counts=counts, summed=summed)
+            for (name, weight, (coefficient, times, counts, summed)), value in zip(self._terms, values, strict=False)
+        }
+        return terms, values[-1] if self._single else self._outputs(values)
+
+    def _shown(self, values: Sequence[Any]) -> Terms:
+        """What a forward pass gives, by name."""
+        terms, count = Terms(), len(self._terms)
+        for k, (name, weight, facts) in enumerate(self._terms):
+            if self.weighed:
+                weight = values[count]
+            terms[name] = Term(values[k], weight, *facts)
+        terms.outputs = values[-1] if self._single else self._outputs(values)
+        return terms
+
+    def _outputs(self, values: Sequence[Any]) -> Any:
+        """What the model returns, as its objective shows it."""
+        left = iter(values[len(self._terms) + self.weighed :])
+        return tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves], self._form)
 
 
 def outputs_of(terms: Mapping[str, Term]) -> Any:

@@ -1,0 +1,241 @@
+"""Updates of `fit` that nobody looks at are made in one go, with the weights, numbers and errors of a loop of steps."""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.step import step as steps_of
+
+ROWS, BATCH = 400, 8
+X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(0, 3, (ROWS,), generator=torch.Generator().manual_seed(2))
+
+
+class Counted:
+    """How many updates have been made by `repeats`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made, self.after = 0, lambda: None
+        before = steps_of.repeats
+
+        def repeats(*given: Any) -> Iterator[Any]:
+            for outcome in before(*given):
+                self.made += 1
+                yield outcome
+                self.after()
+
+        monkeypatch.setattr(steps_of, "repeats", repeats)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def make(
+    build: Callable[[], nn.Module] = plain,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+    rate: float = 1e-2,
+    **options: Any,
+) -> hr.Trainer:
+    torch.manual_seed(3)
+    model = build()
+    given: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "batch_size": BATCH, **options}
+    return hr.Trainer(model, optimizer=optimizer(model.parameters(), lr=rate), **given)
+
+
+def trained(trainer: hr.Trainer, driven: bool, data: Any = (X, Y), **options: Any) -> tuple[list[Tensor], list[Any]]:
+    """Weights and reports of a training."""
+    torch.manual_seed(7)
+    options = {"epochs": 3, "progress": False, **options}
+    if driven:
+        for _ in trainer.steps(data, **options):
+            pass
+    else:
+        trainer.fit(data, **options)
+    rows = [{k: v for k, v in row.items() if k != "minutes"} for row in trainer.history.rows]
+    return [value.clone() for value in trainer.model.state_dict().values()], rows
+
+
+def ragged(seed: int) -> Any:
+    lengths = torch.randint(1, 5, (ROWS,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [torch.ones(length, 6) for length in lengths]
+
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "as it is": ({}, {}, 100),
+    "statistics and random numbers": ({"build": normalised}, {}, 100),
+    "clipped by norm": ({"clip_norm": 0.1}, {}, 100),
+    "clipped by value": ({"clip_value": 0.01}, {}, 100),
+    "momentum": ({"optimizer": lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)}, {}, 100),
+    "an optimizer whose step is torch's": ({"optimizer": torch.optim.Adadelta}, {}, 100),
+    "with metrics": ({"metrics": ["accuracy"]}, {}, 100),
+    "rates by progress": ({"schedule": hr.WarmupCosine()}, {}, 100),
+    "rates by lengths": ({"schedule": {0: 1e-2, "11 steps": 1e-3, "900 samples": 1e-4}}, {}, 100),
+    "a scheduler of torch": (
+        {"schedule": hr.Schedule(lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), every="9 steps")},
+        {},
+        90,
+    ),
+    "in bfloat16": ({"precision": "bf16"}, {}, 100),
+    "growing batches": ({"batch_size": {0: 8, "1 epoch": 16}}, {}, 60),
+    "small macrobatches": ({"macrobatch": 16}, {}, 100),
+    "rows in order": ({"order": "none"}, {}, 100),
+    "reported every so many steps": ({}, {"log_every": "7 steps"}, 90),
+    "reported every so many samples": (
+        {},
+        {"log_every": "100 samples", "val": (X, Y), "validate_every": "13 steps"},
+        90,
+    ),
+    "until a step": ({}, {"epochs": None, "steps": 77}, 50),
+    "until a sample": ({}, {"epochs": None, "samples": 777}, 60),
+    "with a short last batch": ({"batch_size": 7}, {}, 100),
+    "microbatches": ({"microbatch": 3}, {}, 0),
+    "without a tape": ({"tape": False}, {}, 0),
+    "without vectors": ({"arena": False}, {}, 0),
+    "two terms": ({"loss": hr.CrossEntropy() + hr.L2Prior(0.1)}, {}, 100),
+    "class weights": ({"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))}, {}, 0),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_bits_and_reports_are_those_of_a_loop_of_steps(way: str, counted: Counted) -> None:
+    trainer_options, options, least = WAYS[way]
+    expected, rows = trained(make(**trainer_options), driven=True, **options)
+    assert counted.made == 0, "whoever drives the loop sees every step"
+    found, reports = trained(make(**trainer_options), driven=False, **options)
+    assert all(map(torch.equal, found, expected))
+    assert reports == rows
+    assert counted.made >= least if least else counted.made == 0
+
+
+def test_ignored_labels_weigh_as_in_a_loop_of_steps(counted: Counted) -> None:
+    """Weights that only the batch knows are not those of the batch before."""
+    targets = Y.clone()
+    targets[torch.arange(0, ROWS, 5)] = -100
+    expected = trained(make(), True, (X, targets))
+    assert trained(make(), False, (X, targets))[1] == expected[1]
+    assert counted.made == 0
+
+
+@pytest.mark.parametrize("build", [plain, normalised])
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_a_loss_that_is_not_finite_is_found_at_its_step(nonfinite: str, build: Any, counted: Counted) -> None:
+    bad = X.clone()
+    bad[333] = torch.nan
+    ends = []
+    for driven in (True, False):
+        trainer = make(build, nonfinite=nonfinite, order="none")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if nonfinite == "skip":
+                ends.append((*trained(trainer, driven, (bad, Y)), trainer.skipped, ""))
+                continue
+            with pytest.raises(hr.NonFiniteError) as error:
+                trained(trainer, driven, (bad, Y), epochs=9)
+        weights = [value.clone() for value in trainer.model.state_dict().values()]
+        ends.append((weights, trainer.history.rows[-1:], torch.random.get_rng_state().sum().item(), str(error.value)))
+    (weights, rows, *rest), (other, others, *rests) = ends
+    assert all(map(torch.equal, weights, other))
+    assert rest == rests
+    assert [row.keys() for row in rows] == [row.keys() for row in others]
+    assert counted.made > 20
+
+
+class Watches(hr.Callback):
+    """Notes the steps at which it is called."""
+
+    def __init__(self, each_step: bool) -> None:
+        self.each_step = each_step
+        self.seen: list[int] = []
+
+    def on_step_end(self, info: hr.Info) -> None:
+        self.seen.append(info.step)
+
+
+def test_a_callback_is_called_after_every_update_unless_it_says_otherwise(counted: Counted) -> None:
+    every, some = Watches(True), Watches(False)
+    trained(make(), False, callbacks=[every])
+    assert every.seen == list(range(1, 151))
+    assert counted.made == 0
+    trained(make(), False, callbacks=[some])
+    assert counted.made > 100
+    assert some.seen == sorted(set(some.seen))
+    assert {50, 100, 150} <= set(some.seen)
+    assert len(some.seen) + counted.made == 150
+
+
+def test_a_stop_that_is_asked_for_between_two_updates_is_made_there(tmp_path: Any, counted: Counted) -> None:
+    expected = trained(make(normalised), True)
+    trainer = make(normalised)
+    asks = threading.Event()
+
+    def after() -> None:
+        if counted.made == 60:
+            trainer.preempt()
+            asks.set()
+
+    counted.after = after
+    with pytest.raises(SystemExit):
+        trained(trainer, False, run=tmp_path / "run")
+    assert asks.is_set()
+    assert counted.made == 60
+    found = trained(make(normalised), False, run=tmp_path / "run")
+    assert all(map(torch.equal, found[0], expected[0]))
+
+
+class Fails(torch.optim.SGD):
+    """Fails at its 40th step, half way."""
+
+    elementwise, made = True, 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.made += 1
+        if self.made == 40:
+            self.param_groups[0]["params"][0].data.add_(1)
+            raise OSError("no more")
+        return super().step(closure)
+
+
+def test_an_optimizer_that_fails_ends_the_training_as_in_a_loop_of_steps(counted: Counted) -> None:
+    ends = []
+    for driven in (True, False):
+        trainer = make(normalised, Fails)
+        with pytest.raises(OSError, match="no more"):
+            trained(trainer, driven)
+        assert all(param.grad is None for param in trainer.model.parameters())
+        ends.append([value.clone() for value in trainer.model.state_dict().values()])
+    assert all(map(torch.equal, *ends))
+    assert counted.made > 20
+
+
+def test_a_source_is_asked_for_a_batch_after_the_update_before_it() -> None:
+    """An agent that acts by its present policy sees the weights of every update."""
+    trainer = make()
+    first = next(iter(trainer.model.parameters()))
+    seen: list[float] = []
+
+    class Agent(hr.Source):
+        endless = True
+        streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))
+
+        def next_batch(self, size: int, shard: Any = None) -> hr.Batch:
+            seen.append(float(first.detach().sum()))
+            return hr.Batch({"x": X[:size], "y": Y[:size]})
+
+    trained(trainer, False, Agent(), epochs=None, steps=40)
+    assert len(set(seen)) == 40
