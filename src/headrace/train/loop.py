@@ -30,7 +30,7 @@ from .schedule import make_rates
 from .train_state import Handed, TrainState, readable
 
 AT_ONCE_S = 0.05
-"""Seconds after which updates that nobody looks at are interrupted by one after which signals and clocks are."""
+"""For how many seconds updates may be made at once; the step after them looks at clocks, and calls displays."""
 
 
 class Loop:
