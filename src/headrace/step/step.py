@@ -111,13 +111,17 @@ class Step(Updates):
         """The norm of the gradients of the last update of each optimizer, where it was measured."""
         return {part.name: part.norm for part in self._parts if part.norm is not None}
 
-    def answers(self, objective: Objective) -> Tapes:
-        """The passes of a model that is not trained in them, as long as it stays where it is."""
+    def answers(self, objective: Objective, watched: bool) -> Tapes:
+        """The passes of a model that is not trained in them, as long as it stays where it is.
+
+        `watched`: callbacks are called after each, which may change the model.
+        """
         if objective not in self._answers:
             device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
             memory = self.strategy.comm.memory
             self._answers[objective] = Tapes(self.settings.tape, self.model, objective, device, memory)
         self._answers[objective].end_epoch()
+        self._answers[objective].watched = watched
         return self._answers[objective]
 
     def state_dict(self) -> dict[str, Any]:

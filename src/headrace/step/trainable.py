@@ -223,7 +223,7 @@ class Trainable:
         source = self._source_of(data, "predict", batch_size)
         objective = next(iter(self.eval_objectives.values()))
         with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, batch_size) as feed:
-            tapes = self._step.answers(objective)
+            tapes = self._step.answers(objective, self._along is not evaluate.unwatched)
             given = self._along(feed, feed), self.precision, self._team.gather, tapes
             return evaluate.predictions(objective, self.model, feed, *given)
 
@@ -328,7 +328,7 @@ class Trainable:
             outcomes = evaluate.apart(self.evaluate_step, batches)
             if joins and isinstance(objective, Supervised) and objective.joins:
                 read, scored = self._step.guard.read, metrics.targets
-                tapes = self._step.answers(objective)
+                tapes = self._step.answers(objective, self._along is not evaluate.unwatched)
                 outcomes = evaluate.together(objective, self.model, batches, self.precision, read, scored, tapes)
             return evaluate.score(outcomes, name, metrics, team.scored)
 

@@ -47,6 +47,13 @@ class Tape:
         with _Below():
             self.program.backward(seeds, *kept)
 
+    def outputs(self, batch: Batch) -> Any:
+        """What the model returns for a batch."""
+        fields = batch.fields
+        with _Below():
+            values, _ = self.program.forward(*[fields[name] for name in self._names])
+        return self._outputs(values)
+
     def update(self, part: Batch, seeds: Sequence[Tensor]) -> tuple[dict[str, Term], Any]:
         """Forward and backward at once, where the batch changes no seed: the terms as numbers, and the outputs."""
         fields = part.fields
@@ -56,7 +63,7 @@ class Tape:
             name: Term(float(value) * times, weight, coefficient, counts=counts, summed=summed)
             for (name, weight, (coefficient, times, counts, summed)), value in zip(self._terms, values, strict=False)
         }
-        return terms, values[-1] if self._single else self._outputs(values)
+        return terms, self._outputs(values)
 
     def _shown(self, values: Sequence[Any]) -> Terms:
         """What a forward pass gives, by name."""
@@ -65,11 +72,13 @@ class Tape:
             if self.weighed:
                 weight = values[count]
             terms[name] = Term(values[k], weight, *facts)
-        terms.outputs = values[-1] if self._single else self._outputs(values)
+        terms.outputs = self._outputs(values)
         return terms
 
     def _outputs(self, values: Sequence[Any]) -> Any:
         """What the model returns, as its objective shows it."""
+        if self._single:
+            return values[-1]
         left = iter(values[len(self._terms) + self.weighed :])
         return tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves], self._form)
 
