@@ -18,15 +18,18 @@ Y = torch.randint(0, 3, (ROWS,), generator=torch.Generator().manual_seed(2))
 
 
 class Counted:
-    """How many updates have been made by `repeats`."""
+    """How many updates have been made at once by `repeats`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made, self.after = 0, lambda: None
+        self.alone = 0
+        """How many were made one by one, since others might change something between them."""
         before = steps_of.repeats
 
-        def repeats(*given: Any) -> Iterator[Any]:
-            for outcome in before(*given):
-                self.made += 1
+        def repeats(*given: Any, touched: bool = False) -> Iterator[Any]:
+            for outcome in before(*given, touched=touched):
+                self.made += not touched
+                self.alone += touched
                 yield outcome
                 self.after()
 
@@ -108,7 +111,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "without a tape": ({"tape": False}, {}, 0),
     "without vectors": ({"arena": False}, {}, 0),
     "two terms": ({"loss": hr.CrossEntropy() + hr.L2Prior(0.1)}, {}, 100),
-    "class weights": ({"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))}, {}, 0),
+    "class weights": ({"loss": nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0]))}, {}, 100),
 }
 
 
@@ -124,12 +127,14 @@ def test_the_bits_and_reports_are_those_of_a_loop_of_steps(way: str, counted: Co
 
 
 def test_ignored_labels_weigh_as_in_a_loop_of_steps(counted: Counted) -> None:
-    """Weights that only the batch knows are not those of the batch before."""
+    """Weights that only the batch knows are not those of the batch before; some batches teach nothing."""
     targets = Y.clone()
     targets[torch.arange(0, ROWS, 5)] = -100
-    expected = trained(make(), True, (X, targets))
-    assert trained(make(), False, (X, targets))[1] == expected[1]
-    assert counted.made == 0
+    targets[200:216] = -100
+    (weights, rows), (found, reports) = (trained(make(order="none"), driven, (X, targets)) for driven in (True, False))
+    assert all(map(torch.equal, weights, found))
+    assert rows == reports
+    assert counted.made >= 100
 
 
 @pytest.mark.parametrize("build", [plain, normalised])
@@ -239,3 +244,65 @@ def test_a_source_is_asked_for_a_batch_after_the_update_before_it() -> None:
 
     trained(trainer, False, Agent(), epochs=None, steps=40)
     assert len(set(seen)) == 40
+
+
+def hooked(trainer: hr.Trainer) -> None:
+    trainer.model[0].register_forward_hook(lambda module, given, result: 2 * result)  # type: ignore[index]
+
+
+def frozen(trainer: hr.Trainer) -> None:
+    trainer.model[0].weight.requires_grad_(False)  # type: ignore[index]
+
+
+def emptied(trainer: hr.Trainer) -> None:
+    trainer.optimizers[""].zero_grad()
+    for param in trainer.model.parameters():
+        param.grad = None
+
+
+def replaced(trainer: hr.Trainer) -> None:
+    layer = trainer.model[0]  # type: ignore[index]
+    layer.weight.data = layer.weight.data * 2
+
+
+CHANGES: dict[str, Callable[[hr.Trainer], Any]] = {
+    "nothing": lambda trainer: None,
+    "a hook": hooked,
+    "frozen": frozen,
+    "gradients are gone": emptied,
+    "weights are elsewhere": replaced,
+    "weights in place": lambda trainer: trainer.model[0].weight.data.mul_(2),
+    "a rate": lambda trainer: trainer.optimizers[""].param_groups[0].update(lr=0.5),
+    "momentum": lambda trainer: trainer.optimizers[""].param_groups[0].update(momentum=0.5),
+    "clipping": lambda trainer: setattr(trainer, "clip_norm", 0.01),
+    "a hook of the optimizer": lambda trainer: trainer.optimizers[""].register_step_pre_hook(
+        lambda optimizer, *_: optimizer.param_groups[0].update(lr=0.3)
+    ),
+    "released": lambda trainer: trainer.release(),
+    "another mode": lambda trainer: trainer.model.eval(),
+}
+
+
+@pytest.mark.parametrize("build", [plain, normalised])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_between_two_updates_by_hand_is_seen(change: str, build: Any, counted: Counted) -> None:
+    ends = []
+    for tape in (False, "auto"):
+        torch.manual_seed(5)
+        trainer = make(build, torch.optim.SGD, 0.05, tape=tape)
+        losses = []
+        for k in range(40):
+            if k in (20, 23):
+                CHANGES[change](trainer)
+            rows = slice(8 * k, 8 * k + 8)
+            outcome = trainer.train_step(hr.Batch({"x": X[rows], "y": Y[rows]}))
+            losses.append({name: term.sum for name, term in outcome.terms.items()})
+        gradients = [param.grad for param in trainer.model.parameters()]
+        ends.append((losses, [None if g is None else g.clone() for g in gradients], trainer.model.state_dict()))
+    (losses, gradients, weights), (others, found, state) = ends
+    assert losses == others
+    assert all(torch.equal(weights[name], state[name]) for name in weights)
+    assert all(
+        (a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in zip(gradients, found, strict=True)
+    )
+    assert counted.alone > 10 or build is normalised, "batches by hand are repeats, too"

@@ -58,6 +58,8 @@ class Step(Updates):
         """At every which step the optimizer of a key is used, of those that are not used at each."""
         self._parts: list[Update] = []
         self._answers: dict[Objective, Tapes] = {}
+        self._followed: Iterator[Outcome] = iter(())
+        self._next = Batch({}, 0)  # the batch that is followed with
         self._note = ""
         self._sound: set[str] | None = None  # what was finite before the first update by hand
         self.measure(looks)
@@ -92,7 +94,7 @@ class Step(Updates):
 
     def release(self) -> None:
         """Makes model and optimizers ordinary again."""
-        self._note = self.tape_note
+        self._note, self._followed = self.tape_note, iter(())
         parts, self._parts, self._answers, self.torn = self._parts, [], {}, ""
         if parts:
             self.strategy.release()
@@ -207,8 +209,9 @@ class Step(Updates):
             at_once = min(self.microbatch or batch.rows, batch.rows)
             with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}):
                 return self(batch)
+        self._followed = iter(())
         if len(self._parts) == 1:
-            outcome = self._parts[0](batch)
+            outcome = self._repeated(batch) or self._parts[0](batch)
         else:
             outcome = merged([(part.name, part(batch)) for part in self._due()], self.scored)
         self.updates += 1
@@ -221,6 +224,28 @@ class Step(Updates):
         for outcome in repeats(self._parts[0], batches):
             self.updates += 1
             yield outcome
+
+    def follow(self, batch: Batch) -> Outcome:
+        """The update of a batch, for a caller who knows that only rates have changed since the one before it.
+
+        That is one of the same macrobatch: `batch.whole` is the same object.
+        """
+        if batch.whole is not self._next.whole:
+            self._followed = iter(())
+        self._next = batch
+        outcome = next(self._followed, None)
+        if outcome is None:
+            outcome = self(batch)
+            self._followed = self.repeats(iter(lambda: self._next, None))
+        return outcome
+
+    def _repeated(self, batch: Batch) -> Outcome | None:
+        """The update of a batch, if it repeats the last one."""
+        update = self._parts[0]
+        outcome = next(repeats(update, (batch,), touched=True), None)
+        if outcome is not None and batch.ends_epoch:
+            update.tapes.end_epoch()
+        return outcome
 
     def _due(self) -> list[Update]:
         """The updates that this step makes."""

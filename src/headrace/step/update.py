@@ -105,7 +105,7 @@ class Update:
         """What kind of pass the last update was, if the next one needs to know nothing but its batch to replay it."""
         tape, kind, batch, microbatch = self._tape, self._kind, self.batch, self._step.microbatch
         whole = batch is not None and (microbatch is None or batch.rows <= microbatch)
-        if tape is None or kind is None or tape.weighed or not whole or not self.tape_seeds:
+        if tape is None or kind is None or not whole or not (self.tape_seeds or tape.weighed):
             return None
         alone = self._together is None and not self._precision.scales
         return kind if alone and self.tapes.ready(kind) is tape else None
@@ -192,7 +192,7 @@ class Update:
         totals = None if len(parts) == 1 else self._totals(parts)
         for part in parts if batch.rows else ():
             self._pass(part, totals, outcome)
-        self._weigh(outcome)
+        self.weigh(outcome)
         if self.guard.idle(self.weights):
             return self._left_out(outcome)
         self.found = self.arena.collect()
@@ -222,7 +222,7 @@ class Update:
 
         self.found = self.arena.collect(reduce)
         factor = together.settle(outcome, numbers, divisors)
-        self._weigh(outcome)
+        self.weigh(outcome)
         if self.guard.idle(self.weights):
             return self._left_out(outcome)
         if isinstance(factor, Tensor) or factor != 1:
@@ -234,7 +234,7 @@ class Update:
         outcome.terms.pop(_A_BUFFER, None)
         return outcome
 
-    def _weigh(self, outcome: Outcome) -> None:
+    def weigh(self, outcome: Outcome) -> None:
         self.weights = [term.weight for term in outcome.terms.values() if term.counts and term.coefficient]
 
     def _left_out(self, outcome: Outcome) -> Outcome:
@@ -257,7 +257,7 @@ class Update:
         if not first or part is not self.batch:
             self._find_tape(part, first)
         if self._tape is not None:
-            found = self._replay(self._tape, part, totals, outcome)
+            found = self.replay(self._tape, part, totals, outcome)
         elif self._kind is None:
             found = self._eager(part, totals, outcome)
         else:
@@ -266,7 +266,7 @@ class Update:
                 part,
                 first,
                 lambda part, recording: self._eager(part, totals, outcome, recording),
-                lambda tape, part: self._replay(tape, part, totals, Outcome({})),
+                lambda tape, part: self.replay(tape, part, totals, Outcome({})),
             )
         if self._together is not None:
             for name, term in found.items():
@@ -307,7 +307,7 @@ class Update:
             outcome.outputs.append((detached(found.outputs), part))
         return found
 
-    def _replay(
+    def replay(
         self, tape: Tape, part: Batch, totals: Mapping[str, Scalar] | None, outcome: Outcome
     ) -> Mapping[str, Term]:
         """Forward and backward from a tape."""

@@ -75,7 +75,7 @@ def test_weights_and_numbers_are_those_of_autograd(
     layers: Callable[[], Any], learner: Learners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, numbers, weights = trained(layers, learner)
-    monkeypatch.setattr(Gradients, "__call__", lambda self, fed: None)
+    monkeypatch.setattr(Gradients, "__call__", lambda self, *fed: None)
     _, wanted, others = trained(layers, learner)
     np.testing.assert_allclose(numbers, wanted, rtol=1e-6, atol=1e-7)
     for own, other in zip(weights, others, strict=True):
@@ -128,7 +128,7 @@ def test_values_that_are_asked_for_and_gradients_of_ones_own_change_nothing(monk
 
     found, weights = train()
     assert [k for k, there in enumerate(found) if not there] == [11]
-    monkeypatch.setattr(Gradients, "__call__", lambda self, fed: None)
+    monkeypatch.setattr(Gradients, "__call__", lambda self, *fed: None)
     alone, others = train()
     assert not any(alone)
     for own, other in zip(weights, others, strict=True):

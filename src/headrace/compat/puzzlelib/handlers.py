@@ -142,19 +142,23 @@ class Trainer(Handler):
         batches = list(zip(*[leaf.split(self.batchsize) for leaf in leaves.values()], strict=True))
         self._prepare(form)
 
+        watched = bool(self.onBatchFinish) or callable(getattr(self.module, "reset", None))
+
         def handle(n: int) -> None:
-            if self.onBatchFinish:
+            if watched:
                 self._prepare(form)
             batch = batches[n]
-            self._learn(dict(zip(leaves, batch, strict=True)), len(batch[0]))
+            self._learn(dict(zip(leaves, batch, strict=True)), len(batch[0]), None if watched else leaves)
 
         return handle
 
-    def _learn(self, leaves: dict[str, Tensor], rows: int) -> None:
-        """One update."""
+    def _learn(self, leaves: dict[str, Tensor], rows: int, whole: dict[str, Tensor] | None = None) -> None:
+        """One update; of a batch of the `whole`, if nobody has been called since the one before."""
         objective, batch = self._objective, Batch(leaves, rows)
         if self._alone:
-            terms = self._native.train_step(batch).terms
+            batch.whole = whole
+            learn = self._native.train_step if whole is None else self._native._step.follow
+            terms = learn(batch).terms
             errors = [terms[name].sum for name in objective.shown]
         else:
             training = self.module.training

@@ -157,13 +157,15 @@ class Tapes:
 
     def ready(self, kind: PassKind) -> Tape | None:
         """The recording, if the next pass is a replay of it."""
-        if kind.due or kind.state is None:
+        if kind.state is None:
             return None
-        if kind.state.holds():
-            kind.replays += 1
-            return kind.tape
-        self._changed(kind)
-        return None
+        if not kind.state.holds():  # as it is before an update brings parameters home
+            self._changed(kind)
+            return None
+        if kind.due:
+            return None
+        kind.replays += 1
+        return kind.tape
 
     def learn(self, kind: PassKind, part: Batch, first: bool, eager: Eager, replay: Replay) -> Mapping[str, Term]:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""

@@ -46,9 +46,14 @@ class Gradients:
         self._tensors: list[nn.Parameter] = []
         self._joins = [rule.joins for rule in self._rules]
         self._vectors: list[Any] = []  # of each learner, as they were last seen
+        self._layouts: list[Any] = []  # of the last minibatch
+        self._alike: dict[str, Tensor] = {}  # stands for all that have these
 
-    def __call__(self, fed: Mapping[Variable, Any]) -> tuple[float, float, int, Found] | None:
-        """Loss and metric as sums, how many samples there are, and gradients; nothing if that is autograd's to find."""
+    def __call__(self, fed: Mapping[Variable, Any], untouched: bool = False) -> tuple[float, float, int, Found] | None:
+        """Loss and metric as sums, how many samples there are, and gradients; nothing if that is autograd's to find.
+
+        `untouched`: since the last time nothing was changed but by learners.
+        """
         fields: dict[str, Tensor] = {}
         for variable, name in self._names.items():
             value = fed.get(variable)
@@ -60,8 +65,14 @@ class Gradients:
                 return None  # learners add gradients up themselves; tapes are of the CPU
             self._native = self._begin()
         count = len(fields[self._sizing])  # type: ignore[index]
+        batch = Batch(fields, count)
+        if untouched:
+            layouts = [(field.shape, field.dtype, field.stride()) for field in fields.values()]
+            if layouts != self._layouts:
+                self._layouts, self._alike = layouts, dict(fields)
+            batch.whole = self._alike
         try:
-            terms = self._native.train_step(Batch(fields, count)).terms
+            terms = (self._native._step.follow if untouched else self._native.train_step)(batch).terms
         except NonFiniteError:
             return None  # it goes on, as it did
         metric = terms["metric"].sum if self._scored else 0.0

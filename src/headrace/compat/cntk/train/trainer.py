@@ -53,6 +53,8 @@ class Trainer:
         self._loss = self._metric = self._tested = 0.0
         self._previous, self._previous_count = (0.0, 0.0), -1
         self.minibatches = self.sweeps = 0
+        self.untouched = False
+        """Whether no code of the user's has been called since the last minibatch."""
 
     def _check(self) -> None:
         wrong = [each for each in self._learners if not isinstance(each, Learner)]
@@ -119,7 +121,8 @@ class Trainer:
             return [0.0] * 4, zeros, [None] * len(plan.roots)
         ends = ends and (not self._shared or self._shared[0].communicator().is_main())
         fed = feed(plan, arguments, device)
-        if plan is self._plan and self._gradients.possible and (passed := self._gradients(fed)) is not None:
+        passed = self._gradients(fed, self.untouched) if plan is self._plan and self._gradients.possible else None
+        if passed is not None:
             *numbers, gradients = passed
             return [*numbers, ends], gradients, []
         values = plan(fed, training=True)

@@ -34,13 +34,16 @@ class _Action:
     def __init__(self, every: int, unit: DataUnit, act: Callable[[int], bool]) -> None:
         self.every, self.unit, self._act = every, unit, act
         self._index = self._last = 0
+        self.acted = False
+        """Whether it was time when it was asked last."""
 
     def restored(self, count: int) -> None:
         self._index, self._last = count // self.every, count - count % self.every
 
     def due(self, count: int) -> bool:
         """Acts if it is time; whether the training goes on."""
-        if count // self.every == self._index:
+        self.acted = count // self.every != self._index
+        if not self.acted:
             return True
         going = self._act(self._index)
         self._index, self._last = count // self.every, count
@@ -111,15 +114,10 @@ class TrainingSession:
         if self._checkpoint.restore and self._checkpoint.filename:
             self._restore(self._checkpoint.filename)
             restored = trainer.total_number_of_samples_seen
-        going, stopped = True, False
-        while going:
-            seen = trainer.total_number_of_samples_seen
-            size = 0 if stopped else min(self._size[seen], max(0, self._most - seen))
-            self.on_minibatch_start()
-            going = trainer.train_minibatch(self._next(self._source, size, self._streams), device=device)
-            stopped |= self.on_minibatch_end() is False
-            for action in self._actions:
-                stopped |= not action.due(trainer.total_number_of_units_seen(action.unit))
+        try:
+            self._train_to_the_end(trainer, device)
+        finally:
+            trainer.untouched = False
         if trainer.total_number_of_samples_seen != restored:
             for action in self._actions:
                 action.finish(trainer.total_number_of_units_seen(action.unit))
@@ -127,6 +125,20 @@ class TrainingSession:
         if name and self._checkpoint.frequency and self._checkpoint.preserve_all and not Path(name).exists():
             self._write(name)
         self._run_test()
+
+    def _train_to_the_end(self, trainer: Trainer, device: DeviceDescriptor) -> None:
+        ours = (self, self._source, *trainer.progress_writers)
+        plain = all(type(each).__module__.startswith(__name__.partition(".")[0] + ".") for each in ours)
+        going, stopped = True, False
+        while going:
+            trainer.untouched = plain and not any(action.acted for action in self._actions)
+            seen = trainer.total_number_of_samples_seen
+            size = 0 if stopped else min(self._size[seen], max(0, self._most - seen))
+            self.on_minibatch_start()
+            going = trainer.train_minibatch(self._next(self._source, size, self._streams), device=device)
+            stopped |= self.on_minibatch_end() is False
+            for action in self._actions:
+                stopped |= not action.due(trainer.total_number_of_units_seen(action.unit))
 
     # --- what users may override ---------------------------------------------------------------------------
 
