@@ -46,7 +46,7 @@ def _repeated(update: Update, tape: Tape, guard: HostGuard, step: Callable[[], A
     """One update; nothing if it was not made, since no row counts or a number is not finite."""
     update.buffers.save()
     update.stepping = False
-    random = capture_torch(update.device) if tape.program.random else None
+    random = capture_torch(update.device) if tape.random else None
     made = False
     try:
         for vector in () if tape.fills else update.arena.vectors:

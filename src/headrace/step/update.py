@@ -39,7 +39,8 @@ class Update:
         self._precision, self.guard, self._strategy = step.precision, step.guard, step.strategy
         self.device = next(iter(arena.params)).device
         memory = step.strategy.comm.memory
-        self.tapes = Tapes(step.settings.tape, step.model, objective, self.device, memory, arena)
+        wanted = step.settings.tape
+        self.tapes = Tapes(wanted, step.model, objective, self.device, memory, arena, self._forward)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._looks = len(step.optimizers) > 1, step.looks if step.scored == name else ()
         self._together = SharedTerms(step.strategy, self.device) if step.strategy.shares_updates else None
@@ -53,13 +54,12 @@ class Update:
         self._summing = self.stepping = False
         self._random = self.device.type == "cpu" or any(map(draws_random, step.model.modules()))
         """Whether a step that is not made gives its random numbers back; on a device, if it is known to draw some."""
-        self._first = not arena.optimizer.state
-        self._fresh: list[int] = []
+        self._first, self._fresh = not arena.optimizer.state, list[int]()
         self.sums: dict[str, Scalar] = {}
         self.weights: list[Scalar] = []
         self.gradients: Sequence[Tensor] = ()
         self.norm: Tensor | None = None
-        """The norm of the gradients of the last update, before they were clipped, where it was measured."""
+        """The norm of the gradients of the last update before they were clipped, if it was measured."""
 
     def __call__(self, batch: Batch) -> Outcome:
         self.batch, self._divisors = batch, None
@@ -69,7 +69,7 @@ class Update:
             self._kind = self._tape = None
             if whole and batch.rows:
                 self._find_tape(batch)
-            draws = (self._random or self._step.adapts) and (self._tape is None or self._tape.program.random)
+            draws = (self._random or self._step.adapts) and (self._tape is None or self._tape.random)
             random = capture_torch(self.device) if draws else None
             outcome, complaint = None, ""
             try:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...store.rng import capture_torch, restore_torch
+from .graphs import GraphTape, captures
 from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
@@ -84,6 +85,7 @@ class Tapes:
         device: torch.device,
         memory: Memory | None,
         arena: Arena | None = None,
+        forward: Callable[[Batch], Mapping[str, Term]] | None = None,
     ) -> None:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
@@ -95,8 +97,9 @@ class Tapes:
         """Whether anybody may change the model between two passes of `outputs`."""
         self._again: tuple[Tape | None, Any, int] = None, None, 0  # for the next batch of a macrobatch, if it is alike
         self._possible = wanted is not False
-        if self._possible and device.type != "cpu":
-            self._refuse(f"the model is on {device}, and passes are recorded on a CPU")
+        self._forward = forward
+        if self._possible and device.type != "cpu" and not (captures(device) and wanted is True):
+            self._refuse(f"the model is on {device}. On a CUDA device, tape=True captures passes as graphs")
         elif self._possible and arena is not None and not arena.vectors:
             self._refuse("no parameter is stored in a vector, as with arena=False")
         elif self._possible and any(map(_is_compiled, model.modules())):
@@ -144,6 +147,7 @@ class Tapes:
                     recording.end_forward(terms, terms.outputs)
             return terms
 
+        self._forward = lambda batch: eager(batch, None)
         return outputs_of(self.learn(kind, batch, True, eager, lambda tape, batch: tape.forward(batch)))
 
     def end_epoch(self) -> None:
@@ -241,17 +245,27 @@ class Tapes:
         before.restore()
         found = [value for gradient in gradients if (value := recording.value_of(gradient)) is not None]
         try:
-            program = Builder(recording, found, first, self._memory).program()
-            problem = TOO_LARGE if self.wanted == "auto" and program.nbytes > LARGEST else ""
+            if captures(self._device):
+                kind.tape = self._captured(alone, recording.seeded)
+            else:
+                program = Builder(recording, found, first, self._memory).program()
+                fills = self._arena is not None and self._arena.addresses <= program.fills
+                kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
+                problem = TOO_LARGE if self.wanted == "auto" and program.nbytes > LARGEST else ""
         except Exception as error:  # torch's pass has been made, and counts
             problem = f"{type(error).__name__} while it was built: {error}"
         after.restore()
         if problem:
             self._refuse(problem, kind)
             return terms
-        fills = self._arena is not None and self._arena.addresses <= program.fills
-        kind.tape, kind.state = Tape(program, list(part.fields), recording.seeded, terms, fills), state
+        kind.state = state
         return terms
+
+    def _captured(self, part: Batch, seeded: Sequence[str]) -> Tape:
+        """The pass of a model on a GPU."""
+        params = [] if self._arena is None else [p for p in self._arena.params if p.requires_grad]
+        assert self._forward is not None
+        return GraphTape(part, self._forward, seeded, params)
 
     def _judge(self, kind: PassKind, same: bool) -> None:
         """What a comparison has shown."""
