@@ -115,9 +115,9 @@ class Length:
         return bool(now // self.count > (now - advance) // self.count)
 
     def ahead(self, counters: Counters) -> float:
-        """How many more updates like the last one there will be before this is reached, or fires again.
+        """After how many more updates like the last one this is reached, or fires again.
 
-        Only an end of an epoch or a look at the clock tells of others.
+        Infinite for epochs and minutes, which cannot be foreseen.
         """
         if self.unit not in ("steps", "samples"):
             return math.inf

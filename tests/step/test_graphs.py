@@ -3,7 +3,7 @@
 The capture itself is replaced: what is captured runs once more, on the memory that it was captured with.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.step import step as steps
+from headrace.step.repeat import Repeat
 from headrace.step.tape import graphs, tapes
 
 ROWS, BATCH = 104, 8
@@ -29,12 +29,9 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(work)
         return work, "a pool"
 
-    def none(*given: Any, **options: Any) -> Iterator[Any]:
-        return iter(())
-
     monkeypatch.setattr(graphs, "capture", capture)
     monkeypatch.setattr(tapes, "captures", lambda device: True)
-    monkeypatch.setattr(steps, "repeats", none)  # which are of a CPU
+    monkeypatch.setattr(Repeat, "of", lambda *given, **options: None)  # which is of a CPU
     return found
 
 

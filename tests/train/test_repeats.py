@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import headrace as hr
-from headrace.step import step as steps_of
+from headrace.step.repeat import Repeat
 
 ROWS, BATCH = 400, 8
 X = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
@@ -18,22 +18,25 @@ Y = torch.randint(0, 3, (ROWS,), generator=torch.Generator().manual_seed(2))
 
 
 class Counted:
-    """How many updates have been made at once by `repeats`."""
+    """How many updates have been made by `Repeat`: many at once, or alone, since others may change something."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made, self.after = 0, lambda: None
-        self.alone = 0
-        """How many were made one by one, since others might change something between them."""
-        before = steps_of.repeats
+        self.made, self.alone, self.after = 0, 0, lambda: None
+        of = Repeat.of
 
-        def repeats(*given: Any, touched: bool = False) -> Iterator[Any]:
-            for outcome in before(*given, touched=touched):
-                self.made += not touched
-                self.alone += touched
-                yield outcome
+        def counted(update: Any, touched: bool = False) -> Any:
+            repeat = of(update, touched)
+
+            def count(batch: hr.Batch) -> Any:
+                outcome = repeat(batch)  # type: ignore[misc]
+                self.made += outcome is not None and not touched
+                self.alone += outcome is not None and touched
                 self.after()
+                return outcome
 
-        monkeypatch.setattr(steps_of, "repeats", repeats)
+            return repeat and count
+
+        monkeypatch.setattr(Repeat, "of", staticmethod(counted))
 
 
 @pytest.fixture
@@ -96,7 +99,7 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     ),
     "in bfloat16": ({"precision": "bf16"}, {}, 100),
     "growing batches": ({"batch_size": {0: 8, "1 epoch": 16}}, {}, 60),
-    "small macrobatches": ({"macrobatch": 16}, {}, 100),
+    "small macrobatches": ({"macrobatch": 16}, {}, 60),
     "rows in order": ({"order": "none"}, {}, 100),
     "reported every so many steps": ({}, {"log_every": "7 steps"}, 90),
     "reported every so many samples": (
@@ -207,12 +210,13 @@ class Fails(torch.optim.SGD):
     """Fails at its 40th step, half way."""
 
     elementwise, made = True, 0
+    error: BaseException = OSError("no more")
 
     def step(self, closure: Any = None) -> Any:
         self.made += 1
         if self.made == 40:
             self.param_groups[0]["params"][0].data.add_(1)
-            raise OSError("no more")
+            raise self.error
         return super().step(closure)
 
 
@@ -244,6 +248,80 @@ def test_a_source_is_asked_for_a_batch_after_the_update_before_it() -> None:
 
     trained(trainer, False, Agent(), epochs=None, steps=40)
     assert len(set(seen)) == 40
+
+
+class Freezes:
+    """Freezes the first parameter when it is called for the 130th time."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.first: nn.Parameter
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls == 130:
+            self.first.requires_grad_(False)
+
+
+class Rows(torch.utils.data.IterableDataset[Any]):
+    """Rows one by one, each after a call."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call = call
+
+    def __iter__(self) -> Any:
+        for pair in zip(X, Y, strict=True):
+            self.call()
+            yield pair
+
+
+def frozen_by(who: str, tape: Any) -> Any:
+    """What a training comes to that is frozen on the way by its source or by its schedule."""
+    freezes = Freezes()
+
+    def schedule(progress: float) -> float:
+        if who == "the schedule":
+            freezes()
+        return float(0.999**freezes.calls)
+
+    trainer = make(tape=tape, batch_size=None, schedule=schedule)
+    freezes.first = next(iter(trainer.model.parameters()))
+    rows = Rows(freezes if who == "the source" else lambda: None)
+    return *trained(trainer, False, torch.utils.data.DataLoader(rows, batch_size=BATCH), epochs=4), freezes.calls
+
+
+@pytest.mark.parametrize("who", ["the source", "the schedule"])
+def test_what_is_called_between_two_updates_may_change_the_model(who: str) -> None:
+    weights, rows, calls = frozen_by(who, False)
+    found, reports, called = frozen_by(who, "auto")
+    assert all(map(torch.equal, weights, found))
+    assert (rows, calls) == (reports, called)
+
+
+def test_a_train_step_that_is_replaced_on_the_way_is_called(counted: Counted) -> None:
+    called: list[int] = []
+
+    class Replaces(hr.Callback):
+        def on_epoch_start(self, info: hr.Info) -> None:
+            if info.epoch == 1:
+                before = type(info.trainer).train_step
+                info.trainer.train_step = lambda batch: (called.append(1), before(info.trainer, batch))[1]  # type: ignore
+
+    trained(make(), False, callbacks=[Replaces()])
+    assert len(called) == 100
+    assert counted.made > 20
+
+
+def test_memory_that_runs_out_in_an_optimizers_step_is_told_of_as_in_a_loop_of_steps(counted: Counted) -> None:
+    said = []
+    for driven in (True, False):
+        trainer = make(optimizer=Fails)
+        trainer.optimizers[""].error = RuntimeError("CUDA out of memory")  # type: ignore[attr-defined]
+        with pytest.raises(hr.OutOfMemoryError, match="memory ran out while the optimizer stepped") as error:
+            trained(trainer, driven)
+        said.append(str(error.value))
+    assert said[0] == said[1]
+    assert counted.made > 20
 
 
 def hooked(trainer: hr.Trainer) -> None:

@@ -105,15 +105,16 @@ class Feed:
             self.close()
         if self._ended:
             self.macrobatch, self.finished, self._ended = 0, False, False
-        while self.peek() is not None:
+        while self._left or (not self._ended and self._stage()):
             yield self.take()
 
-    def peek(self) -> Batch | None:
-        """The batch that `take` gives, if the epoch has another one."""
-        return self._left[0] if self._left or (not self._ended and self._stage()) else None
+    @property
+    def staged(self) -> Batch | None:
+        """The batch that `take` gives, if it has been read already."""
+        return self._left[0] if self._left else None
 
     def take(self) -> Batch:
-        """The next batch of the epoch."""
+        """The next batch, which is `staged`."""
         batch = self._left.popleft()
         self._given, self.ends_macrobatch, self._ended = batch.cursor, not self._left, batch.ends_epoch
         if self._own is not None:

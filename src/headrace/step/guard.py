@@ -102,7 +102,7 @@ class HostGuard(Guard):
     read = staticmethod(float)
 
     def is_sound(self, attempt: "Attempt") -> bool:
-        """Whether all that an update has found is finite. Where large numbers overflow, a sound one may seem not so."""
+        """Whether all that an update has found is finite. A sum of large finite numbers may overflow: a false alarm."""
         number = sum(attempt.sums.values()) + float(total(attempt.gradients))
         if moved := attempt.buffers.moved():
             number += float(_sum(moved))

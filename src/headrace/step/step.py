@@ -1,8 +1,9 @@
 """One step of one model: an update for each of its optimizers."""
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
 from .guard import Guard
 from .precision import Precision
-from .repeats import repeats
+from .repeat import Repeat
 from .settings import CHANGEABLE, ROWS_MEET, Look, Settings, Updates, alone
 from .tape.tapes import LARGEST, Tapes
 from .update import Update
@@ -58,8 +59,8 @@ class Step(Updates):
         """At every which step the optimizer of a key is used, of those that are not used at each."""
         self._parts: list[Update] = []
         self._answers: dict[Objective, Tapes] = {}
-        self._followed: Iterator[Outcome] = iter(())
-        self._next = Batch({}, 0)  # the batch that is followed with
+        self._follows: Callable[[Batch], Outcome | None] | None = None
+        self._whole: Any = None  # of the batch that was followed with
         self._note = ""
         self._sound: set[str] | None = None  # what was finite before the first update by hand
         self.measure(looks)
@@ -94,7 +95,7 @@ class Step(Updates):
 
     def release(self) -> None:
         """Makes model and optimizers ordinary again."""
-        self._note, self._followed = self.tape_note, iter(())
+        self._note, self._follows = self.tape_note, None
         parts, self._parts, self._answers, self.torn = self._parts, [], {}, ""
         if parts:
             self.strategy.release()
@@ -209,40 +210,44 @@ class Step(Updates):
             at_once = min(self.microbatch or batch.rows, batch.rows)
             with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}):
                 return self(batch)
-        self._followed = iter(())
+        self._follows = None
         if len(self._parts) == 1:
-            outcome = self._repeated(batch) or self._parts[0](batch)
+            update = self._parts[0]
+            outcome = self._alone(update, batch) or update(batch)
         else:
             outcome = merged([(part.name, part(batch)) for part in self._due()], self.scored)
         self.updates += 1
         return outcome
 
-    def repeats(self, batches: Iterable[Batch]) -> Iterator[Outcome]:
-        """The next updates, as far as they are like the last one: see `headrace.step.repeats`."""
+    def repeat(self) -> Callable[[Batch], Outcome | None] | None:
+        """What makes the next updates if they repeat the last one: see `headrace.step.repeat.Repeat`."""
         if len(self._parts) != 1 or self._pauses or self.torn:
-            return
-        for outcome in repeats(self._parts[0], batches):
-            self.updates += 1
-            yield outcome
+            return None
+        repeat = Repeat.of(self._parts[0])
+        return None if repeat is None else partial(self._counted, repeat)
 
     def follow(self, batch: Batch) -> Outcome:
-        """The update of a batch, for a caller who knows that only rates have changed since the one before it.
+        """The update of a batch, for a caller who knows that only rates have changed since the last one by `follow`.
 
-        That is one of the same macrobatch: `batch.whole` is the same object.
+        Batches with another `whole` begin anew.
         """
-        if batch.whole is not self._next.whole:
-            self._followed = iter(())
-        self._next = batch
-        outcome = next(self._followed, None)
+        follows, self._follows = self._follows, None
+        outcome = None if follows is None or self._whole is not batch.whole else follows(batch)
         if outcome is None:
             outcome = self(batch)
-            self._followed = self.repeats(iter(lambda: self._next, None))
+            follows = self.repeat()
+        self._follows, self._whole = follows, batch.whole
         return outcome
 
-    def _repeated(self, batch: Batch) -> Outcome | None:
-        """The update of a batch, if it repeats the last one."""
-        update = self._parts[0]
-        outcome = next(repeats(update, (batch,), touched=True), None)
+    def _counted(self, repeat: Repeat, batch: Batch) -> Outcome | None:
+        outcome = repeat(batch)
+        self.updates += outcome is not None
+        return outcome
+
+    def _alone(self, update: Update, batch: Batch) -> Outcome | None:
+        """An update, if it repeats the last one, after which anything may have changed."""
+        repeat = Repeat.of(update, touched=True)
+        outcome = None if repeat is None else repeat(batch)
         if outcome is not None and batch.ends_epoch:
             update.tapes.end_epoch()
         return outcome

@@ -39,8 +39,7 @@ class Update:
         self._precision, self.guard, self._strategy = step.precision, step.guard, step.strategy
         self.device = next(iter(arena.params)).device
         memory = step.strategy.comm.memory
-        wanted = step.settings.tape
-        self.tapes = Tapes(wanted, step.model, objective, self.device, memory, arena, self._forward)
+        self.tapes = Tapes(step.settings.tape, step.model, objective, self.device, memory, arena, self._forward)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._looks = len(step.optimizers) > 1, step.looks if step.scored == name else ()
         self._together = SharedTerms(step.strategy, self.device) if step.strategy.shares_updates else None
@@ -82,7 +81,7 @@ class Update:
                     self.tapes.end_epoch()
                 return outcome
             if self._summing or self.stepping or not self._step.halve(batch.rows):
-                raise OutOfMemoryError(self._no_room(complaint))
+                raise OutOfMemoryError(self.no_room(complaint))
 
     def apply(self) -> None:
         """Clips and steps."""
@@ -162,7 +161,7 @@ class Update:
             return self.untouched
         return "The weights may be those of half an update: go on from the last checkpoint."
 
-    def _no_room(self, complaint: str) -> str:
+    def no_room(self, complaint: str) -> str:
         assert self.batch is not None
         if self.stepping:
             said = f"memory ran out while the optimizer stepped ({complaint})"
@@ -256,10 +255,11 @@ class Update:
         first = not outcome.terms
         if not first or part is not self.batch:
             self._find_tape(part, first)
-        if self._tape is not None:
-            found = self.replay(self._tape, part, totals, outcome)
-        elif self._kind is None:
+        if self._kind is None:
             found = self._eager(part, totals, outcome)
+        elif self._tape is not None:
+            self._kind.replays += 1
+            found = self.replay(self._tape, part, totals, outcome)
         else:
             found = self.tapes.learn(
                 self._kind,

@@ -12,6 +12,7 @@ from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import Reader
 from ..errors import DataError
+from ..loss.outcome import Outcome
 from ..step import config, evaluate
 from ..step.given import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted, exit_badly_if_lost, raising_after_break
@@ -55,8 +56,6 @@ class Loop:
 
         Without a driver, many updates may be made between two steps that are given.
         """
-        alone = type(self._workers.strategy) is Single and self._trainer._updates_plainly
-        repeats = alone and not driven and not self._plan.callbacks.each_update
         with self._session() as feed:
             try:
                 self._begin(feed)
@@ -68,7 +67,7 @@ class Loop:
                     self._duties.take_requests()
                     self._agree()
                     self._save_if_due()
-                    if repeats:
+                    if not driven:
                         self._repeat(feed)
                 self._finish()
             except Interrupted:
@@ -286,18 +285,12 @@ class Loop:
         """One update, counted and added to what is measured."""
         trainer, info, at = self._trainer, self._info, self._at
         at.rates.before(self._workers.progress(info))
-        info.outcome = outcome = trainer._update(batch)
-        if batch.rows:  # a worker may have none of a small one
-            self._tried += 1
-            self._left_out += outcome.applied is False
+        outcome = trainer._update(batch)
         info.count(batch, feed.macrobatch)
-        at.cursor = batch.cursor
+        self._learnt(batch, outcome)
         self._duties.common = False
         if feed.finished and batch.ends_epoch and at.initial is not None:
             at.cursor = at.initial
-        if at.done:
-            at.done.clear()
-        evaluate.record(outcome, at.sums, at.metrics)
         self._workers.updated(at, batch)
         for hook in self._plan.callbacks.on_step_end:
             hook(info)
@@ -307,30 +300,39 @@ class Loop:
             self._guard.settle()
             self._duties.call("on_macrobatch_end", info)
 
-    def _repeat(self, feed: Feed) -> None:
-        """Updates after which nothing is due, as far as they only repeat the last one for the next batches."""
-        info, at, counters = self._info, self._at, self._info.counters
-        if info.stopping or info.ends_epoch or info.asked:
-            return
-        last = min(each.ahead(counters) for each in [*info.limits, *self._plan.intervals])
-        last, end = counters.steps + last, time.perf_counter() + AT_ONCE_S
-
-        def batches() -> Iterator[Batch]:
-            """Those of the next updates, each of which is taken when its update has been made."""
-            while counters.steps + 1 < last and not self._signals.why and time.perf_counter() < end:
-                batch = feed.peek()
-                if batch is None or batch.ends_epoch:
-                    return
-                at.rates.before(counters)
-                yield batch
-
-        for outcome in self._trainer._step.repeats(batches()):
-            batch = feed.take()
-            info.outcome, at.cursor = outcome, batch.cursor
-            counters.add(batch.samples)
-            evaluate.record(outcome, at.sums, at.metrics)
-            at.done.clear()
+    def _learnt(self, batch: Batch, outcome: Outcome) -> None:
+        """What an update has found is added to what will be reported."""
+        at = self._at
+        self._info.outcome, at.cursor = outcome, batch.cursor
+        at.done.clear()
+        evaluate.record(outcome, at.sums, at.metrics)
+        if batch.rows:  # a worker may have none of a small batch
             self._tried += 1
+            self._left_out += outcome.applied is False
+
+    def _repeat(self, feed: Feed) -> None:
+        """Updates of batches that have been read, after which nothing is due, as far as they repeat the last one."""
+        info, at, counters = self._info, self._at, self._info.counters
+        if feed.staged is None or info.stopping or info.ends_epoch or info.asked or not self._may_repeat:
+            return
+        repeat, end = self._trainer._step.repeat(), time.perf_counter() + AT_ONCE_S
+        due = counters.steps + min(each.ahead(counters) for each in [*info.limits, *self._plan.intervals])
+        while repeat is not None and counters.steps + 1 < due and not self._signals.why:
+            batch = feed.staged
+            if batch is None or batch.ends_epoch or time.perf_counter() > end:
+                return
+            at.rates.before(counters)
+            outcome = repeat(batch)
+            if outcome is None:
+                return
+            counters.add(feed.take().samples)
+            self._learnt(batch, outcome)
+
+    @property
+    def _may_repeat(self) -> bool:
+        """Whether no code of the user's has to be called at each update."""
+        alone = type(self._workers.strategy) is Single and not self._plan.callbacks.each_update
+        return alone and self._trainer._updates_plainly and not self._at.rates.asks
 
     def _agree(self) -> None:
         """What one worker wants, all do: to stop, to leave, to save."""

@@ -101,6 +101,9 @@ class Schedule:
 class Rates(Protocol):
     """What moves the rates of a training."""
 
+    asks: bool
+    """Whether `before` calls a function of the user's."""
+
     def check(self, expected: Expected) -> None:
         """Raises on rates that follow a number which will not be measured."""
 
@@ -169,6 +172,8 @@ def make_rates(
 class _Constant:
     """Rates that only the user changes."""
 
+    asks = False
+
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._groups = groups_of(optimizers)
 
@@ -235,6 +240,7 @@ class _ByProgress(_Constant):
     ) -> None:
         super().__init__(optimizers)
         self._factor = factor
+        self.asks = type(factor) not in (WarmupCosine, WarmupLinear, OneCycle)
         self._limits = [limit for limit in limits if limit.unit != "minutes"]
         if not self._limits:
             raise ConfigError("a schedule by progress needs a limit in epochs, steps or samples: minutes vary.")
@@ -266,6 +272,8 @@ class _ByProgress(_Constant):
 
 class _ByTorch:
     """Torch's schedulers, one for each optimizer."""
+
+    asks = False
 
     def __init__(
         self, schedule: Schedule, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None

@@ -40,8 +40,8 @@ class Callback:
     """Whether it is called on every worker; whoever prints or writes says no, and is called on worker 0 alone."""
 
     each_step = True
-    """Whether `on_step_end` and `on_macrobatch_end` are called at every step; if not, `fit` may leave some out, up to
-    50 ms long, and takes less time."""
+    """Whether `on_step_end` and `on_macrobatch_end` are called each time. If not, `fit` may skip these calls for up to
+    50 ms at a time, and takes less time; a display needs no more."""
 
     only = ""
     """What there can be one of in a training, if this is one."""

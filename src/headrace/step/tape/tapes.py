@@ -135,6 +135,7 @@ class Tapes:
             return call(batch)
         tape = self.ready(kind)
         if tape is not None:
+            kind.replays += 1
             if not self.watched and batch.whole is not None:
                 self._again = tape, batch.whole, batch.rows
             return tape.outputs(batch)
@@ -166,10 +167,7 @@ class Tapes:
         if not kind.state.holds():  # as it is before an update brings parameters home
             self._changed(kind)
             return None
-        if kind.due:
-            return None
-        kind.replays += 1
-        return kind.tape
+        return None if kind.due else kind.tape
 
     def learn(self, kind: PassKind, part: Batch, first: bool, eager: Eager, replay: Replay) -> Mapping[str, Term]:
         """A pass by torch, which is recorded if it is time to, or compared with a replay."""

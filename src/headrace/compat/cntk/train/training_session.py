@@ -127,11 +127,10 @@ class TrainingSession:
         self._run_test()
 
     def _train_to_the_end(self, trainer: Trainer, device: DeviceDescriptor) -> None:
-        ours = (self, self._source, *trainer.progress_writers)
-        plain = all(type(each).__module__.startswith(__name__.partition(".")[0] + ".") for each in ours)
-        going, stopped = True, False
+        going, stopped, begun = True, False, False
         while going:
-            trainer.untouched = plain and not any(action.acted for action in self._actions)
+            trainer.untouched = begun and self._calls_nobody() and not any(action.acted for action in self._actions)
+            begun = True
             seen = trainer.total_number_of_samples_seen
             size = 0 if stopped else min(self._size[seen], max(0, self._most - seen))
             self.on_minibatch_start()
@@ -139,6 +138,12 @@ class TrainingSession:
             stopped |= self.on_minibatch_end() is False
             for action in self._actions:
                 stopped |= not action.due(trainer.total_number_of_units_seen(action.unit))
+
+    def _calls_nobody(self) -> bool:
+        """Whether no code of the user's is called between two minibatches, but for actions."""
+        own = {"on_minibatch_start", "on_minibatch_end"} & vars(self).keys()
+        ours = [type(each).__module__.startswith(__package__ or "") for each in self.trainer.progress_writers]
+        return type(self) is TrainingSession and type(self._source) is MinibatchSourceFromData and not own and all(ours)
 
     # --- what users may override ---------------------------------------------------------------------------
 
