@@ -183,3 +183,34 @@ def test_a_loss_that_is_not_finite_goes_into_the_weights_as_it_did() -> None:
     assert trainer.train_minibatch({x: X[:50] * np.inf, y: Y[:50]})
     assert np.isnan(trainer.previous_minibatch_loss_average)
     assert np.isnan(trainer.model.parameters[0].value).any()
+
+
+def in_sessions(sizes: int = 4, end: Any = None) -> list[Any]:
+    """Parameters after several sessions, between which the first one's memory is exchanged."""
+    trainer, x, y = made(dense, momentum)
+    source = C.io.MinibatchSourceFromData({"x": X, "y": Y})
+    streams = {x: source.streams["x"], y: source.streams["y"]}
+    for k in range(1, sizes):
+        session = C.training_session(trainer, source, 16, streams, max_samples=512 * k)
+        if end is not None:
+            session.on_minibatch_end = lambda: end(trainer)
+        session.train()
+        tensor = trainer.model.parameters[0].tensor
+        tensor.data = tensor.data.clone() * 0.5
+    return [p.value for p in trainer.model.parameters]
+
+
+def halved_at_times(trainer: Any) -> bool:
+    """Exchanges the memory of a parameter at some minibatches."""
+    if trainer.total_number_of_samples_seen % 160 == 0:
+        tensor = trainer.model.parameters[2].tensor
+        tensor.data = tensor.data.clone() * 0.5
+    return True
+
+
+@pytest.mark.parametrize("end", [None, halved_at_times])
+def test_what_changes_between_sessions_or_minibatches_is_seen(end: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = in_sessions(end=end)
+    monkeypatch.setattr(Gradients, "__call__", lambda self, *fed: None)
+    for here, there in zip(found, in_sessions(end=end), strict=True):
+        np.testing.assert_array_equal(here, there)
