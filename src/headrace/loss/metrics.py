@@ -191,10 +191,10 @@ class Metrics:
 
     def _joined(self) -> list[tuple[Tensor, Tensor]]:
         """What waits to be fed: the batches one after the other are joined whose rows have the same shapes."""
-        runs: list[tuple[list[Tensor], list[Tensor]]] = []
         if self._outputs and not self._holds:  # `add` has compared their rows
-            runs = [(self._outputs, self._targets)]
-        for outputs, target in zip(self._outputs, self._targets, strict=True) if self._holds else ():
+            return [(torch.cat(self._outputs), torch.cat(self._targets))]
+        runs: list[tuple[list[Tensor], list[Tensor]]] = []
+        for outputs, target in zip(self._outputs, self._targets, strict=True):
             if not (runs and _are_alike(runs[-1][0][-1], outputs, runs[-1][1][-1], target)):
                 runs.append(([], []))
             runs[-1][0].append(outputs)

@@ -1,6 +1,6 @@
 """Updates that replay the tape of the update before them, with as little as possible beside its kernels."""
 
-from typing import Self
+from typing import Any, Self
 
 from ..data.batch import Batch
 from ..errors import OutOfMemoryError, is_out_of_memory
@@ -19,26 +19,22 @@ class Repeat:
     is left for an ordinary update, which starts from the same weights, buffers and random numbers.
     """
 
-    def __init__(self, update: Update, kind: PassKind, tape: Tape, last: Batch, guard: HostGuard) -> None:
+    def __init__(self, update: Update, kind: PassKind, tape: Tape, guard: HostGuard, rows: int, whole: Any) -> None:
         self._update, self._kind, self._tape, self._guard = update, kind, tape, guard
-        self._rows, self._whole = last.rows, last.whole
+        self._rows, self._whole = rows, whole
         self._cleared = [] if tape.fills else [vector.gradients for vector in update.arena.vectors]
         self._step = update.arena.hooks.prepared()
 
     @classmethod
     def of(cls, update: Update, touched: bool = False) -> Self | None:
         """How the last update is repeated, if that is possible; `touched`: something may have changed since."""
-        kind, last, guard = update.repeated(), update.batch, update.guard
+        kind, last, guard = update.repeated(filling=touched), update.batch, update.guard
         if kind is None or kind.tape is None or last is None or not isinstance(guard, HostGuard):
             return None
         if touched:
-            if not kind.tape.fills:
-                return None
             update.arena.begin(filled=True)
             update.found = update.gradients = update.arena.collect()
-        found = cls(update, kind, kind.tape, last, guard)
-        found._whole = None if touched else found._whole
-        return found
+        return cls(update, kind, kind.tape, guard, last.rows, None if touched else last.whole)
 
     def __call__(self, batch: Batch) -> Outcome | None:
         update, same = self._update, batch.whole is not None and batch.whole is self._whole

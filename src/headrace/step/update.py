@@ -38,8 +38,8 @@ class Update:
         self._step, self._model = step, step.model
         self._precision, self.guard, self._strategy = step.precision, step.guard, step.strategy
         self.device = next(iter(arena.params)).device
-        memory = step.strategy.comm.memory
-        self.tapes = Tapes(step.settings.tape, step.model, objective, self.device, memory, arena, self._forward)
+        given = step.settings.tape, step.model, objective, self.device, step.strategy.comm.memory
+        self.tapes = Tapes(*given, arena, self._forward)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._looks = len(step.optimizers) > 1, step.looks if step.scored == name else ()
         self._together = SharedTerms(step.strategy, self.device) if step.strategy.shares_updates else None
@@ -100,14 +100,15 @@ class Update:
             most = math.inf if settings.clip_norm is None and self._step.measures_norm else settings.clip_norm
             self.norm = clip(self.found, self.arena.pieces(), most, settings.clip_value)
 
-    def repeated(self) -> PassKind | None:
-        """What kind of pass the last update was, if the next one needs to know nothing but its batch to replay it."""
+    def repeated(self, filling: bool) -> PassKind | None:
+        """The kind of the last pass if the next batch can replay it as it is; `filling`: if it writes all gradients."""
         tape, kind, batch, microbatch = self._tape, self._kind, self.batch, self._step.microbatch
-        whole = batch is not None and (microbatch is None or batch.rows <= microbatch)
-        if tape is None or kind is None or not whole or not (self.tape_seeds or tape.weighed):
+        if tape is None or kind is None or batch is None or (microbatch is not None and batch.rows > microbatch):
             return None
-        alone = self._together is None and not self._precision.scales
-        return kind if alone and self.tapes.ready(kind) is tape else None
+        shared = self._together is not None or self._precision.scales
+        if shared or not (self.tape_seeds or tape.weighed) or (filling and not tape.fills):
+            return None
+        return kind if self.tapes.ready(kind) is tape else None
 
     def is_alike(self, batch: Batch) -> bool:
         """Whether a batch has a pass like that of the last update."""
@@ -164,8 +165,7 @@ class Update:
     def no_room(self, complaint: str) -> str:
         assert self.batch is not None
         if self.stepping:
-            said = f"memory ran out while the optimizer stepped ({complaint})"
-            return f"{self.describe()}: {said}. {self._after_half()}"
+            return f"{self.describe()}: memory ran out while the optimizer stepped ({complaint}). {self._after_half()}"
         if self._summing:
             return (
                 f"{self.describe()}: memory ran out once workers had begun to add up their gradients ({complaint}), "

@@ -51,11 +51,8 @@ class Loop:
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
         self._skipped = 0  # updates skipped before this training
 
-    def run(self, driven: bool = True) -> Generator[Info]:
-        """Epoch after epoch, until a limit is reached or a stop is requested; `driven`: the caller acts at each step.
-
-        Without a driver, many updates may be made between two steps that are given.
-        """
+    def run(self) -> Generator[Info]:
+        """Epoch after epoch, until a limit is reached or a stop is requested."""
         with self._session() as feed:
             try:
                 self._begin(feed)
@@ -67,7 +64,7 @@ class Loop:
                     self._duties.take_requests()
                     self._agree()
                     self._save_if_due()
-                    if not driven:
+                    if not self._info.driven:
                         self._repeat(feed)
                 self._finish()
             except Interrupted:

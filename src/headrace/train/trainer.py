@@ -172,8 +172,8 @@ class Trainer(Trainable):
         its report. See `headrace.train.checkpointer`.
         """
         options = {name: value for name, value in locals().items() if name != "self"}
-        for _ in self._loop(**options).run(driven=False):
-            pass
+        for info in self.steps(**options):
+            info.driven = False
         return self.history
 
     @one_thread
@@ -204,33 +204,6 @@ class Trainer(Trainable):
 
         Leaving it early is fine: with a `run`, it goes on from there.
         """
-        options = {name: value for name, value in locals().items() if name != "self"}
-        return leave_at_exit(self._loop(**options).run(), self._signals)
-
-    def _loop(
-        self,
-        train: Any,
-        val: Any,
-        test: Any,
-        *,
-        epochs: int | None,
-        steps: int | None,
-        samples: int | None,
-        minutes: float | None,
-        progress: str | bool,
-        validate_every: str | Length,
-        log_every: str | Length,
-        scan: bool,
-        callbacks: Sequence[Callback],
-        logs: bool,
-        run: str | Path | None,
-        resume: str,
-        checkpoint_every: str | Length,
-        keep: int | str,
-        override: bool,
-        wait_for_saves: bool,
-    ) -> Loop:
-        """The loop of a training whose options have been checked."""
         check.has_optimizer(self.optimizers, "a training")
         self._find_workers()
         workers = make_coordinator(self._team)
@@ -248,7 +221,7 @@ class Trainer(Trainable):
         plan.check(self.objectives, self.eval_objectives, scan, self.target, self.metrics)
         self.metrics.load()
         info = Info(self, Counters(), bounds, History(), ("train", *plan.val))
-        return Loop(self, plan, info, checkpointer, workers)
+        return leave_at_exit(Loop(self, plan, info, checkpointer, workers).run(), self._signals)
 
     @one_thread
     def find_lr(self, train: Any, **options: Any) -> "LrFinding":

@@ -69,6 +69,8 @@ class Info:
     """Why this worker wants it to end, as long as the others have not been asked."""
     alone: bool = True
     """Whether there is nobody to be asked."""
+    driven: bool = True
+    """Whether the driver of the loop wants every step; if not, many updates may be made between two that it gets."""
     leased: bool = False
     """Whether a center lends out the data: it is known there when they end."""
     rates: list[float] = field(default_factory=list)

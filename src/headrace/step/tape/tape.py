@@ -38,9 +38,7 @@ class Tape:
 
     def forward(self, part: Batch) -> Terms:
         """The terms of a batch; their sums are overwritten by the next pass."""
-        fields = part.fields
-        with _Below():
-            values, self._kept = self.program.forward(*[fields[name] for name in self._names])
+        values, self._kept = self._values(part)
         return self._shown(values)
 
     def backward(self, seeds: Sequence[Tensor]) -> None:
@@ -51,10 +49,7 @@ class Tape:
 
     def outputs(self, batch: Batch) -> Any:
         """What the model returns for a batch."""
-        fields = batch.fields
-        with _Below():
-            values, _ = self.program.forward(*[fields[name] for name in self._names])
-        return self._outputs(values)
+        return self._outputs(self._values(batch)[0])
 
     def update(self, part: Batch, seeds: Sequence[Tensor]) -> tuple[dict[str, Term], Any]:
         """Forward and backward at once, where the batch changes no seed: the terms as numbers, and the outputs."""
@@ -66,6 +61,12 @@ class Tape:
             for (name, weight, (coefficient, times, counts, summed)), value in zip(self._terms, values, strict=False)
         }
         return terms, self._outputs(values)
+
+    def _values(self, part: Batch) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """What the forward pass gives, and what the backward pass needs of it."""
+        fields = part.fields
+        with _Below():
+            return self.program.forward(*[fields[name] for name in self._names])
 
     def _shown(self, values: Sequence[Any]) -> Terms:
         """What a forward pass gives, by name."""

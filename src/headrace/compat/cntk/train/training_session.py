@@ -127,10 +127,8 @@ class TrainingSession:
         self._run_test()
 
     def _train_to_the_end(self, trainer: Trainer, device: DeviceDescriptor) -> None:
-        going, stopped, begun = True, False, False
+        going, stopped, plain = True, False, self._calls_nobody()
         while going:
-            trainer.untouched = begun and self._calls_nobody() and not any(action.acted for action in self._actions)
-            begun = True
             seen = trainer.total_number_of_samples_seen
             size = 0 if stopped else min(self._size[seen], max(0, self._most - seen))
             self.on_minibatch_start()
@@ -138,6 +136,9 @@ class TrainingSession:
             stopped |= self.on_minibatch_end() is False
             for action in self._actions:
                 stopped |= not action.due(trainer.total_number_of_units_seen(action.unit))
+            acted = any(action.acted for action in self._actions)
+            plain = self._calls_nobody() if acted else plain
+            trainer.untouched = plain and not acted
 
     def _calls_nobody(self) -> bool:
         """Whether no code of the user's is called between two minibatches, but for actions."""
