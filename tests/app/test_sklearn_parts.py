@@ -1,5 +1,7 @@
 """Settings of the module and of the optimizer, by name in an estimator."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -63,3 +65,16 @@ def test_settings_that_no_part_takes_are_refused():
         Regressor(loss__weight=3)
     with pytest.raises(hr.errors.ConfigError, match="module__width= is for what makes the module, got module=NoneType"):
         Classifier(module__width=3).fit(X, Y)
+
+
+def test_estimators_that_are_fitted_in_threads_have_the_weights_of_one_that_is_fitted_alone() -> None:
+    rows, targets = np.random.RandomState(0).randn(120, 6), np.arange(120) % 3
+
+    def fitted(_: int = 0) -> list[torch.Tensor]:
+        estimator = Classifier(hidden=(16,), epochs=3, batch_size=20, random_state=0)
+        return [*estimator.fit(rows, targets).module_.state_dict().values()]
+
+    expected = fitted()
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(fitted, range(12)):
+            assert all(map(torch.equal, found, expected))

@@ -215,6 +215,7 @@ class Fails(torch.optim.SGD):
     """Fails at its 40th step, half way."""
 
     elementwise, made = True, 0
+    __module__ = "torch.optim.fails"  # as one of torch's: updates of a user's own optimizer are made one by one
     error: BaseException = OSError("no more")
 
     def step(self, closure: Any = None) -> Any:

@@ -43,8 +43,10 @@ class OptimizerHooks:
         scheduled = self._outer is None or (
             hasattr(self._outer, "_wrapped_by_lr_sched") and self._outer.__wrapped__ is type(optimizer).step
         )
+        self._method = type(optimizer).step
+        self._known = scheduled and type(optimizer).__module__.startswith(("torch.optim.", "headrace."))
         bare = bare and scheduled and not optimizer.defaults.get("differentiable")
-        self._plain = inspect.unwrap(type(optimizer).step) if bare else None
+        self._plain = inspect.unwrap(self._method) if bare else None
         self._listeners = (
             optimizer._optimizer_step_pre_hooks,
             optimizer._optimizer_step_post_hooks,
@@ -60,12 +62,17 @@ class OptimizerHooks:
 
     def step(self) -> None:
         """The update of an arena: without torch's wrappers for hooks and profiling, where nobody listens there."""
-        self.prepared()()
+        (self.prepared() or self._by_torch)()
 
-    def prepared(self) -> Callable[[], Any]:
-        """Makes the update of `step` at each call, as long as nothing changes but rates and what gradients hold."""
-        untouched = vars(self._optimizer)["step"] is self._patched
-        if self._plain is None or not untouched or any(self._listeners) or profiler_enabled():
+    def prepared(self) -> Callable[[], Any] | None:
+        """Makes the update of `step` at each call, as long as nothing changes but rates and what gradients hold.
+
+        `None` if an update calls code of the user's: a hook, a method that was replaced, an optimizer of his own.
+        """
+        replaced = vars(self._optimizer)["step"] is not self._patched or type(self._optimizer).step is not self._method
+        if replaced or not self._known or any(self._listeners) or profiler_enabled():
+            return None
+        if self._plain is None:
             return self._by_torch
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules look at it
         return flat.prepare(self._optimizer) or self._plainly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -332,16 +333,23 @@ def _weighed(loss: Any, weighs: bool) -> Any:
     return loss
 
 
+_GENERATORS = threading.RLock()
+
+
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Torch's generators begin with this seed; afterwards they stand where they stood."""
+    """Torch's generators begin with this seed; afterwards they stand where they stood.
+
+    Threads of a process share these generators: estimators are fitted one after the other, so that each has its numbers.
+    """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    before = capture_torch(device)
-    torch.manual_seed(seed)
-    try:
-        yield
-    finally:
-        restore_torch(before, device)
+    with _GENERATORS:
+        before = capture_torch(device)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            restore_torch(before, device)
 
 
 _ROUNDED = "in float32 the last digit of a sum depends on which rows are computed together; in float64 the check passes"

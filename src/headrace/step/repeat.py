@@ -1,5 +1,6 @@
 """Updates that replay the tape of the update before them, with as little as possible beside its kernels."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 from ..data.batch import Batch
@@ -19,11 +20,19 @@ class Repeat:
     is left for an ordinary update, which starts from the same weights, buffers and random numbers.
     """
 
-    def __init__(self, update: Update, kind: PassKind, tape: Tape, guard: HostGuard, rows: int, whole: Any) -> None:
-        self._update, self._kind, self._tape, self._guard = update, kind, tape, guard
+    def __init__(
+        self,
+        update: Update,
+        kind: PassKind,
+        tape: Tape,
+        guard: HostGuard,
+        step: Callable[[], Any],
+        rows: int,
+        whole: Any,
+    ) -> None:
+        self._update, self._kind, self._tape, self._guard, self._step = update, kind, tape, guard, step
         self._rows, self._whole = rows, whole
         self._cleared = [] if tape.fills else [vector.gradients for vector in update.arena.vectors]
-        self._step = update.arena.hooks.prepared()
 
     @classmethod
     def of(cls, update: Update, touched: bool = False) -> Self | None:
@@ -34,7 +43,9 @@ class Repeat:
         if touched:
             update.arena.begin(filled=True)
             update.found = update.gradients = update.arena.collect()
-        return cls(update, kind, kind.tape, guard, last.rows, None if touched else last.whole)
+        step = update.arena.hooks.prepared()
+        same = None if touched else last.whole
+        return None if step is None else cls(update, kind, kind.tape, guard, step, last.rows, same)
 
     def __call__(self, batch: Batch) -> Outcome | None:
         update, same = self._update, batch.whole is not None and batch.whole is self._whole

@@ -38,8 +38,7 @@ class Update:
         self._step, self._model = step, step.model
         self._precision, self.guard, self._strategy = step.precision, step.guard, step.strategy
         self.device = next(iter(arena.params)).device
-        given = step.settings.tape, step.model, objective, self.device, step.strategy.comm.memory
-        self.tapes = Tapes(*given, arena, self._forward)
+        self.tapes = Tapes(step.settings.tape, step.model, objective, self.device, step.strategy.comm.memory, arena)
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._looks = len(step.optimizers) > 1, step.looks if step.scored == name else ()
         self._together = SharedTerms(step.strategy, self.device) if step.strategy.shares_updates else None

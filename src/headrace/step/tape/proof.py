@@ -1,59 +1,51 @@
-"""Finds out whether a pass does the same again: whether Python reads nothing in it that may change unnoticed."""
+"""Finds out whether a pass does the same again: whether all that its Python code reads is on a short list."""
 
 import builtins
 import dis
-import functools
 import gc
-import math
-import operator
-import os
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
-from .state import PassState, UnclearError, is_plain
+from . import allowed
+from .state import PassState, UnclearError, where
 
-_TRUSTED = {
-    *("torch", "headrace", "contextlib", "functools", "typing", "enum", "abc", "types", "collections", "weakref"),
-    "importlib",
+_CHANGES = {
+    *("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME", "DELETE_SUBSCR"),
+    *("IMPORT_NAME", "LOAD_BUILD_CLASS", "MATCH_CLASS"),
 }
-_NOT_TRUSTED = {"torch.random", "torch.cuda.random", "torch.jit"}
-_PURE = {math, operator, sys.modules["_operator"]}
-_OPEN = {
-    *("eval", "exec", "open", "input", "print", "globals", "locals", "vars", "setattr", "delattr", "__import__", "id"),
-}
-_LEAVES = {
-    *("item", "tolist", "numpy", "__array__", "data_ptr", "storage", "untyped_storage", "__dlpack__", "__reduce_ex__"),
-    *("backward", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "retain_grad"),
-    *("set_", "resize_", "share_memory_", "record_stream", "manual_seed", "seed", "initial_seed"),
-    *("set_state", "get_state", "set_rng_state", "get_rng_state"),
-}
-"""What a tensor, or torch, does that is no operation on tensors."""
-_OF_THE_BATCH = {"cursor", "ends_epoch", "total", "samples", "share", "whole"}
-_STORES = {"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "DELETE_SUBSCR"}
-_LOOKS_UP = {
-    *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"),
-    *("LOAD_FROM_DICT_OR_DEREF", "LOAD_FROM_DICT_OR_GLOBALS"),  # from Python 3.12 on
-}
+_LOOKS_UP = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"}
+
+
+@dataclass
+class Reads:
+    """What the code of a function does beyond computing with its arguments, each with its line."""
+
+    globals: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
+    """Global variables, with the attributes that are read of each at once."""
+    attributes: dict[str, int] = field(default_factory=dict)
+    changes: list[tuple[str, int]] = field(default_factory=list)
+    """What it changes or imports."""
 
 
 class Proof:
     """Watches which functions run while it is entered; `problem` then says what makes a pass differ from the next.
 
-    Code of torch and of this library is known. Any other code may compute with what it is given and read what can be
-    compared before every replay, which is added to the `state`; it may change nothing.
+    What code of the user's reads is added to the `state`, or is a problem if it is not on the list. Of torch's
+    code, the functions that run and what they call are added, so that a replaced one is noticed.
     """
 
     def __init__(self, state: PassState) -> None:
-        self.problem = ""
+        self.problem = state.problem
         self._state, self._collects = state, False
-        self._spaces: dict[types.CodeType, dict[str, Any]] = {}
-        self._calls: set[Any] = set()  # functions that are not written in Python, as they have been looked at
-        self._names = {"fn"}  # which a term of ours reads
+        self._users: dict[types.CodeType, dict[str, Any]] = {}
+        self._torchs: dict[types.CodeType, dict[str, Any]] = {}
 
     def __enter__(self) -> "Proof":
         if sys.getprofile() is not None:
@@ -72,141 +64,137 @@ class Proof:
 
     def conclude(self) -> None:
         """Looks at what has run."""
-        if self.problem:
-            return
-        try:
-            for code, space in self._spaces.items():
-                self._check_code(code, space)
-            for name in self._names & self._state.unclear.keys() if "getattr" not in self._names else ():
-                raise UnclearError(f"reads the attribute {name!r}, a {self._state.unclear[name]}")
-            if "getattr" in self._names and self._state.unclear:
-                raise UnclearError(f"may read the attribute {next(iter(self._state.unclear))!r}")
-        except UnclearError as problem:
-            self.problem = str(problem)
+        inner = {each for code in self._users for each in code.co_consts if isinstance(each, types.CodeType)}
+        for code, space in self._users.items():
+            self._check_code(code, space, code in inner)
+        for code, space in self._torchs.items():
+            self._keep_code(code, space)
 
     def _see(self, frame: types.FrameType, event: str, function: Any) -> None:
-        code = frame.f_code
+        code, name = frame.f_code, frame.f_globals.get("__name__", "")
         if event == "call":
-            if code.co_name in _LEAVES and not self.problem and frame.f_globals.get("__name__") == "torch._tensor":
-                self.problem = f"{code.co_name}() of a tensor is called"
-            if code not in self._spaces and not _is_trusted(code, frame.f_globals):
-                self._spaces[code] = frame.f_globals
-        elif event == "c_call" and code in self._spaces and not self.problem:
-            kind = function.__name__, type(getattr(function, "__self__", None))
-            if kind not in self._calls:
-                self._calls.add(kind)
-                try:
-                    _check_built_in(function, code)
-                except UnclearError as problem:
-                    self.problem = str(problem)
-
-    def _check_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Raises if what a function does, or reads, is not clear."""
-        instructions = list(dis.get_instructions(code))
-        functions = self._functions_of(code)
-        for function in functions:
-            try:
-                if not is_plain(function.__defaults__) or function.__kwdefaults__:
-                    self._state.add(functools.partial(_defaults, function))
-            except UnclearError as kind:
-                raise UnclearError(f"{_where(code)} has an argument whose default is a {kind}") from None
-        cells = [dict(zip(code.co_freevars, f.__closure__ or (), strict=False)) for f in functions]
-        line = code.co_firstlineno
-        for k, step in enumerate(instructions):
-            line = step.positions.lineno or line if step.positions else line
-            name = step.opname
-            if name in _STORES and not (name == "STORE_ATTR" and code.co_name in ("__init__", "__post_init__")):
-                raise UnclearError(f"{_where(code, line)} changes {step.argval!r}")
-            if name == "STORE_DEREF" and step.argval in code.co_freevars:
-                raise UnclearError(f"{_where(code, line)} changes {step.argval!r}")
-            if name == "IMPORT_NAME" and step.argval.partition(".")[0] not in ("torch", "math", "headrace"):
-                raise UnclearError(f"{_where(code, line)} imports {step.argval!r}")
-            if name in _ATTRIBUTES:
-                if step.argval in _OF_THE_BATCH:
-                    raise UnclearError(f"{_where(code, line)} reads {step.argval!r}, which may be the batch's")
-                self._names.add(step.argval)
-            if name in _LOOKS_UP:
-                path = [step.argval, *_path(instructions[k + 1 :])]
-                if step.argval in code.co_freevars:
-                    for space_of_one in cells:
-                        self._check_value(code, line, path, space_of_one)
-                elif step.argval not in code.co_cellvars:
-                    self._check_value(code, line, path, space)
-
-    def _check_value(self, code: types.CodeType, line: int, path: list[str], space: Mapping[str, Any]) -> None:
-        """A variable from outside of a function, and what is read of it where it is a module or a class."""
-        here = space if path[0] in space else vars(builtins)
-        if path[0] == "getattr":
-            self._names.add("getattr")
-        if here is not space and path[0] in _OPEN:
-            raise UnclearError(f"{_where(code, line)} calls {path[0]}()")
-        if path[0] not in here:
-            raise UnclearError(f"{_where(code, line)} reads {path[0]!r}, which is not to be found")
-        value = _content(here[path[0]])
-        for k, name in enumerate(path[1:]):
-            if not isinstance(value, types.ModuleType | type):
-                path = path[: k + 1]
-                break
-            value = getattr(value, name, None)
-        what = ".".join(path)
-        if isinstance(value, types.ModuleType) and not _is_of_torch(value.__name__) and value not in _PURE:
-            raise UnclearError(f"{_where(code, line)} uses the module {what}")
-        if isinstance(value, type | types.ModuleType | types.FunctionType | types.BuiltinFunctionType):
-            if isinstance(value, types.BuiltinFunctionType):
-                _check_built_in(value, code)
-            if here is space:
-                self._state.keeps(here, path[0])
-            if not isinstance(here[path[0]], types.CellType) or isinstance(value, type):
+            if code in self._users or code in self._torchs:
                 return
-        elif callable(value) and _is_of_torch(type(value).__module__) and not isinstance(value, nn.Module):
-            return
+            if not allowed.is_trusted(name):
+                self._users[code] = frame.f_globals
+            elif allowed.is_torch(name):
+                self._torchs[code] = frame.f_globals
+            if allowed.is_torch(name) and not allowed.is_trusted(name):
+                self._note(f"code of {name} is run")
+        elif event == "c_call":
+            called = getattr(function, "__name__", "")
+            if called in allowed.READS_LENGTHS:
+                self._note(f"{called}() makes sizes of numbers in a tensor")
+            ours = name.startswith("headrace.")
+            if not ours and called in allowed.READS_MEMORY and isinstance(getattr(function, "__self__", None), Tensor):
+                self._note(f"{called}() of a tensor is called")
+
+    def _note(self, problem: str) -> None:
+        self.problem = self.problem or problem
+
+    def _check_code(self, code: types.CodeType, space: dict[str, Any], nested: bool) -> None:
+        """A function of the user's: all that it reads has to be on the list."""
+        reads = reads_of(code)
+        for what, line in reads.changes:
+            self._note(f"{where(code, line)} {what}")
+        functions = self._functions_of(code)
+        if not functions and not nested:
+            self._note(f"{where(code)} is a function that cannot be found")
+        for function in functions:
+            self._try(code, code.co_firstlineno, "a closure or a default", lambda f=function: self._state.stays(f))
+        for path, line in reads.globals:
+            self._try(code, line, ".".join(path), lambda p=path: self._global(space, p))
+        for name, line in reads.attributes.items():
+            self._try(code, line, f".{name}", lambda n=name: self._state.attribute(n))
+
+    def _try(self, code: types.CodeType, line: int, what: str, look: Any) -> None:
         try:
-            self._state.add(functools.partial(_read, here, path))
+            look()
         except UnclearError as kind:
-            raise UnclearError(f"{_where(code, line)} reads {what}, a {kind}") from None
+            self._note(f"{where(code, line)} reads {what}: {kind}")
+
+    def _global(self, space: dict[str, Any], path: tuple[str, ...]) -> None:
+        """A global variable stays what it is, and so do the modules through which a function is reached."""
+        held: Mapping[str, Any] = space
+        if path[0] not in space:
+            if path[0] not in allowed.BUILTINS:
+                raise UnclearError("it is not on the list of built-in functions")
+            held = vars(builtins)
+        for k, name in enumerate(path):
+            if name not in held:
+                raise UnclearError(f"{name!r} is not to be found")
+            value = held[name]
+            if not isinstance(value, types.ModuleType):
+                if held is vars(builtins):
+                    self._state.keeps(held, name)
+                else:
+                    self._state.value(held, name)
+                for attribute in path[k + 1 :]:
+                    self._state.attribute(attribute)
+                return
+            self._state.keeps(held, name)
+            held = vars(value)
+        raise UnclearError("a module as a value")
+
+    def _keep_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        """A function of torch's stays the one that it is, with what it calls."""
+        for kind in [*self._state.kinds, Tensor]:
+            if _code(kind.__dict__.get(code.co_name)) is code:
+                self._state.of_class(kind, code.co_name)
+        if _code(space.get(code.co_name)) is code:
+            self._state.keeps(space, code.co_name)
+            self._state.stays(space[code.co_name])
+        reads = reads_of(code)
+        for path, _ in reads.globals:
+            held: Mapping[str, Any] = space
+            for name in path:
+                if name not in held:
+                    break
+                self._state.keeps(held, name)
+                if isinstance(held[name], types.FunctionType):
+                    self._state.stays(held[name])
+                if not isinstance(held[name], types.ModuleType):
+                    break
+                held = vars(held[name])
+        for name, line in reads.attributes.items():
+            self._try(code, line, f".{name}", lambda n=name: self._state.attribute_of_torch(n))
 
     def _functions_of(self, code: types.CodeType) -> list[types.FunctionType]:
         """The functions that have this code: one, or all those that were made in a function."""
-        space = self._spaces[code]
-        kinds = [each for each in space.values() if isinstance(each, type)]
-        kinds += [
-            kind for module in self._state.modules for kind in type(module).__mro__ if not _is_of_torch(kind.__module__)
-        ]
-        for held in () if code.co_freevars else (space, *map(vars, kinds)):
+        for held in () if code.co_freevars else (self._users[code], *map(vars, self._state.kinds)):
             found = held.get(code.co_name)
             if isinstance(found, types.FunctionType) and found.__code__ is code:
                 return [found]
         return [each for each in gc.get_referrers(code) if isinstance(each, types.FunctionType)]
 
 
-def _is_trusted(code: types.CodeType, space: dict[str, Any]) -> bool:
-    """Whether this is torch's code, or ours, or of what they are made with."""
-    home = space.get("__name__", "")
-    return home.partition(".")[0] in _TRUSTED and home not in _NOT_TRUSTED
+@lru_cache(2048)
+def reads_of(code: types.CodeType) -> Reads:
+    """What the code of a function reads and changes."""
+    found = Reads()
+    line = code.co_firstlineno
+    instructions = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    consumed = 0
+    for k, step in enumerate(instructions):
+        line = (step.positions.lineno if step.positions else None) or line
+        name, what = step.opname, step.argval
+        if name in _CHANGES:
+            does = {"IMPORT_NAME": "imports", "LOAD_BUILD_CLASS": "makes a class", "MATCH_CLASS": "matches a class"}
+            found.changes.append(
+                (f"{does.get(name, 'changes')} {what if what is not None else ''!r}".strip(" '"), line)
+            )
+        elif name == "STORE_DEREF" and what in code.co_freevars:
+            found.changes.append((f"changes {what!r}", line))
+        elif name in _LOOKS_UP:
+            path = (what, *_attributes(instructions[k + 1 :]))
+            found.globals.append((path, line))
+            consumed = k + len(path)
+        elif name in _ATTRIBUTES and k >= consumed:
+            found.attributes.setdefault(what, line)
+    return found
 
 
-def _is_of_torch(name: str | None) -> bool:
-    return (name or "").partition(".")[0] == "torch"
-
-
-def _check_built_in(function: Any, code: types.CodeType) -> None:
-    """Raises on a function that is not written in Python, unless it is known to give the same again."""
-    name, owner = getattr(function, "__name__", str(function)), getattr(function, "__self__", None)
-    if owner is builtins or (isinstance(function, types.BuiltinFunctionType) and function.__module__ == "builtins"):
-        if name in _OPEN:
-            raise UnclearError(f"{_where(code)} calls {name}()")
-        return
-    homes = [function, type(function), owner, type(owner)]
-    of_torch = any(_is_of_torch(getattr(each, "__module__", None)) for each in homes)
-    if isinstance(owner, types.ModuleType):
-        of_torch, known = _is_of_torch(owner.__name__), owner in _PURE
-    else:
-        known = isinstance(owner, list | dict | tuple | str | set | int | float | bytes | range | slice | super)
-    if name in _LEAVES or not (known or of_torch or function in (range, zip)):
-        raise UnclearError(f"{_where(code)} calls {name}()")
-
-
-def _path(instructions: list[dis.Instruction]) -> Iterator[str]:
+def _attributes(instructions: list[dis.Instruction]) -> Iterator[str]:
     """The attributes that are read of what was looked up just before."""
     for step in instructions:
         if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -214,26 +202,5 @@ def _path(instructions: list[dis.Instruction]) -> Iterator[str]:
         yield step.argval
 
 
-def _defaults(function: types.FunctionType) -> Any:
-    return function.__defaults__, function.__kwdefaults__
-
-
-def _content(value: Any) -> Any:
-    """A value, or what is in it if it is a cell of a closure."""
-    try:
-        return value.cell_contents if isinstance(value, types.CellType) else value
-    except ValueError:
-        return None
-
-
-def _read(space: Mapping[str, Any], path: list[str]) -> Any:
-    value = _content(space[path[0]])
-    for name in path[1:]:
-        value = getattr(value, name)
-    return value
-
-
-def _where(code: types.CodeType, line: int = 0) -> str:
-    """A function, and where it is."""
-    name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({os.path.basename(code.co_filename)}:{line or code.co_firstlineno})"
+def _code(value: Any) -> types.CodeType | None:
+    return value.__code__ if isinstance(value, types.FunctionType) else None

@@ -72,10 +72,11 @@ class Operation:
 class Recording(TorchDispatchMode):
     """The operations of what runs within it, in order; `problem` says why they cannot be replayed, if they cannot.
 
-    `given` are the tensors that every replay is given anew, `fixed` those that stay where they are.
+    `given` are the tensors that every replay is given anew, `fixed` those that stay where they are. Of these a pass may
+    write into `written` only.
     """
 
-    def __init__(self, given: Mapping[str, Tensor], fixed: Iterable[Tensor]) -> None:
+    def __init__(self, given: Mapping[str, Tensor], fixed: Iterable[Tensor], written: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Operation] = []
         self.problem = ""
@@ -91,11 +92,10 @@ class Recording(TorchDispatchMode):
         self.seeds: list[str] = []
         self._known: dict[int, tuple[weakref.ref[Tensor], TapeTensor]] = {}
         self._schemas: dict[Any, Sequence[tuple[int, str]]] = {}
-        self._unwritten: set[TapeTensor] = set()
-        for tensor in fixed:
-            value = self._learn(tensor, fixed=tensor.detach() if tensor.requires_grad else tensor)
-            if tensor.requires_grad:
-                self._unwritten.add(value)
+        kept = {id(tensor): tensor for tensor in [*fixed, *written]}
+        values = {key: self._learn(t, fixed=t.detach() if t.requires_grad else t) for key, t in kept.items()}
+        self._writable = {values[id(tensor)] for tensor in written}
+        self._versions = [(t, t._version) for key, t in kept.items() if values[key] not in self._writable]
         for name, tensor in given.items():
             self._learn(tensor, given=name)
 
@@ -115,6 +115,14 @@ class Recording(TorchDispatchMode):
             self.seeds.append(f"seed{k}")
             self.given[self.seeds[-1]] = seed
             self._learn(seed, given=self.seeds[-1])
+
+    def end(self) -> None:
+        """The pass is over: it may have written unseen into nothing that was to stay as it is."""
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                self.problem = (
+                    self.problem or f"it writes into a tensor of shape {list(tensor.shape)} that is no buffer"
+                )
 
     def _known_values(self, results: Sequence[Any]) -> list[TapeTensor]:
         found = []
@@ -172,8 +180,13 @@ class Recording(TorchDispatchMode):
             call = Operation(function, spec, named, None)
             call.writes = [value for k, name in self._writes(function) if (value := _argument(call, k, name))]
             for root in [value.root for value in call.writes]:
-                if root.given or root in self._unwritten:
-                    self.problem = f"{_name(function)} writes into {'the batch' if root.given else 'a parameter'}"
+                if root.given or (root.fixed is not None and root not in self._writable):
+                    into = (
+                        "the batch"
+                        if root.given
+                        else f"a tensor of shape {list(root.shape)} that is no buffer of its own"
+                    )
+                    self.problem = f"{_name(function)} writes into {into}"
             call.results = self._results(results, before)
             self.calls.append(call)
         return results

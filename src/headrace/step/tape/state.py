@@ -1,10 +1,9 @@
-"""What Python may read in a pass: described so that a change is noticed before the next replay."""
+"""What a recorded pass depends on beside its batch: compared before every replay, so that no change goes unnoticed."""
 
 import functools
-import sys
+import os
 import types
-from collections.abc import Callable, Container, Iterator, Mapping
-from enum import Enum
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -14,66 +13,26 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from ...loss.base import Loss
 from ...loss.objective import Objective
+from . import allowed
 
 _OF_A_PASS = {"_columns", "_seen", "_bound", "call", "loss", "_data_terms", "_main"}
 """What our objectives and terms remember that decides nothing, or is looked into by itself."""
-DEPTH, LENGTH = 6, 256
-_PLAIN = (
-    *(bool, int, float, complex, str, bytes, type(None), type(...), slice, range, type),
-    *(torch.dtype, torch.device, torch.memory_format, torch.layout, Enum),
-    *(types.FunctionType, types.BuiltinFunctionType),
-)
+_DEPTH, _LENGTH = 6, 256
 _OF_MODULES = vars(nn.Module()).keys() - {"training"}
+_TABLES = ("_modules", "_parameters", "_buffers")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+_ALWAYS = ("__call__", "__getattr__", "__getattribute__", "forward", "training")
+"""Attributes of modules that every pass reads."""
 
 
 class UnclearError(Exception):
-    """Something that may change without being noticed."""
+    """Something that is not on the short list of what a recorded pass may read."""
 
 
-def describe(value: Any, tensors: list[Tensor] | None = None, depth: int = DEPTH) -> Any:
-    """What can be compared with a later description of the same; tensors are known by who they are and their version.
-
-    They are added to `tensors`. Raises `UnclearError` on anything that cannot be looked into.
-    """
-    if isinstance(value, Tensor):
-        if tensors is not None:
-            tensors.append(value)
-        return id(value), value._version, value.requires_grad
-    if isinstance(value, _PLAIN):
-        return value
-    if depth == 0 or isinstance(value, nn.Module):
-        raise UnclearError(type(value).__name__)
-    if type(value) in (tuple, list, torch.Size, set, frozenset) and len(value) <= LENGTH:
-        if isinstance(value, set | frozenset):
-            return frozenset(describe(each, tensors, depth - 1) for each in value)
-        return len(value), tuple(describe(each, tensors, depth - 1) for each in value)
-    if isinstance(value, Mapping) and hasattr(value, "items") and type(value).__module__ in ("builtins", "collections"):
-        if len(value) <= LENGTH:
-            return tuple((describe(k, tensors, depth - 1), describe(v, tensors, depth - 1)) for k, v in value.items())
-    elif isinstance(value, types.MethodType):
-        return value.__func__, describe(value.__self__, tensors, depth - 1)
-    elif isinstance(value, functools.partial) and isinstance(value.func, types.FunctionType | types.MethodType):
-        return describe((value.func, value.args, value.keywords), tensors, depth - 1)
-    elif _is_record(value):
-        own = {name: each for kind in reversed(type(value).__mro__[:-1]) for name, each in data_of(kind)}
-        return id(value), describe({**own, **vars(value)}, tensors, depth - 1)
-    raise UnclearError(type(value).__name__)
-
-
-def _is_record(value: Any) -> bool:
-    """Whether it holds attributes and nothing else, as an object with settings does."""
-    home = type(value).__module__.partition(".")[0]
-    ours = home not in sys.stdlib_module_names or home in ("__main__", "types", "argparse")
-    known = not callable(value) or isinstance(type(value).__call__, types.FunctionType)
-    return ours and known and hasattr(value, "__dict__")
-
-
-def data_of(kind: type) -> Iterator[tuple[str, Any]]:
-    """What a class holds, but for what Python puts there and for properties."""
-    for name, value in vars(kind).items():
-        if not name.startswith("__") and (callable(value) or not hasattr(value, "__get__")):
-            yield name, value.__func__ if isinstance(value, staticmethod) else value
+def where(code: types.CodeType, line: int = 0) -> str:
+    """A function, and where it is."""
+    name = getattr(code, "co_qualname", code.co_name)
+    return f"{name} ({os.path.basename(code.co_filename)}:{line or code.co_firstlineno})"
 
 
 @lru_cache(64)
@@ -83,72 +42,227 @@ def compiled(code: str, mode: str) -> types.CodeType:
 
 
 class PassState:
-    """The state of a model and of its objective that a pass may depend on, as it is now.
+    """What Python reads in the passes of a model and its objective, as it is now.
 
-    `tensors` are those that it holds beside parameters and buffers. `unclear` says which attributes, by name, hold
-    something that cannot be looked into.
+    It begins with what every pass depends on: which modules, parameters and buffers there are, and how torch is set. A
+    `Proof` adds what the code of a pass reads. `tensors` are those that it holds beside parameters and buffers.
     """
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         self.tensors: list[Tensor] = []
-        self.unclear: dict[str, str] = {}
         self._space: dict[str, Any] = {}
         self._called: dict[int, str] = {}
         self._checks: dict[str, None] = {}  # expressions that are true as long as nothing has changed
-        self._deep: list[tuple[Callable[[], Any], Any]] = []
-        self._hooks: list[Any] = []
-        self._known: set[Any] = set()
+        self._deep: list[tuple[Any, Any]] = []  # what can change inside, and how it was
         self._same: Callable[[], bool] | None = None
+        self._functions: set[types.FunctionType] = set()
         holders = list(_objects(objective))
         found = [module for root in [model, *holders] if isinstance(root, nn.Module) for module in root.modules()]
         self.modules = list(dict.fromkeys(found))
-        self._known.update(map(id, self.modules))
-        self._is(torch.get_default_dtype, "()", torch.get_default_dtype())
+        self.holders: list[Any] = [*self.modules, *(each for each in holders if not isinstance(each, nn.Module))]
+        self._hooks = [vars(module)[name] for module in self.modules for name in _HOOKS]
+        self._known = set(map(id, self.holders))
+        self.kinds = list(dict.fromkeys(kind for each in self.holders for kind in type(each).__mro__[:-1]))
+        """The classes of modules and terms."""
+        self._settings = _settings()
         for module in self.modules:
-            self._hooks += [vars(module)[name] for name in _HOOKS]
-            self._holds(module._modules)
-            self._holds(module._parameters)
-            self._holds(module._buffers)
-            self._is(module, ".__class__", type(module))
-            self._attributes(module, _OF_MODULES)
+            for name in _TABLES:
+                self._holds(vars(module)[name])
             for param in module._parameters.values():
                 if param is not None:
                     self._watch(param)
-                    self._stays(param)
-                    for name, value in vars(param).items():
-                        self._look_into(name, vars(param), value)
-            for buffer in module._buffers.values():
-                if buffer is not None:
-                    self._stays(buffer)
-        for holder in holders:
-            if not isinstance(holder, nn.Module):
-                self._attributes(holder, _OF_A_PASS)
-
-    def add(self, read: Callable[[], Any]) -> None:
-        """Something else that Python reads: a global variable, say."""
-        self._deep.append((read, describe(read(), self.tensors)))
-
-    def keeps(self, held: Mapping[str, Any], key: str) -> None:
-        """What has a name goes on having it."""
-        self._is(held, f"[{key!r}]", held[key])
-        self._same = None
+            for tensor in [*module._parameters.values(), *module._buffers.values()]:
+                if tensor is not None:
+                    self._stays(tensor)
+        for holder in self.holders:
+            self._is(holder, ".__class__", type(holder))
+            self._has(vars(holder))
+        for kind in [*self.kinds, Tensor]:
+            self._checks[f"len({self._name(kind)}.__dict__) == {len(kind.__dict__)}"] = None
+        self.problem = ""
+        """What is not on the list, though every pass may read it."""
+        try:
+            for holder in self.holders[len(self.modules) :]:
+                self._attributes(holder)
+            for name in _ALWAYS:
+                self._attribute(name)
+        except UnclearError as kind:
+            self.problem = f"a module or a term holds something that may change unnoticed: {kind}"
 
     def holds(self) -> bool:
         """Whether it is as it was."""
-        if any(self._hooks) or _has_any_global_hook() or torch.is_anomaly_enabled() or not _plain_torch():
+        if any(self._hooks) or _has_any_global_hook() or not _plain_torch() or _settings() != self._settings:
             return False
         if self._same is None:
             code = f"lambda: {' and '.join(self._checks) or True}"
             self._same = eval(compiled(code, "eval"), self._space)  # of names that are made here
         try:
-            if not self._same():
-                return False
-            for read, seen in self._deep:
-                if describe(read()) != seen:
-                    return False
-        except (KeyError, AttributeError, UnclearError, RuntimeError):
+            return self._same() and all(self._describe(value) == seen for value, seen in self._deep)
+        except (KeyError, AttributeError, UnclearError, RuntimeError, ValueError):
             return False
-        return True
+
+    # --- what a pass reads --------------------------------------------------------------------------------
+
+    def attribute(self, name: str) -> None:
+        """Code of the pass reads an attribute of this name; of what is not known.
+
+        Raises unless everything that has such an attribute is on the list, and something has.
+        """
+        if name.startswith("__") or not (self._attribute(name) or name in allowed.attributes()):
+            raise UnclearError(f"the attribute {name!r} of something that is not on the list")
+        tensors = [t for module in self.modules for t in [*module._parameters.values(), *module._buffers.values()]]
+        if any(name in vars(tensor) for tensor in [*tensors, *self.tensors] if tensor is not None):
+            raise UnclearError(f"the attribute {name!r} of a tensor")
+
+    def attribute_of_torch(self, name: str) -> None:
+        """Code of torch reads an attribute of this name: what modules have by it stays."""
+        for module in self.modules:
+            if name in vars(module) and name not in _OF_MODULES and not name.startswith("_"):
+                self.value(vars(module), name)
+        for kind in self.kinds:
+            if isinstance(kind.__dict__.get(name), types.FunctionType):
+                self.of_class(kind, name)
+
+    def _attribute(self, name: str) -> bool:
+        """Whether a module, a term or a class of theirs has such an attribute; it stays what it is."""
+        known = False
+        for holder in self.holders:
+            space, is_module = vars(holder), isinstance(holder, nn.Module)
+            if name in space and not (is_module and name in _OF_MODULES):
+                self.value(space, name)
+                known = True
+            elif is_module:
+                known = known or name in _TABLES or any(name in space[table] for table in _TABLES)
+        for kind in self.kinds:
+            if name in kind.__dict__:
+                self.of_class(kind, name)
+                known = True
+        if name in Tensor.__dict__:
+            self.of_class(Tensor, name)
+        return known
+
+    def value(self, held: Mapping[str, Any], key: str) -> None:
+        """A pass reads a variable or an attribute, which is looked into. Raises unless it is on the list."""
+        self.check(held[key])
+        self.keeps(held, key)
+
+    def keeps(self, held: Mapping[str, Any], key: str) -> None:
+        """What has a name goes on having it."""
+        self._is(held, f"[{key!r}]", held[key])
+
+    def check(self, value: Any) -> None:
+        """Raises unless a value is on the list; what can change inside is compared from now on."""
+        if type(value) in allowed.PLAIN or id(value) in self._known:
+            return
+        if isinstance(value, types.FunctionType):
+            self.function(value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType):
+            self._described(value, _DEPTH)
+        elif isinstance(value, types.MethodType) and id(value.__self__) in self._known:
+            self.check(value.__func__)
+        else:
+            self._known.add(id(value))
+            self._name(value)  # which keeps it, so that nothing else gets its id
+            self._deep.append((value, self._describe(value, self.tensors)))
+
+    def function(self, function: types.FunctionType) -> None:
+        """A function that a pass may call stays what it is; what it does is looked at where it runs."""
+        home = function.__globals__.get("__name__", "")
+        if allowed.is_torch(home) and function not in allowed.functions():
+            raise UnclearError(f"function {home}.{function.__name__}")
+        if allowed.is_standard(home):
+            raise UnclearError(f"function {home}.{function.__name__}")
+        self.stays(function)
+
+    def stays(self, function: types.FunctionType) -> None:
+        """A function keeps its code, and what it holds by closures and defaults."""
+        if function in self._functions:
+            return
+        self._functions.add(function)
+        self._is(function, ".__code__", function.__code__)
+        self._is(function, ".__defaults__", function.__defaults__)
+        self._is(function, ".__kwdefaults__", function.__kwdefaults__)
+        if allowed.is_trusted(function.__globals__.get("__name__", "")):
+            return
+        code, by_name = function.__code__, function.__kwdefaults__ or {}
+        given = code.co_varnames[: code.co_argcount][-len(function.__defaults__ or ()) :]
+        held = [*zip(given, function.__defaults__ or (), strict=False), *by_name.items()]
+        self._holds(by_name)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            value = getattr(cell, "cell_contents", None)  # it has none before its variable has a value
+            self._is(cell, ".cell_contents", value)
+            if name != "__class__":
+                held.append((name, value))
+        for name, value in held:
+            try:
+                self.check(value)
+            except UnclearError as kind:
+                raise UnclearError(f"{name!r} of {where(code)}, {kind}") from None
+
+    # --- checks -------------------------------------------------------------------------------------------
+
+    def of_class(self, kind: type, name: str) -> None:
+        """A pass reads an attribute of a class, which stays. Raises if it is a user's and not on the list."""
+        value = kind.__dict__[name]
+        self._same = None
+        self._checks[f"{self._name(kind)}.__dict__[{name!r}] is {self._name(value)}"] = None
+        inner = [value]
+        if isinstance(value, staticmethod | classmethod):
+            inner = [value.__func__]
+        elif isinstance(value, property):
+            inner = [each for each in (value.fget, value.fset, value.fdel) if each is not None]
+        for each in inner:
+            if isinstance(each, types.FunctionType):
+                self.stays(each)
+            elif not allowed.is_trusted(kind.__module__):
+                self.check(each)
+
+    def _class(self, kind: type) -> None:
+        """Raises unless a class may be called or asked for: one of torch's, ours, Python's or of the model's."""
+        home = kind.__module__ or ""
+        of_torch = allowed.is_torch(home) and (issubclass(kind, nn.Module) or kind in allowed.functions())
+        ours = home.partition(".")[0] == "headrace"
+        known = kind in self.kinds or (home == "builtins" and kind.__name__ in allowed.BUILTINS)
+        if not (of_torch or ours or known or kind in allowed.PLAIN | allowed.CONTAINERS | allowed.TENSORS):
+            raise UnclearError(f"class {kind.__qualname__}")
+
+    def _describe(self, value: Any, tensors: list[Tensor] | None = None) -> Any:
+        """What can be compared with a later description of the same; tensors are added to `tensors`."""
+        return self._described(value, _DEPTH, tensors)
+
+    def _described(self, value: Any, depth: int, tensors: list[Tensor] | None = None) -> Any:
+        kind = type(value)
+        if kind in allowed.TENSORS:
+            if vars(value) or value.layout != torch.strided:
+                raise UnclearError("a tensor with attributes, or a sparse one")
+            if tensors is not None:
+                tensors.append(value)
+            return id(value), value.data_ptr(), value.requires_grad, value.shape, value.stride()
+        if kind in (float, complex):
+            return kind, repr(value)
+        if kind in allowed.PLAIN:
+            return kind, value
+        if id(value) in self._known and isinstance(value, nn.Module):
+            return id(value)
+        if depth == 0:
+            raise UnclearError(f"{kind.__name__} nested deeply")
+        if kind in allowed.CONTAINERS and len(value) <= _LENGTH:
+            parts = value.items() if isinstance(value, dict) else value
+            described = [self._described(each, depth - 1, tensors) for each in parts]
+            return kind, *(sorted(described, key=repr) if kind in (set, frozenset) else described)
+        if kind is functools.partial:
+            return self._described((value.func, value.args, value.keywords), depth - 1, tensors)
+        if kind is types.FunctionType:
+            if tensors is not None:
+                self.function(value)
+            return id(value)
+        if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType) and value in allowed.functions():
+            return id(value)
+        raise UnclearError(
+            kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        )
 
     def _name(self, value: Any) -> str:
         """What a value is called in the checks."""
@@ -158,18 +272,26 @@ class PassState:
 
     def _is(self, held: Any, part: str, value: Any) -> None:
         """A part of an object stays the same one."""
+        self._same = None
         self._checks[f"{self._name(held)}{part} is {self._name(value)}"] = None
+
+    def _has(self, held: Mapping[str, Any]) -> None:
+        """A dictionary has no other keys than those it has."""
+        self._checks[f"len({self._name(held)}) == {len(held)}"] = None
 
     def _holds(self, held: Mapping[str, Any]) -> None:
         """A dictionary of objects, which stay the same ones."""
         if held:
-            self._checks[f"len({self._name(held)}) == {len(held)}"] = None
+            self._has(held)
             for key, value in held.items():
                 self._is(held, f"[{key!r}]", value)
 
     def _stays(self, tensor: Tensor) -> None:
-        """A tensor stays in its place in memory."""
-        self._checks[f"{self._name(tensor)}.data_ptr() == {self._name(tensor.data_ptr())}"] = None
+        """A tensor stays in its place in memory, and gets no attributes."""
+        name = self._name(tensor)
+        self._checks[f"{name}.data_ptr() == {tensor.data_ptr()}"] = None
+        self._checks[f"{name}.stride() == {tensor.stride()}"] = None
+        self._has(vars(tensor))
 
     def _watch(self, param: nn.Parameter) -> None:
         """A parameter stays trained or frozen, and nobody listens to its gradient."""
@@ -177,35 +299,20 @@ class PassState:
         self._checks[f"{name}.requires_grad is {param.requires_grad}"] = None
         self._checks[f"{name}._backward_hooks is {name}._post_accumulate_grad_hooks is None"] = None
 
-    def _attributes(self, holder: Any, apart: Container[str]) -> None:
-        """What an object has in itself, and what its class holds that is no method."""
-        space = vars(holder)
-        self._checks[f"len({self._name(space)}) == {len(space)}"] = None
-        for name, value in space.items():
-            if name in apart or (name[0] == "_" and type(holder).__module__.startswith("torch.nn")):
+    def _attributes(self, holder: Any) -> None:
+        """What an objective or a term holds, if it is one of ours; of others as far as it is on the list."""
+        ours = type(holder).__module__.partition(".")[0] == "headrace"
+        for name, value in vars(holder).items():
+            if name in _OF_A_PASS or isinstance(value, Loss | Objective | nn.Module):
                 continue
-            if isinstance(holder, Loss) and name[0] == "_":
-                describe(value, self.tensors)  # copies of what has been set, which is looked at
-            elif not isinstance(value, Loss | Objective | nn.Module):
-                self._look_into(name, space, value)
-        for kind in type(holder).__mro__:
-            home = (kind.__module__ or "").partition(".")[0]
-            if home not in ("torch", "headrace", "builtins", "abc") and kind not in self._known:
-                self._known.add(kind)
-                for name, value in data_of(kind):
-                    self._look_into(name, vars(kind), value)
-
-    def _look_into(self, name: str, space: Mapping[str, Any], value: Any) -> None:
-        """An attribute stays the object that it is; one that can change is looked into, once."""
-        ours = isinstance(value, types.MethodType) and id(value.__self__) in self._known
-        if not ours and not is_plain(value) and id(value) not in self._known:
-            self._known.add(id(value))
             try:
-                self._deep.append((lambda: value, describe(value, self.tensors)))
-            except UnclearError as kind:
-                self.unclear.setdefault(name, str(kind))
-                return
-        self.keeps(space, name)
+                if isinstance(holder, Loss) and name.startswith("_"):
+                    self._described(value, _DEPTH, self.tensors)  # a copy of what has been set, which is compared
+                else:
+                    self.value(vars(holder), name)
+            except UnclearError:
+                if ours:
+                    raise
 
 
 def _objects(holder: Any) -> Iterator[Any]:
@@ -219,15 +326,25 @@ def _objects(holder: Any) -> Iterator[Any]:
                 yield each
 
 
-def is_plain(value: Any) -> bool:
-    """Whether it is what it is for ever."""
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple | frozenset) and all(map(is_plain, value)))
-
-
 def _plain_torch() -> bool:
     """Whether nobody listens to torch's operations or changes what they do."""
     return not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._is_any_autocast_enabled()
+        or torch._C._autograd._top_saved_tensors_default_hooks(True)
+        or torch.is_anomaly_enabled()
+    )
+
+
+def _settings() -> tuple[Any, ...]:
+    """The settings of torch by which it chooses operations."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
     )

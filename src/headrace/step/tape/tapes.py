@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +17,6 @@ from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...store.rng import capture_torch, restore_torch
-from .graphs import GraphTape, captures
 from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
@@ -46,6 +45,7 @@ CHANGES = 4
 """How often what a model holds may change before its passes are not recorded any more."""
 TOO_LARGE = "a pass is so large that nothing would be saved"
 TOO_SLOW = "a pass takes so long that nothing would be saved"
+DRAWN = "a pass draws random numbers, and another thread draws some at the same time"
 GAIN = 0.97
 """A replay takes at most so much of the eager pass's time, or is not worth it."""
 
@@ -85,7 +85,6 @@ class Tapes:
         device: torch.device,
         memory: Memory | None,
         arena: Arena | None = None,
-        forward: Callable[[Batch], Mapping[str, Term]] | None = None,
     ) -> None:
         self.wanted, self.note = wanted, ""
         self._model, self._objective, self._arena, self._device = model, objective, arena, device
@@ -97,9 +96,8 @@ class Tapes:
         """Whether anybody may change the model between two passes of `outputs`."""
         self._again: tuple[Tape | None, Any, int] = None, None, 0  # for the next batch of a macrobatch, if it is alike
         self._possible = wanted is not False
-        self._forward = forward
-        if self._possible and device.type != "cpu" and not (captures(device) and wanted is True):
-            self._refuse(f"the model is on {device}. On a CUDA device, tape=True captures passes as graphs")
+        if self._possible and device.type != "cpu":
+            self._refuse(f"the model is on {device}")
         elif self._possible and arena is not None and not arena.vectors:
             self._refuse("no parameter is stored in a vector, as with arena=False")
         elif self._possible and any(map(_is_compiled, model.modules())):
@@ -148,7 +146,6 @@ class Tapes:
                     recording.end_forward(terms, terms.outputs)
             return terms
 
-        self._forward = lambda batch: eager(batch, None)
         return outputs_of(self.learn(kind, batch, True, eager, lambda tape, batch: tape.forward(batch)))
 
     def end_epoch(self) -> None:
@@ -184,17 +181,22 @@ class Tapes:
         if kind.tape is None:
             return terms
         after = Snapshot(self._model, self._arena, self._device)
-        before.restore()
+        before.restore(kind.tape.random)
         start = time.perf_counter()
         again = replay(kind.tape, part)
         kind.replay_s = min(kind.replay_s, time.perf_counter() - start)
-        same = _same_terms(terms, again) and after.equals(Snapshot(self._model, self._arena, self._device))
+        found = Snapshot(self._model, self._arena, self._device)
+        same, draws = _same_terms(terms, again) and after.equals(found), kind.tape.random
+        if draws and not after.drew_as(found):
+            after.restore(draws)
+            self._refuse(DRAWN, kind)
+            return terms
         if kind.due == 1 and kind.replay_s > GAIN * kind.eager_s:  # perhaps since its memory was in no cache
-            before.restore()
+            before.restore(draws)
             start = time.perf_counter()
             replay(kind.tape, part)
             kind.replay_s = min(kind.replay_s, time.perf_counter() - start)
-        after.restore()
+        after.restore(draws)
         self._judge(kind, same)
         return terms
 
@@ -220,13 +222,18 @@ class Tapes:
         params = list(self._model.parameters())
         gradients = [p.grad for p in params if p.grad is not None] if self._arena is not None else []
         given: dict[str, Any] = {f"x{k}": value for k, value in enumerate(part.fields.values())}
-        recording = Recording(given, [*params, *gradients, *self._model.buffers(), *state.tensors])
+        fixed = [*params, *state.tensors]
+        memory = {tensor.untyped_storage().data_ptr() for tensor in fixed}
+        buffers = list(self._model.buffers())
+        own = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
+        recording = Recording(given, [*fixed, *buffers], [*gradients, *own])
         proof = Proof(state)
         alone = Batch(part.fields, part.rows, total=part.total, share=part._share)  # without what only this one has
         alone.whole = part.whole  # which `known` has looked at
         with proof:
             terms = eager(alone, recording)
         proof.conclude()
+        recording.end()
         if self._arena is not None and not any(float(term.weight) for term in terms.values()):
             kind.forget()  # a batch that teaches nothing does not show the backward pass
             return terms
@@ -239,31 +246,22 @@ class Tapes:
         if problem:
             self._refuse(problem, kind)
             return terms
-        after = Snapshot(self._model, self._arena, self._device)
-        before.restore()
+        after, draws = Snapshot(self._model, self._arena, self._device), any(call.random for call in recording.calls)
+        before.restore(draws)
         found = [value for gradient in gradients if (value := recording.value_of(gradient)) is not None]
         try:
-            if captures(self._device):
-                kind.tape = self._captured(alone, recording.seeded)
-            else:
-                program = Builder(recording, found, first, self._memory).program()
-                fills = self._arena is not None and self._arena.addresses <= program.fills
-                kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
-                problem = TOO_LARGE if self.wanted == "auto" and program.nbytes > LARGEST else ""
+            program = Builder(recording, found, first, self._memory).program()
+            fills = self._arena is not None and self._arena.addresses <= program.fills
+            kind.tape = Tape(program, list(part.fields), recording.seeded, terms, fills)
+            problem = TOO_LARGE if self.wanted == "auto" and program.nbytes > LARGEST else ""
         except Exception as error:  # torch's pass has been made, and counts
             problem = f"{type(error).__name__} while it was built: {error}"
-        after.restore()
+        after.restore(draws)
         if problem:
             self._refuse(problem, kind)
             return terms
         kind.state = state
         return terms
-
-    def _captured(self, part: Batch, seeded: Sequence[str]) -> Tape:
-        """The pass of a model on a GPU."""
-        params = [] if self._arena is None else [p for p in self._arena.params if p.requires_grad]
-        assert self._forward is not None
-        return GraphTape(part, self._forward, seeded, params)
 
     def _judge(self, kind: PassKind, same: bool) -> None:
         """What a comparison has shown."""
@@ -323,17 +321,21 @@ class Snapshot:
         self._copies = [tensor.detach().clone() for tensor in self._tensors]
         self._random = capture_torch(device)
 
-    def restore(self) -> None:
-        """Everything is again as it was."""
+    def restore(self, random: bool) -> None:
+        """Everything is again as it was; random numbers only if a pass draws them: other threads draw them, too."""
         with torch.no_grad():
             for tensor, copy in zip(self._tensors, self._copies, strict=True):
                 tensor.copy_(copy)
-        restore_torch(self._random, self._device)
+        if random:
+            restore_torch(self._random, self._device)
 
     def equals(self, other: "Snapshot") -> bool:
-        """Whether two are the same to the bit."""
-        random = all(torch.equal(state, other._random[name]) for name, state in self._random.items())
-        return random and all(map(_same_bits, self._copies, other._copies))
+        """Whether gradients and buffers are the same to the bit."""
+        return all(map(_same_bits, self._copies, other._copies))
+
+    def drew_as(self, other: "Snapshot") -> bool:
+        """Whether the next random number is the same."""
+        return all(torch.equal(state, other._random[name]) for name, state in self._random.items())
 
 
 def _same_terms(terms: Mapping[str, Term], again: Mapping[str, Term]) -> bool:
