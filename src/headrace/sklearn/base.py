@@ -340,7 +340,7 @@ _GENERATORS = threading.RLock()
 def _seeded(seed: int) -> Iterator[None]:
     """Torch's generators begin with this seed; afterwards they stand where they stood.
 
-    Threads of a process share these generators: estimators are fitted one after the other, so that each has its numbers.
+    Threads of a process share these generators: estimators are fitted one after the other, so that each has its own.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     with _GENERATORS:

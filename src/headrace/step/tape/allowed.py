@@ -91,6 +91,6 @@ _TRUSTED = {
     *("importlib", "logging"),
 }
 _NOT_TRUSTED = (
-    *("torch.random", "torch.cuda.random", "torch.jit", "torch.nn.utils.rnn", "torch.utils.checkpoint"),
+    *("torch.random", "torch.cuda.random", "torch.nn.utils.rnn", "torch.utils.checkpoint"),
     *("torch.distributed", "torch._dynamo", "torch.serialization", "torch.utils.data", "torch.multiprocessing"),
 )

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from . import allowed
-from .state import PassState, UnclearError, where
+from .state import PassState, UnclearError, functions_in, where
 
 _CHANGES = {
     *("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME", "DELETE_SUBSCR"),
@@ -34,6 +34,10 @@ class Reads:
     """What it changes or imports."""
 
 
+Code = tuple[types.CodeType, dict[str, Any]]
+"""A function's code, and the global variables that it reads."""
+
+
 class Proof:
     """Watches which functions run while it is entered; `problem` then says what makes a pass differ from the next.
 
@@ -43,9 +47,11 @@ class Proof:
 
     def __init__(self, state: PassState) -> None:
         self.problem = state.problem
+        self.reads_memory = ""
+        """What makes a recording wrong at once: numbers of a tensor that are read unseen."""
         self._state, self._collects = state, False
-        self._users: dict[types.CodeType, dict[str, Any]] = {}
-        self._torchs: dict[types.CodeType, dict[str, Any]] = {}
+        self._users: dict[tuple[int, int], Code] = {}  # by what they are, since two codes may be equal
+        self._torchs: dict[tuple[int, int], Code] = {}
 
     def __enter__(self) -> "Proof":
         if sys.getprofile() is not None:
@@ -64,44 +70,58 @@ class Proof:
 
     def conclude(self) -> None:
         """Looks at what has run."""
-        inner = {each for code in self._users for each in code.co_consts if isinstance(each, types.CodeType)}
-        for code, space in self._users.items():
-            self._check_code(code, space, code in inner)
-        for code, space in self._torchs.items():
-            self._keep_code(code, space)
+        codes = [code for code, _ in self._users.values()]
+        nested = {id(each) for code in codes for each in code.co_consts if isinstance(each, types.CodeType)}
+        for code, space in self._users.values():
+            self._check_code(code, space)
+        for code, space in self._torchs.values():
+            self._try(code, code.co_firstlineno, "", lambda c=code, s=space: self._keep_code(c, s))
+        known = nested | {id(function.__code__) for function in self._state.functions}
+        for code in codes:
+            if id(code) not in known:
+                self._find(code)
 
     def _see(self, frame: types.FrameType, event: str, function: Any) -> None:
-        code, name = frame.f_code, frame.f_globals.get("__name__", "")
+        code, space = frame.f_code, frame.f_globals
+        name = space.get("__name__", "")
         if event == "call":
-            if code in self._users or code in self._torchs:
-                return
             if not allowed.is_trusted(name):
-                self._users[code] = frame.f_globals
+                self._users.setdefault((id(code), id(space)), (code, space))
             elif allowed.is_torch(name):
-                self._torchs[code] = frame.f_globals
+                self._torchs.setdefault((id(code), id(space)), (code, space))
             if allowed.is_torch(name) and not allowed.is_trusted(name):
                 self._note(f"code of {name} is run")
-        elif event == "c_call":
-            called = getattr(function, "__name__", "")
-            if called in allowed.READS_LENGTHS:
-                self._note(f"{called}() makes sizes of numbers in a tensor")
-            ours = name.startswith("headrace.")
-            if not ours and called in allowed.READS_MEMORY and isinstance(getattr(function, "__self__", None), Tensor):
-                self._note(f"{called}() of a tensor is called")
+            if name == "torch._tensor" and code.co_name in allowed.READS_MEMORY:
+                self._read(code.co_name, frame.f_back or frame)
+        elif event == "c_call" and not name.startswith("headrace."):
+            called, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+            if called in allowed.READS_LENGTHS or (called in allowed.READS_MEMORY and isinstance(owner, Tensor)):
+                self._read(called, frame)
+
+    def _read(self, called: str, frame: types.FrameType) -> None:
+        self.reads_memory = self.reads_memory or f"{called}() is called by {where(frame.f_code, frame.f_lineno)}"
+        self._note(self.reads_memory)
 
     def _note(self, problem: str) -> None:
         self.problem = self.problem or problem
 
-    def _check_code(self, code: types.CodeType, space: dict[str, Any], nested: bool) -> None:
+    def _find(self, code: types.CodeType) -> None:
+        """A function that ran, and was reached by nothing that has been read: a callback of torch's or ours."""
+        functions = [each for each in gc.get_referrers(code) if isinstance(each, types.FunctionType)]
+        if not functions:
+            self._note(f"{where(code)} is a function that cannot be found")
+        for function in functions:
+            self._try(code, code.co_firstlineno, "", lambda f=function: self._state.stays(f))
+
+    def _check_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """A function of the user's: all that it reads has to be on the list."""
         reads = reads_of(code)
         for what, line in reads.changes:
             self._note(f"{where(code, line)} {what}")
-        functions = self._functions_of(code)
-        if not functions and not nested:
-            self._note(f"{where(code)} is a function that cannot be found")
-        for function in functions:
-            self._try(code, code.co_firstlineno, "a closure or a default", lambda f=function: self._state.stays(f))
+        for kind in self._state.kinds:
+            for name, value in kind.__dict__.items():
+                if any(each.__code__ is code for each in functions_in(value)):
+                    self._try(code, code.co_firstlineno, "", lambda k=kind, n=name: self._state.of_class(k, n))
         for path, line in reads.globals:
             self._try(code, line, ".".join(path), lambda p=path: self._global(space, p))
         for name, line in reads.attributes.items():
@@ -111,7 +131,7 @@ class Proof:
         try:
             look()
         except UnclearError as kind:
-            self._note(f"{where(code, line)} reads {what}: {kind}")
+            self._note(f"{where(code, line)} reads {f'{what}: ' if what else ''}{kind}")
 
     def _global(self, space: dict[str, Any], path: tuple[str, ...]) -> None:
         """A global variable stays what it is, and so do the modules through which a function is reached."""
@@ -119,6 +139,7 @@ class Proof:
         if path[0] not in space:
             if path[0] not in allowed.BUILTINS:
                 raise UnclearError("it is not on the list of built-in functions")
+            self._state.lacks(space, path[0])
             held = vars(builtins)
         for k, name in enumerate(path):
             if name not in held:
@@ -138,12 +159,14 @@ class Proof:
 
     def _keep_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """A function of torch's stays the one that it is, with what it calls."""
+        name = code.co_name
         for kind in [*self._state.kinds, Tensor]:
-            if _code(kind.__dict__.get(code.co_name)) is code:
-                self._state.of_class(kind, code.co_name)
-        if _code(space.get(code.co_name)) is code:
-            self._state.keeps(space, code.co_name)
-            self._state.stays(space[code.co_name])
+            if any(each.__code__ is code for each in functions_in(kind.__dict__.get(name))):
+                self._state.of_class(kind, name)
+        for function in functions_in(space.get(name)):
+            if function.__code__ is code:
+                self._state.keeps(space, name)
+                self._state.stays(function)
         reads = reads_of(code)
         for path, _ in reads.globals:
             held: Mapping[str, Any] = space
@@ -159,14 +182,6 @@ class Proof:
         for name, line in reads.attributes.items():
             self._try(code, line, f".{name}", lambda n=name: self._state.attribute_of_torch(n))
 
-    def _functions_of(self, code: types.CodeType) -> list[types.FunctionType]:
-        """The functions that have this code: one, or all those that were made in a function."""
-        for held in () if code.co_freevars else (self._users[code], *map(vars, self._state.kinds)):
-            found = held.get(code.co_name)
-            if isinstance(found, types.FunctionType) and found.__code__ is code:
-                return [found]
-        return [each for each in gc.get_referrers(code) if isinstance(each, types.FunctionType)]
-
 
 @lru_cache(2048)
 def reads_of(code: types.CodeType) -> Reads:
@@ -180,9 +195,7 @@ def reads_of(code: types.CodeType) -> Reads:
         name, what = step.opname, step.argval
         if name in _CHANGES:
             does = {"IMPORT_NAME": "imports", "LOAD_BUILD_CLASS": "makes a class", "MATCH_CLASS": "matches a class"}
-            found.changes.append(
-                (f"{does.get(name, 'changes')} {what if what is not None else ''!r}".strip(" '"), line)
-            )
+            found.changes.append((" ".join([does.get(name, "changes"), *([repr(what)] if what else [])]), line))
         elif name == "STORE_DEREF" and what in code.co_freevars:
             found.changes.append((f"changes {what!r}", line))
         elif name in _LOOKS_UP:
@@ -200,7 +213,3 @@ def _attributes(instructions: list[dis.Instruction]) -> Iterator[str]:
         if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
             return
         yield step.argval
-
-
-def _code(value: Any) -> types.CodeType | None:
-    return value.__code__ if isinstance(value, types.FunctionType) else None

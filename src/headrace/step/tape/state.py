@@ -1,9 +1,11 @@
 """What a recorded pass depends on beside its batch: compared before every replay, so that no change goes unnoticed."""
 
 import functools
+import math
 import os
 import types
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -25,8 +27,21 @@ _ALWAYS = ("__call__", "__getattr__", "__getattribute__", "forward", "training")
 """Attributes of modules that every pass reads."""
 
 
+_SMALLEST = math.ulp(0.0)
+
+
 class UnclearError(Exception):
     """Something that is not on the short list of what a recorded pass may read."""
+
+
+def functions_in(value: Any) -> list[types.FunctionType]:
+    """The functions that a class or a module has by a name: a method, or those of a property."""
+    inner = [value]
+    if isinstance(value, staticmethod | classmethod):
+        inner = [value.__func__]
+    elif isinstance(value, property):
+        inner = [value.fget, value.fset, value.fdel]
+    return [each for each in inner if isinstance(each, types.FunctionType)]
 
 
 def where(code: types.CodeType, line: int = 0) -> str:
@@ -55,7 +70,8 @@ class PassState:
         self._checks: dict[str, None] = {}  # expressions that are true as long as nothing has changed
         self._deep: list[tuple[Any, Any]] = []  # what can change inside, and how it was
         self._same: Callable[[], bool] | None = None
-        self._functions: set[types.FunctionType] = set()
+        self.functions: set[types.FunctionType] = set()
+        """Functions that a pass may call."""
         holders = list(_objects(objective))
         found = [module for root in [model, *holders] if isinstance(root, nn.Module) for module in root.modules()]
         self.modules = list(dict.fromkeys(found))
@@ -79,9 +95,12 @@ class PassState:
             self._has(vars(holder))
         for kind in [*self.kinds, Tensor]:
             self._checks[f"len({self._name(kind)}.__dict__) == {len(kind.__dict__)}"] = None
+            self._is(kind, ".__mro__", kind.__mro__)
         self.problem = ""
         """What is not on the list, though every pass may read it."""
         try:
+            if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules):
+                raise UnclearError("a module of TorchScript")
             for holder in self.holders[len(self.modules) :]:
                 self._attributes(holder)
             for name in _ALWAYS:
@@ -108,7 +127,11 @@ class PassState:
 
         Raises unless everything that has such an attribute is on the list, and something has.
         """
-        if name.startswith("__") or not (self._attribute(name) or name in allowed.attributes()):
+        if name == "__name__":
+            named: list[type | types.FunctionType] = [*self.kinds, Tensor, *self.functions]
+            for each in named:
+                self._is(each, ".__name__", each.__name__)
+        elif name.startswith("__") or not (self._attribute(name) or name in allowed.attributes()):
             raise UnclearError(f"the attribute {name!r} of something that is not on the list")
         tensors = [t for module in self.modules for t in [*module._parameters.values(), *module._buffers.values()]]
         if any(name in vars(tensor) for tensor in [*tensors, *self.tensors] if tensor is not None):
@@ -117,8 +140,9 @@ class PassState:
     def attribute_of_torch(self, name: str) -> None:
         """Code of torch reads an attribute of this name: what modules have by it stays."""
         for module in self.modules:
-            if name in vars(module) and name not in _OF_MODULES and not name.startswith("_"):
-                self.value(vars(module), name)
+            if name in vars(module) and name not in _OF_MODULES:
+                with suppress(UnclearError) if name.startswith("_") else nullcontext():
+                    self.value(vars(module), name)
         for kind in self.kinds:
             if isinstance(kind.__dict__.get(name), types.FunctionType):
                 self.of_class(kind, name)
@@ -129,7 +153,8 @@ class PassState:
         for holder in self.holders:
             space, is_module = vars(holder), isinstance(holder, nn.Module)
             if name in space and not (is_module and name in _OF_MODULES):
-                self.value(space, name)
+                if is_module or name not in _OF_A_PASS:
+                    self.value(space, name)
                 known = True
             elif is_module:
                 known = known or name in _TABLES or any(name in space[table] for table in _TABLES)
@@ -145,6 +170,11 @@ class PassState:
         """A pass reads a variable or an attribute, which is looked into. Raises unless it is on the list."""
         self.check(held[key])
         self.keeps(held, key)
+
+    def lacks(self, held: Mapping[str, Any], key: str) -> None:
+        """What has no name here goes on having none: a global variable would hide a built-in function."""
+        self._same = None
+        self._checks[f"{key!r} not in {self._name(held)}"] = None
 
     def keeps(self, held: Mapping[str, Any], key: str) -> None:
         """What has a name goes on having it."""
@@ -178,9 +208,9 @@ class PassState:
 
     def stays(self, function: types.FunctionType) -> None:
         """A function keeps its code, and what it holds by closures and defaults."""
-        if function in self._functions:
+        if function in self.functions:
             return
-        self._functions.add(function)
+        self.functions.add(function)
         self._is(function, ".__code__", function.__code__)
         self._is(function, ".__defaults__", function.__defaults__)
         self._is(function, ".__kwdefaults__", function.__kwdefaults__)
@@ -208,16 +238,11 @@ class PassState:
         value = kind.__dict__[name]
         self._same = None
         self._checks[f"{self._name(kind)}.__dict__[{name!r}] is {self._name(value)}"] = None
-        inner = [value]
-        if isinstance(value, staticmethod | classmethod):
-            inner = [value.__func__]
-        elif isinstance(value, property):
-            inner = [each for each in (value.fget, value.fset, value.fdel) if each is not None]
-        for each in inner:
-            if isinstance(each, types.FunctionType):
-                self.stays(each)
-            elif not allowed.is_trusted(kind.__module__):
-                self.check(each)
+        functions = functions_in(value)
+        for function in functions:
+            self.stays(function)
+        if not functions and not allowed.is_trusted(kind.__module__):
+            self.check(value)
 
     def _class(self, kind: type) -> None:
         """Raises unless a class may be called or asked for: one of torch's, ours, Python's or of the model's."""
@@ -244,7 +269,7 @@ class PassState:
             return kind, repr(value)
         if kind in allowed.PLAIN:
             return kind, value
-        if id(value) in self._known and isinstance(value, nn.Module):
+        if isinstance(value, nn.Module | Loss | Objective) and id(value) in self._known:
             return id(value)
         if depth == 0:
             raise UnclearError(f"{kind.__name__} nested deeply")
@@ -280,9 +305,9 @@ class PassState:
         self._checks[f"len({self._name(held)}) == {len(held)}"] = None
 
     def _holds(self, held: Mapping[str, Any]) -> None:
-        """A dictionary of objects, which stay the same ones."""
+        """A dictionary of objects, which stay the same ones, in their order."""
         if held:
-            self._has(held)
+            self._checks[f"[*{self._name(held)}] == {[*held]}"] = None
             for key, value in held.items():
                 self._is(held, f"[{key!r}]", value)
 
@@ -319,7 +344,7 @@ def _objects(holder: Any) -> Iterator[Any]:
     """An objective, the objectives and terms that it holds, and modules among what they hold."""
     yield holder
     for value in vars(holder).values():
-        for each in value.values() if isinstance(value, dict) else [value]:
+        for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
             if isinstance(each, Loss | Objective):
                 yield from _objects(each)
             elif isinstance(each, nn.Module):
@@ -347,4 +372,5 @@ def _settings() -> tuple[Any, ...]:
         torch._C._get_math_sdp_enabled(),
         torch._C._get_mkldnn_enabled(),
         torch.backends.mha.get_fastpath_enabled(),
+        _SMALLEST * 1.0 == 0.0,  # torch.set_flush_denormal
     )

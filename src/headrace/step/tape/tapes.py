@@ -237,7 +237,7 @@ class Tapes:
         if self._arena is not None and not any(float(term.weight) for term in terms.values()):
             kind.forget()  # a batch that teaches nothing does not show the backward pass
             return terms
-        problem = ("" if self.wanted is True else proof.problem) or recording.problem
+        problem = (proof.reads_memory if self.wanted is True else proof.problem) or recording.problem
         if not problem and not state.holds():
             problem = "a pass changes what the model holds"
         made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
