@@ -87,7 +87,7 @@ class Proof:
         if event == "call":
             if not allowed.is_trusted(name):
                 self._users.setdefault((id(code), id(space)), (code, space))
-            elif allowed.is_torch(name):
+            elif allowed.is_torch(name) and not name.startswith("torch.utils._py"):  # which only records
                 self._torchs.setdefault((id(code), id(space)), (code, space))
             if allowed.is_torch(name) and not allowed.is_trusted(name):
                 self._note(f"code of {name} is run")

@@ -212,8 +212,10 @@ class PassState:
             return
         self.functions.add(function)
         self._is(function, ".__code__", function.__code__)
-        self._is(function, ".__defaults__", function.__defaults__)
-        self._is(function, ".__kwdefaults__", function.__kwdefaults__)
+        if function.__defaults__ is not None:  # else it is called with all of its arguments
+            self._is(function, ".__defaults__", function.__defaults__)
+        if function.__kwdefaults__ is not None:
+            self._is(function, ".__kwdefaults__", function.__kwdefaults__)
         if allowed.is_trusted(function.__globals__.get("__name__", "")):
             return
         code, by_name = function.__code__, function.__kwdefaults__ or {}
