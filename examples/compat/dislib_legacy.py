@@ -25,7 +25,13 @@ def main() -> tuple[list[np.ndarray], list[float]]:
     training = EncapsulatedFunctionsDistributedEddl(num_workers=3)
     training.build(net, {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "soft_cross_entropy", "accuracy")
     parameters = training.fit_synchronous_every_n_epochs_with_GPU(
-        blocks(data), blocks(target), num_batches_per_worker=8, num_epochs=4, n_epocs_sync=2
+        blocks(data),
+        blocks(target),
+        num_batches_per_worker=8,
+        num_epochs=4,
+        n_epocs_sync=2,
+        shuffle_blocks=False,
+        shuffle_block_data=False,
     )
     return parameters, training.history["train/loss"]
 
