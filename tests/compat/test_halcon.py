@@ -96,21 +96,29 @@ def test_the_total_loss_is_that_before_the_update_and_the_sum_of_the_others() ->
     assert result["total_loss"] == pytest.approx(result["cross_entropy"] + result["l2_prior"])
 
 
-def test_class_weights_are_divided_by_the_sum_over_the_weights_of_all_classes() -> None:
+def test_class_weights_are_divided_by_their_mean_over_all_classes() -> None:
     samples, weights = images_of(4), torch.tensor([1.0, 2.0, 5.0])
     result = ha.train_dl_model_batch(flat(batch_size=4, class_weights=weights.tolist()), samples)
     logits = Flat()(torch.stack([s["image"] for s in samples]))
     labels = torch.tensor([0, 1, 2, 0])
     each = nn.functional.cross_entropy(logits, labels, reduction="none")
-    assert result["total_loss"] == pytest.approx(float((each.detach() * weights[labels] / 8).mean()))
+    assert result["total_loss"] == pytest.approx(3 * float((each.detach() * weights[labels] / 8).mean()))
+    assert result["cross_entropy"] == result["total_loss"]
 
 
-def test_class_weights_set_later_count_from_the_next_update_on() -> None:
+def test_class_weights_set_later_count_from_the_next_update_on_and_equal_ones_change_nothing() -> None:
     model, samples = flat(batch_size=3, learning_rate=0.0), images_of(3)
-    plain = ha.train_dl_model_batch(model, samples)["total_loss"]
-    ha.set_dl_model_param(model, "class_weights", 1.0)
-    assert ha.get_dl_model_param(model, "class_weights") == [1.0, 1.0, 1.0]
-    assert ha.train_dl_model_batch(model, samples)["total_loss"] == pytest.approx(plain / 3)
+    assert ha.get_dl_model_param(model, "class_weights") == []
+    plain = ha.train_dl_model_batch(model, samples)
+    for weight in (1.0, 0.25):
+        ha.set_dl_model_param(model, "class_weights", weight)
+        assert ha.get_dl_model_param(model, "class_weights") == [weight] * 3
+        assert ha.train_dl_model_batch(model, samples) == plain
+    ha.set_dl_model_param(model, "class_weights", [1.0, 0.0, 0.0])
+    first = nn.functional.cross_entropy(Flat()(samples[0]["image"][None]), torch.tensor([0]))
+    assert ha.train_dl_model_batch(model, samples)["total_loss"] == pytest.approx(first.item())
+    ha.set_dl_model_param(model, "class_weights", [])
+    assert ha.train_dl_model_batch(model, samples) == plain
 
 
 def test_a_batch_is_batch_size_times_batch_size_multiplier_samples_and_one_update() -> None:
@@ -123,8 +131,10 @@ def test_a_batch_is_batch_size_times_batch_size_multiplier_samples_and_one_updat
     torch.testing.assert_close(model._network.layer.weight.data, expected.layer.weight.data)
 
 
-def test_focal_and_huber_losses_are_sums_over_the_batch_and_huber_has_the_parameter_0_11() -> None:
-    model, samples = small("detection", batch_size=2), [sample("detection"), sample("detection", 1)]
+@pytest.mark.parametrize("weights", [[], [0.25, 0.25], [0.25, 0.9]])
+def test_focal_and_huber_losses_are_sums_over_the_batch_and_huber_has_the_parameter_0_11(weights: list[float]) -> None:
+    model = small("detection", batch_size=2, class_weights=weights)
+    samples = [sample("detection"), sample("detection", 1)]
     torch.manual_seed(2)
     network = vision.Detector(2, 1)
     batch = vision.ImageSamples("detection", [3, 8], channels=1).batch(samples)
@@ -139,8 +149,10 @@ def test_focal_and_huber_losses_are_sums_over_the_batch_and_huber_has_the_parame
                 continue
             for place in range(2):
                 p = 1 / (1 + math.exp(-float(outputs["class_logits"][image, anchor, place])))
-                true = p if positive and place == 1 else 1 - p
-                focal -= (1 - true) ** 2 * math.log(true)
+                y = positive and place == 1
+                alpha = weights[place] if weights else 1.0
+                p_t, alpha_t = (p, alpha) if y else (1 - p, 1 - alpha if weights else 1.0)
+                focal -= alpha_t * (1 - p_t) ** 2 * math.log(p_t)
             if positive:
                 goal = vision.encode(batch["bbox"][image, :1, :4], outputs["anchors"][anchor : anchor + 1])[0]
                 for x in (outputs["box_codes"][image, anchor] - goal).abs().tolist():
@@ -298,6 +310,31 @@ def test_numbers_of_numpy_are_kept_as_numbers(tmp_path: Path) -> None:
         ha.get_dl_model_param(again, name) for name in ("batch_size", "learning_rate", "class_weights", "class_ids")
     ]
     assert found == [4, 0.5, [1.0, 3.0], [1, 2]]
+
+
+def test_without_boxes_a_class_weight_of_a_quarter_leaves_three_quarters_of_the_focal_loss() -> None:
+    empty = {key: [] for key in ("bbox_row1", "bbox_col1", "bbox_row2", "bbox_col2", "bbox_label_id")}
+    samples = [{**sample("detection"), **empty}]
+    plain = ha.train_dl_model_batch(small("detection"), samples)
+    weighted = ha.train_dl_model_batch(small("detection", class_weights=0.25), samples)
+    assert weighted["focal"] == pytest.approx(0.75 * plain["focal"], rel=1e-6)
+
+
+def test_class_weights_of_a_detector_are_shares() -> None:
+    with pytest.raises(hr.ConfigError, match=r"'class_weights' of a detector are from 0 to 1.* Got \[1.0, 2.0\]"):
+        small("detection", class_weights=[1.0, 2.0])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
+def test_a_parameter_that_is_refused_leaves_the_model_as_it_was() -> None:
+    model, twin, samples = flat(batch_size=3, learning_rate=0.1), flat(batch_size=3, learning_rate=0.1), images_of(3)
+    ha.train_dl_model_batch(model, samples)
+    ha.train_dl_model_batch(twin, samples)
+    with pytest.raises(hr.HeadraceError):
+        ha.set_dl_model_param(model, "runtime", "gpu")
+    assert ha.get_dl_model_param(model, "runtime") == "cpu"
+    for _ in range(2):  # its momentum too
+        assert ha.train_dl_model_batch(model, samples) == ha.train_dl_model_batch(twin, samples)
 
 
 def test_class_weights_of_a_detector_are_what_it_is_made_with() -> None:

@@ -45,6 +45,9 @@ P_TRUE = X.softmax(dim=1)[torch.arange(N), Y]
 FOCAL = -((1 - P_TRUE) ** 2) * P_TRUE.log()
 P_ANSWER = torch.where(ANSWERS == 1, QUESTIONS.sigmoid(), 1 - QUESTIONS.sigmoid())
 FOCAL_ANSWER = -((1 - P_ANSWER) ** 1.5) * P_ANSWER.log()
+P_YES, ALPHA = QUESTIONS.sigmoid(), torch.tensor([0.25, 0.5, 0.9], dtype=torch.float64)
+FOCAL_YES, FOCAL_NO = -((1 - P_YES) ** 1.5) * P_YES.log(), -(P_YES**1.5) * (1 - P_YES).log()
+PERHAPS = torch.where(ANSWERS == 1, 0.7, 0.2).double()
 
 
 def bce(logits: Tensor, targets: Tensor, **options: Any) -> Tensor:
@@ -159,6 +162,25 @@ MEANS = {
     ),
     "focal-masks": Case(_FOCAL(0), IMAGES, MASKS, MASK_CE.mean()),
     "focal-questions": Case(_FOCAL(1.5), QUESTIONS, ANSWERS, FOCAL_ANSWER.mean()),
+    "focal-questions-alpha": Case(
+        _FOCAL(1.5, alpha=0.25), QUESTIONS, ANSWERS, (torch.where(ANSWERS == 1, 0.25, 0.75) * FOCAL_ANSWER).mean()
+    ),
+    "focal-questions-alphas": Case(
+        _FOCAL(1.5, alpha=ALPHA),
+        QUESTIONS,
+        ANSWERS,
+        (torch.where(ANSWERS == 1, ALPHA, 1 - ALPHA) * FOCAL_ANSWER).mean(),
+    ),
+    "focal-questions-alphas-float": Case(
+        _FOCAL(1.5, alpha=ALPHA, class_weights=POSITIVE),
+        *(QUESTIONS, ANSWERS.double()),
+        (POSITIVE * torch.where(ANSWERS == 1, ALPHA, 1 - ALPHA) * FOCAL_ANSWER).mean(),
+    ),
+    "focal-questions-shares": Case(
+        _FOCAL(1.5, alpha=ALPHA),
+        *(QUESTIONS, PERHAPS, (PERHAPS * ALPHA * FOCAL_YES + (1 - PERHAPS) * (1 - ALPHA) * FOCAL_NO).mean()),
+    ),
+    "focal-questions-shares-0": Case(_FOCAL(0), QUESTIONS, PERHAPS, bce(QUESTIONS, PERHAPS)),
     "focal-questions-0": Case(_FOCAL(0), QUESTIONS, ANSWERS.double(), bce(QUESTIONS, ANSWERS)),
     "focal-questions-classes": Case(
         _FOCAL(1.5, class_weights=POSITIVE), QUESTIONS, ANSWERS, (POSITIVE * FOCAL_ANSWER).mean()
@@ -193,6 +215,10 @@ SUMS = {
     "focal-positives": Case(_FOCAL(normalize="positives"), X, Y, FOCAL.sum() / (1 + (Y > 0).sum())),
     "focal-positives-ignore": Case(
         _FOCAL(ignore_index=2, normalize="positives"), X, Y, (KEPT * FOCAL).sum() / (1 + (KEPT * (Y > 0)).sum())
+    ),
+    "focal-questions-shares-positives": Case(
+        _FOCAL(1.5, normalize="positives"),
+        *(QUESTIONS, PERHAPS, (PERHAPS * FOCAL_YES + (1 - PERHAPS) * FOCAL_NO).sum() / (1 + PERHAPS.sum())),
     ),
     "focal-questions-positives": Case(
         _FOCAL(1.5, ignore_index=-1, normalize="positives"),
@@ -305,6 +331,15 @@ def test_focal_is_finite_where_probabilities_are_0_or_1(gamma: float, form: str)
     assert slope.isfinite().all()
     assert loss >= 1e4
     torch.testing.assert_close(slope[[5, 0]], torch.tensor([-1.0, 0.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_focal_has_the_values_of_the_paper(dtype: torch.dtype) -> None:
+    """For p = 0.9, α = 0.25 and γ = 2: 0.25 · 0.1² · −log 0.9 where the answer is yes, else 0.75 · 0.9² · −log 0.1."""
+    logit = torch.tensor([math.log(9.0)])
+    for target, wanted in ((1, 0.0025 * 0.1053605157), (0, 0.6075 * 2.302585093)):
+        loss = hr.Focal(2.0, alpha=0.25).sum(logit, hr.Batch({"y": torch.tensor([target]).to(dtype)}))
+        assert loss.item() == pytest.approx(wanted, rel=1e-5)
 
 
 def test_focal_is_precise_in_single_precision_where_all_is_well() -> None:

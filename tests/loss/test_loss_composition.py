@@ -155,6 +155,8 @@ BAD_ARGUMENTS = {
     "label_smoothing=.*1.5": lambda: hr.CrossEntropy(label_smoothing=1.5),
     "class_weights=.*-1": lambda: hr.CrossEntropy(class_weights=[1.0, -1.0]),
     "class_weights=.*-2": lambda: hr.Focal(class_weights=torch.tensor([1.0, -2.0])),
+    "alpha=.*from 0 to 1.*1.5": lambda: hr.Focal(alpha=1.5),
+    "alpha=.*from 0 to 1.*nan": lambda: hr.Focal(alpha=[0.5, float("nan")]),
     "gamma=.*-0.5": lambda: hr.Focal(-0.5),
     "delta=.* 0": lambda: hr.Huber(0),
     "delta=.*-1": lambda: hr.Huber(-1, form="classic"),
@@ -187,6 +189,8 @@ def test_arguments_that_cannot_work_are_refused(message: str) -> None:
         (hr.MSE(), PRICES, PAID.float(), "Convert the stream to float64"),
         (hr.Focal(), X, Y.where(torch.arange(N) != 9, 7), "row 9: label 7 is out of range"),
         (hr.Focal(class_weights=[1.0, 2.0]), X, Y, "class_weights= has 2 numbers, the model 5 outputs"),
+        (hr.Focal(alpha=0.25), X, Y, "alpha= weighs yes against no, and stream 'y' has class indices"),
+        (hr.Focal(alpha=[0.5] * 3), PRICES, ANSWERS, r"alpha= has the shape \[3\], a row .* \[2\]"),
         (hr.Focal(class_weights=[1.0] * 3), PRICES, ANSWERS, r"class_weights= has the shape \[3\], a row .* \[2\]"),
         (hr.BinaryCrossEntropy(positive_weight=[1.0] * 3), PRICES, ANSWERS, r"positive_weight= has the shape \[3\]"),
         (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, 2), r"row 4: 2 is no answer.* \(1 such targets\)"),
@@ -206,7 +210,8 @@ def test_arguments_that_cannot_work_are_refused(message: str) -> None:
 def test_targets_that_can_never_match_are_refused(
     loss: hr.Loss, outputs: Tensor, targets: Tensor, message: str
 ) -> None:
-    with pytest.raises(hr.ConfigError if "_weight" in message else hr.DataError, match=message):
+    of_settings = "_weight" in message or message.startswith("alpha=")
+    with pytest.raises(hr.ConfigError if of_settings else hr.DataError, match=message):
         trainer(loss).fit((outputs, targets), steps=1, progress=False)
 
 

@@ -118,12 +118,16 @@ class HDlModel:
         if GenParamName not in settable:
             raise ConfigError(unknown("parameter", GenParamName, settable))
         value = checked(GenParamName, GenParamValue, len(self._params["class_ids"]))
-        self._params[GenParamName] = value
-        if GenParamName in FRESH:
-            self._trainer.release()
-            self._start()
-        else:
-            self._apply()
+        before, self._params = self._params, {**self._params, GenParamName: value}
+        try:
+            if GenParamName in FRESH:
+                self._trainer.release()
+                self._start()
+            else:
+                self._apply()
+        except BaseException:
+            self._params = before
+            raise
 
     def WriteDlModel(self, FileName: str | Path) -> None:
         """Writes weights, parameters and the optimizer's momenta, as safetensors."""
@@ -150,9 +154,13 @@ class HDlModel:
         ignored = params.get("ignore_class_ids", [])
         self._samples = ImageSamples(kind, ids, channels=channels, size=size, ignore_class_ids=ignored, rotated=rotated)
         self._prior = L2Prior(params["weight_prior"])
-        weights = params["class_weights"] or None
         if kind == "detection":
-            focal = _SumOfFocal(2.0, class_weights=weights, ignore_index=NONE, name="focal")
+            if max(params["class_weights"], default=0) > 1:
+                raise ConfigError(
+                    "'class_weights' of a detector are from 0 to 1: w is the weight of a class where it is, 1 - w where "
+                    f"it is not. Got {params['class_weights']}."
+                )
+            focal = _SumOfFocal(2.0, alpha=params["class_weights"] or None, ignore_index=NONE, name="focal")
             shares = {key: params[key] for key in ("class_heads_weight", "bbox_heads_weight")}
             self._objective: Any = Detection(focal, _SumOfHuber(0.11, name="huber"), self._prior, **shares)
             terms: list[Loss] = [self._objective.focal, self._objective.huber, self._prior]
@@ -161,7 +169,7 @@ class HDlModel:
             self._network = network or Detector(len(ids), channels, anchors=Anchors(angles=angles))
         else:
             places: dict[str, Any] = {"ignore_index": NONE, "weight": "weight_image"} if kind == "segmentation" else {}
-            self._objective = CrossEntropy(class_weights=weights, normalize="classes", **places) + self._prior
+            self._objective = CrossEntropy(normalize="classes", **places) + self._prior
             made = Segmenter if kind == "segmentation" else ImageClassifier
             self._network = network or made(len(ids), channels)
         self._start()
@@ -196,7 +204,9 @@ class HDlModel:
             self._objective.most = params["max_num_detections"]
         else:
             entropy = next(term for term in self._terms.values() if isinstance(term, CrossEntropy))
-            entropy.class_weights = params["class_weights"] or None
+            weights = params["class_weights"] if len(set(params["class_weights"])) > 1 else []
+            entropy.class_weights = weights or None
+            entropy.coefficient = float(len(weights) or 1)  # weights over their mean: equal ones change nothing
 
     def _result(self, answer: Tensor) -> dict[str, Any]:
         """What HALCON calls the answer of the model to one sample."""
