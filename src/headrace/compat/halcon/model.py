@@ -157,8 +157,8 @@ class HDlModel:
         if kind == "detection":
             if max(params["class_weights"], default=0) > 1:
                 raise ConfigError(
-                    "'class_weights' of a detector are from 0 to 1: w is the weight of a class where it is, 1 - w where "
-                    f"it is not. Got {params['class_weights']}."
+                    "'class_weights' of a detector are from 0 to 1: w is the weight of a class where it is, 1 - w "
+                    f"where it is not. Got {params['class_weights']}."
                 )
             focal = _SumOfFocal(2.0, alpha=params["class_weights"] or None, ignore_index=NONE, name="focal")
             shares = {key: params[key] for key in ("class_heads_weight", "bbox_heads_weight")}
