@@ -171,6 +171,48 @@ def test_validation_counts_wrong_answers_and_weighs_batches_by_their_samples() -
     assert found == pytest.approx((answers != Y).mean())
 
 
+@pytest.mark.parametrize("host", [True, False])
+def test_data_and_targets_of_different_lengths_are_refused_before_anything_is_done(host: bool) -> None:
+    model, last = linear(), "FromHost" if host else ""
+    before = model.weight.detach().clone()
+    longer, both = np.concatenate([Y, Y]), "data and target have 23 and 46 samples"
+    with pytest.raises(hr.DataError, match=f"Trainer: {both}"):
+        getattr(trainer(model), f"train{last}")(X, longer)
+    with pytest.raises(hr.DataError, match="data and target have 46 and 23 samples"):
+        getattr(trainer(model), f"train{last}")(np.concatenate([X, X]), Y)
+    with pytest.raises(hr.DataError, match=f"Validator: {both}"):
+        getattr(pl.Validator(model, "crossentropy"), f"validate{last}")(X, longer)
+    with pytest.raises(hr.DataError, match="Calculator: data and target have 23 and 22 samples"):
+        getattr(pl.Calculator(model), f"calc{last}")([X, X[1:]])
+    with pytest.raises(hr.DataError, match="Calculator: data and target have 0 samples"):
+        getattr(pl.Calculator(model), f"calc{last}")(X[:0])
+    with pytest.raises(hr.DataError, match="None was given for data or target"):
+        getattr(trainer(model), f"train{last}")(X, None)
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: trainer(m, batchsize=0).train(X, Y), "batchsize= is a whole number, at least 1, got 0"),
+        (lambda m: trainer(m).trainFromHost(X, Y, macroBatchSize=0), "macroBatchSize= is a whole number, at least 1"),
+        (
+            lambda m: trainer(m, optimizer=torch.optim.SGD(m.parameters())),
+            r"got a torch.optim.sgd.SGD. Known: SGD, Mom",
+        ),
+        (
+            lambda m: trainer(m, nn.CrossEntropyLoss()),
+            r"cost= is one of PuzzleLib's .* got a torch.nn.*CrossEntropyLoss",
+        ),
+        (lambda m: pl.MSE().getMeanError(), "MSE has seen no batch"),
+        (lambda m: pl.MSE().getError(), "MSE has seen no batch"),
+    ],
+)
+def test_what_a_handler_cannot_work_with_is_refused(call: Any, message: str) -> None:
+    with pytest.raises(hr.ConfigError, match=message):
+        call(linear())
+
+
 def test_calculations_work_for_any_size_of_macrobatch() -> None:
     model = linear()
     found = pl.Calculator(model, batchsize=4).calcFromHost(X, macroBatchSize=10)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import DataError
+from ...errors import ConfigError, DataError
 
 REMEMBERED = {"error", "valError", "grad", "mostProb", "batchsize", "numOfSamples", "_last", "_total"}
 """What a cost remembers of the batches that it has seen."""
@@ -67,11 +67,15 @@ class Cost:
 
     def getError(self) -> Any:
         """The mean error of the last batch."""
+        if not self.batchsize:
+            raise ConfigError(f"{type(self).__name__} has seen no batch since its accumulator was reset.")
         self.error = float(self._last) / self.batchsize
         return self.error
 
     def getMeanError(self) -> Any:
         """The mean error over all samples since the accumulator was reset."""
+        if not self.numOfSamples:
+            raise ConfigError(f"{type(self).__name__} has seen no batch since its accumulator was reset.")
         return float(self._total) / self.numOfSamples
 
     def getValError(self) -> Any:
@@ -267,12 +271,18 @@ class Multi(Cost):
 
 def by_name(cost: Any) -> Cost:
     """A cost, or the one of this name."""
-    if not isinstance(cost, str):
-        return cost  # type: ignore[no-any-return]
+    if isinstance(cost, Cost):
+        return cost
     kinds = (BCE, SVM, Abs, CrossEntropy, Hinge, KLDivergence, L1Hinge, MSE, SmoothL1)
     known: dict[str, Callable[[], Cost]] = {kind.__name__.lower(): kind for kind in kinds}
+    names = ", ".join(kind.__name__ for kind in kinds)
+    if not isinstance(cost, str):
+        raise ConfigError(
+            f"cost= is one of PuzzleLib's or its name, got a {type(cost).__module__}.{type(cost).__name__}. "
+            f"Known: {names}. Losses of torch are for hr.Trainer."
+        )
     if cost.lower() not in known:
-        raise DataError(f"there is no cost {cost!r}. Known: {', '.join(kind.__name__ for kind in kinds)}.")
+        raise DataError(f"there is no cost {cost!r}. Known: {names}.")
     return known[cost.lower()]()
 
 

@@ -1,7 +1,7 @@
 """Handlers: data in macrobatches and batches through a module, to train it, validate it or let it compute."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...data.batch import Batch
+from ...errors import ConfigError, DataError
+from ...length import whole
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
 from ...train.trainer import Trainer as NativeTrainer
@@ -42,7 +44,7 @@ class Handler:
         random: bool = True,
     ) -> None:
         """Macrobatches of the host's data go to the device, and there batch by batch through `handle`."""
-        self.totalMacroBatches = -(-self.getDataSize(data) // macroBatchSize)
+        self.totalMacroBatches = self._blocks_of(data, macroBatchSize, "macroBatchSize")
         for k, n in enumerate(_order(self.totalMacroBatches, random)):
             macrobatch = self.sliceData(data, n, macroBatchSize, self._to_device)
             self.currMacroBatch = k + 1
@@ -54,8 +56,8 @@ class Handler:
 
     def handle(self, data: Any, state: Any = None, random: bool = True) -> None:
         """Batches of data that are on the device go through `handleBatch`."""
+        self.totalBatches = self._blocks_of(data, self.batchsize, "batchsize")
         data = self.sliceData(data, 0, self.getDataSize(data), self._to_device)
-        self.totalBatches = -(-self.getDataSize(data) // self.batchsize)
         handle, reset = self._one_by_one(data, state), getattr(self.module, "reset", None)
         for k, n in enumerate(_order(self.totalBatches, random)):
             self.currBatch = k + 1
@@ -85,6 +87,24 @@ class Handler:
         if isinstance(data, list | tuple):
             return [cls.sliceData(each, idx, batchsize, postSlice) for each in data]
         return postSlice(data[idx * batchsize : (idx + 1) * batchsize])
+
+    def _blocks_of(self, data: Any, size: int, name: str) -> int:
+        """How many blocks of this size there are; raises unless every array has as many samples, one or more."""
+        if whole(size) is None:
+            raise ConfigError(f"{name}= is a whole number, at least 1, got {size!r}.")
+        leaves = list(_leaves(data))
+        if any(leaf is None for leaf in leaves):
+            raise DataError(
+                f"{type(self).__name__}: None was given for data or target. Give arrays or tensors with a sample in "
+                "each row."
+            )
+        sizes = [len(leaf) for leaf in leaves]
+        if len(set(sizes)) != 1 or not sizes[0]:
+            raise DataError(
+                f"{type(self).__name__}: data and target have {' and '.join(map(str, sizes))} samples. Give as many of "
+                "each, at least one."
+            )
+        return -(-sizes[0] // int(size))
 
     def _one_by_one(self, data: Any, state: Any) -> Callable[[int], None]:
         """What handles batch `n` of data."""
@@ -302,6 +322,15 @@ def _apart(method: Callable[..., Any]) -> Callable[..., Any]:
 def _order(count: int, random: bool) -> list[int]:
     found: list[int] = (np.random.permutation(count) if random else np.arange(count)).tolist()
     return found
+
+
+def _leaves(data: Any) -> Iterator[Any]:
+    """The arrays in nested lists."""
+    if isinstance(data, list | tuple):
+        for each in data:
+            yield from _leaves(each)
+    else:
+        yield data
 
 
 def _flat(data: Any, leaves: dict[str, Tensor]) -> Any:

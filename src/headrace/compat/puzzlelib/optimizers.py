@@ -301,12 +301,18 @@ class _Ruled(torch.optim.Optimizer):
 
 def by_name(optimizer: Any) -> Optimizer:
     """An optimizer, or the one of this name with its defaults."""
-    if not isinstance(optimizer, str):
-        return optimizer  # type: ignore[no-any-return]
+    if isinstance(optimizer, Optimizer):
+        return optimizer
     kinds = (SGD, MomentumSGD, NesterovSGD, AdaGrad, AdaDelta, RMSProp, RMSPropGraves, Adam, SMORMS3)
     known: dict[str, Any] = {kind.__name__.lower(): kind for kind in kinds}
+    names = ", ".join(kind.__name__ for kind in kinds)
+    if not isinstance(optimizer, str):
+        raise ConfigError(
+            f"optimizer= is one of PuzzleLib's or its name, got a {type(optimizer).__module__}."
+            f"{type(optimizer).__name__}. Known: {names}. Optimizers of torch are for hr.Trainer."
+        )
     if optimizer.lower() not in known:
-        raise ConfigError(f"there is no optimizer {optimizer!r}. Known: {', '.join(kind.__name__ for kind in kinds)}.")
+        raise ConfigError(f"there is no optimizer {optimizer!r}. Known: {names}.")
     found: Optimizer = known[optimizer.lower()]()
     return found
 
