@@ -62,6 +62,29 @@ def test_weights_are_those_of_the_loop_by_hand_with_clipping_and_a_scheduler() -
     torch.testing.assert_close(model.state_dict(), twin.state_dict())
 
 
+def test_model_optimizer_and_clipping_may_be_replaced_between_two_fits() -> None:
+    model, twin, other, other_twin = Model(), Model(), Model(True), Model(True)
+    training = trainer(model)
+    training.fit(loader(), 1)
+    training.optimizer, training.clip_grad_norm = torch.optim.Adam(model.parameters(), lr=0.1), {"max_norm": 0.01}
+    training.fit(loader(), 1)
+    training.model, training.optimizer = other, torch.optim.SGD(other.parameters(), lr=0.2)
+    training.fit(loader(), 1)
+    for module, optimizer, clip in (
+        (twin, torch.optim.SGD(twin.parameters(), lr=0.5), None),
+        (twin, torch.optim.Adam(twin.parameters(), lr=0.1), 0.01),
+        (other_twin, torch.optim.SGD(other_twin.parameters(), lr=0.2), 0.01),
+    ):
+        for batch in loader():
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module.layer(batch["x"]), batch["label"]).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
+            optimizer.step()
+    for trained, wanted in ((model, twin), (other, other_twin)):
+        torch.testing.assert_close(trained.layer.weight.data, wanted.layer.weight.data, rtol=1e-4, atol=1e-6)
+
+
 def test_files_logs_and_scalars_have_their_names_and_lines(capfd: pytest.CaptureFixture[str]) -> None:
     trainer(Model(named=True)).fit(loader(), 2, loader(20), save_best=True)
     (log,) = Path("logs").iterdir()

@@ -96,7 +96,7 @@ class BaseTrainer:
         for name in ("calculate_loss", "predict"):
             if not callable(getattr(model, name, None)):
                 raise ConfigError(f"the model, a {type(model).__name__}, has no {name}(batch). Give it one.")
-        self._clip = None if clip_grad_norm is None else _max_norm(clip_grad_norm)
+        _max_norm(clip_grad_norm)
         self.model, self.evaluator, self.optimizer, self.scheduler = model, evaluator, optimizer, scheduler
         self.clip_grad_norm, self.early_stopping = clip_grad_norm, early_stopping
         self.best_score, self.best_epoch = 0.0, 0
@@ -105,6 +105,7 @@ class BaseTrainer:
         self.logger.setLevel(logging.DEBUG)
         self._handlers: list[logging.Handler] = []
         self._native: Any = None
+        self._parts: tuple[Any, ...] = ()
         self.to(device)
         hint("faknow.BaseTrainer", "hr.Trainer(model, objective, optimizer).fit(train, val, epochs=..., run=...)")
 
@@ -255,10 +256,14 @@ class BaseTrainer:
         self.logger.info(line)
 
     def _trainer(self) -> NativeTrainer:
-        if self._native is None:
-            self._objective = _OwnLoss()
+        """The trainer behind this one; another one where model, optimizer or clipping have been replaced."""
+        clip = _max_norm(self.clip_grad_norm)
+        parts = self.model, self.optimizer, clip
+        if self._native is None or parts != self._parts:
+            self._release()
+            self._parts, self._objective = parts, _OwnLoss()
             # a batch reaches the model beside the trainer, which a tape could not notice
-            options: dict[str, Any] = {"device": self.device, "clip_norm": self._clip, "tape": False}
+            options: dict[str, Any] = {"device": self.device, "clip_norm": clip, "tape": False}
             self._native = NativeTrainer(self.model, self._objective, self.optimizer, **options)
         return self._native  # type: ignore[no-any-return]
 
@@ -324,8 +329,10 @@ class _OwnLoss(Objective):
         return Terms((self.shown[name], Term(loss, 1.0, float(name in trained))) for name, loss in found.items())
 
 
-def _max_norm(settings: Mapping[str, Any]) -> float:
-    """The norm to clip to, of the arguments of `torch.nn.utils.clip_grad_norm_`."""
+def _max_norm(settings: Mapping[str, Any] | None) -> float | None:
+    """The norm to clip to, if any, of the arguments of `torch.nn.utils.clip_grad_norm_`."""
+    if settings is None:
+        return None
     unknown = settings.keys() - {"max_norm", "norm_type", "error_if_nonfinite", "foreach"}
     if "max_norm" not in settings or float(settings.get("norm_type", 2.0)) != 2.0 or unknown:
         raise ConfigError(
