@@ -75,6 +75,22 @@ def test_workers_make_the_updates_of_one(workers: int) -> None:
     np.testing.assert_allclose(together[2], alone[2], rtol=1e-5, atol=1e-6)
 
 
+def test_smoothed_gradients_of_a_distributed_learner_can_be_reset() -> None:
+    x = C.input_variable(4)
+    z = C.layers.Dense(3, init=0)(x)
+    learner = C.distributed.data_parallel_distributed_learner(C.momentum_sgd(z.parameters, 0.1, 0.9))
+    ones = {p: np.ones(p.shape, np.float32) for p in z.parameters}
+    moved = []
+    for reset in (False, False, True):
+        if reset:
+            learner.reset_smoothed_gradients()
+        before = z.parameters[0].value.copy()
+        learner.update(ones, 4)
+        moved.append(float(abs(z.parameters[0].value - before).max()))
+    assert moved[1] > 1.5 * moved[0]
+    assert moved[2] == pytest.approx(moved[0], rel=1e-4)
+
+
 @pytest.mark.filterwarnings("ignore:Rude is asked as worker 0 of 1")
 def test_a_source_of_ones_own_is_asked_as_worker_0_of_1_and_its_minibatches_are_split() -> None:
     alone, together = weights_of(1, shared, Rude), weights_of(2, shared, Rude)
@@ -97,6 +113,27 @@ def test_workers_validate_and_test_together() -> None:
     assert len(told) == 4
     assert told[0] == told[1]
     assert [each[2] for each in told] == [23] * 4
+
+
+def test_workers_that_still_work_for_themselves_report_a_validation_of_the_rows_that_each_has_read() -> None:
+    told: list[Any] = []
+
+    def later(parameters: Any) -> Any:
+        rate = C.learning_parameter_schedule_per_sample(0.1)
+        return C.distributed.data_parallel_distributed_learner(C.sgd(parameters, rate), distributed_after=1000)
+
+    def main() -> None:
+        cv = C.CrossValidationConfig(
+            C.io.MinibatchSourceFromData({"x": ROWS, "y": CLASSES}, 23), 23, 5, lambda *given: told.append(given)
+        )
+        a_training(later, cv_config=cv)
+
+    hr.launch(main, workers=1)
+    alone = list(told)
+    told.clear()
+    hr.launch(main, workers=2)
+    assert [each[2:] for each in told] == [(23, 5)] * 4
+    assert sorted(told) == sorted(alone * 2)
 
 
 def test_workers_work_for_themselves_until_some_samples_are_seen() -> None:

@@ -101,6 +101,9 @@ class DistributedLearner(Learner):
     def reset_learning_rate(self, learning_rate: Any) -> None:
         self.learner.reset_learning_rate(learning_rate)
 
+    def reset_smoothed_gradients(self) -> None:
+        self.learner.reset_smoothed_gradients()
+
     def apply(self, gradients: list[Tensor], count: int, sweep_end: bool) -> bool:
         return self.learner.apply(gradients, count, sweep_end)
 

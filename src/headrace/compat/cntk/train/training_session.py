@@ -209,7 +209,7 @@ class TrainingSession:
             given = self._next(source, min(sizes[samples], most - samples), streams or self._streams)
             total, count = self.trainer.measured(given, self._device)
             numbers = torch.tensor([total, count, bool(given)], dtype=torch.float64)
-            if self._shared is not None:
+            if self._shared is not None and self._shared.active:  # until then each worker reads everything
                 self._shared.communicator().comm.all_reduce(numbers)
             if not float(numbers[2]):
                 break
