@@ -272,6 +272,21 @@ def test_a_rate_of_zero_ends_learning_and_counts_nothing() -> None:
     assert learner.total_number_of_samples_seen == 4
 
 
+def test_means_of_gradients_have_a_default_that_may_be_set() -> None:
+    def step(**options: Any) -> Any:
+        return updated(lambda p: C.sgd(p, C.learning_parameter_schedule_per_sample(0.1), **options))
+
+    plain, means = step(), step(use_mean_gradient=True)
+    assert not np.allclose(plain, means)
+    C.learners.set_default_use_mean_gradient_value(True)
+    try:
+        close(step(), means)
+        close(step(use_mean_gradient=False), plain)
+    finally:
+        C.learners.set_default_use_mean_gradient_value(False)
+    close(step(), plain)
+
+
 def test_unit_gain_has_a_default_that_may_be_set() -> None:
     assert C.default_unit_gain_value()
     C.learners.set_default_unit_gain_value(False)

@@ -60,8 +60,8 @@ class _Options:
         minibatch_size: int | None = None,
         epoch_size: int | None = None,
     ) -> None:
-        self.size = IGNORE if minibatch_size is None and use_mean_gradient else minibatch_size
-        self.epoch_size, self.mean = epoch_size, use_mean_gradient
+        self.mean = _means[0] if use_mean_gradient is None else use_mean_gradient
+        self.size, self.epoch_size = IGNORE if minibatch_size is None and self.mean else minibatch_size, epoch_size
         self.named: dict[str, Any] = {
             "l1_regularization_weight": l1_regularization_weight,
             "l2_regularization_weight": l2_regularization_weight,
