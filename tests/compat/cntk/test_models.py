@@ -252,6 +252,37 @@ def test_shapes_are_changed_by_axes() -> None:
         C.reduce_sum(x, 5)
 
 
+def test_slices_count_from_the_end_where_they_are_negative() -> None:
+    x = C.input_variable((2, 3))
+    data = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    for node, wanted in (
+        (C.slice(x, 0, 0, -1), data[:, :-1]),
+        (x[0:-1], data[:, :-1]),
+        (C.slice(x, 1, -2, -1), data[:, :, -2:-1]),
+        (C.slice(x, [0, 1], [0, 1], [-1, 3]), data[:, :-1, 1:3]),
+    ):
+        np.testing.assert_array_equal(node.eval({x: data}), wanted)
+        assert node.shape == wanted.shape[1:]
+    for begin, end in ((0, 4), (2, 1), (-4, 0), (0, -3)):
+        with pytest.raises(ValueError, match=f"{begin} to {end} is no part of an axis of size 3"):
+            C.slice(x, 1, begin, end)
+
+
+def test_the_largest_number_is_that_of_a_whole_sample_if_no_axis_is_named() -> None:
+    x = C.input_variable((2, 3))
+    data = np.array([[[1, 5, 2], [3, 4, -7]], [[0, 0, 1], [9, 0, 2]]], np.float32)
+    for node, wanted in ((C.argmax(x), [1, 3]), (C.argmin(x), [5, 0]), (C.argmax(x, C.Axis.all_static_axes()), [1, 3])):
+        assert node.eval({x: data}).tolist() == wanted
+        assert node.shape == ()
+
+
+def test_a_seed_of_dropout_is_refused_rather_than_ignored() -> None:
+    x = C.input_variable(3)
+    for make in (lambda: C.dropout(x, 0.5, seed=7), lambda: C.layers.Dropout(0.5, seed=7)(x)):
+        with pytest.raises(ValueError, match="seed= of dropout is not offered"):
+            make()
+
+
 def test_graphs_are_searched_cloned_and_applied_to_other_inputs() -> None:
     x = C.input_variable(2, name="x")
     z = C.layers.Dense(3, name="top")(x)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ....data.ragged import Ragged
 from ....data.sparse import Sparse
-from ....errors import DataError
+from ....errors import ConfigError, DataError
 from ..variables import Variable
 from .functions import Function, Made
 from .graph import axes_of
@@ -204,6 +204,11 @@ def dropout(x: Any, dropout_rate: float = 0.0, seed: Any = None, name: str = "")
     """In training, zeros at this rate, and everything else larger for it."""
     if not 0 <= dropout_rate < 1:
         raise ValueError(f"dropout_rate= is from 0 to below 1, got {dropout_rate}.")
+    if seed is not None:
+        raise ConfigError(
+            "seed= of dropout is not offered: all draw from the generator of torch. Seed that, by "
+            "cntk_py.set_fixed_random_seed(...) or torch.manual_seed(...)."
+        )
 
     def drop(a: Tensor, training: bool = False) -> Tensor:
         return functional.dropout(a, dropout_rate, training)

@@ -178,21 +178,27 @@ reduce_sum_square = _reduction("ReduceSumSquare", lambda v, d, k: v.square().sum
 
 
 def _arg(op: str, fn: Callable[..., Tensor], x: Any, axis: Any, name: str) -> Function:
-    def over(value: Tensor, front: int) -> Tensor:
-        dim = front + _place(axis, value.dim() - front)
-        return fn(value, dim, True).to(value.dtype)
+    of_all = axis is None or axis == Axis.all_static_axes()
 
-    return mapped(op, over, lambda s: tuple(1 if k == _place(axis, len(s)) else n for k, n in enumerate(s)), x, name)
+    def shape_of(old: Shape) -> Shape:
+        return () if of_all else tuple(1 if k == _place(axis, len(old)) else n for k, n in enumerate(old))
+
+    def over(value: Tensor, front: int) -> Tensor:
+        if of_all:
+            return fn(value.reshape(*value.shape[:front], -1), front, False).to(value.dtype)
+        return fn(value, front + _place(axis, value.dim() - front), True).to(value.dtype)
+
+    return mapped(op, over, shape_of, x, name)
 
 
 def argmax(x: Any, axis: Any = None, name: str = "") -> Function:
-    """The place of the largest number on an axis."""
-    return _arg("Argmax", torch.argmax, x, 0 if axis is None else axis, name)
+    """The place of the largest number on an axis, or among all numbers of a sample."""
+    return _arg("Argmax", torch.argmax, x, axis, name)
 
 
 def argmin(x: Any, axis: Any = None, name: str = "") -> Function:
-    """The place of the smallest number on an axis."""
-    return _arg("Argmin", torch.argmin, x, 0 if axis is None else axis, name)
+    """The place of the smallest number on an axis, or among all numbers of a sample."""
+    return _arg("Argmin", torch.argmin, x, axis, name)
 
 
 def softmax(x: Any, axis: Any = None, name: str = "") -> Function:
@@ -295,7 +301,7 @@ def slice(x: Any, axis: Any, begin_index: Any, end_index: Any, strides: Any = No
         for which, begin, end, step in zip(*lists, steps, strict=True):
             place = front + _place(which, value.dim() - front)
             size = value.shape[place]
-            start, stop = int(begin) % size if begin else 0, size if end == 0 else int(end) % (size + 1)
+            start, stop = _bounds(int(begin or 0), int(end or 0), size)
             if step != 1:
                 value = value.index_select(place, torch.arange(start, stop, abs(step), device=value.device))
                 value = value.flip(place) if step < 0 else value
@@ -304,6 +310,14 @@ def slice(x: Any, axis: Any, begin_index: Any, end_index: Any, strides: Any = No
         return value
 
     return mapped("Slice", cut, lambda s: tuple(cut(torch.empty(s, device="meta"), 0).shape), x, name)
+
+
+def _bounds(begin: int, end: int, size: int) -> tuple[int, int]:
+    """Where a slice of an axis begins and ends, both counted from the end where they are negative."""
+    start, stop = begin + size if begin < 0 else begin, end + size if end <= 0 else end
+    if not 0 <= start < stop <= size:
+        raise DataError(f"slice: {begin} to {end} is no part of an axis of size {size}.")
+    return start, stop
 
 
 def splice(*inputs: Any, axis: Any = -1, name: str = "") -> Function:
