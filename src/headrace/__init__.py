@@ -46,8 +46,9 @@ _HOMES = {
     "engines.network": ["Network"],
     "length": ["Length"],
     "loss.base": ["Loss", "Term"],
-    "loss.classes": ["CrossEntropy", "Focal"],
+    "loss.classes": ["CrossEntropy"],
     "loss.elements": ["BinaryCrossEntropy", "Huber", "L1", "L2Prior", "MSE"],
+    "loss.focal": ["Focal"],
     "loss.objective": ["Objective", "Terms"],
     "loss.outcome": ["Outcome"],
     "loss.translate": ["RowMean"],
@@ -124,12 +125,12 @@ if TYPE_CHECKING:
     from .loss.base import Loss as Loss
     from .loss.base import Term as Term
     from .loss.classes import CrossEntropy as CrossEntropy
-    from .loss.classes import Focal as Focal
     from .loss.elements import L1 as L1
     from .loss.elements import MSE as MSE
     from .loss.elements import BinaryCrossEntropy as BinaryCrossEntropy
     from .loss.elements import Huber as Huber
     from .loss.elements import L2Prior as L2Prior
+    from .loss.focal import Focal as Focal
     from .loss.objective import Objective as Objective
     from .loss.objective import Terms as Terms
     from .loss.outcome import Outcome as Outcome

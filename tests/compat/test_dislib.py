@@ -305,6 +305,8 @@ def test_what_is_not_offered_is_refused_in_a_sentence() -> None:
         built().fit_synchronous_with_GPU([X, X[:0]], [Y, Y[:0]], 4, 1)
     with pytest.raises(hr.ConfigError, match="num_workers= is a whole number, at least 1, got 0"):
         EncapsulatedFunctionsDistributedEddl(0)
+    with pytest.raises(hr.ConfigError, match="seed= is a whole number, at least 0, got -1"):
+        EncapsulatedFunctionsDistributedEddl(2, seed=-1)
     alone = EncapsulatedFunctionsDistributedEddl(2)
     alone.build(nn.Linear(4, 1), {}, "mse", "categorical_accuracy")
     with pytest.raises(hr.DataError, match=r"compares classes, and the model gives one number"):

@@ -96,7 +96,7 @@ class BaseTrainer:
         for name in ("calculate_loss", "predict"):
             if not callable(getattr(model, name, None)):
                 raise ConfigError(f"the model, a {type(model).__name__}, has no {name}(batch). Give it one.")
-        _max_norm(clip_grad_norm)
+        _max_norm(clip_grad_norm)  # raises on what cannot be
         self.model, self.evaluator, self.optimizer, self.scheduler = model, evaluator, optimizer, scheduler
         self.clip_grad_norm, self.early_stopping = clip_grad_norm, early_stopping
         self.best_score, self.best_epoch = 0.0, 0
@@ -105,7 +105,6 @@ class BaseTrainer:
         self.logger.setLevel(logging.DEBUG)
         self._handlers: list[logging.Handler] = []
         self._native: Any = None
-        self._parts: tuple[Any, ...] = ()
         self.to(device)
         hint("faknow.BaseTrainer", "hr.Trainer(model, objective, optimizer).fit(train, val, epochs=..., run=...)")
 
@@ -256,16 +255,15 @@ class BaseTrainer:
         self.logger.info(line)
 
     def _trainer(self) -> NativeTrainer:
-        """The trainer behind this one; another one where model, optimizer or clipping have been replaced."""
-        clip = _max_norm(self.clip_grad_norm)
-        parts = self.model, self.optimizer, clip
-        if self._native is None or parts != self._parts:
+        """The trainer behind this one; another one where model or optimizer have been replaced."""
+        native = self._native
+        if native is None or (native.model, native.optimizer) != (self.model, self.optimizer):
             self._release()
-            self._parts, self._objective = parts, _OwnLoss()
+            objective = self._objective = _OwnLoss()
             # a batch reaches the model beside the trainer, which a tape could not notice
-            options: dict[str, Any] = {"device": self.device, "clip_norm": clip, "tape": False}
-            self._native = NativeTrainer(self.model, self._objective, self.optimizer, **options)
-        return self._native  # type: ignore[no-any-return]
+            native = self._native = NativeTrainer(self.model, objective, self.optimizer, device=self.device, tape=False)
+        native.clip_norm = _max_norm(self.clip_grad_norm)
+        return native  # type: ignore[no-any-return]
 
     def _release(self) -> None:
         """Model and optimizer are ordinary again, if a training has used them."""
@@ -335,9 +333,7 @@ def _max_norm(settings: Mapping[str, Any] | None) -> float | None:
         return None
     unknown = settings.keys() - {"max_norm", "norm_type", "error_if_nonfinite", "foreach"}
     if "max_norm" not in settings or float(settings.get("norm_type", 2.0)) != 2.0 or unknown:
-        raise ConfigError(
-            f"clip_grad_norm= is {{'max_norm': number}}, the 2-norm of all gradients; got {dict(settings)}."
-        )
+        raise ConfigError(f"clip_grad_norm= is {{'max_norm': number}}, of all gradients' 2-norm; got {dict(settings)}.")
     return float(settings["max_norm"])
 
 

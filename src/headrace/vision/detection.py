@@ -12,8 +12,8 @@ from ..data.fields import Field
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError
 from ..loss.base import Loss, Weight
-from ..loss.classes import Focal
 from ..loss.elements import Huber, L2Prior
+from ..loss.focal import Focal
 from ..loss.metrics import Compared
 from ..loss.objective import Objective, Terms
 from .anchors import Anchors, match

@@ -38,8 +38,9 @@ class EncapsulatedFunctionsDistributedEddl:
     """Trains a model by `num_workers` workers. `build` comes first; a training goes on where the last one ended."""
 
     def __init__(self, num_workers: int = 10, *, engine: str = "local", seed: int = 0) -> None:
-        if whole(num_workers) is None:
-            raise ConfigError(f"num_workers= is a whole number, at least 1, got {num_workers!r}.")
+        for name, value, least in (("num_workers", num_workers, 1), ("seed", seed, 0)):
+            if whole(value, least) is None:
+                raise ConfigError(f"{name}= is a whole number, at least {least}, got {value!r}.")
         self.num_workers, self.engine, self.seed = int(num_workers), engine, seed
         self.history: Any = None
         """Losses and the metric of the last training; with `Elastic`, the metric is that of worker 0's rows."""

@@ -57,9 +57,10 @@ class _BlockOrder(Order):
 
     def layout(self, epoch: int) -> _Layout:
         """How an epoch is read: a function of the seed and the epoch."""
-        if self._laid_out is None or self._laid_out[0] != epoch:
-            self._laid_out = epoch, self._lay_out(epoch)
-        return self._laid_out[1]
+        held = self._laid_out
+        if held is None or held[0] != epoch:
+            held = self._laid_out = epoch, self._lay_out(epoch)
+        return held[1]  # another thread may have put its own there meanwhile
 
     def _lay_out(self, epoch: int) -> _Layout:
         draw = np.random.default_rng([self.seed, epoch])

@@ -15,8 +15,9 @@ from ...arena.momentum import MomentumSGD
 from ...data.batch import Batch
 from ...errors import CheckpointError, ConfigError, DataError, RunError, unknown
 from ...loss.base import Loss
-from ...loss.classes import CrossEntropy, Focal
+from ...loss.classes import CrossEntropy
 from ...loss.elements import Huber, L2Prior
+from ...loss.focal import Focal
 from ...store.disk import write_file
 from ...train.trainer import Trainer
 from ...vision import NONE, Anchors, Detection, Detector, ImageClassifier, ImageSamples, Segmenter
@@ -41,6 +42,9 @@ class _SumOfHuber(Huber):
 
 class HDlModel:
     """A model with its parameters, as `HDlModel` in C++ and C#; the handle of the operators."""
+
+    _params: dict[str, Any]
+    _trainer: Trainer
 
     def __init__(self, FileName: str | Path, *, network: nn.Module | None = None) -> None:
         document, tensors = _read(Path(FileName))
@@ -118,7 +122,8 @@ class HDlModel:
         if GenParamName not in settable:
             raise ConfigError(unknown("parameter", GenParamName, settable))
         value = checked(GenParamName, GenParamValue, len(self._params["class_ids"]))
-        before, self._params = self._params, {**self._params, GenParamName: value}
+        before = self._params
+        self._params = {**before, GenParamName: value}
         try:
             if GenParamName in FRESH:
                 self._trainer.release()
@@ -204,9 +209,10 @@ class HDlModel:
             self._objective.most = params["max_num_detections"]
         else:
             entropy = next(term for term in self._terms.values() if isinstance(term, CrossEntropy))
-            weights = params["class_weights"] if len(set(params["class_weights"])) > 1 else []
-            entropy.class_weights = weights or None
-            entropy.coefficient = float(len(weights) or 1)  # weights over their mean: equal ones change nothing
+            weights = params["class_weights"]  # over their mean, so that equal ones change nothing
+            unequal = len(set(weights)) > 1
+            entropy.class_weights = torch.tensor(weights) if unequal else None
+            entropy.coefficient = float(len(weights)) if unequal else 1.0
 
     def _result(self, answer: Tensor) -> dict[str, Any]:
         """What HALCON calls the answer of the model to one sample."""
