@@ -201,7 +201,7 @@ class Detection(Objective):
         if not boxes.shape[1]:
             boxes, labels = anchors.new_zeros(len(target), 1, anchors.shape[-1]), labels.new_zeros(len(target), 1)
         label = labels.gather(1, found.box)
-        asked = torch.zeros((*label.shape, classes), dtype=torch.int8, device=anchors.device)
+        asked = torch.zeros((*label.shape, classes), dtype=anchors.dtype, device=anchors.device)
         try:
             asked.scatter_(2, label.clamp(min=0).unsqueeze(-1), found.positive.unsqueeze(-1).to(asked.dtype))
         except RuntimeError:
