@@ -215,7 +215,6 @@ class Fails(torch.optim.SGD):
     """Fails at its 40th step, half way."""
 
     elementwise, made = True, 0
-    __module__ = "torch.optim.fails"  # as one of torch's: updates of a user's own optimizer are made one by one
     error: BaseException = OSError("no more")
 
     def step(self, closure: Any = None) -> Any:
@@ -226,6 +225,13 @@ class Fails(torch.optim.SGD):
         return super().step(closure)
 
 
+@pytest.fixture
+def like_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer of the test's is taken for one of torch's: those of a user's own make their updates one by one."""
+    monkeypatch.setattr("headrace.arena.optimizer._is_of_torch", lambda step: True)
+
+
+@pytest.mark.usefixtures("like_torchs")
 def test_an_optimizer_that_fails_ends_the_training_as_in_a_loop_of_steps(counted: Counted) -> None:
     ends = []
     for driven in (True, False):
@@ -323,6 +329,7 @@ def test_a_train_step_that_is_replaced_on_the_way_is_called(counted: Counted) ->
     assert counted.made > 20
 
 
+@pytest.mark.usefixtures("like_torchs")
 def test_memory_that_runs_out_in_an_optimizers_step_is_told_of_as_in_a_loop_of_steps(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,8 +44,8 @@ class OptimizerHooks:
             hasattr(self._outer, "_wrapped_by_lr_sched") and self._outer.__wrapped__ is type(optimizer).step
         )
         self._method = type(optimizer).step
-        self._known = scheduled and type(optimizer).__module__.startswith(("torch.optim.", "headrace."))
-        bare = bare and scheduled and not optimizer.defaults.get("differentiable")
+        self._known = scheduled and _is_of_torch(self._method)
+        bare = bare and self._known and not optimizer.defaults.get("differentiable")
         self._plain = inspect.unwrap(self._method) if bare else None
         self._listeners = (
             optimizer._optimizer_step_pre_hooks,
@@ -123,6 +123,15 @@ class OptimizerHooks:
 
     def _zero_by_hand(self, set_to_none: bool = True) -> None:
         self._begin()
+
+
+def _is_of_torch(step: Any) -> bool:
+    """Whether the method of an optimizer's class is torch's or ours, and nobody has wrapped it."""
+    home = step.__globals__["__name__"]
+    inner = getattr(step, "__wrapped__", None)
+    return home.startswith(("torch.optim.", "torch.utils._contextlib", "headrace.")) and (
+        inner is None or _is_of_torch(inner)
+    )
 
 
 def by_name(

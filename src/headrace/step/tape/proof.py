@@ -87,6 +87,8 @@ class Proof:
         if event == "call":
             if not allowed.is_trusted(name):
                 self._users.setdefault((id(code), id(space)), (code, space))
+                if _is_backward(frame):
+                    self._note(f"{where(code)} runs in the backward pass")
             elif allowed.is_torch(name) and not name.startswith("torch.utils._py"):  # which only records
                 self._torchs.setdefault((id(code), id(space)), (code, space))
             if allowed.is_torch(name) and not allowed.is_trusted(name):
@@ -181,6 +183,15 @@ class Proof:
                 held = vars(held[name])
         for name, line in reads.attributes.items():
             self._try(code, line, f".{name}", lambda n=name: self._state.attribute_of_torch(n))
+
+
+def _is_backward(frame: types.FrameType | None) -> bool:
+    """Whether a function is called by torch's backward pass: a hook, or the backward of a function."""
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("headrace."):
+        if frame.f_code.co_name == "_engine_run_backward":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @lru_cache(2048)

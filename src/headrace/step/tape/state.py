@@ -193,9 +193,9 @@ class PassState:
         elif isinstance(value, types.MethodType) and id(value.__self__) in self._known:
             self.check(value.__func__)
         else:
+            self._deep.append((value, self._describe(value, self.tensors)))
             self._known.add(id(value))
             self._name(value)  # which keeps it, so that nothing else gets its id
-            self._deep.append((value, self._describe(value, self.tensors)))
 
     def function(self, function: types.FunctionType) -> None:
         """A function that a pass may call stays what it is; what it does is looked at where it runs."""

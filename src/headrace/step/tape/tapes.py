@@ -228,10 +228,8 @@ class Tapes:
         own = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
         recording = Recording(given, [*fixed, *buffers], [*gradients, *own])
         proof = Proof(state)
-        alone = Batch(part.fields, part.rows, total=part.total, share=part._share)  # without what only this one has
-        alone.whole = part.whole  # which `known` has looked at
         with proof:
-            terms = eager(alone, recording)
+            terms = eager(part, recording)
         proof.conclude()
         recording.end()
         if self._arena is not None and not any(float(term.weight) for term in terms.values()):
