@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from overhead import Target, Verdict, installed, machine
+from machine import in_words, machine
+from overhead import Target, Verdict
 from saving import (
     BATCH,
     STATES,
@@ -88,13 +89,14 @@ class Report:
 
     def write(self, out: Path, repeats: int, libraries: Sequence[str]) -> None:
         """The record as JSON, the tables as text beside it."""
-        where = machine()
-        where["libraries"] |= {name: installed(name) for name in libraries}
+        where = machine(libraries)
+        print(in_words(where))
+        lines = [in_words(where), *self.lines]
         targets = [{**asdict(verdict), "reached": verdict.reached} for verdict in self.verdicts]
         record = {"machine": where, "repeats": repeats, **self.record, "targets": targets}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(record, indent=2) + "\n")
-        out.with_suffix(".txt").write_text("\n".join(self.lines).lstrip("\n") + "\n")
+        out.with_suffix(".txt").write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:

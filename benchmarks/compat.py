@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from machine import in_words, machine
 from timing import Job, interleave, ratio, table
 from torch import nn
 
@@ -30,6 +31,8 @@ def main() -> None:
     """Time every training once per repeat, print the table, and write it as JSON."""
     options = arguments()
     torch.set_num_threads(1)
+    where = machine()
+    print(in_words(where))
     draw = np.random.default_rng(0)
     x = draw.random((options.rows, 64), np.float32)
     y = np.eye(10, dtype=np.float32)[draw.integers(0, 10, options.rows)]
@@ -45,7 +48,7 @@ def main() -> None:
     print(f"a dialect costs at most {LIMIT}: {'reached' if dearest <= LIMIT else 'missed'}")
     options.out.parent.mkdir(parents=True, exist_ok=True)
     record = {name: {"median": r.median, "low": r.low, "high": r.high} for name, r in found.items()}
-    options.out.write_text(json.dumps({"rows": options.rows, "to headrace": record}, indent=2) + "\n")
+    options.out.write_text(json.dumps({"machine": where, "rows": options.rows, "to headrace": record}, indent=2) + "\n")
 
 
 def arguments() -> argparse.Namespace:

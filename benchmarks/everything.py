@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from overhead import Verdict, machine, print_verdicts
+from machine import in_words, machine
+from overhead import Verdict, print_verdicts
 from peers import headrace_trainer, job
 from timing import Job, interleave, ratio, silence, table
 from work import WORKS, Work
@@ -62,8 +63,9 @@ def main() -> None:
 
 def measured(room: Path, repeats: int, epochs: int) -> dict[str, Any]:
     """Times every way; what is written."""
-    work = WORKS["a"]
+    work, where = WORKS["a"], machine()
     x, y = work.data()
+    print(in_words(where))
     prepare = {name: partial(trained, name, room, work, x, y, epochs) for name in WAYS}
     for one in prepare.values():  # imports and first calls are not timed
         with silence():
@@ -80,7 +82,7 @@ def measured(room: Path, repeats: int, epochs: int) -> dict[str, Any]:
     verdict = Verdict("everything/nothing", "<=", LIMIT, ways["everything"]["to_nothing"]["median"])
     print_verdicts([verdict])
     targets = [{**asdict(verdict), "reached": verdict.reached}]
-    return {"machine": machine(), "repeats": repeats, "epochs": epochs, "ways": ways, "targets": targets}
+    return {"machine": where, "repeats": repeats, "epochs": epochs, "ways": ways, "targets": targets}
 
 
 def trained(name: str, room: Path, work: Work, x: torch.Tensor, y: torch.Tensor, epochs: int) -> Job:

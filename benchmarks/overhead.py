@@ -10,11 +10,8 @@ of the run. The frameworks come with `pip install .[bench]`; a missing one is sk
 from __future__ import annotations
 
 import argparse
-import datetime
-import importlib.metadata
 import json
 import operator
-import platform
 import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
@@ -24,23 +21,13 @@ from typing import Any
 
 import torch
 from inference import INFERENCE
+from machine import in_words, machine
 from peers import OFTEN, PEERS, Peer
 from process import first_seconds, import_seconds, memory
 from timing import Job, Sample, interleave, ratio, silence, table
 from work import WORKS, Work
 
 RESULTS = Path(__file__).parent / "results" / "overhead.json"
-LIBRARIES = (
-    "torch",
-    "numpy",
-    "headrace",
-    "lightning",
-    "torchmetrics",
-    "accelerate",
-    "pytorch-ignite",
-    "skorch",
-    "keras",
-)
 PARTS = (*WORKS, *INFERENCE, "import", "first", "memory")
 WARM_UP_ROWS = 1024
 COMPARE = {"<=": operator.le, ">=": operator.ge}
@@ -100,13 +87,15 @@ def main() -> None:
     peers = available(options.peers)
     parts: dict[str, Any] = {}
     verdicts: list[Verdict] = []
+    where = machine()
+    print(in_words(where), flush=True)
     for part in options.only:
         measure = MEASURES.get(part, measure_speed)
         parts[part], judged = measure(part, peers, options.repeats)
         verdicts += judged
     print_verdicts(verdicts)
     record = {
-        "machine": machine(),
+        "machine": where,
         "repeats": options.repeats,
         "parts": parts,
         "targets": [{**asdict(v), "reached": v.reached} for v in verdicts],
@@ -255,34 +244,6 @@ def print_verdicts(verdicts: list[Verdict]) -> None:
         rows.append((v.what, f"{v.sign} {v.limit:.2f}", f"{v.measured:.3f}", "yes" if v.reached else "NO"))
     if rows:
         print(f"\n{table(('target', 'wanted', 'measured', 'reached'), rows)}")
-
-
-def machine() -> dict[str, Any]:
-    """Where and with what this ran."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "libraries": {name: version for name in LIBRARIES if (version := installed(name))},
-    }
-
-
-def installed(library: str) -> str | None:
-    """The installed version of a library."""
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def cpu_model() -> str:
-    """The processor's name, as far as the system tells it."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

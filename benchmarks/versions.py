@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from machine import in_words, machine
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "versions.json"
 LIMIT = 1.02
@@ -155,7 +157,9 @@ def main() -> None:
             time_, peak = statistics.median(times), statistics.median(peaks)
             verdict = "" if max(time_, peak) <= LIMIT else f"   more than {LIMIT}"
             print(f"{name:18} {time_:6.3f} {times[0]:6.3f}-{times[-1]:.3f} {peak:12.3f}{verdict}", flush=True)
-    options.out.write_text(json.dumps(record, indent=2) + "\n")
+    where = {**machine(), "threads": 1}  # those of the programs; torch is imported here only now, in nobody's time
+    print(in_words(where))
+    options.out.write_text(json.dumps({"machine": where, "programs": record}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

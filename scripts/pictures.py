@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "src"), str(ROOT / "tests")]
 
 from diagrams import DIAGRAMS  # noqa: E402
 from drawing import GREY, INK, LINE, TEAL, Drawing  # noqa: E402
+from kit.imports import module_at  # noqa: E402
 
 RECIPE = "recipes/digits.py"
 SHOWN = {  # by picture: the files whose code it shows
@@ -43,7 +45,7 @@ NAMES = {
     "ignite": "Ignite",
     "keras": "Keras",
 }
-LEFT_OUT = ("raw-again",)  # the control of the benchmark
+AGAIN = "raw-again"  # the control of the benchmark
 STRATEGIES = ("synchronous", "periodic:every=4 steps", "asynchronous")
 
 
@@ -79,33 +81,48 @@ def digest(name: str) -> str:
 
 def drawn() -> dict[str, str]:
     """The pictures that need no training, by name."""
-    return {"overhead": overhead(works()), **{name: draw() for name, draw in DIAGRAMS.items()}}
+    return {"overhead": overhead(results()), **{name: draw() for name, draw in DIAGRAMS.items()}}
 
 
-def works() -> dict[str, dict[str, float]]:
-    """What was trained in the benchmark, and the time that each peer took, in times that of the hand-written loop."""
-    parts = json.loads((ROOT / "benchmarks" / "results" / "overhead.json").read_text())["parts"].values()
+def results() -> dict[str, Any]:
+    """The record of the benchmark `overhead`."""
+    record: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "overhead.json").read_text())
+    return record
+
+
+def timed(record: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """What was timed, and the time that each peer took, in times that of the hand-written loop."""
     return {
-        part["title"].removeprefix("fit, "): {
-            peer: found["to_raw"]["median"] for peer, found in part["peers"].items() if peer not in LEFT_OUT
-        }
-        for part in parts
-        if part.get("title", "").startswith("fit, ")
+        part["title"].removeprefix("fit, "): {peer: each["to_raw"]["median"] for peer, each in part["peers"].items()}
+        for part in record["parts"].values()
+        if "peers" in part
     }
 
 
-def overhead(found: dict[str, dict[str, float]]) -> str:
+def where(record: dict[str, Any]) -> str:
+    """The processor, the threads and the builds that the figures belong to."""
+    words: str = module_at(ROOT / "benchmarks" / "machine.py").in_words(record["machine"])
+    return words
+
+
+def overhead(record: dict[str, Any]) -> str:
     """Bars for each work: the time of a training, shortest first."""
+    found = {
+        title: {peer: ratio for peer, ratio in peers.items() if peer != AGAIN}
+        for title, peers in timed(record).items()
+        if not title.startswith(("validate", "predict"))
+    }
     row, wide, name_room, bar_room = 22, 380, 146, 176
     most = max(max(peers.values()) for peers in found.values())
     works = list(found.items())
     pairs = [works[k : k + 2] for k in range(0, len(works), 2)]
-    tops, height = [], 44
+    tops, height = [], 60
     for pair in pairs:
         tops.append(height)
         height += 34 + row * max(len(peers) for _, peers in pair)
     drawing = Drawing(2 * wide, height + 6, "Time of a training, relative to a hand-written loop")
     drawing.text(16, 26, "Time of a training, in times that of a hand-written loop (shorter is better)", bold=True)
+    drawing.text(16, 46, where(record), size=12, color=LINE)
     for pair, top in zip(pairs, tops, strict=True):
         for column, (title, peers) in enumerate(pair):
             x = 16 + wide * column
@@ -120,10 +137,21 @@ def overhead(found: dict[str, dict[str, float]]) -> str:
 
 def with_figures(text: str) -> str:
     """The README with the figures that were measured, in the place that is marked for them."""
-    rows = [f"| {title} | {peers['headrace']:.2f} |" for title, peers in works().items()]
-    table = "\n".join(["| what is trained | time, hand-written loop = 1 |", "|---|---|", *rows])
+    record = results()
+    rows = ["| what is timed | headrace | the loop once more | the fastest of the others |", "|---|---|---|---|"]
+    for title, peers in timed(record).items():
+        others = {peer: ratio for peer, ratio in peers.items() if peer not in ("raw", AGAIN, "headrace")}
+        fastest = min(others, key=lambda peer: others[peer], default="")
+        named = f"{NAMES.get(fastest, fastest)} {others[fastest]:.2f}" if fastest else ""
+        rows.append(f"| {title} | {peers['headrace']:.2f} | {peers[AGAIN]:.2f} | {named} |")
+    missed = sum(not target["reached"] for target in record["targets"])
+    caption = (
+        f"Measured on: {where(record)}; medians of {record['repeats']} repeats. Of the {len(record['targets'])} targets"
+        f" of this benchmark, {missed} are missed; the results mark them with NO."
+    )
+    figures = "\n".join([*rows, "", *textwrap.wrap(caption, 120)])
     return re.sub(
-        r"(<!-- figures[^\n]*-->\n).*?(<!-- end of figures -->)", rf"\g<1>{table}\n\g<2>", text, flags=re.DOTALL
+        r"(<!-- figures[^\n]*-->\n).*?(<!-- end of figures -->)", rf"\g<1>{figures}\n\g<2>", text, flags=re.DOTALL
     )
 
 

@@ -1,4 +1,4 @@
-"""headrace brings data to a PyTorch model: it trains as fast as the loop you would write by hand.
+"""Train PyTorch models without writing the training loop.
 
 Its rooms, in import order; each imports only from those before it:
 

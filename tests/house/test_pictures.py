@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from kit.imports import module_at
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,31 @@ def test_the_figures_of_the_readme_are_those_that_were_measured(pictures: Module
     assert pictures.with_figures(text) == text, RENEW
     assert pictures.with_figures(re.sub(r"\| [0-9.]+ \|", "| 9.99 |", text)) == text, "the control"
     assert "| 9.99 |" in re.sub(r"\| [0-9.]+ \|", "| 9.99 |", text)
+
+
+def test_speeds_are_shown_with_the_processor_the_threads_and_the_builds(pictures: ModuleType) -> None:
+    record = {"cpu": "AMD EPYC", "threads": 1, "libraries": {"torch": "2.13.0+cpu"}, "python": "3", "system": "Linux"}
+    described = pictures.where(
+        {"machine": record | {"date": "2026-11-23T13:02:15", "cores": 2, "instructions": "AVX2"}}
+    )
+    assert described == "AMD EPYC, 2 cores, 1 thread; torch 2.13.0+cpu (AVX2), Python 3, Linux; 2026-11-23"
+    workers = json.loads((ROOT / "benchmarks" / "results" / "workers.json").read_text())
+    shown = {
+        ROOT / "README.md": pictures.results(),
+        PICTURES / "overhead.svg": pictures.results(),
+        ROOT / "docs" / "strategies.md": workers,
+    }
+    for file, measured in shown.items():
+        assert pictures.where(measured) in " ".join(file.read_text().split()), file.name
+
+
+def test_a_benchmark_records_the_processor_the_threads_and_the_builds() -> None:
+    found = module_at(ROOT / "benchmarks" / "machine.py").machine()
+    assert found["libraries"]["torch"] == torch.__version__
+    assert found["threads"] == torch.get_num_threads()
+    assert found["cores"] >= 1
+    assert found["instructions"] in torch.__config__.show()
+    assert found["cpu"]
 
 
 def test_pictures_are_small_and_each_is_shown_by_a_page() -> None:

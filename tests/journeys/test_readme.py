@@ -1,13 +1,17 @@
 """What the documents say is true: their programs run, and the tree they draw is the one there is."""
 
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kit import left_behind
+from kit.pages import Block, blocks, run_page
 
 import headrace
 
@@ -66,6 +70,62 @@ def test_the_readme_has_programs_and_they_train() -> None:
     found = programs(ROOT / "README.md")
     assert len(found) == text.count("```python") >= 4
     assert sum(".fit(" in program for _, program in found) >= 3
+
+
+def commands(page: Path) -> list[Block]:
+    """The blocks of a page that are for a shell."""
+    return [block for block in blocks(page.read_text()) if block.language == "bash"]
+
+
+def installs(block: Block) -> bool:
+    """Whether a block only calls pip, which needs the network."""
+    return all(line.startswith("pip install ") for line in block.text.splitlines())
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A copy of the repository in a directory with a space and an umlaut, as its scripts leave it after they installed.
+
+    The environment in `.venv` starts the interpreter of this test, so that nothing is installed.
+    """
+    place = tmp_path / "ä b" / "headrace"
+    for name in ("scripts", "src", "tests", "recipes"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, place)
+    python = place / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nPYTHONPATH='{place / 'src'}' exec '{sys.executable}' \"$@\"\n")
+    python.chmod(0o755)
+    (place / ".venv" / ".extras").write_text("dev\nsklearn\n")
+    stamp = "source scripts/lib.sh; stamp dev,sklearn >.venv/.stamp"
+    subprocess.run(["bash", "-eo", "pipefail", "-c", stamp], cwd=place, check=True)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_commands_of_the_readme_run_as_they_stand(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other. `scripts/test` runs a few of the tests, and must not take this process for its own."""
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", left_behind.MARK):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "tests/house/test_layers.py")
+    shown = [block for block in commands(ROOT / "README.md") if not installs(block)]
+    assert len(shown) >= 2
+    run_page("".join(f"```bash\n{block.text}```\n" for block in shown), clone, limit_s=240)
+    assert list(clone.glob("runs/digits/report.html"))
+    made = clone / "churn"
+    assert (made / "answers.csv").read_text().splitlines()[0].endswith('"class","probability"')
+    assert (made / "runs" / "one" / "report.html").is_file()
+    assert (made / "rehearsal.png").is_file()
+
+
+def test_what_the_readme_installs_is_offered() -> None:
+    """Of the commands that need the network: each extra that they or their comments name, and the file they install."""
+    (block,) = (block for block in commands(ROOT / "README.md") if installs(block))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (named,) = re.findall(r'pip install "\.\[([\w,]+)\]" +# extras: ([\w, ]+)$', block.text, flags=re.MULTILINE)
+    assert set(named[0].split(",")) <= set(named[1].split(", ")) == set(extras) - {"dev", "bench"}
 
 
 def test_the_loop_of_the_readme_gives_the_weights_of_fit() -> None:
