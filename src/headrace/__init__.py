@@ -68,6 +68,7 @@ _HOMES = {
     "workers.asynchronous": ["Asynchronous"],
     "workers.block_momentum": ["BlockMomentum"],
     "workers.elastic": ["Elastic"],
+    "workers.here": ["here"],
     "workers.rounds": ["DiLoCo", "Periodic"],
     "workers.strategy": ["Strategy"],
     "workers.synchronous": ["Synchronous"],
@@ -163,6 +164,7 @@ if TYPE_CHECKING:
     from .workers.asynchronous import Asynchronous as Asynchronous
     from .workers.block_momentum import BlockMomentum as BlockMomentum
     from .workers.elastic import Elastic as Elastic
+    from .workers.here import here as here
     from .workers.rounds import DiLoCo as DiLoCo
     from .workers.rounds import Periodic as Periodic
     from .workers.strategy import Strategy as Strategy

@@ -3,6 +3,7 @@
 import inspect
 import re
 import shlex
+import tomllib
 from itertools import takewhile
 from pathlib import Path
 from pydoc import locate
@@ -104,6 +105,20 @@ def test_no_page_names_what_is_not_there() -> None:
     for page in [ROOT / "README.md", *PAGES]:
         named = set(re.findall(r"\bhr\.([A-Za-z_]\w*)", page.read_text()))
         assert {name for name in named if not hasattr(headrace, name)} == set(), page.name
+
+
+def test_programs_of_pages_import_only_what_is_public() -> None:
+    public = {"compat", "optuna", "sklearn", "testing", "vision"}
+    for page in [ROOT / "README.md", *PAGES]:
+        for room, module in re.findall(r"^(?:from|import) headrace\.(\w+)([\w.]*)", page.read_text(), re.MULTILINE):
+            assert room in public, f"{page.name} imports headrace.{room}{module}"
+
+
+def test_every_dependency_is_listed_on_the_page_of_the_architecture() -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    listed = (DOCS / "architecture.md").read_text().partition("## Dependencies")[2].partition("\n\nRay")[0].lower()
+    names = {re.split(r"[><=]", each)[0] for each in needed}
+    assert {name for name in names if not re.search(rf"[| ,]{name}[ ,]", listed)} == set()
 
 
 @pytest.mark.parametrize(

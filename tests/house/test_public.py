@@ -88,6 +88,7 @@ PUBLIC = [
     "concat",
     "filter",
     "from_dataset",
+    "here",
     "launch",
     "load",
     "load_weights",
