@@ -9,6 +9,7 @@ import torch
 from kit.sampled import sampled
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import headrace as hr
 
@@ -53,6 +54,19 @@ def test_the_model_ends_as_its_exponential_average_and_the_training_goes_on_with
     trainer = fitted(hr.EMA(0.8))
     assert same(tensors(trainer.model), average)
     assert not same(average, weights)
+
+
+def test_the_exponential_average_begins_as_a_mean_and_comes_closer_to_that_of_torch() -> None:
+    trainer = made()
+    torchs, apart = AveragedModel(trainer.model, multi_avg_fn=get_ema_multi_avg_fn(0.8)), []
+    for info in trainer.steps((X, Y), epochs=6, callbacks=[hr.EMA(0.8)]):
+        torchs.update_parameters(trainer.model)
+        with info.evaluating() as model:
+            pairs = zip(model.parameters(), torchs.parameters(), strict=True)
+            apart.append(max(float((ours - theirs).abs().max()) for ours, theirs in pairs))
+    assert apart[0] == 0
+    assert max(apart) > 1e-3
+    assert apart[-1] < 1e-3 * max(apart)
 
 
 def test_validations_see_the_average() -> None:
