@@ -102,9 +102,8 @@ def errors_page() -> str:
 
 
 INTRODUCTION = """\
-This page lists the error messages of the library, as far as they can be read from its source; a few are put together
-when they are raised, and are missing. `{…}` stands for a part that differs from case to case. To find a message, search
-the page for words of it. A message says what was expected, what was given instead, and what to do.
+This page lists every error message of the library. `{…}` stands for a part that differs from case to case. To find a
+message, search the page for words of it. A message says what was expected, what was given instead, and what to do.
 Every class is a subclass of `hr.HeadraceError`, and also of the built-in exception in parentheses.
 
 ```text
