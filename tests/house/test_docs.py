@@ -219,7 +219,9 @@ def test_every_command_that_is_shown_is_taken() -> None:
             command.read(rest)  # raises on what it does not know
         else:
             flags = {word for word in rest if word.startswith("--")}
-            known = {f"--{name}" for name in [*parameters_of(Options), "config", "print_config", "help", "recipe"]}
+            known = {
+                f"--{name}" for name in [*parameters_of(Options), "config", "print_config", "recipe", "trust", "help"]
+            }
             assert flags - known <= {"--lr", "--hidden"}, words
 
 
