@@ -137,22 +137,33 @@ def overhead(record: dict[str, Any]) -> str:
 
 def with_figures(text: str) -> str:
     """The README with the figures that were measured, in the place that is marked for them."""
-    record = results()
+    made = figures(results())
+    return re.sub(
+        r"(<!-- figures[^\n]*-->\n).*?(<!-- end of figures -->)", rf"\g<1>{made}\n\g<2>", text, flags=re.DOTALL
+    )
+
+
+def figures(record: dict[str, Any]) -> str:
+    """A table of what was timed, where it was measured, and where headrace is not the fastest."""
     rows = ["| what is timed | headrace | the loop once more | the fastest of the others |", "|---|---|---|---|"]
+    no_faster, beaten = [], []
     for title, peers in timed(record).items():
+        ours = peers["headrace"]
         others = {peer: ratio for peer, ratio in peers.items() if peer not in ("raw", AGAIN, "headrace")}
         fastest = min(others, key=lambda peer: others[peer], default="")
         named = f"{NAMES.get(fastest, fastest)} {others[fastest]:.2f}" if fastest else ""
-        rows.append(f"| {title} | {peers['headrace']:.2f} | {peers[AGAIN]:.2f} | {named} |")
-    missed = sum(not target["reached"] for target in record["targets"])
-    caption = (
-        f"Measured on: {where(record)}; medians of {record['repeats']} repeats. Of the {len(record['targets'])} targets"
-        f" of this benchmark, {missed} are missed; the results mark them with NO."
+        rows.append(f"| {title} | {ours:.2f} | {peers[AGAIN]:.2f} | {named} |")
+        no_faster += [f"“{title}”"] if round(ours, 2) >= 1 else []
+        beaten += [f"“{title}” ({named})"] if fastest and others[fastest] < ours else []
+    targets = record["targets"]
+    sentences = (
+        f"Measured on: {where(record)}; medians of {record['repeats']} repeats.",
+        f"headrace is not faster than the loop in {', '.join(no_faster) or 'none of these'}.",
+        f"Something else is faster than headrace in {', '.join(beaten) or 'none of these'}.",
+        f"Of the {len(targets)} targets of this benchmark, {sum(not each['reached'] for each in targets)} are missed;",
+        "the results mark them with NO.",
     )
-    figures = "\n".join([*rows, "", *textwrap.wrap(caption, 120)])
-    return re.sub(
-        r"(<!-- figures[^\n]*-->\n).*?(<!-- end of figures -->)", rf"\g<1>{figures}\n\g<2>", text, flags=re.DOTALL
-    )
+    return "\n".join([*rows, "", *textwrap.wrap(" ".join(sentences), 120, break_on_hyphens=False)])
 
 
 # --- made by a training -----------------------------------------------------------------------------------

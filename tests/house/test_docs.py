@@ -195,6 +195,9 @@ def test_the_figures_of_the_strategies_are_those_that_were_measured() -> None:
     link = measured.partition("link:")[2].partition("\n\n")[0]
     for what, seconds, speed, epochs in rows[1:]:
         assert re.search(rf"^{re.escape(what)} +{seconds} +{speed} +\S+ +{epochs} ", link, re.MULTILINE), what
+    in_prose = re.findall(r"(?<![\d.])\d+\.\d\d(?![\d.])", re.sub(r"^\|.*$", "", page, flags=re.MULTILINE))
+    assert len(in_prose) >= 6
+    assert [number for number in in_prose if number not in measured] == []
 
 
 def commands(page: Path) -> list[list[str]]:

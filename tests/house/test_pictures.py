@@ -65,6 +65,22 @@ def test_speeds_are_shown_with_the_processor_the_threads_and_the_builds(pictures
         assert pictures.where(measured) in " ".join(file.read_text().split()), file.name
 
 
+def test_the_readme_says_where_headrace_is_not_the_fastest(pictures: ModuleType) -> None:
+    record = pictures.results()
+    for ours, others, said in (
+        (0.5, 0.6, []),
+        (1.2, 1.3, ["not faster than the loop in “one”"]),
+        (0.5, 0.4, ["Ignite 0.40"]),
+    ):
+        ratios = {"raw": 1.0, "raw-again": 1.0, "headrace": ours, "ignite": others}
+        peers = {peer: {"to_raw": {"median": ratio}} for peer, ratio in ratios.items()}
+        caption = pictures.figures(record | {"parts": {"a": {"title": "fit, one", "peers": peers}}}).partition(
+            "Measured"
+        )[2]
+        assert caption.count("none of these") == 2 - len(said)
+        assert all(each in " ".join(caption.split()) for each in said)
+
+
 def test_a_benchmark_records_the_processor_the_threads_and_the_builds() -> None:
     found = module_at(ROOT / "benchmarks" / "machine.py").machine()
     assert found["libraries"]["torch"] == torch.__version__

@@ -109,7 +109,7 @@ def test_the_commands_of_the_readme_run_as_they_stand(clone: Path, monkeypatch: 
     """One after the other. `scripts/test` runs a few of the tests, and must not take this process for its own."""
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", left_behind.MARK):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PYTEST_ADDOPTS", "tests/house/test_layers.py")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "tests/data/test_order.py")
     shown = [block for block in commands(ROOT / "README.md") if not installs(block)]
     assert len(shown) >= 2
     run_page("".join(f"```bash\n{block.text}```\n" for block in shown), clone, limit_s=240)
