@@ -165,18 +165,19 @@ PARTS: dict[str, Shape] = {
     "worker": _WORKER,
 }
 """The parts that every checkpoint has."""
-_OF_SEVERAL: dict[str, Shape] = {
+_OPTIONAL: dict[str, Shape] = {
+    "flags": {"untrained": [TEXT], "first": [TEXT], "resting": [TEXT]},
     "round": {"counters": maybe(_COUNTERS), "place": maybe(_PLACE), "cursor": maybe(ANY)},
     "strategy": DICT,
     "kind": TEXT,
     "agrees": FLAG,
 }
-"""Those of several workers."""
+"""Those that not every checkpoint has, mostly of several workers."""
 
 
 def check_part(part: str, value: Any, at: str) -> None:
     """Raises unless a part of the state looks as it should; of "worker 1" and so on nothing may be known."""
     if not part.startswith("worker "):
-        check(value, (PARTS | _OF_SEVERAL).get(part, ANY), at)
+        check(value, (PARTS | _OPTIONAL).get(part, ANY), at)
     elif value != {}:
         check(value, _WORKER, at)

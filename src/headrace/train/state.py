@@ -59,6 +59,8 @@ class State:
     """How the training data were read, where they are rows: see `description_of`."""
     round: dict[str, Any] = field(default_factory=dict)
     """Where the training stood when all workers had the same weights for the last time."""
+    flags: dict[str, Any] | None = None
+    """Which parameters do not require gradients: see `Frozen.flags`."""
     machine: dict[str, Any] | None = None
     strategy: dict[str, Any] | None = None
     """What all workers of a strategy know; `None` where one worker works alone, or all still do."""

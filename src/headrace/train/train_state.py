@@ -60,7 +60,7 @@ class TrainState:
         self.metrics = trainer._team.fresh(trainer.metrics.fresh(measured_by(trainer.objectives, trainer.target)))
         self.sums = info.sums
         self.rates: Rates = make_rates(None, [], [], None)
-        self.frozen = Frozen(trainer.model)
+        self.frozen = Frozen(trainer._modules)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.done: set[str] = set()
@@ -109,6 +109,7 @@ class TrainState:
             source={"cursor": self.cursor, "initial": self.initial},
             round=self.round,
             frozen={owner: sorted(names) for owner, names in self.frozen.owners.items() if names},
+            flags=self.frozen.flags(),
             noted=info.extra_numbers,
             shares=self.shares,
             machine=machine(trainer.device),
@@ -230,6 +231,7 @@ class TrainState:
             check_model(saved, module.state_dict())
         self._trainer._step.check_state(state.step)
         self._check_workers(len(state.owns))
+        self._check_flags(state)
         try:
             same_categories(as_categories(state.categories, state.nulls), self.categories, "train", "those of the run")
         except DataError as error:
@@ -240,6 +242,17 @@ class TrainState:
             now = self._plan.train.state_dict()
             state.source |= {name: _reordered(cursor, now) for name, cursor in state.source.items()}
         self._load_cursor(state.source["cursor"], state.place["ends_epoch"] or not state.counters["steps"])
+
+    def _check_flags(self, state: State) -> None:
+        """Raises on another `requires_grad` than that of the run, unless it is meant to differ."""
+        if state.flags is None:
+            return
+        try:
+            self.frozen.check_flags(state.frozen, state.flags)
+        except CheckpointError:
+            if not state.forced:
+                raise
+            state.flags = None
 
     def _check_workers(self, before: int) -> None:
         """Raises on a source that other workers cannot go on reading."""
@@ -260,7 +273,7 @@ class TrainState:
         self.round = state.round
         load_model(self.model, {**state.model, **state.extra})
         self._put_transient(state.modules["transient"])
-        self.frozen.restore(state.frozen)
+        self.frozen.restore(state.frozen, state.flags)
         for module, saved in zip(trainer._modules[1:], state.modules["others"], strict=True):
             module.load_state_dict(saved)
         anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now, not where others have led
