@@ -249,3 +249,114 @@ def test_workers_that_share_updates_cannot_make_their_own(how: str) -> None:
 
     with pytest.raises(hr.ConfigError, match="update of its own, which the other workers know nothing of"):
         hr.launch(main, workers=2)
+
+
+# --- several optimizers, and those that the trainer does not have ----------------------------------------------
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.05)
+
+
+class Halves(hr.Trainer):
+    """Steps two optimizers by itself; by default both are the trainer's."""
+
+    def train_step(self, batch: hr.Batch) -> Any:
+        outputs = self.model(batch["x"])
+        loss = F.cross_entropy(outputs, batch["y"])
+        for optimizer in self.stepped():
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in self.stepped():
+            optimizer.step()
+        return hr.Outcome({"loss": loss}, outputs)
+
+    def stepped(self) -> Any:
+        return self.optimizers.values()
+
+
+def with_a_stranger(make: Any) -> hr.Trainer:
+    """The second optimizer is one of a closure."""
+    model = network()
+    second = make(model[2])
+
+    class Closure(Halves):
+        def stepped(self) -> Any:
+            return [self.optimizer, second]
+
+    return Closure(model, hr.CrossEntropy(), sgd(model[0]), batch_size=BATCH)
+
+
+def with_both(**options: Any) -> hr.Trainer:
+    model = network()
+    return Halves(model, optimizer={"a": sgd(model[0]), "b": adam(model[2])}, batch_size=BATCH, **options)
+
+
+def leave(trainer: hr.Trainer, run: Path, after: int) -> None:
+    for info in trainer.steps((X, Y), epochs=4, run=run):
+        if info.step == after:
+            break
+
+
+def test_an_optimizer_that_is_not_saved_with_the_run_is_noticed_at_the_first_update(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"Adam of '2.weight' and 1 more .*not exactly: .*optimizer=\{'a'") as warned:
+        leave(with_a_stranger(adam), tmp_path / "run", after=1)
+    assert len(warned) == 1
+    assert "not exactly" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_an_optimizer_of_parameters_that_are_not_in_the_model_is_noticed(tmp_path: Path) -> None:
+    other = nn.Linear(1, 1)
+    for param in other.parameters():
+        param.grad = torch.ones_like(param)
+    with pytest.warns(UserWarning, match=r"2 parameters that are not in the model.* Make them part of the model"):
+        leave(with_a_stranger(lambda _: torch.optim.SGD(other.parameters(), lr=0.1)), tmp_path / "run", after=1)
+
+
+def test_an_optimizer_that_remembers_nothing_is_none_to_warn_of(tmp_path: Path) -> None:
+    def plain() -> hr.Trainer:
+        return with_a_stranger(lambda layer: torch.optim.SGD(layer.parameters(), lr=0.1))
+
+    whole, parts = plain(), plain()
+    whole.fit((X, Y), epochs=4, progress=False)
+    leave(parts, tmp_path / "run", after=5)
+    parts = plain()
+    parts.fit((X, Y), epochs=4, progress=False, run=tmp_path / "run")
+    assert equal(whole.model, parts.model)
+
+
+def test_several_optimizers_that_train_step_steps_go_without_losses_and_resume_exactly(tmp_path: Path) -> None:
+    whole = with_both()
+    whole.fit((X, Y), epochs=4, progress=False)
+    leave(with_both(), tmp_path / "run", after=5)
+    parts = with_both()
+    parts.fit((X, Y), epochs=4, progress=False, run=tmp_path / "run")
+    assert equal(whole.model, parts.model)
+    assert parts.predict(X).shape == (ROWS, 3)
+
+
+def test_one_loss_scores_the_data_of_several_optimizers_that_train_step_steps() -> None:
+    trainer = with_both(loss=hr.CrossEntropy(), metrics=["accuracy"])
+    last = trainer.fit((X, Y), (X, Y), epochs=1, progress=False).last
+    assert last["val/loss"] == pytest.approx(F.cross_entropy(trainer.model(X), Y).item())
+    assert 0 <= last["val/accuracy"] <= 1
+
+
+def test_data_that_nothing_can_score_are_refused_before_the_first_update() -> None:
+    trainer = with_both()
+    with pytest.raises(hr.ConfigError, match="eval_loss=, or override evaluate_step"):
+        trainer.fit((X, Y), (X, Y), epochs=1, progress=False)
+    assert equal(trainer.model, network())
+
+
+def test_the_original_train_step_needs_the_losses_that_were_left_out() -> None:
+    model = network()
+    trainer = Passing(model, optimizer={"a": sgd(model[0]), "b": sgd(model[2])}, batch_size=BATCH)
+    with pytest.raises(hr.ConfigError, match="original train_step or evaluate_step needs one"):
+        trainer.fit((X, Y), epochs=1, progress=False)
+
+
+def test_how_often_an_optimizer_is_used_is_for_a_train_step_of_ones_own_to_decide() -> None:
+    model = network()
+    with pytest.raises(hr.ConfigError, match="train_step decides when it is used"):
+        Halves(model, optimizer={"a": sgd(model[0]), "b": (adam(model[2]), "5 steps")})

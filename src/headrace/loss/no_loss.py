@@ -1,4 +1,4 @@
-"""The objective of a trainer that only predicts: it has outputs and no terms."""
+"""Objectives without terms: of a trainer that only predicts, and of one whose `train_step` computes the losses."""
 
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
@@ -24,4 +24,14 @@ class NoLoss(Objective):
         raise ConfigError(
             "this trainer was made without a loss, and can only predict. To train, make it as hr.Trainer(model, loss, "
             "optimizer); to validate, a loss is enough: hr.Trainer(model, loss)."
+        )
+
+
+class ByTrainStep(Objective):
+    """Stands for the loss of an optimizer whose updates an overridden `train_step` makes."""
+
+    def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
+        raise ConfigError(
+            "this trainer was made without a loss for this optimizer, since train_step is overridden. What calls the "
+            "original train_step or evaluate_step needs one: loss= with the keys of optimizer=, or eval_loss=."
         )

@@ -18,6 +18,7 @@ from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length
 from ..length import whole as whole_number
+from ..loss.no_loss import ByTrainStep
 from ..loss.objective import Objective, scoring
 
 SCAN_ROWS = 65536
@@ -107,6 +108,15 @@ def can_split(objectives: Mapping[str, Objective], microbatch: Any) -> None:
         raise ConfigError(
             f"microbatch= cannot split {', '.join(whole)}: nothing is known about this function. "
             "If it is a mean over rows, declare it: hr.RowMean(fn)."
+        )
+
+
+def can_score(scorers: Mapping[str, Objective]) -> None:
+    """Raises where data are to be scored, and there is no loss to score them with."""
+    if any(isinstance(objective, ByTrainStep) for objective in scorers.values()):
+        raise ConfigError(
+            "val= and test= are scored with a loss, and this trainer, whose train_step is overridden, was made without "
+            "one. Say eval_loss=, or override evaluate_step too."
         )
 
 

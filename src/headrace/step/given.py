@@ -26,7 +26,7 @@ from ..errors import ConfigError, DataError, ModelError
 from ..formats.frames import is_frame
 from ..length import interval
 from ..loss.elements import L2Prior
-from ..loss.no_loss import NoLoss
+from ..loss.no_loss import ByTrainStep, NoLoss
 from ..loss.objective import Objective, as_objective, losses_of, module_of
 from . import check
 from .weights import categories_of, remember_categories
@@ -252,16 +252,29 @@ def compile_in_place(model: nn.Module) -> None:
 
 
 def by_key(
-    loss: Any, optimizer: OptimizerLike | Optimizers | tuple[()], model: nn.Module
+    loss: Any, optimizer: OptimizerLike | Optimizers | tuple[()], model: nn.Module, own: bool = False
 ) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
-    """Objectives and optimizers by key; a single one has the key "". Without an optimizer there is none."""
+    """Objectives and optimizers by key; a single one has the key "". Without an optimizer there is none.
+
+    `own`: whether `train_step` is overridden. It may make the updates of optimizers that have no loss.
+    """
     if loss is None and optimizer == ():
         return {"": NoLoss()}, {}
     if isinstance(optimizer, tuple) and not optimizer:
         several = loss if isinstance(loss, Mapping) and loss else {"": loss}
         return {key: as_objective(each) for key, each in several.items()}, {}
+    if own and optimizer != {} and not isinstance(loss, Mapping) and (loss is None or isinstance(optimizer, Mapping)):
+        keys = list(optimizer) if isinstance(optimizer, Mapping) else [""]
+        if pauses(optimizer):
+            raise ConfigError("(optimizer, 'n steps') needs a loss by key: here train_step decides when it is used.")
+        optimizers = {k: _optimizer(optimizer[k] if k else optimizer, model, k) for k in keys}  # type: ignore[index]
+        objectives: dict[str, Objective] = {key: ByTrainStep() for key in keys}
+        return objectives if loss is None else {**objectives, keys[0]: as_objective(loss)}, optimizers
     if isinstance(loss, Mapping) != isinstance(optimizer, Mapping):
-        raise ConfigError("loss= and optimizer= must both be dicts, with equal keys, or neither.")
+        raise ConfigError(
+            "loss= and optimizer= must both be dicts, with equal keys, or neither; only where train_step is overridden "
+            "several optimizers go without a dict of losses."
+        )
     if isinstance(loss, Mapping) and isinstance(optimizer, Mapping):
         if loss.keys() != optimizer.keys() or not loss:
             raise ConfigError(f"loss= has the keys {list(loss)}, optimizer= {list(optimizer)}. They must be equal.")

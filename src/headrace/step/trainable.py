@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, Literal
@@ -45,6 +45,7 @@ from .precision import Precision
 from .settings import Settings
 from .signals import Signals
 from .step import Step
+from .strangers import Strangers
 from .team import make_team
 from .use import Use, one_thread
 from .weights import categories_of
@@ -96,8 +97,10 @@ class Trainable:
         self._wanted, self._team = strategy, make_team(strategy)
         self.device = check.device_for(device, model)
         self.model, self._team.device = model.to(self.device), self.device
-        self.objectives, self.optimizers = by_key(loss, optimizer, model)
+        self.objectives, self.optimizers = by_key(loss, optimizer, model, own=not self._updates_plainly)
         self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss, "eval_loss")}
+        if eval_loss is None and loss is not None and not isinstance(loss, Mapping) and len(self.objectives) > 1:
+            self.eval_objectives = {"": self.objectives[next(iter(self.objectives))]}
         self._modules = [model]
         """Everything that has a train and an eval mode."""
         for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
@@ -121,6 +124,7 @@ class Trainable:
         self._history: Any = None  # what the last training has reported
         self._info: Any = None  # of the training under way
         self._along: evaluate.Watch = evaluate.unwatched  # who is called along a pass over data
+        self._strangers: Strangers | None = None  # optimizers that are not its own, while a run is trained
         self._signals, self._use = Signals(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers, every)}
         if compile:
@@ -269,7 +273,8 @@ class Trainable:
         Return what this returns, an `Outcome(losses, outputs)`, or losses by name, as means over the rows of the batch;
         without outputs there are no training metrics. An override that never comes here finds an ordinary model and
         optimizer, and the trainer can have no `clip_norm`, `clip_value`, `microbatch`, `precision` or
-        `nonfinite="skip"`; one that mixes both says `arena=False`.
+        `nonfinite="skip"`; one that mixes both says `arena=False`. Several optimizers are in `self.optimizers`,
+        and need no `loss=`; one that the trainer does not have is not saved with the run.
         """
         check.is_batch(batch, "train_step")
         return self._step(batch)
@@ -304,7 +309,8 @@ class Trainable:
         # whether an update is its own is known once it is made
         kept = Kept.of(self._modules, self.optimizers.values()) if refusal else None
         step.expect()
-        outcome = as_outcome(self.train_step(batch), "train_step", batch)
+        with nullcontext() if self._strangers is None else self._strangers.noticed():
+            outcome = as_outcome(self.train_step(batch), "train_step", batch)
         if step.updates == made:
             if kept is not None:
                 kept.restore()

@@ -85,6 +85,9 @@ class Checkpointer:
         if self._best:
             model.load_state_dict(self._best, strict=False)
 
+    def log(self, text: str) -> None:
+        """Writes a line into the run's log."""
+
     def end(self, why: str) -> None:
         """The training has ended well."""
 
@@ -249,6 +252,9 @@ class RunCheckpointer(Checkpointer):
             )
             return
         load_model(model, contents.tensors_of(MODEL), strict=False)
+
+    def log(self, text: str) -> None:
+        self._run.log(text)
 
     def end(self, why: str) -> None:
         self._saver.wait()

@@ -351,5 +351,8 @@ class SharedCheckpointer(Checkpointer):
     def restore(self, best: Best, model: nn.Module) -> None:
         by_leader(self._comm, lambda: self._own.restore(best, model))
 
+    def log(self, text: str) -> None:
+        self._own.log(text)
+
     def end(self, why: str) -> None:
         by_leader(self._comm, lambda: self._own.end(why))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from ..loss.outcome import Outcome
 from ..step import config, evaluate
 from ..step.given import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted, exit_badly_if_lost, raising_after_break
+from ..step.strangers import Strangers
 from ..step.trainable import Trainable
 from ..step.weights import categories_of, remember_categories
 from ..store import rng
@@ -100,6 +102,8 @@ class Loop:
         self._signals.alone = info.alone = self._workers.alone
         info.leased = self._workers.leased
         trainer._info = info
+        if self._checkpointer.keeps and not trainer._updates_plainly:
+            trainer._strangers = Strangers(trainer.optimizers.values(), trainer._modules)
         self._guard.forget()
         with (
             self._signals.listening(self._checkpointer.keeps),
@@ -118,6 +122,7 @@ class Loop:
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails
                     stack.callback(setattr, trainer, "_info", None)
+                    stack.callback(setattr, trainer, "_strangers", None)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._workers.leave)
@@ -283,6 +288,8 @@ class Loop:
         trainer, info, at = self._trainer, self._info, self._at
         at.rates.before(self._workers.progress(info))
         outcome = trainer._update(batch)
+        if trainer._strangers is not None:
+            self._tell_of(trainer._strangers)
         info.count(batch, feed.macrobatch)
         self._learnt(batch, outcome)
         self._duties.common = False
@@ -296,6 +303,13 @@ class Loop:
         if feed.ends_macrobatch:
             self._guard.settle()
             self._duties.call("on_macrobatch_end", info)
+
+    def _tell_of(self, strangers: Strangers) -> None:
+        """Warns of optimizers that are not saved with the run, before the first checkpoint that lacks them."""
+        while strangers.found:
+            message = strangers.found.pop()
+            self._checkpointer.log(message)
+            warnings.warn(message, stacklevel=2)
 
     def _learnt(self, batch: Batch, outcome: Outcome) -> None:
         """What an update has found is added to what will be reported."""

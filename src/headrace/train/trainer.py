@@ -219,6 +219,8 @@ class Trainer(Trainable):
         plan = Plan.of(source, val, test, self.device, validate_every, log_every, called, others)
         check.has_an_end(source, bounds, sized=self.batch_size is not None)
         plan.check(self.objectives, self.eval_objectives, scan, self.target, self.metrics)
+        if plan.scored and self._evaluates_plainly:
+            check.can_score(self.eval_objectives)
         self.metrics.load()
         info = Info(self, Counters(), bounds, History(), ("train", *plan.val))
         return leave_at_exit(Loop(self, plan, info, checkpointer, workers).run(), self._signals)
