@@ -142,6 +142,14 @@ def test_gains_of_normalisation_are_left_out_of_a_prior_by_argument() -> None:
     assert [len(group["params"]) for group in hr.L2Prior(1.0, gains=False).groups(model)] == [2, 4]
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_the_groups_of_a_prior_hold_every_parameter_whatever_its_weight(weight: float) -> None:
+    model = Normed()
+    groups = hr.L2Prior(weight, fused=True).groups(model)
+    assert [group["weight_decay"] for group in groups] == [weight, 0.0]
+    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.parameters()}
+
+
 def test_a_prior_is_not_part_of_a_validation() -> None:
     model = nn.Linear(K, K, dtype=torch.float64)
     scores = trainer(hr.CrossEntropy() + hr.L2Prior(100.0), model).validate((X, Y))

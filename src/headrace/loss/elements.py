@@ -210,8 +210,8 @@ class L2Prior(Loss):
         decayed = self._weights(model)
         known = {id(weight) for weight in decayed}
         rest = [param for param in model.parameters() if param.requires_grad and id(param) not in known]
-        groups = {float(self.coefficient): decayed, 0.0: rest}
-        return [{"params": params, "weight_decay": decay} for decay, params in groups.items() if params]
+        groups = (float(self.coefficient), decayed), (0.0, rest)
+        return [{"params": params, "weight_decay": decay} for decay, params in groups if params]
 
     def _weights(self, model: nn.Module) -> list[nn.Parameter]:
         gains = {id(p) for module in model.modules() if isinstance(module, NORMS) for p in [module.weight]}
