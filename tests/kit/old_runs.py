@@ -46,7 +46,8 @@ def trained(model: nn.Module, **options: Any) -> hr.Trainer:
 
 
 def fit(trainer: hr.Trainer, train: Any, run: Path, epochs: int, **options: Any) -> None:
-    trainer.fit(train, val=rows(9), epochs=epochs, run=run, keep=1, progress=False, **options)
+    """Goes on with other settings, too: that of a loss has another name now."""
+    trainer.fit(train, val=rows(9), epochs=epochs, run=run, keep=1, progress=False, override=True, **options)
 
 
 # --- the kinds of runs ------------------------------------------------------------------------------------

@@ -86,6 +86,14 @@ MEANS = {
     "ce-classes": Case(_CE(class_weights=W, normalize="classes"), X, Y, (W[Y] * CE).sum() / (N * W.sum())),
     "ce-classes-uniform": Case(_CE(class_weights=[3.0] * K, normalize="classes"), X, Y, CE.mean() / K),
     "ce-samples": Case(_CE(class_weights=W, normalize="samples"), X, Y, (W[Y] * CE).mean()),
+    "ce-samples-pixels": Case(_CE(normalize="samples"), IMAGES, MASKS, MASK_CE.sum() / N),
+    "ce-samples-pixels-ignore": Case(
+        _CE(normalize="samples", ignore_index=1),
+        *(IMAGES, MASKS, MASK_CE[MASKS != 1].sum() / ((MASKS != 1).sum() / MASKS[0].numel())),
+    ),
+    "ce-samples-pixels-probabilities": Case(
+        _CE(normalize="samples"), IMAGES, F.one_hot(MASKS, K).movedim(-1, 1).double(), MASK_CE.sum() / N
+    ),
     "ce-ignore": Case(_CE(ignore_index=2), X, Y, F.cross_entropy(X, Y, ignore_index=2)),
     "ce-ignore-outside": Case(_CE(ignore_index=-1), X, Y.where(Y != 2, -1), F.cross_entropy(X, Y, ignore_index=2)),
     "ce-ignore-met": Case(_CE(ignore_index=1, class_weights=W), X, Y, F.cross_entropy(X, Y, W, ignore_index=1)),
@@ -110,7 +118,18 @@ MEANS = {
     "ce-one-hot-ignore": Case(_CE(ignore_index=2), X, F.one_hot(Y, K), F.cross_entropy(X, Y, ignore_index=2)),
     "ce-one-hot-rows": Case(_CE(weight="r"), X, F.one_hot(Y, K), (R * CE).sum() / R.sum()),
     "ce-one-hot-float": Case(_CE(), X, F.one_hot(Y, K).double(), F.cross_entropy(X, Y)),
-    "ce-log-probabilities": Case(_CE(logits=False, class_weights=W), P.log(), Y, F.nll_loss(P.log(), Y, W)),
+    "ce-log-probabilities": Case(_CE(inputs="log_probs", class_weights=W), P.log(), Y, F.nll_loss(P.log(), Y, W)),
+    "ce-log-probabilities-smoothing": Case(
+        _CE(inputs="log_probs", label_smoothing=0.2), P.log(), Y, F.cross_entropy(P.log(), Y, label_smoothing=0.2)
+    ),
+    "ce-from-probabilities": Case(_CE(inputs="probs", class_weights=W), P, Y, F.nll_loss(P.log(), Y, W)),
+    "ce-from-probabilities-ignore": Case(
+        _CE(inputs="probs", ignore_index=1), P, Y, F.nll_loss(P.log(), Y, ignore_index=1)
+    ),
+    "ce-from-probabilities-rows": Case(
+        _CE(inputs="probs", weight="r"), P, Y, (R * F.nll_loss(P.log(), Y, reduction="none")).sum() / R.sum()
+    ),
+    "ce-from-probabilities-soft": Case(_CE(inputs="probs"), P, P, -(P * P.log()).sum(1).mean()),
     "ce-masks": Case(_CE(), IMAGES, MASKS, F.cross_entropy(IMAGES, MASKS)),
     "ce-masks-met-ignore": Case(
         _CE(class_weights=W, ignore_index=4), IMAGES, MASKS, F.cross_entropy(IMAGES, MASKS, W, ignore_index=4)
@@ -134,7 +153,7 @@ MEANS = {
     "ce-rows-ignore": Case(_CE(weight="r", ignore_index=2), X, Y, (R * KEPT * CE).sum() / (R * KEPT).sum()),
     "bce": Case(_BCE(), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS)),
     "bce-one-column": Case(_BCE(), QUESTIONS[:, :1], ANSWERS[:, 0].double(), bce(QUESTIONS[:, 0], ANSWERS[:, 0])),
-    "bce-probabilities": Case(_BCE(logits=False), QUESTIONS.sigmoid(), ANSWERS, bce(QUESTIONS, ANSWERS)),
+    "bce-probabilities": Case(_BCE(inputs="probs"), QUESTIONS.sigmoid(), ANSWERS, bce(QUESTIONS, ANSWERS)),
     "bce-positive": Case(
         _BCE(positive_weight=POSITIVE), QUESTIONS, ANSWERS, bce(QUESTIONS, ANSWERS, pos_weight=POSITIVE)
     ),

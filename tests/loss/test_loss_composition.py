@@ -169,7 +169,11 @@ BAD_ARGUMENTS = {
     "delta=.* 0": lambda: hr.Huber(0),
     "delta=.*-1": lambda: hr.Huber(-1, form="classic"),
     "form=.*'rough'": lambda: hr.Huber(form="rough"),  # type: ignore[arg-type]
-    "positive_weight=": lambda: hr.BinaryCrossEntropy(logits=False, positive_weight=[2.0]),
+    "positive_weight=": lambda: hr.BinaryCrossEntropy(inputs="probs", positive_weight=[2.0]),
+    r"there is no logits= .*inputs='logits', 'log_probs' .* or 'probs'": lambda: hr.CrossEntropy(logits=False),
+    r"no logits= .*inputs='logits' or 'probs' \(what sig": lambda: hr.BinaryCrossEntropy(logits=True),
+    "there is no logits= here, got True": lambda: setattr(hr.CrossEntropy(), "logits", True),
+    "inputs= is 'logits' or 'probs', got 'log_probs'": lambda: hr.BinaryCrossEntropy(inputs="log_probs"),  # type: ignore[arg-type]
     "neither weight= nor reduce=": lambda: hr.RowMean(F.mse_loss, reduce="sum"),
     "priors only": lambda: trainer(hr.L2Prior(1.0)),
 }
@@ -203,7 +207,7 @@ def test_arguments_that_cannot_work_are_refused(message: str) -> None:
         (hr.BinaryCrossEntropy(positive_weight=[1.0] * 3), PRICES, ANSWERS, r"positive_weight= has the shape \[3\]"),
         (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, 2), r"row 4: 2 is no answer.* \(1 such targets\)"),
         (hr.BinaryCrossEntropy(), PRICES, ANSWERS.where(PLACES != 9, -1).double(), "row 4: -1 is no answer"),
-        (hr.BinaryCrossEntropy(logits=False), PRICES, (ANSWERS + 1).to(torch.uint16), "is no answer"),
+        (hr.BinaryCrossEntropy(inputs="probs"), PRICES, (ANSWERS + 1).to(torch.uint16), "is no answer"),
         (hr.Focal(), PRICES, ANSWERS.where(PLACES != 9, 2), "row 4: 2 is no answer"),
         (
             hr.CrossEntropy(),
@@ -236,6 +240,55 @@ def test_targets_that_can_never_match_are_refused(
 )
 def test_targets_that_match_are_taken(loss: hr.Loss, outputs: Tensor, targets: Tensor) -> None:
     assert trainer(loss).step((outputs, targets))["total_loss"] > 0
+
+
+SHARES = X.softmax(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ("probs", X, r"inputs='probs' expects probabilities.*row 0 .* add up to .*23 such rows.*'log_probs' of what"),
+        ("probs", SHARES.log(), r"inputs='probs'.* .23 such rows"),
+        ("log_probs", X, r"inputs='log_probs' expects numbers whose exp are probabilities.* .23 such rows"),
+        ("log_probs", SHARES, r"inputs='log_probs'.* .23 such rows"),
+        ("probs", SHARES.where(torch.arange(N)[:, None] != 7, SHARES * 2), r"add up to 2 .1 such rows"),
+        ("probs", torch.tensor([[1.5, -0.5, 0.0, 0.0, 0.0]]).double().expand(N, K), "row 0"),
+    ],
+)
+@pytest.mark.parametrize("how", ["fit", "step", "validate"])
+def test_outputs_that_are_not_what_inputs_says_are_refused_at_the_first_batch(
+    inputs: Any, outputs: Tensor, message: str, how: str
+) -> None:
+    model = Through()
+    made = trainer(hr.CrossEntropy(inputs=inputs), model)
+    options = {"steps": 1, "progress": False} if how == "fit" else {}
+    with pytest.raises(hr.ConfigError, match=message):
+        getattr(made, how)((outputs, Y), **options)
+    assert model.scale.item() == 1
+
+
+def test_answers_that_are_no_probabilities_are_refused_at_the_first_batch() -> None:
+    with pytest.raises(hr.ConfigError, match=r"inputs='probs' expects probabilities, from 0 to 1, .* -.*sigmoid"):
+        trainer(hr.BinaryCrossEntropy(inputs="probs")).validate((PRICES, ANSWERS))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
+def test_probabilities_of_any_precision_add_up_to_one(kind: torch.dtype) -> None:
+    shares = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)).softmax(dim=1).to(kind)
+    hr.CrossEntropy(inputs="probs").check_targets(shares, torch.zeros(64, dtype=torch.long))
+
+
+def test_a_model_with_a_softmax_learns_as_one_without() -> None:
+    found = []
+    for inputs in ("logits", "log_probs", "probs"):
+        torch.manual_seed(0)
+        end = {"logits": nn.Identity(), "log_probs": nn.LogSoftmax(dim=1), "probs": nn.Softmax(dim=1)}[inputs]
+        model = nn.Sequential(nn.Linear(K, K, dtype=torch.float64), end)
+        made = trainer(hr.CrossEntropy(inputs=inputs), model)  # type: ignore[arg-type]
+        found.append([made.step((X, Y))["total_loss"] for _ in range(5)])
+    assert found[1] == pytest.approx(found[0])
+    assert found[2] == pytest.approx(found[0])
 
 
 def test_as_many_classes_as_places_are_warned_of() -> None:

@@ -116,7 +116,7 @@ def test_metrics_go_by_what_the_outputs_are_now() -> None:
     loss, shares = hr.BinaryCrossEntropy(), torch.linspace(0.01, 0.4, N, dtype=torch.float64)
     trainer, streams = still(loss, Through(), metrics="accuracy"), {"x": shares, "y": torch.ones(N).double()}
     assert trainer.validate(streams)["val/accuracy"] == 1
-    loss.logits = False
+    loss.inputs = "probs"
     assert trainer.validate(streams)["val/accuracy"] == 0
 
 

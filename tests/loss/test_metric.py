@@ -76,14 +76,16 @@ def binary(scores: Tensor) -> dict[str, Any]:
 BINARY = {
     "column": (LOGIT[:, None], Y2, "logits", LOGIT),
     "flat": (LOGIT, Y2, "logits", LOGIT),
-    "flat-float": (LOGIT, Y2.float(), None, LOGIT),
+    "flat-float": (LOGIT, Y2.float(), "logits", LOGIT),
     "column-column": (LOGIT[:, None], Y2[:, None].float(), "logits", LOGIT),
     "probabilities": (LOGIT[:, None].sigmoid(), Y2, "probabilities", LOGIT),
-    "probabilities-seen": (LOGIT.sigmoid(), Y2, None, LOGIT),
+    "probabilities-flat": (LOGIT.sigmoid(), Y2, "probabilities", LOGIT),
+    "numbers": (LOGIT + 0.5, Y2.float(), "numbers", LOGIT),
+    "numbers-column": (LOGIT[:, None] + 0.5, Y2, "numbers", LOGIT),
     "pair": (PAIR, Y2, "classes", PAIR[:, 1] - PAIR[:, 0]),
     "pair-seen": (PAIR, Y2, None, PAIR[:, 1] - PAIR[:, 0]),
     "pair-one-hot": (PAIR, nn.functional.one_hot(Y2), "classes", PAIR[:, 1] - PAIR[:, 0]),
-    "pair-probabilities": (PAIR.softmax(1), Y2, None, PAIR[:, 1] - PAIR[:, 0]),
+    "pair-probabilities": (PAIR.softmax(1), Y2, "class probabilities", PAIR[:, 1] - PAIR[:, 0]),
 }
 
 
@@ -99,7 +101,8 @@ SEVERAL = {
     "int32": (X, Y.int()),
     "one-hot": (X, nn.functional.one_hot(Y, K)),
     "one-hot-float": (X, nn.functional.one_hot(Y, K).float()),
-    "probabilities": (X.softmax(1), Y),
+    "probabilities": (X.softmax(1), Y, "class probabilities"),
+    "probabilities-one-hot": (X.softmax(1), nn.functional.one_hot(Y, K), "class probabilities"),
     "log-probabilities": (X.log_softmax(1), Y),
 }
 
@@ -124,14 +127,15 @@ def several() -> dict[str, Any]:
 @pytest.mark.takes_turns
 @pytest.mark.parametrize("case", SEVERAL)
 def test_several_classes(case: str, block_bytes: int) -> None:
-    expect(scores(list(several()), *SEVERAL[case], "classes"), several())
+    outputs, targets, reads = (*SEVERAL[case], "classes")[:3]
+    expect(scores(list(several()), outputs, targets, reads), several())
 
 
 QUIZ = {
     "logits": (QUESTIONS, ANSWERS, "logits"),
     "logits-float": (QUESTIONS, ANSWERS.float(), "logits"),
-    "logits-seen": (QUESTIONS, ANSWERS, None),
-    "probabilities-seen": (QUESTIONS.sigmoid(), ANSWERS.float(), None),
+    "probabilities": (QUESTIONS.sigmoid(), ANSWERS.float(), "probabilities"),
+    "numbers": (QUESTIONS + 0.5, ANSWERS.float(), "numbers"),
 }
 
 
@@ -195,16 +199,41 @@ def test_auroc_keeps_the_order_of_scores_that_a_sigmoid_would_make_equal() -> No
     expect(scores("auroc", torch.stack([-large, large], 1), Y2, "classes"), {"auroc": sk.roc_auc_score(Y2, large)})
 
 
-def test_logits_that_begin_like_probabilities_are_never_scored_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = torch.cat([torch.full((20,), 0.2), LOGIT])
-    answers = torch.cat([torch.ones(20), Y2.float()])
-    whole = scores("accuracy", late, answers)
-    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", 1)
-    try:
-        got = scores("accuracy", late, answers)
-    except hr.DataError:
-        return  # to ask which they are is an answer, too; a number that depends on the blocks is none
-    expect(got, whole)
+UNSAID = {
+    "accuracy": (LOGIT.sigmoid(), Y2),
+    "f1": (LOGIT[:, None], Y2[:, None].float()),
+    "confusion": (QUESTIONS, ANSWERS),
+    "auroc": (X.softmax(1), Y),
+    "perplexity": (X, Y),
+}
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_a_metric_is_refused_at_the_first_batch_where_nobody_says_what_outputs_are(name: str) -> None:
+    outputs, targets = UNSAID[name]
+    metrics = Metrics(["mae", name] if outputs.dim() == targets.dim() else name)
+    with pytest.raises(hr.ConfigError, match=rf"metric '{name}' depends on what the outputs are, .*reads="):
+        metrics.add(outputs, targets)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "top-2", "confusion", "iou"])
+def test_the_class_with_the_largest_output_is_the_answer_whatever_outputs_are(name: str) -> None:
+    expect(scores(name, X, Y), scores(name, X.softmax(1), Y))
+
+
+@pytest.mark.parametrize("last", [1.1, 0.95])
+def test_the_numbers_of_a_regression_are_not_taken_for_logits_by_their_values(last: float) -> None:
+    """Of answers that are 0 or 1, more than one half is yes."""
+    outputs, answers = torch.tensor([0.2, 0.2, 0.9, last]), torch.tensor([0.0, 1.0, 1.0, 1.0])
+    for loss in (hr.MSE(), hr.L1(), hr.Huber()):
+        assert trainer(loss, "accuracy").validate((outputs, answers))["val/accuracy"] == 0.75
+
+
+def test_numbers_that_leave_zero_to_one_late_do_not_end_a_training() -> None:
+    outputs = torch.cat([torch.full((BATCH,), 0.4), torch.full((BATCH,), 1.5)])
+    answers = torch.cat([torch.zeros(BATCH), torch.ones(BATCH)])
+    last = trainer(hr.MSE(), ["accuracy"]).fit((outputs, answers), epochs=2, progress=False).last
+    assert last["train/accuracy"] == 1
 
 
 class Through(nn.Module):
@@ -230,7 +259,7 @@ def trainer(loss: Any, metrics: Any) -> hr.Trainer:
         (hr.BinaryCrossEntropy(), True),
         (nn.BCEWithLogitsLoss(), True),
         (hr.Focal(), True),
-        (hr.BinaryCrossEntropy(logits=False), False),
+        (hr.BinaryCrossEntropy(inputs="probs"), False),
     ],
 )
 def test_the_loss_says_whether_outputs_are_logits(loss: Any, positive: bool) -> None:

@@ -111,8 +111,16 @@ def test_probabilities_are_taken_as_they_are(tmp_path: Path) -> None:
         return nn.functional.nll_loss(outputs.log(), target)
 
     net = nn.Sequential(model(3), nn.Softmax(dim=1))
-    trainer = fit(net, hr.RowMean(apart), KINDS, tmp_path / "run", [Answers()])
+    trainer = fit(net, hr.RowMean(apart, reads="class probabilities"), KINDS, tmp_path / "run", [Answers()])
     torch.testing.assert_close(read(tmp_path / "run")[0]["probability"], trainer.predict(X[TEST]).amax(dim=1))
+
+
+def test_no_probability_is_made_up_where_nobody_says_what_outputs_are(tmp_path: Path) -> None:
+    def apart(outputs: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.nll_loss(outputs.log(), target)
+
+    fit(nn.Sequential(model(3), nn.Softmax(dim=1)), hr.RowMean(apart), KINDS, tmp_path / "run", [Answers()])
+    assert read(tmp_path / "run")[0].keys() == {"target", "answer"}
 
 
 class Own(hr.Objective):

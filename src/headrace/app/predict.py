@@ -19,6 +19,7 @@ from ..formats.files import FileTable
 from ..formats.nulls import indicated
 from ..formats.select import are_numbers, begins_with_numbers, no_names
 from ..formats.table import column_names, open_table
+from ..loss.base import OF_CLASSES
 from ..loss.objective import Objective
 from ..loss.task import likeliest, yes_or_no
 from ..step.check import same_streams
@@ -213,11 +214,11 @@ def _of_outputs(outputs: Any) -> dict[str, Any]:
 
 def _judged(objective: Objective, outputs: Any) -> dict[str, Tensor]:
     """The likeliest class of every row, and how likely it is; nothing where there is no one class for a row."""
-    if objective.reads is None or not isinstance(scored := objective.scored(outputs), Tensor):
+    if objective.reads in (None, "numbers") or not isinstance(scored := objective.scored(outputs), Tensor):
         return {}
-    if objective.reads == "classes" and scored.dim() == 2:
+    if objective.reads in OF_CLASSES and scored.dim() == 2:
         code, probability = likeliest(scored, objective.reads)
-    elif objective.reads != "classes" and scored.numel() == len(scored):
+    elif objective.reads not in OF_CLASSES and scored.numel() == len(scored):
         code, probability = yes_or_no(scored.reshape(-1), objective.reads)
     else:
         return {}

@@ -18,6 +18,8 @@ from ..data.ragged import Ragged
 from ..data.sparse import Sparse
 from ..errors import ConfigError, DataError
 
+OF_CLASSES = ("classes", "class probabilities")
+"""What a loss may take outputs for that have a column for each class."""
 Weight = float | Tensor
 """A denominator: a number where the host knows it, a 0-dimensional tensor where only the device does."""
 
@@ -104,6 +106,15 @@ def one_of(*choices: str) -> Check:
     return check
 
 
+def renamed(now: str) -> Check:
+    """A setting that is called otherwise now."""
+
+    def check(name: str, value: Any) -> Any:
+        raise ConfigError(f"there is no {name}= here, got {value!r}. Say {now}.")
+
+    return check
+
+
 def number(wanted: str, fits: Callable[[float], bool] = math.isfinite) -> Check:
     """A number that `fits`, which errors call `wanted`."""
 
@@ -162,7 +173,7 @@ class Loss(ABC):
     training_only: ClassVar[bool] = False
     """Whether validation leaves the term out."""
     reads: str | None = None
-    """What it takes outputs for: "classes", "logits" or "probabilities"; metrics go by it."""
+    """What it takes outputs for, by which metrics go: see `headrace.loss.task.READS`."""
     ignore_index: int | None = None
     """The label that does not count."""
     joins: ClassVar[bool] = False
@@ -310,7 +321,7 @@ def is_flat(outputs: Any, items: Tensor, reads: str | None) -> bool:
     """Whether outputs that may be padded or not have a row for each of these items, by what they are to be."""
     if not isinstance(outputs, Tensor):
         return False
-    if reads == "classes" and not items.is_floating_point():
+    if reads in OF_CLASSES and not items.is_floating_point():
         return outputs.dim() == items.dim() + 1
     return outputs.numel() == items.numel() and outputs.dim() <= items.dim()
 

@@ -10,26 +10,31 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Weight, comparable, label, number, one_of, pick, setting, weights_like
+from .base import Loss, Weight, comparable, label, number, one_of, pick, renamed, setting, weights_like
 from .base import class_weights as checked_weights
 
 NO_INDEX = -(1 << 62)  # torch ignores -100 unless it is told something else
+ROUNDING = 0.02
+"""How far a sum of probabilities may be from 1: those of bfloat16 are rounded at the third digit."""
 
 
 class CrossEntropy(Loss):
-    """Cross entropy of logits, shape (rows, classes, ...), with class indices or rows of probabilities.
+    """Cross entropy of outputs of shape (rows, classes, ...) with class indices or rows of probabilities.
 
-    One-hot rows of whole numbers count as indices. `normalize` says what class weights w are divided by:
+    `inputs` says what the outputs are: `"logits"`, any numbers; `"log_probs"`, what `log_softmax` gives; `"probs"`,
+    what `softmax` gives. One-hot rows of whole numbers count as indices. `normalize` says what class weights w are
+    divided by:
     `"met"`, the weights of the targets met, Σ w[yᵢ], as torch does (rows of probabilities: their number);
     `"classes"`, the sum over all classes for every row, so that uniform weights give 1/classes of the
-    plain loss; `"samples"`, the number of rows. The stream `weight` has a number for each row, or for each place of
-    the target, as for pixels.
+    plain loss; `"samples"`, the number of rows, where a row that is ignored in part counts in part. The stream `weight`
+    has a number for each row, or for each place of the target, as for pixels.
     """
 
     __slots__ = ("_one_hot",)
 
-    reads = "classes"
     joins = True
+    inputs: Literal["logits", "log_probs", "probs"] = setting(one_of("logits", "log_probs", "probs"))
+    logits = setting(renamed("inputs='logits', 'log_probs' (what log_softmax gives) or 'probs' (what softmax gives)"))
     class_weights: Tensor | None = setting(checked_weights)
     ignore_index: int | None = setting(label)
     label_smoothing: float = setting(number("between 0 and 1", lambda value: 0 <= value <= 1))
@@ -42,16 +47,22 @@ class CrossEntropy(Loss):
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
         normalize: Literal["met", "classes", "samples"] = "met",
-        logits: bool = True,
+        inputs: Literal["logits", "log_probs", "probs"] = "logits",
         **options: Any,
     ) -> None:
+        if "logits" in options:
+            self.logits = options["logits"]
         super().__init__(**options)
         self.class_weights = class_weights  # type: ignore[assignment]
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.normalize, self.logits = normalize, logits
+        self.normalize, self.inputs = normalize, inputs
         self._one_hot: bool | None = None
         self._seen: tuple[Tensor | None, int, int | None, bool] = (None, 0, None, False)
         self._moved: dict[tuple[torch.device, torch.dtype], tuple[Tensor, int, Tensor]] = {}
+
+    @property
+    def reads(self) -> str:  # type: ignore[override]
+        return "class probabilities" if self.inputs == "probs" else "classes"
 
     def for_target(self, target: str) -> Self:
         term = super().for_target(target)
@@ -75,6 +86,9 @@ class CrossEntropy(Loss):
             weight = float(targets.numel())
         if self.normalize == "classes" and self.class_weights is not None:
             weight = weight * float(self.class_weights.sum())
+        each = places.numel() // max(1, batch.rows)
+        if self.normalize == "samples" and each > 1:  # of a row that is ignored in part, a part counts
+            weight = (weight.double() if isinstance(weight, Tensor) else weight) / each
         return weight
 
     def whole(self, batch: Batch) -> float | None:
@@ -94,8 +108,10 @@ class CrossEntropy(Loss):
         reduction = "sum" if self.row_weight is None else "none"
         weights = None if self.class_weights is None else self._weights_as(logits, logits.shape[1])
         ignored = NO_INDEX if self.ignore_index is None else self.ignore_index
-        if self.logits:
-            loss = F.cross_entropy(
+        if self.inputs == "probs":
+            logits = logits.clamp_min(torch.finfo(logits.dtype).tiny).log()
+        if self.inputs == "logits" or self.label_smoothing or targets.is_floating_point():
+            loss = F.cross_entropy(  # of logarithms of probabilities too: their log_softmax is what they are
                 logits,
                 targets,
                 weights,
@@ -117,6 +133,8 @@ class CrossEntropy(Loss):
                 f"{self.name}: expected logits of shape (rows, classes), got {came}. "
                 "For one number per row use BinaryCrossEntropy or MSE."
             )
+        if self.inputs != "logits":
+            self._check_shares(logits.detach().double())
         classes = logits.shape[1]
         if self.class_weights is not None:
             self._weights_as(logits, classes)
@@ -161,6 +179,22 @@ class CrossEntropy(Loss):
                 f"stream {self.target!r}, row {int(where[0])}: label {targets[tuple(where)].item()} is out of range "
                 f"for a model with {classes} outputs ({int(bad.sum())} such labels). "
                 f"Labels go from 0 to {classes - 1}; give the model more outputs, or mark rows with ignore_index=."
+            )
+
+    def _check_shares(self, outputs: Tensor) -> None:
+        """Raises unless every row holds probabilities, or their logarithms; what is not finite is left to the guard."""
+        total = (outputs if self.inputs == "probs" else outputs.exp()).sum(dim=1)
+        wrong = (total - 1).abs() > ROUNDING
+        if self.inputs == "probs":
+            wrong |= (outputs < 0).any(dim=1)
+        if wrong.any():
+            where = torch.nonzero(wrong)[0]
+            what = "probabilities" if self.inputs == "probs" else "numbers whose exp are probabilities"
+            raise ConfigError(
+                f"{self.name}: inputs={self.inputs!r} expects {what} that add up to 1 over the classes (dimension 1). "
+                f"In row {int(where[0])} of the model's outputs they add up to {float(total[tuple(where)]):.4g} "
+                f"({int(wrong.sum())} such rows). Say inputs='probs' of what softmax gives, 'log_probs' of what "
+                "log_softmax gives, and 'logits' of any other numbers."
             )
 
     def _check_one_hot(self, targets: Tensor) -> None:

@@ -22,6 +22,7 @@ from .base import (
     one_of,
     pick,
     positive_weights,
+    renamed,
     setting,
     switch,
     weights_like,
@@ -52,6 +53,7 @@ class PerElement(Loss):
 class Elementwise(PerElement):
     """A loss that compares outputs and targets element by element."""
 
+    reads = "numbers"
     answers = False
     """Whether targets are 0, 1 or what is between them, so that whole numbers will do."""
 
@@ -116,43 +118,53 @@ class Huber(Elementwise):
 
 
 class BinaryCrossEntropy(Elementwise):
-    """Cross entropy of one yes-or-no question per element, from logits or from probabilities."""
+    """Cross entropy of one yes-or-no question per element, from logits, or from probabilities: `inputs="probs"`."""
 
     answers = True
+    inputs: Literal["logits", "probs"] = setting(one_of("logits", "probs"))
+    logits = setting(renamed("inputs='logits' or 'probs' (what sigmoid gives)"))
     positive_weight: Tensor | None = setting(positive_weights)
 
     def __init__(
         self,
         *,
-        logits: bool = True,
+        inputs: Literal["logits", "probs"] = "logits",
         positive_weight: Sequence[float] | Tensor | None = None,
         element_weight: Tensor | None = None,
         **options: Any,
     ) -> None:
+        if "logits" in options:
+            self.logits = options["logits"]
         super().__init__(**options)
-        self.logits = logits
+        self.inputs = inputs
         self.positive_weight = positive_weight  # type: ignore[assignment]
         self.element_weight = element_weight
         self._check_positive_weight()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name == "logits":
-            self.reads = "logits" if value else "probabilities"
+    @property
+    def reads(self) -> str:  # type: ignore[override]
+        return "logits" if self.inputs == "logits" else "probabilities"
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         super().check_targets(outputs, targets)
+        found = pick(outputs, self.output, self.name)
+        if self.inputs == "probs" and bool(((found < 0) | (found > 1)).any()):
+            raise ConfigError(
+                f"{self.name}: inputs='probs' expects probabilities, from 0 to 1, and the model's outputs go from "
+                f"{float(found.min()):.4g} to {float(found.max()):.4g}. Say inputs='logits', or end the model with a "
+                "sigmoid."
+            )
         one_per_output(self, "positive_weight", self.positive_weight, pick(outputs, self.output, self.name))
 
     def _check_positive_weight(self) -> None:
-        if self.positive_weight is not None and not self.logits:
-            raise ConfigError("positive_weight= needs logits=True, as in torch.")
+        if self.positive_weight is not None and self.inputs != "logits":
+            raise ConfigError("positive_weight= needs inputs='logits', as in torch.")
 
     def compare(self, output: Tensor, target: Tensor, reduction: str) -> Tensor:
         if not target.is_floating_point():
             target = target.to(output.dtype)
         weight = None if self.element_weight is None else self.element_weight.to(output.device)
-        if not self.logits:
+        if self.inputs == "probs":
             self._check_positive_weight()
             return F.binary_cross_entropy(output, target, weight, reduction=reduction)
         positive = None if self.positive_weight is None else self.positive_weight.to(output.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError, HeadraceError
-from .task import Task, check_name
+from .task import Task, check_name, check_reads
 
 BLOCK_BYTES = 16 << 20
 
@@ -50,7 +50,7 @@ class Compared:
 class Metrics:
     """Several metrics of one output, fed together: blocks are gathered on the device and handed over whole.
 
-    `reads` says what the outputs are, where the loss knows: "classes", "logits" or "probabilities"; `ignore`
+    `reads` says what the outputs are, where the loss knows: one of `headrace.loss.task.READS`; `ignore`
     which label does not count.
     """
 
@@ -100,6 +100,9 @@ class Metrics:
     def add(self, outputs: Any, target: Tensor) -> None:
         """One batch. Nothing is computed until a block is full, or until batches are padded to another length."""
         check_outputs(outputs, Tensor)
+        if self._task is None and not self._outputs:
+            named = [metric for metric in self._wanted.values() if isinstance(metric, str)]
+            check_reads(named, outputs, target, self._reads)
         held = bool(self._outputs) and not self._holds
         if held and not _are_alike(self._outputs[-1], outputs, self._targets[-1], target):
             self._feed()

@@ -36,7 +36,7 @@ class Objective(ABC):
     joins: bool = False
     """Whether a validation may compute the terms of several batches together, from their joined outputs."""
     reads: str | None = None
-    """What the outputs are to a metric: "classes", "logits" or "probabilities"; `None` if they show it themselves."""
+    """What the outputs are to a metric: one of `headrace.loss.task.READS`; some metrics need it."""
     ignores: int | None = None
     """The label that neither the loss nor a metric counts."""
     call: Call = Call()

@@ -1,5 +1,6 @@
 """Finds the task of a model (binary, multiclass, …) from outputs and targets, and builds metrics by name for it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, unknown
+from .base import OF_CLASSES
 
 _CLASSES = {
     "accuracy": "Accuracy",
@@ -22,6 +24,14 @@ _CLASSES = {
 _NUMBERS = {"mae": "MeanAbsoluteError", "mse": "MeanSquaredError", "r2": "R2Score"}
 _PERPLEXITY = "perplexity"
 _AVERAGES = ("macro", "micro", "weighted", "none")
+READS = {
+    "classes": "a score for each class, of which one is right",
+    "class probabilities": "a probability for each class, of which one is right",
+    "logits": "scores of yes-or-no questions: yes is more than 0",
+    "probabilities": "probabilities of yes: more than one half",
+    "numbers": "numbers like the target, as those of a regression; where that is 0 or 1, yes is more than one half",
+}
+"""What a loss may take outputs for. Where it does not say, metrics that depend on it are refused."""
 
 
 def check_name(name: str) -> None:
@@ -36,29 +46,46 @@ def check_name(name: str) -> None:
         raise ConfigError(f"metric {name!r}: {unknown('average', average, averages)}")
 
 
+def check_reads(names: Iterable[str], outputs: Tensor, targets: Tensor, reads: str | None) -> None:
+    """Raises where the value of a metric depends on what the outputs are, and the loss does not say."""
+    if reads is not None:
+        return
+    columns = outputs.shape[1] if _are_indices(outputs, targets) else 0
+    for name in names:
+        base = _parts(name)[0]
+        if base in _NUMBERS or (columns and base != _PERPLEXITY and (base != "auroc" or columns == 2)):
+            continue
+        wanted = "'classes' or 'class probabilities'" if columns else "'logits' or 'probabilities'"
+        raise ConfigError(
+            f"metric {name!r} depends on what the outputs are, {wanted}, and this loss does not say. Use a term that "
+            "says it, or say it: hr.RowMean(fn, reads=...), or the attribute `reads` of an Objective."
+        )
+
+
 @dataclass(frozen=True)
 class Task:
     """The task of a model, as its outputs and targets show.
 
     `kind` is "binary", "multiclass", "multilabel" or "regression"; `size` the number of output columns;
-    `logits` whether outputs are any numbers rather than probabilities; `ignore` the label that does not count.
+    `logits` whether outputs are any numbers rather than probabilities, of which more than `middle` mean yes; `ignore`
+    the label that does not count.
     """
 
     kind: str
     size: int
     logits: bool
     ignore: int | None = None
+    middle: float = 0.0
 
     @classmethod
     def of(cls, outputs: Tensor, targets: Tensor, reads: str | None, ignore: int | None = None) -> "Task":
         size = outputs.shape[1] if outputs.dim() > 1 else 1
-        logits = reads in ("logits", "classes") or (reads is None and not _probable(outputs))
-        indices = outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1 and not targets.is_floating_point()
-        if indices or reads == "classes":
+        logits = reads not in ("probabilities", "class probabilities")
+        if _are_indices(outputs, targets) or reads in OF_CLASSES:
             return cls("binary" if outputs.shape[1] == 2 else "multiclass", outputs.shape[1], logits, ignore)
         if targets.is_floating_point() and not bool(((targets == 0) | (targets == 1)).all()):
             return cls("regression", size, logits)
-        return cls("binary" if size == 1 else "multilabel", size, logits)
+        return cls("binary" if size == 1 else "multilabel", size, logits, middle=0.5 if reads == "numbers" else 0.0)
 
     def build(self, name: str) -> Any:
         """The torchmetrics object for a name."""
@@ -121,7 +148,7 @@ class Task:
             second = self._scores(outputs).reshape(targets.shape)
             return torch.stack([1 - second, second], dim=1), targets.long()
         if several:
-            softmax = base == "auroc" and not _are_shares(outputs)
+            softmax = base == "auroc" and self.logits
             return outputs.double().softmax(dim=1) if softmax else outputs.float(), targets.long()
         if self.size == 2:
             difference = outputs[:, 1].double() - outputs[:, 0].double()
@@ -152,17 +179,17 @@ class Task:
         return several and average == "macro" and base in ("accuracy", "error")
 
     def _scores(self, outputs: Tensor) -> Tensor:
-        if not self.logits and not _probable(outputs):
+        if not self.logits and not bool(((outputs >= 0) & (outputs <= 1)).all()):
             raise DataError(
-                "the outputs seemed to be probabilities, but now some are below 0 or above 1. "
-                "Say reads='logits' in the loss or the Objective, so that they are taken for logits from the start."
+                "the loss takes the outputs for probabilities, and some are below 0 or above 1. Say what they are: "
+                "reads='logits' in a function's RowMean or an Objective, inputs='logits' in a term."
             )
-        return _squash(outputs.double()) if self.logits else outputs.float()
+        return _squash(outputs.double() - self.middle) if self.logits else outputs.float()
 
 
 def likeliest(outputs: Tensor, reads: str | None) -> tuple[Tensor, Tensor]:
     """The most probable class of every row, of outputs with a column for each class, and its probability."""
-    given = reads == "probabilities" or _are_shares(outputs)
+    given = reads in ("probabilities", "class probabilities")
     probability, code = (outputs if given else outputs.float().softmax(dim=1)).max(dim=1)
     return code, probability
 
@@ -190,10 +217,6 @@ def _squash(scores: Tensor) -> Tensor:
     return 0.5 + 0.5 * scores / (1.0 + scores.abs())
 
 
-def _probable(outputs: Tensor) -> bool:
-    return bool(((outputs >= 0) & (outputs <= 1)).all())
-
-
-def _are_shares(outputs: Tensor) -> bool:
-    """Whether the numbers of every row are probabilities of classes that exclude each other."""
-    return bool((outputs >= 0).all()) and bool(((outputs.sum(dim=1) - 1).abs() < 1e-3).all())
+def _are_indices(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether targets are numbers of classes, for each of which there is a column of outputs."""
+    return outputs.dim() == targets.dim() + 1 and outputs.shape[1] > 1 and not targets.is_floating_point()

@@ -26,7 +26,7 @@ class RowMean(Loss):
     """A function `(outputs, target) -> mean over the rows`, declared to be one.
 
     The mean over a batch is then the mean over its parts, weighted by their rows, so that microbatches and
-    workers are exact. `reads` tells metrics what the outputs are: "classes", "logits" or "probabilities".
+    workers are exact. `reads` tells metrics what the outputs are: one of `headrace.loss.task.READS`.
     """
 
     row_weight: str | None = setting(_left_alone(None))
@@ -94,9 +94,9 @@ _MODULES: dict[type[nn.Module], Callable[..., Loss]] = {
         **options,
     ),
     nn.NLLLoss: lambda module, **options: CrossEntropy(
-        class_weights=module.weight, ignore_index=module.ignore_index, logits=False, name="nll", **options
+        class_weights=module.weight, ignore_index=module.ignore_index, inputs="log_probs", name="nll", **options
     ),
-    nn.BCELoss: lambda module, **options: BinaryCrossEntropy(logits=False, element_weight=module.weight, **options),
+    nn.BCELoss: lambda module, **options: BinaryCrossEntropy(inputs="probs", element_weight=module.weight, **options),
     nn.BCEWithLogitsLoss: lambda module, **options: BinaryCrossEntropy(
         positive_weight=module.pos_weight, element_weight=module.weight, **options
     ),

@@ -13,6 +13,7 @@ from sklearn.utils.multiclass import _check_partial_fit_first_call, check_classi
 from sklearn.utils.validation import column_or_1d
 
 from ..errors import ConfigError
+from ..loss.base import Sum
 from ..loss.classes import CrossEntropy
 from ..loss.elements import MSE
 from ..watch.callback import Callback
@@ -128,7 +129,10 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class."""
-        shares: np.ndarray = self._outputs(X).softmax(dim=1).numpy()
+        outputs = self._outputs(X)
+        terms = self.loss if isinstance(self.loss, Sum) else [self.loss]
+        given = any(isinstance(term, CrossEntropy) and term.inputs == "probs" for term in terms)
+        shares: np.ndarray = (outputs if given else outputs.softmax(dim=1)).numpy()
         return shares
 
     def predict(self, X: Any) -> np.ndarray:

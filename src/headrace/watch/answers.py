@@ -14,6 +14,7 @@ from torch import Tensor
 from ..data.reader import rewound
 from ..errors import ConfigError
 from ..length import whole
+from ..loss.base import OF_CLASSES
 from ..loss.objective import Objective, Supervised
 from ..loss.task import likeliest, yes_or_no
 from ..store import disk, rng
@@ -31,7 +32,8 @@ COLUMNS = 1024  # of values or labels: what has more is no table but a picture
 class Answers(Callback):
     """Writes the predictions for the test data, else the validation data, at the end of a training with a run.
 
-    At most `rows` rows: target, answer and, for classes, the probability that the model gives it. Only what fits a
+    At most `rows` rows: target, answer and, for classes, the probability that the model gives it, if it is known
+    whether outputs are probabilities. Only what fits a
     report is written: one answer to one target, both dense. A failure here gives a warning and stops nothing.
     """
 
@@ -127,14 +129,14 @@ def _read(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | Non
     if outputs.dim() == 2 and outputs.shape[1] > 1 and not target.is_floating_point():
         if target.dim() == 1:
             return _classes(target, outputs, reads, ignored)
-        if reads == "classes" and target.shape == outputs.shape:
+        if reads in OF_CLASSES and target.shape == outputs.shape:
             return _classes(target.argmax(dim=1), outputs, reads, None)
-    if reads == "classes" or outputs.dim() > 2 or target.numel() != outputs.numel() or not target.numel():
+    if reads in OF_CLASSES or outputs.dim() > 2 or target.numel() != outputs.numel() or not target.numel():
         return None
     wanted, came = target.reshape(len(target), -1), outputs.reshape(len(target), -1)
     if wanted.shape[1] > COLUMNS:
         return None
-    if reads is None:
+    if reads in (None, "numbers"):
         return _Found("values", wanted.shape[1], {"target": wanted.float(), "answer": came})
     if not bool(((wanted == 0) | (wanted == 1)).all()):
         return None
@@ -152,5 +154,7 @@ def _classes(target: Tensor, outputs: Tensor, reads: str | None, ignored: int | 
     if bool((target < 0).any()) or bool((target >= outputs.shape[1]).any()):
         return None
     answer, probability = likeliest(outputs, reads)
-    tensors = {"target": target.int(), "answer": answer.int(), "probability": probability}
+    tensors = {"target": target.int(), "answer": answer.int()}
+    if reads is not None:
+        tensors["probability"] = probability
     return _Found("classes", outputs.shape[1], tensors)
