@@ -2,6 +2,7 @@
 
 import enum
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 import headrace as hr
 from headrace.step import config
@@ -35,6 +36,35 @@ class Plain:
 
 def function(x: float, factor: float = 1.0) -> float:
     return x * factor
+
+
+def power(exponent: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(outputs: Tensor, target: Tensor) -> Tensor:
+        return (outputs - target).abs().pow(exponent).mean()
+
+    return loss
+
+
+def with_default(exponent: float) -> Callable[..., Tensor]:
+    def loss(outputs: Tensor, target: Tensor, by: float = exponent, *, far: float = exponent) -> Tensor:
+        return (outputs - target).abs().pow(by + far).mean()
+
+    return loss
+
+
+class Scaled:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self.scale * (outputs - target).square().mean()
+
+    def mean(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self(outputs, target)
+
+
+def lambdas() -> list[Callable[[float], float]]:
+    return [lambda x: x + 1, lambda x: x - 1, lambda x: x * sum((1, 2)), lambda x: x * sum((1, 3))]
 
 
 VALUES: dict[str, tuple[Any, Any]] = {
@@ -90,6 +120,19 @@ def test_functions_classes_and_methods_are_shown_by_their_names() -> None:
         (hr.CrossEntropy() + hr.L2Prior(0.1), hr.CrossEntropy() + hr.L2Prior(0.2)),
         (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0])), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]))),
         (nn.HuberLoss(delta=1.0), nn.HuberLoss(delta=2.0)),
+        (power(0.25), power(75.0)),
+        (power((1, 2)), power((1, 3))),
+        (power([1.0]), power([2.0])),
+        (power(power(1.0)), power(power(2.0))),
+        (power(torch.tensor([1.0])), power(torch.tensor([2.0]))),
+        (power(list(range(100))), power(list(range(101)))),
+        (with_default(1.0), with_default(2.0)),
+        (hr.RowMean(power(1.0)), hr.RowMean(power(2.0))),
+        (hr.RowMean(Scaled(1.0)), hr.RowMean(Scaled(2.0))),
+        (hr.RowMean(Scaled(1.0).mean), hr.RowMean(Scaled(2.0).mean)),
+        (lambdas()[0], lambdas()[1]),
+        (lambdas()[2], lambdas()[3]),
+        (eval("lambda x: x * sum((1, 2))"), eval("lambda x: x * sum((1, 3))")),
         (hr.Schedule(function, every="1 step"), hr.Schedule(function, every="2 steps")),  # type: ignore[arg-type]
     ],
     ids=lambda value: type(value).__name__,
@@ -97,6 +140,28 @@ def test_functions_classes_and_methods_are_shown_by_their_names() -> None:
 def test_settings_that_differ_are_shown_differently(one: Any, other: Any) -> None:
     assert config.differences({"a": config.plain(one)}, {"a": config.plain(other)})
     assert config.plain(one) == config.plain(one)
+
+
+def test_what_a_function_does_is_shown_without_the_bytecode_of_a_version() -> None:
+    assert config.plain(lambdas()[2]).endswith("<lambda> lambda x: x * sum((1, 2))")
+    assert config.plain(power(0.25)).endswith("power.<locals>.loss(exponent=0.25)")
+
+
+def test_weights_that_a_function_holds_are_no_setting() -> None:
+    """They are made anew, and loaded, when a run goes on."""
+    assert config.plain(power(nn.Parameter(torch.zeros(2)))) == config.plain(power(nn.Parameter(torch.ones(2))))
+    assert config.plain(power(nn.Linear(2, 2))) == config.plain(power(nn.Linear(2, 2)))
+
+
+def test_a_set_is_shown_in_one_order() -> None:
+    assert config.plain({"b", "a", "c"}) == ["a", "b", "c"]
+
+
+def test_a_function_that_refers_to_itself_is_cut_off() -> None:
+    def again(x: float) -> float:
+        return again(x) if x else 0.0
+
+    assert "again" in config.plain(again)
 
 
 def test_a_large_tensor_is_shown_briefly_and_the_same_wherever_it_lies() -> None:

@@ -53,9 +53,17 @@ def of(term: type[hr.Loss], **options: Any) -> Callable[[], hr.Loss]:
     return lambda: term(**options)
 
 
+def focal(alpha: float) -> Callable[[], Any]:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return alpha * nn.functional.cross_entropy(outputs, targets)
+
+    return lambda: hr.RowMean(loss)
+
+
 LOSSES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "another term": (hr.CrossEntropy, of(hr.Focal), "loss.kind: 'CrossEntropy' in the run, 'Focal' now"),
     "a coefficient": (hr.CrossEntropy, lambda: 0.5 * hr.CrossEntropy(), "loss.coefficient: 1.0 in the run, 0.5 now"),
+    "a variable around a function": (focal(0.25), focal(75.0), r"loss.fn: '.*loss\(alpha=0.25\)' in the run, "),
     "smoothing": (
         hr.CrossEntropy,
         of(hr.CrossEntropy, label_smoothing=0.1),
@@ -114,7 +122,18 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     **{name: ({"loss": was}, {"loss": now}, told) for name, (was, now, told) in LOSSES.items()},
 }
-SOME = sampled(SETTINGS, keep=("rate", "batch_size", "another scheduler", "class weights", "a loss of torch"), of=8)
+SOME = sampled(
+    SETTINGS,
+    keep=(
+        "rate",
+        "a variable around a function",
+        "batch_size",
+        "another scheduler",
+        "class weights",
+        "a loss of torch",
+    ),
+    of=8,
+)
 
 
 @pytest.mark.takes_turns

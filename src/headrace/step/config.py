@@ -1,11 +1,14 @@
 """The settings of a training as plain values: what a resumed run compares, and a person reads."""
 
+import ast
 import hashlib
+import inspect
+import json
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -37,6 +40,7 @@ OF_THE_MOMENT = ("comm", "started", "leader_values", "received_values")
 """What a strategy holds that is no setting."""
 _STARTED = "__mp_main__"  # what multiprocessing calls the script in a process that it has started
 LONGEST = 64  # elements of a tensor that are written out
+LONGEST_TEXT = 120  # characters of what a function holds that are written out
 Config = dict[str, Any]
 
 
@@ -74,7 +78,12 @@ def of_limits(limits: Sequence[Length]) -> Config:
 
 
 def plain(value: Any, depth: int = 4) -> Any:
-    """A value as JSON and YAML can show it. Objects show their kind and what they hold, functions their name."""
+    """A value as JSON and YAML can show it.
+
+    Objects show their kind and their public attributes; functions their name, and the values that they hold: those of
+    the variables around them, their defaults, the object of a method. A lambda, which has no name, shows its text. What
+    other functions do, private attributes, and global variables are not shown, and so never compared.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
@@ -85,12 +94,16 @@ def plain(value: Any, depth: int = 4) -> Any:
         return _tensor(torch.as_tensor(value).detach().cpu())
     if isinstance(value, Mapping):
         return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "..."
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item, depth - 1) for item in value), key=repr) if depth else "..."
+    if isinstance(value, list | tuple):
         return [plain(item, depth - 1) for item in value] if depth else "..."
     if isinstance(value, Length | torch.dtype | torch.device | Enum):
         return str(value)
-    if isinstance(value, type | FunctionType | MethodType | BuiltinFunctionType):
-        return _by_one_name(f"{value.__module__}.{value.__qualname__}{_digest(value)}")
+    if isinstance(value, FunctionType | MethodType):
+        return _by_one_name(f"{_text(value)}{_values(value, depth)}")
+    if isinstance(value, type | BuiltinFunctionType):
+        return _by_one_name(f"{value.__module__}.{value.__qualname__}")
     held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
     return {"kind": type(value).__name__, **{name: plain(item, depth - 1) for name, item in held.items()}}
 
@@ -121,16 +134,79 @@ def _by_one_name(value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    return re.sub(rf"^{_STARTED}\.", "__main__.", re.sub(r"^headrace\.(\w+\.)+", "headrace.", value))
+    return re.sub(rf"(?<![\w.]){_STARTED}\.", "__main__.", re.sub(r"(?<![\w.])headrace\.(\w+\.)+", "headrace.", value))
 
 
-def _digest(function: Any) -> str:
-    """What a function without a name of its own does, told apart by its code."""
-    if "<lambda>" not in function.__qualname__:
-        return ""
+def _text(function: Any) -> str:
+    """The name of a function, with the text of one that has no name of its own."""
+    name = f"{function.__module__}.{function.__qualname__}"
+    return name if function.__name__ != "<lambda>" else f"{name} {_shortened(_lambda_text(function.__code__))}"
+
+
+def _lambda_text(code: CodeType) -> str:
+    """A lambda as Python would write it; without a source, the names and constants in it.
+
+    Bytecode would differ between versions of Python.
+    """
+    try:
+        nodes = [*ast.walk(ast.parse("".join(inspect.findsource(code)[0])))]
+    except (OSError, SyntaxError, ValueError):
+        nodes = []
+    found = [node for node in nodes if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno]
+    if len(found) > 1:  # on one line: the innermost around this code, which begins last
+        places = [(line, column) for line, _, column, end in code.co_positions() if line and column is not None and end]
+        found = [node for node in found if places and _spans(node.body, min(places)) and _spans(node.body, max(places))]
+    if not found:
+        return repr((code.co_varnames, code.co_names, _constants(code)))
+    return ast.unparse(max(found, key=lambda node: node.col_offset))
+
+
+def _spans(node: ast.expr, place: tuple[int, int]) -> bool:
+    return (node.lineno, node.col_offset) <= place < (node.end_lineno or 0, node.end_col_offset or 0)
+
+
+def _constants(code: CodeType) -> list[Any]:
+    """What is written in the code: numbers and strings, also in tuples and in functions within it."""
+    return [_constants(c) if isinstance(c, CodeType) else plain(c) for c in code.co_consts if c not in (None, ...)]
+
+
+def _values(function: Any, depth: int) -> str:
+    """What a function holds: the variables around it, its defaults, and the object of a method."""
+    held: dict[str, Any] = {}
+    if isinstance(function, MethodType):
+        held["self"], function = function.__self__, function.__func__
+    if not isinstance(function, FunctionType):
+        return _shown_values(held, depth)
     code = function.__code__
-    facts = repr((code.co_code, code.co_names, [c for c in code.co_consts if isinstance(c, int | float | str)]))
-    return f" {hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()}"
+    if (function.__module__ or "").partition(".")[0] != "torch":  # whose functions may get arguments in another version
+        arguments, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
+        held |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
+        held |= function.__kwdefaults__ or {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            held[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return _shown_values(held, depth)
+
+
+def _shown_values(held: Mapping[str, Any], depth: int) -> str:
+    if not held or not depth:
+        return ""
+    shown = {name: json.dumps(_fixed(value, depth - 1), sort_keys=True) for name, value in held.items()}
+    return f"({', '.join(f'{name}={_shortened(text)}' for name, text in shown.items())})"
+
+
+def _fixed(value: Any, depth: int) -> Any:
+    """A value that a function holds; of what is trained only the kind, since it has other values when a run goes on."""
+    trained = isinstance(value, Tensor) and value.requires_grad
+    return type(value).__name__ if trained else plain(value, depth)
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST_TEXT:
+        return text
+    return f"{text[:40]}... {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
 def _tensor(value: Tensor) -> Any:
