@@ -47,7 +47,10 @@ class ModelError(HeadraceError, ValueError):
 
 
 class NonFiniteError(HeadraceError, ArithmeticError):
-    """A NaN or an infinity in a loss, a gradient or a buffer; the weights are as they were before the step."""
+    """A NaN or an infinity in a loss, a gradient or a buffer; the weights are as they were before the step.
+
+    Or in a weight, which an optimizer has made of finite gradients: that step cannot be undone.
+    """
 
 
 class OutOfMemoryError(HeadraceError, MemoryError):

@@ -12,15 +12,16 @@ from torch.optim import Optimizer
 
 from ..arena.arena import Arena
 from ..arena.buffers import Buffers
-from ..arena.gradients import all_finite
+from ..arena.gradients import all_finite, total
 from ..arena.optimizer import by_name, check_state, is_plain, load_state
 from ..arena.replica import Replica
-from ..arena.vectors import names_of, owners
+from ..arena.vectors import names_of, owners, plain_name
 from ..data.batch import Batch
-from ..errors import CheckpointError, ModelError
+from ..errors import CheckpointError, ModelError, NonFiniteError
 from ..loss.objective import Objective, scoring
 from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
+from .given import groups_of
 from .guard import Guard
 from .precision import Precision
 from .repeat import Repeat
@@ -31,6 +32,10 @@ from .update import Update
 ALONE = 1 << 16
 """Elements from which on a parameter of a large model is not stored in a vector. There torch would add up its gradient
 in memory that is cleared before, which takes longer than what the vector saves."""
+
+
+LOOK_EVERY = 64
+"""After so many updates, the weights are looked at. A look takes a twentieth of the time of a small update."""
 
 
 class Step(Updates):
@@ -62,7 +67,8 @@ class Step(Updates):
         self._follows: Callable[[Batch], Outcome | None] | None = None
         self._whole: Any = None  # of the batch that was followed with
         self._note = ""
-        self._sound: set[str] | None = None  # what was finite before the first update by hand
+        self._unsound: set[str] | None = None  # what was not finite when the training began
+        self._looked = 0  # the last update after which the weights were known to be finite
         self.measure(looks)
 
     def measure(self, looks: Sequence[Look]) -> None:
@@ -78,6 +84,7 @@ class Step(Updates):
         """Moves the model into its arenas."""
         if self.homed:
             return
+        self.expect()
         buffers = Buffers(self.model, packed=self.settings.arena)
         alone = self.strategy.comm.count == 1
         largest = ALONE if alone and sum(p.nbytes for p in self.model.parameters()) > LARGEST else None
@@ -162,6 +169,7 @@ class Step(Updates):
             load_state(optimizer, names_of(optimizer, names), state["optimizers"][key], settings=not overridden)
         self.precision.load_state_dict(state["scaler"])
         self.updates, self.guard.skipped = state["updates"], state["skipped"]
+        self._looked = self.updates
         if self.adapts:
             self.microbatch = state["microbatch"]
 
@@ -170,15 +178,54 @@ class Step(Updates):
         self.home()
         return Replica(self.model, lambda: [part.arena for part in self._parts])
 
+    def begin(self) -> None:
+        """A training begins, and counts its updates anew."""
+        self.updates = self._looked = 0
+        self.unproven, self._unsound = True, None
+
+    def settle(self) -> None:
+        """Before weights are saved, reported or returned: raises if an update was bad, or a weight is not finite."""
+        self.guard.settle()
+        self._look()
+
+    def _look(self) -> None:
+        """Raises if an optimizer has made a weight that is not finite out of gradients that were."""
+        if self._looked == self.updates:
+            return
+        params = [param.detach() for group in groups_of(self.optimizers.values()) for param in group["params"]]
+        params = [torch.view_as_real(param) if param.is_complex() else param for param in params]
+        if math.isfinite(float(total([param for param in params if param.is_floating_point()]))):
+            self._looked = self.updates
+            return
+        named = [part.arena.names for part in self._parts]
+        if not named:
+            places = owners(self.model)
+            named = [names_of(optimizer, places) for optimizer in self.optimizers.values()]
+        first, known = self._looked + 1, self._unsound or set()
+        for (key, optimizer), names in zip(self.optimizers.items(), named, strict=True):
+            bad = [n for param, n in names.items() if n not in known and not all_finite([param.detach()])]
+            if not bad:
+                continue
+            rates = ", ".join(f"{float(group['lr']):g}" for group in optimizer.param_groups)
+            raise NonFiniteError(
+                f"step {f'{first} to ' * (first < self.updates)}{self.updates}: {type(optimizer).__name__}"
+                f"{f' of {key!r}' if key else ''} (rate {rates}) has made {', '.join(map(repr, bad[:3]))} not finite, "
+                "though losses and gradients were finite. This cannot be undone: go on from the last checkpoint, or "
+                "begin anew, with a lower rate, a larger eps=, or clip_norm=."
+            )
+        self._looked = self.updates
+
     def expect(self) -> None:
-        """Before `train_step` may update the weights itself: remembers which of them are finite by then."""
-        if self._sound is None:
-            self._sound = {name for name, tensor in self._fractions() if all_finite([tensor])}
+        """Before the weights may be updated: remembers what is not finite by then, as a mask may be."""
+        if self._unsound is None:
+            found = dict(self._fractions())
+            sound = math.isfinite(float(total(list(found.values()))))
+            self._unsound = set() if sound else {name for name, t in found.items() if not all_finite([t])}
 
     def watch(self, outcome: Outcome) -> None:
-        """After such an update: the guard checks the weights when it settles, or now if a loss is not finite."""
-        sound = self._sound or set()
-        self.guard.watch(f"step {self.updates}", lambda: {name: t for name, t in self._fractions() if name in sound})
+        """After an update by hand: the guard checks the weights when it settles, or now if a loss is not finite."""
+        known = self._unsound or set()
+        self.guard.watch(f"step {self.updates}", lambda: {n: t for n, t in self._fractions() if n not in known})
         losses = [self.guard.read(term.sum) for term in outcome.terms.values()]
         if not all(isinstance(loss, Tensor) or math.isfinite(loss) for loss in losses):
             self.guard.look()
@@ -186,7 +233,7 @@ class Step(Updates):
     def _fractions(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if tensor.is_floating_point():
-                yield name, tensor.detach()
+                yield plain_name(name), tensor.detach()
 
     def _optimizer_states(self) -> Iterator[dict[str, Any]]:
         if self._parts:
@@ -211,12 +258,16 @@ class Step(Updates):
             with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}):
                 return self(batch)
         self._follows = None
-        if len(self._parts) == 1:
-            update = self._parts[0]
-            outcome = self._alone(update, batch) or update(batch)
-        else:
-            outcome = merged([(part.name, part(batch)) for part in self._due()], self.scored)
-        self.updates += 1
+        try:
+            if len(self._parts) == 1:
+                update = self._parts[0]
+                outcome = self._alone(update, batch) or update(batch)
+            else:
+                outcome = merged([(part.name, part(batch)) for part in self._due()], self.scored)
+        except NonFiniteError:
+            self._look()  # an update before this one may be the cause
+            raise
+        self._count()
         return outcome
 
     def repeat(self) -> Callable[[Batch], Outcome | None] | None:
@@ -241,8 +292,14 @@ class Step(Updates):
 
     def _counted(self, repeat: Repeat, batch: Batch) -> Outcome | None:
         outcome = repeat(batch)
-        self.updates += outcome is not None
+        if outcome is not None:
+            self._count()
         return outcome
+
+    def _count(self) -> None:
+        self.updates += 1
+        if self.updates % LOOK_EVERY == 0:
+            self._look()
 
     def _alone(self, update: Update, batch: Batch) -> Outcome | None:
         """An update, if it repeats the last one, after which anything may have changed."""

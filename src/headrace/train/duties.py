@@ -75,7 +75,7 @@ class Duties:
         """What has been trained since the last report."""
         if not (self._plan.log_every.fires(self._info.counters) or self._info.stopping):
             return False
-        self._trainer._step.guard.settle()
+        self._trainer._step.settle()
         self.common = True
         found = evaluate.report("train", self._at.sums, self._at.metrics, self._workers.trained)
         self._info.rates = self._workers.rates
@@ -104,6 +104,7 @@ class Duties:
     def score(self, sources: Mapping[str, Source]) -> None:
         """Scores data sets in the middle of a training and writes it into the history."""
         scores: dict[str, Any] = {}
+        self._trainer._step.settle()
         before = rng.capture(self._trainer.device)
         try:
             with self._trainer._signals.scoring(), self._workers.agreed(self._at):

@@ -95,7 +95,7 @@ class Loop:
     def _at_work(self) -> Iterator[None]:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info = self._trainer, self._info
-        trainer._step.updates, trainer._step.unproven = 0, True
+        trainer._step.begin()
         self._workers.compare(trainer, self._facts())
         self._checkpointer.choose(trainer.model, self._settings())
         info.run = info.history.run = self._checkpointer.path
@@ -367,7 +367,7 @@ class Loop:
         """A checkpoint of this step, unless there is one."""
         self._duties.save = False
         if self._checkpointer.keeps and self._saved != self._info.step:
-            self._guard.settle()
+            self._trainer._step.settle()
             self._duties.call("on_checkpoint", self._info)
             again = self._info.step <= self._info.resumed
             self._checkpointer.save(self._workers.state(self._at), self._info, again=again)
@@ -377,7 +377,7 @@ class Loop:
         """The last checkpoint is written; then the model becomes the one that is kept, and is tested."""
         plan, info = self._plan, self._info
         self._save()
-        self._guard.settle()
+        self._trainer._step.settle()
         skipped = (self._guard.skipped - self._skipped) // len(self._trainer.optimizers)  # of several, one may learn
         warn_if_nothing_was_learnt(self._tried, self._left_out if len(self._trainer.optimizers) == 1 else 0, skipped)
         self._workers.finish(self._at)
