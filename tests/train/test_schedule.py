@@ -302,6 +302,46 @@ def test_every_group_keeps_its_own_rate_and_another_training_begins_with_the_fir
         assert [rate for _, rate in seen] == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1])
 
 
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (lambda progress: 1 - progress, [1.0, 0.9, 0.8, 0.7, 0.6]),
+        (hr.Schedule(lambda o, n: rates.LambdaLR(o, lambda k: 1 - k / 10), every="1 step"), [1.0, 0.9, 0.8, 0.7, 0.6]),
+        (lambda optimizer: rates.StepLR(optimizer, 1), [1.0] * 5),
+    ],
+)
+def test_a_rate_that_is_set_between_two_trainings_is_what_the_schedule_begins_with(
+    schedule: Any, expected: list[float]
+) -> None:
+    trainer = make(schedule, rate=0.1)
+    limits = {"steps": 10} if not isinstance(schedule, hr.Schedule) else {"epochs": 2}
+    first = used(trainer, **limits)
+    trainer.optimizer.param_groups[0]["lr"] = 0.01
+    found = used(trainer, **limits)
+    assert found[:5] == pytest.approx([0.01 * factor for factor in expected])
+    assert found == pytest.approx([0.1 * rate for rate in first])
+    assert used(trainer, **limits) == pytest.approx(found), "one that is left alone begins anew where it began"
+
+
+def test_a_training_that_is_refused_does_not_take_the_rate_that_was_set() -> None:
+    trainer = make(lambda progress: 1 - progress, rate=0.1)
+    used(trainer, steps=5)
+    trainer.optimizer.param_groups[0]["lr"] = 0.03
+    with pytest.raises(hr.ConfigError, match="minutes vary"):
+        used(trainer, minutes=1.0)
+    assert used(trainer, steps=5)[0] == pytest.approx(0.03)
+
+
+def test_a_rate_that_was_set_in_a_training_without_a_schedule_is_what_the_next_one_begins_with() -> None:
+    trainer = make(lambda progress: 1 - progress, rate=0.1)
+    used(trainer, steps=5)
+    trainer.schedule = None
+    trainer.optimizer.param_groups[0]["lr"] = 0.03
+    assert used(trainer, steps=2) == [0.03, 0.03]
+    trainer.schedule = lambda progress: 1 - progress
+    assert used(trainer, steps=5)[0] == pytest.approx(0.03)
+
+
 def test_a_rate_that_is_a_tensor_stays_the_same_tensor() -> None:
     rate = torch.tensor(1.0)
     trainer = make(lambda p: 1 - p, rate, torch.optim.Adam)

@@ -122,6 +122,7 @@ class Trainable:
         self._known_streams: list[Stream] | None = None
         self._trained_on: Sequence[Stream] | None = None  # by the last training
         self._history: Any = None  # what the last training has reported
+        self._scheduled_rates: list[float] = []  # where the last schedule has left them
         self._info: Any = None  # of the training under way
         self._along: evaluate.Watch = evaluate.unwatched  # who is called along a pass over data
         self._strangers: Strangers | None = None  # optimizers that are not its own, while a run is trained

@@ -169,6 +169,14 @@ def make_rates(
     return _ByTorch(schedule if isinstance(schedule, Schedule) else Schedule(schedule), optimizers, limits, batches)
 
 
+def begin_anew(optimizers: Sequence[Optimizer], left: Sequence[float]) -> None:
+    """Rates begin where they began in the last training, or with what was set since the last schedule `left` them."""
+    for group, rate in zip(groups_of(optimizers), left, strict=False):
+        if float(group["lr"]) != rate:
+            group["initial_lr"] = float(group["lr"])
+        put_rate(group, group["initial_lr"])
+
+
 class _Constant:
     """Rates that only the user changes."""
 
