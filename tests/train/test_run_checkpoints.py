@@ -300,10 +300,16 @@ def test_load_weights_refuses_another_model_unless_it_need_not_be_strict(tmp_pat
     with pytest.raises(hr.CheckpointError, match=r"missing in the checkpoint: 4.weight\n.*another shape: 3.weight"):
         hr.load_weights(other, tmp_path, which="last")
     assert same(other, before)
-    assert hr.load_weights(other, tmp_path, which="last", strict=False) == 15
+    with pytest.warns(UserWarning, match=r"(?s)7 of 10 tensors .*0.weight.*checkpoint: 4.weight\n.*shape: 3.weig"):
+        assert hr.load_weights(other, tmp_path, which="last", strict=False) == 15
     saved = weights_of(tmp_path, 15)
     fits = {name for name in saved if not name.startswith("3.")}
     assert all(torch.equal(other.state_dict()[name], saved[name] if name in fits else before[name]) for name in before)
+
+
+def test_load_weights_that_need_not_be_strict_says_nothing_of_a_model_that_fits(tmp_path: Path) -> None:
+    fit(tmp_path)
+    assert hr.load_weights(network(7), tmp_path, which="last", strict=False) == 15  # a warning is an error here
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.json"])

@@ -1,5 +1,6 @@
 """A model's weights, from a run and into a model like the one that was trained."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ def load_weights(model: nn.Module, run: str | Path, *, which: str | int | None =
     """Gives a model the weights that a run has kept; the step they are of.
 
     `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. With
-    `strict=False` only what fits is loaded: names that both have, with equal shapes. The model remembers the categories
-    of the run, and its trainer reads strings by them: see `Trainer.categories`.
+    `strict=False` only what fits is loaded, names that both have with equal shapes, and a warning says what is not. The
+    model remembers the categories of the run, and its trainer reads strings by them: see `Trainer.categories`.
     """
     contents = saved_weights(Path(run), which)
     give_weights(model, contents, run, strict)
@@ -39,9 +40,17 @@ def give_weights(model: nn.Module, contents: Contents, run: str | Path, strict: 
         check_model(saved, model.state_dict())
     else:
         own = {plain_name(name): value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-        saved = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
-        if not saved:
+        fits = {name: value for name, value in saved.items() if name in own and own[name].shape == value.shape}
+        if not fits:
             raise CheckpointError(f"{run} and the model have no weight in common: names or shapes all differ.")
+        there, here = ({name: held[name] for name in held if name not in fits} for held in (saved, own))
+        if there or here:
+            warnings.warn(
+                f"{len(fits)} of {len(own)} tensors of the model were loaded from {run}: {_some([*fits])}. "
+                f"Not loaded:\n  {_listed(_differences(there, here))}",
+                stacklevel=3,
+            )
+        saved = fits
     document = contents.document(TRAINER)
     known = as_categories(document.get("categories"), document.get("nulls"))
     load_model(model, saved, strict=False)
@@ -116,16 +125,24 @@ def best_of(last: Contents) -> dict[str, Any] | None:
 
 def check_model(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises unless a saved state is that of a model whose state is this now."""
+    problems = _differences(saved, now)
+    if any(problems.values()):
+        raise CheckpointError(f"the checkpoint is of another model:\n  {_listed(problems)}")
+
+
+def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of tensors that only one of two states has, or that have other shapes."""
     had = {plain_name(name): _shape(value) for name, value in saved.items() if isinstance(value, Tensor)}
     own = {plain_name(name): _shape(value) for name, value in now.items() if isinstance(value, Tensor)}
-    problems = {
+    return {
         "missing in the checkpoint": [name for name in own if name not in had],
         "not in this model": [name for name in had if name not in own],
         "of another shape": [f"{n} ({had[n]} there, {own[n]} here)" for n in own if n in had and had[n] != own[n]],
     }
-    if any(problems.values()):
-        listed = "\n  ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
-        raise CheckpointError(f"the checkpoint is of another model:\n  {listed}")
+
+
+def _listed(problems: Mapping[str, Sequence[str]]) -> str:
+    return "\n  ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Any], strict: bool = True) -> None:
