@@ -1,5 +1,6 @@
 """A validation joins batches only where that changes nothing, and whatever `fit` accepts it accepts too."""
 
+import math
 from typing import Any
 
 import pytest
@@ -34,6 +35,39 @@ def test_a_loss_may_read_any_stream() -> None:
     ours.fit(data, data, epochs=1, progress=False)
     expected = (F.cross_entropy(ours.model(X), Y, reduction="none") * MASK).sum() / MASK.sum()
     assert ours.validate(data)["val/loss"] == pytest.approx(expected.item(), rel=1e-5)
+
+
+IGNORED = torch.full_like(Y, -100)
+
+
+@pytest.mark.parametrize(
+    ("loss", "streams"),
+    [
+        (hr.CrossEntropy(ignore_index=-100), {"x": X, "y": IGNORED}),
+        (hr.CrossEntropy(class_weights=[0.0, 1.0, 1.0]), {"x": X, "y": Y * 0}),
+        (hr.CrossEntropy(weight="w"), {"x": X, "y": Y, "w": X[:, 0] * 0}),
+    ],
+)
+def test_a_set_in_which_no_row_counts_has_no_loss_and_is_never_the_best(
+    loss: hr.Loss, streams: dict[str, Tensor]
+) -> None:
+    ours = trainer(nn.Linear(6, 3), loss, inputs="x")
+    good = {"x": X, "y": Y % 2 + 1} | ({"w": X[:, 0] * 0 + 1} if "w" in streams else {})
+    keep, stop = hr.BestModel(), hr.EarlyStopping(patience=2)
+    with pytest.warns(UserWarning, match=r"val: no row counted for cross_entropy, whose loss is NaN"):
+        history = ours.fit(good, streams, epochs=5, progress=False, callbacks=[keep, stop])
+    assert all(map(math.isnan, history["val/loss"]))
+    assert len(history["val/loss"]) == 2
+    assert keep.ranking == stop.ranking == []
+    assert "no better than NaN" in str(history.stopped)
+
+
+def test_a_term_of_which_no_row_counts_is_left_out_of_the_loss_and_warned_of() -> None:
+    ours = trainer(nn.Linear(6, 3), hr.CrossEntropy() + hr.MSE(target="z", weight="w"), inputs="x")
+    with pytest.warns(UserWarning, match=r"val: no row counted for mse, whose loss is NaN"):
+        found = ours.validate({"x": X, "y": Y, "z": X[:, :3], "w": X[:, 0] * 0})
+    assert found["val/loss"] == found["val/loss/cross_entropy"]
+    assert math.isnan(found["val/loss/mse"])
 
 
 class Recurrent(nn.Module):

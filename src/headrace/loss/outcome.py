@@ -121,10 +121,14 @@ class LossSums:
             self._fold(name)
 
     def read(self) -> dict[str, float]:
-        """The mean of every term, and `""`: their sum, each times its coefficient."""
+        """The mean of every term, and `""`: their sum, each times its coefficient.
+
+        A term of which no row counted has no mean: it is NaN, and no part of the sum unless all are so.
+        """
         totals = self.totals()
-        means = {name: total / weight if weight else 0.0 for name, (_, total, weight) in totals.items()}
-        joint = math.fsum(totals[name][0] * mean for name, mean in means.items() if totals[name][0])
+        means = {name: total / weight if weight else math.nan for name, (_, total, weight) in totals.items()}
+        parts = [c * means[name] for name, (c, _, weight) in totals.items() if c and weight]
+        joint = math.fsum(parts) if parts or not any(c for c, _, _ in totals.values()) else math.nan
         return {"": joint, **means} if means else {}
 
     def totals(self) -> dict[str, list[float]]:

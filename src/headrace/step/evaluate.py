@@ -1,5 +1,6 @@
 """Passes over data that change nothing: scores of a model, and its predictions."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -210,7 +211,14 @@ def _dense(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
 
 def report(name: str, tally: LossSums, metrics: MetricsByOutput, add_up: AddUp) -> dict[str, Any]:
     """What has been added up since the last report, if anything; it starts anew."""
+    empty = {term for term, (_, _, weight) in tally.totals().items() if not weight}
     losses, scores = add_up(tally, metrics)
+    if empty := [term for term, loss in losses.items() if term in empty and math.isnan(loss)]:
+        warnings.warn(
+            f"{name}: no row counted for {', '.join(empty)}, whose loss is NaN. Look at the labels that are ignored, "
+            "and at the weights of rows and classes.",
+            stacklevel=2,
+        )
     if losses and metrics.missed and not scores:
         warnings.warn(
             f"{', '.join(f'{name}/{metric}' for metric in metrics.names)}: not measured, for want of outputs. An "
