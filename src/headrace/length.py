@@ -142,8 +142,8 @@ def interval(text: "str | Length", what: str) -> Length:
 class Points(Generic[Value]):
     """A value from each point of a training on, as in `{0: 32, "5 epochs": 64}`.
 
-    Of the points that are reached, the last one given counts. A value holds from the first batch that begins at its
-    point or behind it.
+    Points of one unit are given in their order. Of those that are reached, the last one given counts. A value holds from
+    the first batch that begins at its point or behind it.
     """
 
     def __init__(self, given: Mapping[str | int, Value], what: str, example: str) -> None:
@@ -152,6 +152,14 @@ class Points(Generic[Value]):
             raise ConfigError(f"{what}= begins with a value for 0, as in {example}; got {given!r}.", argument=what)
         self.first: Value = values.pop(0)
         self.later: list[tuple[Length, Value]] = [(interval(key, what), v) for key, v in values.items()]  # type: ignore[arg-type]
+        reached: dict[str, float] = {}
+        for point, _ in self.later:
+            if reached.get(point.unit, 0) >= point.count:
+                raise ConfigError(
+                    f"{what}= has '{point}' after a later point, or twice. Give points in their order, as in {example}.",
+                    argument=what,
+                )
+            reached[point.unit] = point.count
 
     def at(self, counters: Counters) -> Value:
         """The value of a batch that begins here."""

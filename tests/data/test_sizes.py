@@ -95,6 +95,11 @@ WRONG: list[tuple[Any, str]] = [
     ({}, r"begins with a value for 0"),
     ({"5 epochs": 64}, r"begins with a value for 0, as in .*got \{'5 epochs': 64\}"),
     ({0: 32, "5 epochs": 0}, "greater than 0, got 0"),
+    ({0: 32, "10 epochs": 128, "5 epochs": 64}, "batch_size= has '5 epochs' after a later point"),
+    (
+        {0: 32, "1 epoch": 128, "9 samples": 1, "1 epochs": 64},
+        "batch_size= has '1 epoch' after a later point, or twice",
+    ),
     ({0: 32, "5 epochs": 64.0}, "got 64.0"),
     ({0: 32, "5 epochs": None}, "got None"),
     ({0: 32, 5: 64}, r"number and a unit.*got 5"),
