@@ -142,7 +142,7 @@ def interval(text: "str | Length", what: str) -> Length:
 class Points(Generic[Value]):
     """A value from each point of a training on, as in `{0: 32, "5 epochs": 64}`.
 
-    Points of one unit are given in their order. Of those that are reached, the last one given counts. A value holds from
+    Points of one unit are given in order. Of those that are reached, the last one given counts. A value holds from
     the first batch that begins at its point or behind it.
     """
 
@@ -156,7 +156,7 @@ class Points(Generic[Value]):
         for point, _ in self.later:
             if reached.get(point.unit, 0) >= point.count:
                 raise ConfigError(
-                    f"{what}= has '{point}' after a later point, or twice. Give points in their order, as in {example}.",
+                    f"{what}= has '{point}' after a later point, or twice. Give points in order, as in {example}.",
                     argument=what,
                 )
             reached[point.unit] = point.count

@@ -211,9 +211,9 @@ def _dense(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
 
 def report(name: str, tally: LossSums, metrics: MetricsByOutput, add_up: AddUp) -> dict[str, Any]:
     """What has been added up since the last report, if anything; it starts anew."""
-    empty = {term for term, (_, _, weight) in tally.totals().items() if not weight}
+    weights = {term: weight for term, (_, _, weight) in tally.totals().items()}
     losses, scores = add_up(tally, metrics)
-    if empty := [term for term, loss in losses.items() if term in empty and math.isnan(loss)]:
+    if empty := [term for term, loss in losses.items() if weights.get(term) == 0 and math.isnan(loss)]:
         warnings.warn(
             f"{name}: no row counted for {', '.join(empty)}, whose loss is NaN. Look at the labels that are ignored, "
             "and at the weights of rows and classes.",

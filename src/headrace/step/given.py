@@ -283,6 +283,14 @@ def by_key(
     return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
 
 
+def scorers(objectives: dict[str, Objective], eval_loss: Any) -> dict[str, Objective]:
+    """What validations compute: `eval_loss`, or the losses that there are."""
+    if eval_loss is not None:
+        return {"": as_objective(eval_loss, "eval_loss")}
+    known = [objective for objective in objectives.values() if not isinstance(objective, ByTrainStep)]
+    return {"": known[0]} if len(known) == 1 < len(objectives) else objectives
+
+
 def pauses(optimizer: OptimizerLike | Optimizers | tuple[()]) -> dict[str, int]:
     """At every which step an optimizer is used, of those that are not used at each."""
     found = {}

@@ -1,7 +1,8 @@
 """Notices optimizers that a `train_step` steps and that its trainer does not have."""
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet
 
@@ -19,8 +20,7 @@ class Strangers:
         self._known: WeakSet[Optimizer] = WeakSet(own)
         self._modules = modules
         self._said: set[str] = set()
-        self.found: list[str] = []
-        """A message about each that has been noticed; whoever passes it on takes it out."""
+        self._found: list[str] = []
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
@@ -33,13 +33,20 @@ class Strangers:
                 message = self._describe(optimizer)
                 if message and message not in self._said:
                     self._said.add(message)
-                    self.found.append(message)
+                    self._found.append(message)
 
         handle = register_optimizer_step_post_hook(look)
         try:
             yield
         finally:
             handle.remove()
+
+    def tell(self, log: Callable[[str], None]) -> None:
+        """Warns of those that have been noticed since, and logs it."""
+        while self._found:
+            message = self._found.pop()
+            log(message)
+            warnings.warn(message, stacklevel=2)
 
     def _describe(self, optimizer: Optimizer) -> str:
         """What is lost of an optimizer when a run is resumed; nothing if it is stateless and its weights are saved."""

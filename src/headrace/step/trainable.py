@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from ..errors import ConfigError, DataError
 from ..length import whole
 from ..loss.by_output import MetricsByOutput, Wanted
 from ..loss.call import Inputs
-from ..loss.objective import Supervised, as_objective, measured_by, module_of, scoring
+from ..loss.objective import Supervised, measured_by, module_of, scoring
 from ..loss.outcome import Outcome, as_outcome
 from ..workers.here import here
 from ..workers.strategy import Strategy
@@ -37,6 +37,7 @@ from .given import (
     deterministic_mode,
     pauses,
     samples_or,
+    scorers,
     source_on,
 )
 from .guard import make_guard
@@ -45,7 +46,6 @@ from .precision import Precision
 from .settings import Settings
 from .signals import Signals
 from .step import Step
-from .strangers import Strangers
 from .team import make_team
 from .use import Use, one_thread
 from .weights import categories_of
@@ -98,9 +98,7 @@ class Trainable:
         self.device = check.device_for(device, model)
         self.model, self._team.device = model.to(self.device), self.device
         self.objectives, self.optimizers = by_key(loss, optimizer, model, own=not self._updates_plainly)
-        self.eval_objectives = self.objectives if eval_loss is None else {"": as_objective(eval_loss, "eval_loss")}
-        if eval_loss is None and loss is not None and not isinstance(loss, Mapping) and len(self.objectives) > 1:
-            self.eval_objectives = {"": self.objectives[next(iter(self.objectives))]}
+        self.eval_objectives = scorers(self.objectives, eval_loss)
         self._modules = [model]
         """Everything that has a train and an eval mode."""
         for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
@@ -125,7 +123,7 @@ class Trainable:
         self._scheduled_rates: list[float] = []  # where the last schedule has left them
         self._info: Any = None  # of the training under way
         self._along: evaluate.Watch = evaluate.unwatched  # who is called along a pass over data
-        self._strangers: Strangers | None = None  # optimizers that are not its own, while a run is trained
+        self._strangers: Any = None  # optimizers that are not its own, while a run is trained
         self._signals, self._use = Signals(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers, every)}
         if compile:
@@ -274,8 +272,7 @@ class Trainable:
         Return what this returns, an `Outcome(losses, outputs)`, or losses by name, as means over the rows of the batch;
         without outputs there are no training metrics. An override that never comes here finds an ordinary model and
         optimizer, and the trainer can have no `clip_norm`, `clip_value`, `microbatch`, `precision` or
-        `nonfinite="skip"`; one that mixes both says `arena=False`. Several optimizers are in `self.optimizers`,
-        and need no `loss=`; one that the trainer does not have is not saved with the run.
+        `nonfinite="skip"`; one that mixes both says `arena=False`. `self.optimizers` has all that a run saves.
         """
         check.is_batch(batch, "train_step")
         return self._step(batch)
@@ -307,8 +304,7 @@ class Trainable:
             return self.train_step(batch)
         step, made = self._step, self._step.updates
         refusal = self._refusal() if step.unproven else ""
-        # whether an update is its own is known once it is made
-        kept = Kept.of(self._modules, self.optimizers.values()) if refusal else None
+        kept = Kept.of(self._modules, self.optimizers.values()) if refusal else None  # until it is known whose it is
         step.expect()
         with nullcontext() if self._strangers is None else self._strangers.noticed():
             outcome = as_outcome(self.train_step(batch), "train_step", batch)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -29,7 +28,6 @@ from .checkpointer import Checkpointer
 from .coordinator import Coordinator
 from .duties import AFTER_THE_REPORT, Duties, warn_if_nothing_was_learnt
 from .plan import Plan, rows_of
-from .schedule import begin_anew, make_rates
 from .train_state import Handed, TrainState, readable
 
 AT_ONCE_S = 0.05
@@ -49,7 +47,6 @@ class Loop:
         self._guard, self._signals = trainer._step.guard, trainer._signals
         info.scored = plan.scored
         self._loaded = False  # whether the training goes on from a state
-        self._scheduled = False  # whether a schedule moves the rates
         self._saved = -1  # the step of the last checkpoint
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
         self._skipped = 0  # updates skipped before this training
@@ -122,18 +119,12 @@ class Loop:
                 raise
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails
-                    stack.callback(self._note_rates)
+                    stack.callback(self._at.note_rates)
                     stack.callback(setattr, trainer, "_info", None)
                     stack.callback(setattr, trainer, "_strangers", None)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._workers.leave)
-
-    def _note_rates(self) -> None:
-        """Remembers where a schedule has left the rates."""
-        if self._scheduled:
-            groups = groups_of(self._trainer.optimizers.values())
-            self._trainer._scheduled_rates = [float(group["lr"]) for group in groups]
 
     def _settings(self) -> config.Config:
         """What a run is resumed with."""
@@ -171,7 +162,6 @@ class Loop:
         """A new training saves step 0; of one that goes on, what was due there and not done is done."""
         with self._unless_refused():
             handed = self._load(feed)
-        self._scheduled = self._trainer.schedule is not None
         if handed is None:
             self._save()
             self._checkpointer.wait()  # whatever is reported from now on has a checkpoint before it
@@ -188,10 +178,7 @@ class Loop:
             with readable():
                 handed = self._workers.handed(state)
                 self._at.check(handed.state)
-        rows = self._workers.epoch_rows or rows_of(train)
-        if trainer.schedule is not None and not isinstance(trainer.schedule, Mapping):  # which sets rates by itself
-            begin_anew([*trainer.optimizers.values()], trainer._scheduled_rates)
-        self._at.rates = make_rates(trainer.schedule, [*trainer.optimizers.values()], info.limits, feed.batches, rows)
+        self._at.make_rates(feed.batches, self._workers.epoch_rows or rows_of(train))
         info.expected = expected(trainer, info.measured, plan.callbacks.those_before(AFTER_THE_REPORT))
         self._at.rates.check(info.expected)
         plan.callbacks.check(info)
@@ -300,7 +287,7 @@ class Loop:
         at.rates.before(self._workers.progress(info))
         outcome = trainer._update(batch)
         if trainer._strangers is not None:
-            self._tell_of(trainer._strangers)
+            trainer._strangers.tell(self._checkpointer.log)
         info.count(batch, feed.macrobatch)
         self._learnt(batch, outcome)
         self._duties.common = False
@@ -314,13 +301,6 @@ class Loop:
         if feed.ends_macrobatch:
             self._guard.settle()
             self._duties.call("on_macrobatch_end", info)
-
-    def _tell_of(self, strangers: Strangers) -> None:
-        """Warns of optimizers that are not saved with the run, before the first checkpoint that lacks them."""
-        while strangers.found:
-            message = strangers.found.pop()
-            self._checkpointer.log(message)
-            warnings.warn(message, stacklevel=2)
 
     def _learnt(self, batch: Batch, outcome: Outcome) -> None:
         """What an update has found is added to what will be reported."""

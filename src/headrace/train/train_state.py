@@ -31,7 +31,7 @@ from ..store.run import machine
 from ..watch.info import Best, Info
 from ..workers.leased import Leased
 from .plan import Plan
-from .schedule import Rates, make_rates
+from .schedule import Rates, begin_anew, make_rates
 from .state import Own, State
 
 _OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerprint")
@@ -125,6 +125,21 @@ class TrainState:
         self.shares = shares_of(groups) or self.shares
         for group, share in zip(groups, self.shares or [1.0] * len(groups), strict=True):
             put_rate(group, rate * share)
+
+    def make_rates(self, batches: int | None, rows: int | None) -> None:
+        """The rates of a training whose epochs have so many batches and rows."""
+        trainer = self._trainer
+        optimizers = [*trainer.optimizers.values()]
+        if trainer.schedule is not None and not isinstance(trainer.schedule, Mapping):  # which gives rates, not factors
+            begin_anew(optimizers, trainer._scheduled_rates)
+        self.rates = make_rates(trainer.schedule, optimizers, self.info.limits, batches, rows)
+
+    def note_rates(self) -> None:
+        """The training is over: the next one knows by these rates whether others are set until then."""
+        trainer = self._trainer
+        begun = trainer._history is self.info.history  # nothing has refused it
+        if begun and trainer.schedule is not None:
+            trainer._scheduled_rates = [float(group["lr"]) for group in groups_of(trainer.optimizers.values())]
 
     def pace(self) -> dict[str, Any]:
         """How far the training has come, and its rates: plain values."""
