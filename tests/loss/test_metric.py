@@ -216,6 +216,11 @@ def test_a_metric_is_refused_at_the_first_batch_where_nobody_says_what_outputs_a
         metrics.add(outputs, targets)
 
 
+def test_what_outputs_may_be_is_one_of_a_few_words() -> None:
+    with pytest.raises(hr.ConfigError, match="unknown reads 'logit'"):
+        Metrics("accuracy", "logit").add(LOGIT, Y2)
+
+
 @pytest.mark.parametrize("name", ["accuracy", "f1", "top-2", "confusion", "iou"])
 def test_the_class_with_the_largest_output_is_the_answer_whatever_outputs_are(name: str) -> None:
     expect(scores(name, X, Y), scores(name, X.softmax(1), Y))

@@ -153,6 +153,16 @@ def test_weights_that_a_function_holds_are_no_setting() -> None:
     assert config.plain(power(nn.Linear(2, 2))) == config.plain(power(nn.Linear(2, 2)))
 
 
+def test_whatever_a_function_holds_a_trainer_can_be_made_with_it() -> None:
+    import numpy
+
+    held = [np.array(["a", "b"]), torch.eye(2).to_sparse(), numpy, partial(partial(function), 1), list(range(100_000))]
+    for value in [*held, object(), (x for x in "ab"), power(power(power(power(power(partial(function))))))]:
+        shown = config.plain(power(value))
+        assert len(shown) < 400
+        assert shown == config.plain(power(value))
+
+
 def test_a_set_is_shown_in_one_order() -> None:
     assert config.plain({"b", "a", "c"}) == ["a", "b", "c"]
 

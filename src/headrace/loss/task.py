@@ -48,6 +48,8 @@ def check_name(name: str) -> None:
 
 def check_reads(names: Iterable[str], outputs: Tensor, targets: Tensor, reads: str | None) -> None:
     """Raises where the value of a metric depends on what the outputs are, and the loss does not say."""
+    if reads is not None and reads not in READS:
+        raise ConfigError(unknown("reads", reads, READS))
     if reads is not None:
         return
     columns = outputs.shape[1] if _are_indices(outputs, targets) else 0

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ OF_THE_MOMENT = ("comm", "started", "leader_values", "received_values")
 _STARTED = "__mp_main__"  # what multiprocessing calls the script in a process that it has started
 LONGEST = 64  # elements of a tensor that are written out
 LONGEST_TEXT = 120  # characters of what a function holds that are written out
+MOST_ITEMS = 10_000  # of a container whose items are compared
 Config = dict[str, Any]
 
 
@@ -88,8 +89,14 @@ def plain(value: Any, depth: int = 4) -> Any:
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, partial) and not depth:
+        return "..."
+    if isinstance(value, ModuleType):
+        return value.__name__
     if isinstance(value, partial):
         return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth)}
+    if isinstance(value, Mapping | list | tuple | set | frozenset) and len(value) > MOST_ITEMS:
+        return f"a {type(value).__name__} of {len(value)} items"
     if isinstance(value, Tensor | np.ndarray):
         return _tensor(torch.as_tensor(value).detach().cpu())
     if isinstance(value, Mapping):
@@ -199,8 +206,12 @@ def _shown_values(held: Mapping[str, Any], depth: int) -> str:
 
 def _fixed(value: Any, depth: int) -> Any:
     """A value that a function holds; of what is trained only the kind, since it has other values when a run goes on."""
-    trained = isinstance(value, Tensor) and value.requires_grad
-    return type(value).__name__ if trained else plain(value, depth)
+    if isinstance(value, Tensor) and value.requires_grad:
+        return type(value).__name__
+    try:
+        return plain(value, depth)
+    except (TypeError, ValueError, RuntimeError):  # an array of objects, a sparse tensor
+        return type(value).__name__
 
 
 def _shortened(text: str) -> str:
