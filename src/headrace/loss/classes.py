@@ -25,8 +25,8 @@ class CrossEntropy(Loss):
     what `softmax` gives. One-hot rows of whole numbers count as indices. `normalize` says what class weights w are
     divided by: `"met"`, the weights of the targets met, Σ w[yᵢ], as torch does (rows of probabilities: their number);
     `"classes"`, the sum over all classes for every row, so that uniform weights give 1/classes of the plain loss;
-    `"samples"`, the number of rows, where a row that is ignored in part counts in part. The stream `weight` has a number
-    for each row, or for each place of the target, as for pixels.
+    `"samples"`, the number of rows, where a row that is ignored in part counts in part. The stream `weight` has a
+    number for each row, or for each place of the target, as for pixels.
     """
 
     __slots__ = ("_one_hot",)
