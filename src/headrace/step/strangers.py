@@ -64,7 +64,7 @@ class Strangers:
             remedy = "Make them part of the model, and give"
         else:
             whose, lost, remedy = repr(names[params[0]]), f"the state of {kind} is not", "Give"
-            whose += f" and {len(params) - 1} more parameters" if len(params) > 1 else ""
+            whose += f" and {len(params) - 1} more" if len(params) > 1 else ""
         return (
             f"train_step steps an optimizer that the trainer does not have: {kind} of {whose}. The run can be resumed, "
             f"but not exactly: {lost} saved with it. {remedy} the optimizer to the trainer, as in optimizer={{'a': "
