@@ -109,6 +109,10 @@ def test_unsigned_integers_are_gathered_too(dtype: str) -> None:
         assert gathered.tolist() == array[[4, 2]].tolist()
 
 
+ROWS = torch.arange(99_000, 101_000)
+MANY = torch.arange(2_000_000).view(-1, 2)
+
+
 def test_the_fingerprint_tells_tables_of_other_rows_or_streams_apart() -> None:
     tables = [
         hr.ArrayTable({"x": torch.zeros(5, 3)}),
@@ -119,7 +123,50 @@ def test_the_fingerprint_tells_tables_of_other_rows_or_streams_apart() -> None:
         hr.ArrayTable({"x": torch.zeros(5, 3), "y": torch.zeros(5)}),
     ]
     assert len({table.fingerprint() for table in tables}) == len(tables)
-    assert tables[0].fingerprint() == hr.ArrayTable({"x": np.ones((5, 3), "float32")}).fingerprint()
+    assert tables[0].fingerprint() == hr.ArrayTable({"x": np.zeros((5, 3), "float32")}).fingerprint()
+
+
+X = torch.arange(12.0).view(4, 3)
+OTHER_VALUES = {
+    "one value of a few": ({"x": X}, {"x": X.index_fill(1, torch.tensor(1), 7.0)}),
+    "rows in another order": ({"x": X}, {"x": X.flip(0)}),
+    "whole numbers": ({"x": torch.arange(9)}, {"x": torch.arange(9) // 8}),
+    "half a byte a number": ({"x": X.bfloat16()}, {"x": X.bfloat16() + 1}),
+    "complex": ({"x": X + 1j}, {"x": X - 1j}),
+    "cut elsewhere": ({"x": [X[:1], X[1:]]}, {"x": [X[:2], X[2:]]}),
+    "sparse": ({"x": X.to_sparse()}, {"x": X.flip(1).to_sparse()}),
+    "a run of many rows": ({"x": torch.zeros(200_000, 20)}, {"x": torch.zeros(200_000, 20).index_fill(0, ROWS, 1.0)}),
+    "a column of many": ({"x": torch.zeros(200_000, 20)}, {"x": torch.zeros(200_000, 20).index_fill(1, ROWS % 2, 1.0)}),
+    "many rows in another order": ({"x": MANY}, {"x": MANY[torch.randperm(len(MANY))]}),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER_VALUES.values(), ids=OTHER_VALUES)
+def test_the_fingerprint_tells_tables_of_other_values_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+    def table(columns: dict[str, Any]) -> hr.ArrayTable:
+        return hr.ArrayTable({name: hr.Ragged.of(c) if isinstance(c, list) else c for name, c in columns.items()})
+
+    assert table(one).fingerprint() == table(dict(one)).fingerprint() != table(other).fingerprint()
+
+
+def test_the_fingerprint_is_that_of_the_values_wherever_they_are_in_memory() -> None:
+    for values in (X, MANY):
+        kept = [values, values.clone(), values.T.contiguous().T, torch.stack([values, values], 1)[:, 0]]
+        assert len({hr.ArrayTable({"x": each}).fingerprint() for each in kept}) == 1
+
+
+def test_a_run_is_not_resumed_with_other_values() -> None:
+    def fit(x: torch.Tensor, epochs: int) -> None:
+        model = torch.nn.Linear(3, 1)
+        trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.01), batch_size=8)
+        trainer.fit((x, x.sum(1, keepdim=True)), epochs=epochs, run="runs/one", progress=False)
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 3)
+    fit(x, 1)
+    fit(x.clone(), 2)
+    with pytest.raises(hr.SourceError, match=r"other data .*fingerprint"):
+        fit(x + 1, 3)
 
 
 # --- what users call data --------------------------------------------------------------------------------

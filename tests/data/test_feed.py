@@ -91,7 +91,7 @@ class Threaded(Lines):
 
 
 SOURCES: dict[str, Callable[[], hr.Source]] = {
-    "in memory": lambda: hr.Reader(hr.ArrayTable({"x": torch.arange(ROWS), "y": torch.randn(ROWS, 2)})),
+    "in memory": lambda: hr.Reader(hr.ArrayTable({"x": torch.arange(ROWS), "y": torch.ones(ROWS, 2)})),
     "prefetched": lambda: hr.Reader(Host()),
     "ends with None": Lines,
     "flags its ends": lambda: Lines(flags=True),

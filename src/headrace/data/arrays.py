@@ -1,6 +1,7 @@
 """Data that is in memory already, or mapped into it, and used in place: tensors, arrays, sequences, sparse rows."""
 
 import ctypes
+import hashlib
 import mmap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,13 @@ from ..store import system
 from .batch import Batch, Stream
 from .fields import Field, Rows, one_length, take, tensors_of, unmasked
 from .read_by import read_by_of
-from .source import UNNAMED, Categories, Table
+from .source import UNNAMED, Categories, Table, fingerprint_of
 from .sparse import Sparse
 
 WILL_NEED, POPULATE_READ = 3, 22  # Linux; the second since 5.14, and without it pages come as they are touched
+HASHED_BYTES = 4 << 20  # of a tensor, which is hashed wholly up to this size
+SCATTER = 2654435761  # a large odd number
+PLACES, RUN = 4096, 16  # of a larger one: evenly spread places, and values that are hashed at each
 
 
 class ArrayTable(Table):
@@ -78,6 +82,10 @@ class ArrayTable(Table):
             {name: column.to(device) for name, column in self.columns.items()}, categories=self.categories
         )
 
+    def fingerprint(self) -> str:
+        """Also of the values: of each column up to 4 MB all of them, of a larger one an evenly spread sample."""
+        return fingerprint_of(super().fingerprint(), *map(values_digest, self.columns.values()))
+
     @property
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self.columns.values())
@@ -85,6 +93,30 @@ class ArrayTable(Table):
     @property
     def row_bytes(self) -> float:
         return self.nbytes / max(1, len(self))
+
+
+def values_digest(field: Any) -> str:
+    """A hash of the values of a field; of a large tensor those at places that are spread evenly over it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors_of(field):
+        digest.update(_sampled(tensor).cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _sampled(tensor: Tensor) -> Tensor:
+    """The values of a tensor that are hashed, as whole numbers of the same bits."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = tensor.view(_BITS[tensor.itemsize])  # not every dtype can be indexed
+    if tensor.nbytes <= HASHED_BYTES:
+        return tensor
+    k, step = torch.arange(PLACES), (tensor.numel() - RUN) // PLACES
+    firsts = k * step + k * SCATTER % step  # else it might meet the same columns in every row
+    places = (firsts[:, None] + torch.arange(RUN)).to(tensor.device)
+    return tensor[torch.unravel_index(places, tensor.shape)]
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def populate(field: Field, now: bool = True) -> None:
