@@ -73,6 +73,71 @@ def test_a_reader_resumes_on_files_and_refuses_others() -> None:
         hr.Reader(open_table("t.parquet"), "blocks").load_state_dict(state)
 
 
+def test_a_run_is_not_resumed_on_a_file_some_rows_of_which_have_changed() -> None:
+    def fit(epochs: int) -> None:
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        trainer = hr.Trainer(model, hr.MSE(), optimizer, inputs="x", target="x", batch_size=10_000)
+        trainer.fit("t.npy", epochs=epochs, run="runs/one", progress=False)
+
+    rows = np.random.default_rng(0).random((100_000, 4), np.float32)
+    np.save("t.npy", rows)
+    fit(1)
+    rows[44_000:54_000] = 1e6
+    np.save("t.npy", rows)
+    with pytest.raises(hr.SourceError, match=r"fingerprint.*changed: .*t\.npy"):
+        fit(2)
+
+
+@pytest.mark.parametrize("kind", [".npy", ".arrow", ".csv", ".ctf"])
+def test_a_byte_that_has_changed_anywhere_in_a_file_changes_its_fingerprint(kind: str) -> None:
+    def fingerprint() -> str:
+        streams = [hr.Stream("x", (1,))] if kind == ".ctf" else None
+        return open_table("t" + kind, streams=streams).fingerprint()
+
+    rows = 1_000_000  # more than 16 MB
+    if kind == ".npy":
+        np.save("t.npy", np.ones((rows, 3)))
+    elif kind == ".arrow":
+        write_table(hr.ArrayTable({name: np.ones(rows) for name in "abc"}), "t.arrow")
+    else:
+        Path("t" + kind).write_text(
+            "x\n" * (kind == ".csv") + f"{'|x ' * (kind == '.ctf')}1.00000000000000000\n" * rows
+        )
+    before = fingerprint()
+    digit = b"\xf0" if kind in (".npy", ".arrow") else b"0"  # of a one, as text and as float64
+    for share in (0.02, 0.3, 0.999):
+        raw = Path("t" + kind).read_bytes()
+        at = raw.index(digit, int(len(raw) * share))
+        Path("t" + kind).write_bytes(raw[:at] + (b"\xf1" if digit != b"0" else b"1") + raw[at + 1 :])
+        assert fingerprint() != before
+        Path("t" + kind).write_bytes(raw)
+    assert fingerprint() == before
+
+
+def test_files_of_more_than_a_gigabyte_are_told_apart_by_size_and_time() -> None:
+    def fingerprint() -> str:
+        return open_table("big-*.npy").fingerprint()
+
+    np.save("big-1.npy", np.zeros(10))
+    np.lib.format.open_memmap("big-2.npy", "w+", np.float64, (150_000_000,)).flush()  # of holes: it takes no space
+    found = [fingerprint()]
+    for name in ("big-1.npy", "big-2.npy"):
+        os.utime(name, ns=(1, 1))
+        found += [fingerprint()]
+    assert fingerprint() == found[-1]
+    assert len(set(found)) == 3
+
+
+def test_a_file_that_was_replaced_before_a_training_began_is_refused() -> None:
+    write_table(numbers(10), "t.arrow")
+    table = open_table("t.arrow")
+    os.unlink("t.arrow")
+    write_table(numbers(20), "t.arrow")
+    with pytest.raises(hr.DataError, match=r"t\.arrow has been changed since it was opened\. Open it again\."):
+        hr.Reader(table)
+
+
 # --- rows from all over a file --------------------------------------------------------------------------
 
 

@@ -218,7 +218,10 @@ def test_the_last_finite_checkpoint_stays_and_the_run_goes_on_from_it(
         bool(v.isfinite().all()) for v in store.load(2).tensors["model.safetensors"].values() if v.is_floating_point()
     )
     resumed, whole = setting.trainer(), setting.trainer()
-    assert quiet(resumed, setting.good, seed=None, run=tmp_path, checkpoint_every="1 step").last["step"] == 5
+    good: dict[str, Any] = {"seed": None, "run": tmp_path, "checkpoint_every": "1 step"}
+    with pytest.raises(hr.SourceError, match="fingerprint"):  # data that were corrected are other data
+        quiet(setting.trainer(), setting.good, **good)
+    assert quiet(resumed, setting.good, **good, override=True).last["step"] == 5
     quiet(whole, setting.good)
     same(state(resumed), state(whole))
     assert "ended by NonFiniteError: step 3" in (tmp_path / "log.txt").read_text()

@@ -192,3 +192,35 @@ def test_other_files_are_another_fingerprint(classes: tuple[Path, list[np.ndarra
     assert one.fingerprint() == same.fingerprint() != other.fingerprint()
     (root / "cat" / "0.png").rename(root / "dog" / "0.png")
     assert vision.class_folders(root, (8, 8)).fingerprint() != one.fingerprint()
+
+
+def test_a_run_is_not_resumed_with_other_images_of_the_same_names(tmp_path: Path) -> None:
+    for k in range(8):
+        for folder, name in (("a", "cat"), ("b", "cat"), ("a", "dog"), ("b", "dog")):
+            save(tmp_path / folder / name / f"{k}.png", pixels())
+
+    def fit(root: str, epochs: int) -> None:
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
+        trainer = hr.Trainer(
+            model,
+            hr.CrossEntropy(target="image_label_id"),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            inputs="image",
+            batch_size=4,
+        )
+        table = vision.class_folders(tmp_path / root, (8, 8))
+        trainer.fit(table, epochs=epochs, run=tmp_path / "run", progress=False)
+
+    fit("a", 1)
+    (tmp_path / "a").rename(tmp_path / "moved")
+    fit("moved", 2)
+    with pytest.raises(hr.SourceError, match=r"other data .*fingerprint"):
+        fit("b", 3)
+
+
+def test_other_masks_and_other_boxes_are_another_fingerprint(tmp_path: Path) -> None:
+    image = save(tmp_path / "1.png", pixels())
+    one, other = (save(tmp_path / name / "1.png", pixels()[..., 0]) for name in ("one", "other"))
+    tables = [vision.ImageFiles([image], (8, 8), masks=[mask]) for mask in (one, other)]
+    known = [vision.ImageFiles([image], (8, 8), known={"y": torch.full((1, 9000), k)}) for k in (0.0, 1.0)]
+    assert len({table.fingerprint() for table in tables + known}) == 4

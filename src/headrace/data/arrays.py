@@ -99,7 +99,7 @@ def values_digest(field: Any) -> str:
     """A hash of the values of a field; of a large tensor those at places that are spread evenly over it."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors_of(field):
-        digest.update(_sampled(tensor).cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(_sampled(tensor).cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

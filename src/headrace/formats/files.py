@@ -16,7 +16,7 @@ from .blocks import BUDGET_BYTES, Block, BlockCache, OpenFile
 from .categories import shown, strings_of
 from .npy import open_npy, open_npz
 from .nulls import LEARNED, Fills, Nulls, fills_of, said_of, with_fill
-from .paths import DataFile, find, reading
+from .paths import DataFile, digests, find, reading
 from .select import Selection, are_numbers, inner
 
 FINGERPRINTED = 1000  # files that a fingerprint tells apart
@@ -73,17 +73,17 @@ class FileTable(Wrapper):
     def fingerprint(self) -> str:
         """A hash of rows, streams and files, and behind a colon four digits for each file: see `changed_files`."""
         if not self._fingerprint:
-            digests = [file.digest() for file in self.files]
+            hashes = digests(self.files)
             said = [
                 len(self),
                 *self.streams,
                 self._request.selection.columns,
                 sorted(self.categories.items()),
                 *sorted(self.nulls.items()),
-                *digests,
+                *hashes,
             ]
             whole = fingerprint_of(*said)
-            each = "".join(digest[:4] for digest in digests) if len(digests) <= FINGERPRINTED else ""
+            each = "".join(each[:4] for each in hashes) if len(hashes) <= FINGERPRINTED else ""
             self._fingerprint = f"{whole}:{each}"
         return self._fingerprint
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ SUFFIXES = {
     ".txt": "ctf",
 }
 Paths = str | Path | Sequence[str | Path]
+HASHED_BYTES = 1 << 30  # of local files, which are hashed wholly if they have no more together
+HASHED_REMOTE_BYTES = 64 << 20  # of those that are read through a network
 _HEAD, _SAMPLE, _SAMPLES = 65536, 4096, 6
 
 
@@ -96,16 +99,49 @@ class DataFile:
         with pa.memory_map(self.path) as mapped:
             return mapped.read_buffer()
 
-    def digest(self) -> str:
-        """A hash of its name, its size and a sample of its bytes: the same wherever the file is moved."""
-        text = hashlib.blake2b(f"{self.name}\n{self.size}\n".encode(), digest_size=8)
-        steps = range(1, _SAMPLES + 1)
-        places = {0, max(0, self.size - _HEAD), *(self.size * k // (_SAMPLES + 1) for k in steps)}
-        with reading(self), self.open() as file:
-            for place in sorted(places):
-                file.seek(place)
-                text.update(file.read(_SAMPLE if 0 < place < self.size - _HEAD else _HEAD))
-        return text.hexdigest()
+
+def digests(files: Sequence[DataFile]) -> list[str]:
+    """A hash of each file, the same wherever the file is moved, which tells it from what it was before a change.
+
+    It is a hash of the name and of all bytes, where the files have up to 1 GB together, or 64 MB behind fsspec. It is
+    one of name, size and time for larger local files, and of name, size and samples of the bytes behind fsspec.
+    """
+    for file in files:
+        if file.remote is None and _stamp(file.path, file.shown) != file.stamp:
+            raise DataError(f"{file} has been changed since it was opened. Open it again.")
+    size = sum(file.size for file in files)
+    found = []
+    for file in files:
+        if file.remote is None:
+            content = _hash_of_bytes(file.path, file.stamp) if size <= HASHED_BYTES else str(file.stamp[:2])
+        else:
+            content = _hash_of_remote(file) if size <= HASHED_REMOTE_BYTES else _hash_of_samples(file)
+        found.append(hashlib.blake2b(f"{file.name}\n{content}".encode(), digest_size=8).hexdigest())
+    return found
+
+
+@lru_cache(maxsize=1 << 16)
+def _hash_of_bytes(path: str, stamp: tuple[int, ...]) -> str:
+    """A hash of a local file, which is read once in a process, as long as its stamp stays the same."""
+    with reading(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, hashlib.blake2b).hexdigest()
+
+
+def _hash_of_remote(file: DataFile) -> str:
+    with reading(file):
+        return hashlib.blake2b(file.load()).hexdigest()
+
+
+def _hash_of_samples(file: DataFile) -> str:
+    """A hash of the size of a file and of its head, its tail and a few places between them."""
+    text = hashlib.blake2b(f"{file.size}\n".encode())
+    steps = range(1, _SAMPLES + 1)
+    places = {0, max(0, file.size - _HEAD), *(file.size * k // (_SAMPLES + 1) for k in steps)}
+    with reading(file), file.open() as opened:
+        for place in sorted(places):
+            opened.seek(place)
+            text.update(opened.read(_SAMPLE if 0 < place < file.size - _HEAD else _HEAD))
+    return text.hexdigest()
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from ..data.source import Categories, Table, fingerprint_of
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
 from .ctf.build import build, summary_of
-from .ctf.cache import CtfCache, sample
+from .ctf.cache import CtfCache
 from .ctf.layout import Layout
 from .ctf.text import open_text
 from .described import opened
 from .files import FileRequest, assemble, open_file
 from .frames import is_frame, open_frame
 from .nulls import nulls_in
-from .paths import SUFFIXES, DataFile, Paths, find
+from .paths import SUFFIXES, DataFile, Paths, digests, find
 from .select import Columns, Selection, categories_in, streams_in
 
 
@@ -191,7 +191,7 @@ class CtfRequest:
         """Opens the table; `again` builds the cache anew if it turns out to be damaged."""
         layout = Layout.of(self.streams, dict(self.fields))
         with open_text(self.path) as text:
-            mark = sample(text.descriptor)
+            (mark,) = digests([DataFile.local(str(self.path))])
             said = [layout.described(), [stream.name for stream in self.streams], self.skip]
             cache = CtfCache.of(self.path, text.descriptor, mark, said, self.cache)
             text.check_unchanged()

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from ..adapters.samples import in_threads
+from ..data.arrays import values_digest
 from ..data.batch import Batch, Stream
-from ..data.fields import Rows, take, tensors_of
+from ..data.fields import Rows, take
 from ..data.ragged import Ragged
 from ..data.source import Table, fingerprint_of
 from ..errors import ConfigError, DataError, SourceError
+from ..formats.paths import DataFile, digests
 from .augment import IMAGE, MASK
 from .boxes import areas, cut_to
 from .samples import TARGETS
@@ -65,6 +67,7 @@ class ImageFiles(Table):
                 f"got mean={mean!r} and std={std!r}."
             )
         self.threads = threads or min(4, os.cpu_count() or 1)
+        self._fingerprint = ""
 
     @property
     def streams(self) -> Sequence[Stream]:
@@ -114,9 +117,12 @@ class ImageFiles(Table):
         return found
 
     def fingerprint(self) -> str:
-        known = [fingerprint_of(name, *(t.tolist() for t in tensors_of(rows))) for name, rows in self.known.items()]
-        names = [path.name for path in [*self.files, *self.masks]]
-        return fingerprint_of(super().fingerprint(), names, self.mean.tolist(), self.std.tolist(), *known)
+        if not self._fingerprint:
+            files = digests([DataFile.local(str(path)) for path in [*self.files, *self.masks]])
+            known = [(name, values_digest(rows)) for name, rows in self.known.items()]
+            said = [self.mean.tolist(), self.std.tolist(), files, known]
+            self._fingerprint = fingerprint_of(super().fingerprint(), *said)
+        return self._fingerprint
 
 
 def _read(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
