@@ -138,6 +138,20 @@ def test_a_compressed_npz_and_compressed_arrow_files_are_read_as_well() -> None:
     assert open_table("t.arrow", columns=["species", "n"]).rows(39, 41)["n"].tolist() == [39, 40]
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+@pytest.mark.parametrize("text", ["multi\nline", 'a ""word"",\r\nand more'])
+def test_a_line_break_in_quotes_is_a_part_of_its_text_in_a_file_of_any_size(name: str, text: str) -> None:
+    rows = 1_300_000  # more than is read at once
+    raw = ("name,y\n" + f'"{text}",1\n"plain",2\n' * (rows // 2)).encode()
+    Path(name).write_bytes(gzip.compress(raw, 1) if name.endswith(".gz") else raw)
+    table = open_table(name)
+    assert sorted(table.categories["name"]) == sorted([text.replace('""', '"'), "plain"])
+    found = table.rows(0, len(table))
+    assert found["y"].tolist() == [1, 2] * (rows // 2)
+    assert found["name"].unique().tolist() == found["name"][:2].sort().values.tolist() == [0, 1]
+    assert (found["name"].diff().abs() == 1).all()
+
+
 def test_packed_csv_and_tabs_are_read() -> None:
     Path("t.csv.gz").write_bytes(gzip.compress(b"a,b\n1,2\n"))
     Path("t.tsv").write_text("a\tb\n1\t2\n")

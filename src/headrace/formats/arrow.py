@@ -282,7 +282,7 @@ def open_csv(
         if packed:
             with pa.CompressedInputStream(pa.BufferReader(data), "gzip") as text:
                 data = text.read_buffer()
-        parse = csv.ParseOptions(delimiter=separator)
+        parse = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
         read = csv.ReadOptions(block_size=CSV_BLOCK_BYTES)
         with csv.open_csv(pa.BufferReader(data), read, parse) as reader:
             names = wanted(reader.schema.names)
