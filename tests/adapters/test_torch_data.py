@@ -1,8 +1,11 @@
 """Datasets of torch as tables, and what is recognised as data of others."""
 
 import random
+import sqlite3
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,6 +118,73 @@ def test_threads_ask_for_several_rows_at_the_same_time(kind: type[Meeting]) -> N
     dataset.meet = threading.Barrier(4, timeout=20).wait
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
     assert table.take(order)["y"].tolist() == order.tolist()
+
+
+class Seeking(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Numbers in a file, of which one place is read at a time; notes the threads that ask for them."""
+
+    def __init__(self, path: Path, rows: int = 600) -> None:
+        np.arange(rows, dtype=np.float64).tofile(path)
+        self.file, self._rows = open(path, "rb", buffering=0), rows  # noqa: SIM115 - the test closes it
+        self.threads = set[threading.Thread]()
+        self.wrong = list[int]()
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.threads.add(threading.current_thread())
+        self.file.seek(8 * i)
+        time.sleep(1e-5)  # here another thread may seek
+        number = float(np.frombuffer(self.file.read(8))[0])
+        if number != i:
+            self.wrong.append(i)
+        return torch.full((3,), number / self._rows), torch.tensor([number])
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_the_rows_of_a_dataset_are_read_by_the_thread_that_trains(mapped: bool, tmp_path: Path) -> None:
+    dataset = Seeking(tmp_path / "numbers")
+    train, val = Subset(dataset, range(500)), Subset(dataset, range(500, 600))
+    given = [hr.map(from_dataset(part), dict) if mapped else part for part in (train, val)]
+    model = torch.nn.Linear(3, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=1e-6), batch_size=50, macrobatch=50)
+    trainer.fit(given[0], val=given[1], epochs=3, progress=False)
+    for _ in trainer.steps(given[0], epochs=1, progress=False):
+        trainer.validate(given[1])
+        trainer.predict(given[1])
+    dataset.file.close()
+    assert dataset.wrong == []
+    assert dataset.threads == {threading.current_thread()}
+
+
+def test_a_connection_that_one_thread_alone_may_use_can_be_read() -> None:
+    class Table(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+        def __init__(self) -> None:
+            self.connection = sqlite3.connect(":memory:")
+            self.connection.execute("create table t (x real)")
+            self.connection.executemany("insert into t values (?)", [(k / 64,) for k in range(64)])
+
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+            (x,) = self.connection.execute("select x from t where rowid = ?", (i + 1,)).fetchone()
+            return torch.full((3,), x), torch.tensor([x])
+
+    model = torch.nn.Linear(3, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=8)
+    assert trainer.fit(Table(), val=Table(), epochs=2, progress=False).last["step"] == 16
+
+
+def test_a_dataset_that_allows_threads_is_read_ahead_by_others_than_the_one_that_trains() -> None:
+    dataset, seen = Meeting(), set[threading.Thread]()
+    table = from_dataset(dataset, threads=2)
+    dataset.meet = lambda: seen.add(threading.current_thread())
+    with hr.Feed(hr.Reader(table), batch_size=4) as feed:
+        assert sum(batch.rows for batch in feed) == len(dataset)
+    assert seen
+    assert threading.current_thread() not in seen
 
 
 def test_threads_change_neither_bits_nor_the_row_of_an_error() -> None:

@@ -53,6 +53,8 @@ def sizes(schedule: Mapping[str | int, int], epochs: int, rows: int = ROWS) -> l
 class Elsewhere(hr.Table):
     """Rows that are not in the memory of the device: a thread reads them ahead."""
 
+    thread_safe = True
+
     @property
     def streams(self) -> list[hr.Stream]:
         return STREAMS

@@ -42,7 +42,9 @@ def threads() -> Iterator[Threads]:
 
 
 class Host(hr.Table):
-    """A table of the user's, so it is staged by the prefetch thread. `before` runs at every take."""
+    """A table of the user's, staged by the prefetch thread. `before` runs at every take."""
+
+    thread_safe = True
 
     def __init__(self, rows: int = ROWS, before: Callable[[Tensor], None] = lambda indices: None) -> None:
         self.count, self.before = rows, before

@@ -1,10 +1,11 @@
 """Augmentation: what a map draws for a row is the same however the row is read, and another in every epoch."""
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -31,6 +32,8 @@ COLUMNS = {"id": torch.arange(ROWS), "x": X, "words": WORDS, "bag": Sparse.one_h
 
 class Elsewhere(hr.Table):
     """The same rows, to be read by a thread."""
+
+    thread_safe = True
 
     @property
     def streams(self) -> list[hr.Stream]:
@@ -69,6 +72,50 @@ def read(source: hr.Source, size: int, macrobatch: int = 1, rows: int = 2 * ROWS
             for batch in feed:
                 found += rows_of(batch)
     return found[:rows]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_function_is_called_by_the_thread_that_trains_unless_it_says_that_others_may(
+    where: Literal["host", "device"], declared: bool, draws: bool
+) -> None:
+    seen = set[threading.Thread]()
+
+    def alone(fields: Fields) -> Fields:
+        seen.add(threading.current_thread())
+        return fields
+
+    def with_draws(fields: Fields, draws: Draws) -> Fields:
+        return alone(fields)
+
+    change: Any = with_draws if draws else alone
+    change.thread_safe = declared
+    table = compose.map(Elsewhere(), change, where=where)
+    seen.clear()
+    with hr.Feed(hr.Reader(table), batch_size=8) as feed:
+        assert sum(batch.rows for batch in feed) == ROWS
+    assert seen
+    assert (threading.current_thread() in seen) != declared
+
+
+def test_a_table_of_ones_own_is_read_by_the_thread_that_trains_unless_it_says_that_others_may() -> None:
+    seen = set[threading.Thread]()
+
+    class Own(Elsewhere):
+        thread_safe = False
+
+        def take(self, indices: Tensor) -> hr.Batch:
+            seen.add(threading.current_thread())
+            return super().take(indices)
+
+    own, others = Own(), Elsewhere()
+    tables = [own, hr.take(own, 40), hr.concat(others, own), hr.filter(own, lambda fields: fields["id"] > 3)]
+    for table in [*tables, hr.zip(hr.map(others, lambda fields: {"z": fields["x"]}), own)]:
+        with hr.Feed(hr.Reader(table), batch_size=8) as feed:
+            assert sum(batch.rows for batch in feed) == len(table)
+    assert seen == {threading.current_thread()}
+    assert hr.Reader(hr.concat(others, others)).thread_safe
 
 
 def reader(table: hr.Table | None = None, order: str = "full", seed: int = 3, **options: Any) -> hr.Reader:

@@ -196,6 +196,7 @@ def test_a_mix_trains_in_epochs_of_its_own_and_can_be_cut_into_others() -> None:
 class Disk(hr.Table):
     """Rows that lie together in large blocks."""
 
+    thread_safe = True
     block = 64
 
     def __init__(self, first: int) -> None:

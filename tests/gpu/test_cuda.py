@@ -20,6 +20,8 @@ Y = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(1))
 class Host(hr.Table):
     """Rows that stay in host memory, so that they have to be staged."""
 
+    thread_safe = True
+
     @property
     def streams(self) -> list[hr.Stream]:
         return [hr.Stream("x", (16,)), hr.Stream("y", (), "int64")]

@@ -226,6 +226,8 @@ def test_a_sequence_longer_than_the_size_is_a_batch_of_its_own(size: int) -> Non
 class Elsewhere(hr.Table):
     """The same rows, read by a thread."""
 
+    thread_safe = True
+
     def __init__(self, columns: dict[str, Any]) -> None:
         self._table = hr.ArrayTable(columns)
 

@@ -69,6 +69,7 @@ class GoesOn(Ends):
 class Elsewhere(hr.Table):
     """Rows that are not in the memory of the device: a thread reads them ahead."""
 
+    thread_safe = True
     block = 10
 
     @property

@@ -22,6 +22,7 @@ def make(**options: Any) -> hr.Trainer:
 class Elsewhere(hr.Table):
     """Rows that are not in memory, so that a thread reads them."""
 
+    thread_safe = True
     streams = (hr.Stream("x", (3,)), hr.Stream("y"))
 
     def __len__(self) -> int:

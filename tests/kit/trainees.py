@@ -34,6 +34,8 @@ WITHIN_S = 10.0  # of the signal
 class Rows(hr.Table):
     """Rows that are computed when they are taken, on the thread that takes them; `look` gets their indices first."""
 
+    thread_safe = True
+
     def __init__(self, count: int = ROWS, look: Callable[[Tensor], None] = lambda rows: None) -> None:
         self._count, self._look = count, look
 

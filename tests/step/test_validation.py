@@ -121,6 +121,7 @@ def test_a_block_keeps_no_inputs_alive() -> None:
     alive: list[Any] = []
 
     class Host(hr.Table):
+        thread_safe = True
         streams = (hr.Stream("x", (6,)), hr.Stream("y", (), "int64"))  # type: ignore[assignment]
 
         def __len__(self) -> int:

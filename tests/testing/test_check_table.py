@@ -45,6 +45,7 @@ def test_the_small_tables_keep_their_promises(name: str) -> None:
 class Squares(hr.Table):
     """Sequences and numbers, by hand; each bad one below differs in one thing."""
 
+    thread_safe = True
     n = 9
 
     @property

@@ -107,6 +107,8 @@ def _sequences(kinds: Mapping[str, Any]) -> tuple[str, ...]:
 class _AsShown:
     """Numbers of the types that a data set's format gives."""
 
+    thread_safe = True
+
     def __init__(self, types: Mapping[str, torch.dtype]) -> None:
         self._types = types
         self.__qualname__ = f"as {types}"

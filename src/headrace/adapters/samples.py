@@ -52,9 +52,10 @@ def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] 
     `default_collate` does. A sample is a tensor ("x"), a pair ("x" and "y"), a tuple whose parts `names` names, or a
     flat dict. `sequences` are those streams whose tensors differ in their first dimension from row to row.
 
-    `threads` of a Dataset that reads files or decodes: so many rows are asked for at the same time. The order of the
-    rows stays the same. The Dataset must allow that, and gains where it waits or releases the GIL, as most libraries do
-    that decode. What computes in Python is quicker in the processes of a DataLoader.
+    A Dataset is read in the thread that trains. `threads` of one that reads files or decodes: so many rows are asked
+    for at the same time, while the model trains. The order of the rows stays the same. The Dataset must allow that, and
+    gains where it waits or releases the GIL, as most libraries do that decode. What computes in Python is quicker in
+    the processes of a DataLoader.
 
     A row is to be the same whenever it is asked for: what is random belongs into `map`, whose draws are resumed.
     """
@@ -85,6 +86,7 @@ class Samples(Table):
         if not whole(threads):
             raise ConfigError(f"threads= is how many rows are read at the same time, from 1 on, got {threads!r}.")
         self.dataset, self._names, self._sequences, self._threads = dataset, names, tuple(sequences), threads
+        self.thread_safe = threads > 1
         self._who, self._length = type(dataset).__name__, _length(dataset)
         if not self._length:
             raise DataError(f"{self._who} has no rows: there is nothing to read.")
@@ -94,8 +96,8 @@ class Samples(Table):
         if rng.standing() != stood:
             rng.restore(before, _CPU)
             warnings.warn(
-                f"{self._who} draws random numbers for its samples. As a Table it is read ahead, in a thread, so that "
-                "no two runs and no resume are alike. Draw them in hr.map(table, change), or pass a DataLoader of it.",
+                f"{self._who} draws random numbers for its samples. As a Table it is read before its rows are trained "
+                "on, so that no resume is exact. Draw them in hr.map(table, change), or pass a DataLoader of it.",
                 stacklevel=_level(),
             )
 

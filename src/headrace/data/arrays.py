@@ -35,6 +35,7 @@ class ArrayTable(Table):
 
     streams: Sequence[Stream] = ()
     categories: Categories = UNNAMED
+    thread_safe = True
 
     def __init__(
         self, columns: Mapping[str, Any], *, block: int | None = None, categories: Categories | None = None

@@ -28,6 +28,7 @@ class Changed(Wrapper):
     def __init__(self, table: Table, change: Change) -> None:
         super().__init__(table)
         self.change = change
+        self.thread_safe = table.thread_safe and getattr(change, "thread_safe", False)
 
     streams: Sequence[Stream] = ()
     categories: Categories = UNNAMED

@@ -31,7 +31,6 @@ class Reader(Source):
 
     shards = True
     elastic = True
-    thread_safe = True
     marks_ends = True
     aliases = False  # `next_batch` copies what the table keeps
 
@@ -86,6 +85,7 @@ class Reader(Source):
     streams: Sequence[Stream] = forwarded("table.streams")
     row_bytes: float = forwarded("table.row_bytes")
     resident = forwarded("table.resident")
+    thread_safe: bool = forwarded("table.thread_safe")
     batches = forwarded("reading.batches")
 
     @property

@@ -256,6 +256,8 @@ class Table(ABC):
 
     augments: Literal["", "host", "device"] = ""
     """Where `augment` does something, if it does."""
+    thread_safe: bool = False
+    """Whether rows may be read in several threads at once. If not, they are read in the thread that trains."""
     block: int | None = None
     """How many rows lie together on disk, if any do: what an order by blocks goes by."""
 

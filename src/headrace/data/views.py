@@ -26,6 +26,7 @@ class _Joined(Table):
     def __init__(self, tables: Sequence[Table], who: str) -> None:
         plain(tables, who)
         self.tables = list(tables)
+        self.thread_safe = all(table.thread_safe for table in tables)
         self.block = max((table.block for table in tables if table.block is not None), default=None)
 
     @property
@@ -121,7 +122,7 @@ class Wrapper(Table):
 
     def __init__(self, table: Table) -> None:
         self.table = table
-        self.block, self.augments = table.block, table.augments
+        self.block, self.augments, self.thread_safe = table.block, table.augments, table.thread_safe
 
     streams: Sequence[Stream] = forwarded("table.streams")
     categories: Categories = forwarded("table.categories")

@@ -112,6 +112,7 @@ class Block(Table):
     """One block of a file, as a Table."""
 
     aliases = False
+    thread_safe = True
 
     def __init__(
         self, store: OpenFile, number: int, first: int, picks: Picks, categories: Categories, cache: BlockCache

@@ -27,7 +27,7 @@ PROMISES = {
     "value": "what it has given stays as it was",
     "fingerprint": "the same rows have the same fingerprint",
     "prefetch": "prefetch changes nothing",
-    "threads": "it may be read in other threads, several at once",
+    "threads": "where thread_safe says so, it may be read in other threads, several at once",
     "categories": "the numbers of a stream with categories are places among them",
     "augment": "augment does the same to a row whatever rows it comes with",
 }
@@ -178,6 +178,9 @@ class _Tried:
             )
 
     def threads(self) -> None:
+        if not self.table.thread_safe:
+            self._trial.skip("threads", "thread_safe is False")
+            return
         orders = [torch.arange(self.rows), torch.arange(self.rows).flip(0)]
 
         def taken(indices: Tensor) -> Any:

@@ -30,6 +30,8 @@ class Augment:
     The draws belong to the rows: the same in every repeat, and after any resume.
     """
 
+    thread_safe = True
+
     def __init__(
         self,
         *,

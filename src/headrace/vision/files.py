@@ -37,6 +37,8 @@ class ImageFiles(Table):
     are streams that are in memory. A batch is decoded by `threads` threads, which a feed does while the model trains.
     """
 
+    thread_safe = True
+
     def __init__(
         self,
         files: Sequence[str | Path],
