@@ -16,6 +16,7 @@ _HOMES = {
     "adapters.lend": ["as_dataset"],
     "adapters.loaders": ["LoaderSource"],
     "adapters.samples": ["from_dataset"],
+    "adapters.stacked": ["samples"],
     "app.recipe": ["Recipe", "load"],
     "arena.momentum": ["MomentumSGD"],
     "data.arrays": ["ArrayTable"],
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from .adapters.lend import as_dataset as as_dataset
     from .adapters.loaders import LoaderSource as LoaderSource
     from .adapters.samples import from_dataset as from_dataset
+    from .adapters.stacked import samples as samples
     from .app.recipe import Recipe as Recipe
     from .app.recipe import load as load
     from .arena.momentum import MomentumSGD as MomentumSGD

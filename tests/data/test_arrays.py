@@ -174,8 +174,8 @@ def test_a_run_is_not_resumed_with_other_values() -> None:
 
 def test_data_becomes_a_table() -> None:
     x, y = torch.zeros(5, 3), np.zeros(5)
-    names = {"x": ["x"], "pair": ["x", "y"], "list": ["x", "y"], "dict": ["a", "b", "c"]}
-    made = {"x": x, "pair": (x, y), "list": [x, y], "dict": {"a": x, "b": y, "c": x}}
+    names = {"x": ["x"], "pair": ["x", "y"], "dict": ["a", "b", "c"]}
+    made = {"x": x, "pair": (x, y), "dict": {"a": x, "b": y, "c": x}}
     for kind, data in made.items():
         assert [stream.name for stream in as_table(data).streams] == names[kind]
     table = hr.ArrayTable({"x": x})
@@ -227,10 +227,10 @@ def test_a_list_of_paths_is_one_table(tmp_path: Path) -> None:
         assert as_table(given).rows(0, 6)["x"].tolist() == [0, 1, 2, 10, 11, 12]
 
 
-def test_lists_of_batches_stay_loaders() -> None:
+def test_a_list_is_batches() -> None:
     x, y = torch.zeros(2, 3), torch.ones(2)
     batch = hr.Batch({"x": x, "y": y})
-    for batches in ([(x, y), (x, y)], [[x, y], [x, y]], [{"x": x, "y": y}], [batch, batch], ((x, y),) * 3):
+    for batches in ([(x, y), (x, y)], [[x, y], [x, y]], [{"x": x, "y": y}], [batch, batch]):
         source = as_source(batches)
         assert isinstance(source, LoaderSource)
         assert [stream.name for stream in source.streams] == ["x", "y"]
@@ -262,7 +262,13 @@ def test_data_becomes_a_source() -> None:
             "different devices: .*meta",
         ),
         (lambda: as_table((torch.zeros(3),) * 3), r"expected \(x, y\), got 3 arrays"),
-        (lambda: as_table([torch.zeros(3)]), r"expected \(x, y\), got 1 arrays"),
+        (lambda: as_table((torch.zeros(3),)), r"expected \(x, y\), got 1 arrays"),
+        (lambda: as_table([torch.zeros(3, 2)] * 2), r"expected rows by number, got a list, .*\(x, y\), and samples as"),
+        (
+            lambda: as_data([torch.zeros(3, 2), torch.zeros(3)]),
+            r"item 1 of this one is not like item 0\. Give x and y as",
+        ),
+        (lambda: as_data([torch.zeros(3, 2), torch.ones(3, 2).long()]), "item 1 of this one is not like item 0"),
         (lambda: as_data(((torch.zeros(3),) * 2,) * 2), "cannot read data from a tuple of tuple, tuple"),
         (lambda: as_data((torch.zeros(3), None)), "cannot read data from a tuple of Tensor, NoneType"),
         (lambda: as_data((["a", "b"], [1, 2])), "cannot read data from a tuple of list, list"),
@@ -274,7 +280,7 @@ def test_data_becomes_a_source() -> None:
         (lambda: as_data({"x": [1, "a"]}), "'x' has dtype <U21, which is not a number"),
         (lambda: as_data({"x": pd.DataFrame({"a": [1], "k": ["b"]})}), "'x': column 'k' of this frame holds text"),
         (lambda: as_data((pd.Series([1.0, None]), [1, 2])), "has 1 nulls, the first in row 1"),
-        (lambda: as_table([1, 2, 3]), "expected rows by number, got a list"),
+        (lambda: as_table([1, 2, 3]), "cannot read data from a list of int, int, int"),
         (lambda: as_table(None), "cannot read data from a NoneType"),
         (lambda: as_table("train.csv"), "there is no file train.csv"),
     ],

@@ -59,7 +59,7 @@ def test_values_that_a_mask_hides_are_not_used() -> None:
     for call in (make().fit, make().step):
         with pytest.raises(hr.DataError, match=rf"stream 'x' has {told}"):
             call((x, Y))
-    for broken in (lambda: hr.Ragged.of([x]), lambda: make().step([{"x": x[2], "y": 1.0}])):
+    for broken in (lambda: hr.Ragged.of([x]), lambda: hr.samples([{"x": x[2], "y": 1.0}])):
         with pytest.raises(hr.DataError, match=r"masked values, the first in row"):
             broken()
     with pytest.raises(hr.DataError, match="a sample of 'x' has 1 masked"):
@@ -155,13 +155,13 @@ def test_sequences_of_sample_dicts_are_made_a_batch() -> None:
 
     trainer = hr.Trainer(Bag(), hr.MSE(), torch.optim.SGD(model.parameters(), 0.1))
     samples = [{"words": [1, 2, 3], "y": 1.0}, {"words": [4], "y": 0.0}]
-    assert trainer.step(samples)["total_loss"] > 0
+    assert trainer.step(hr.samples(samples))["total_loss"] > 0
 
 
 @pytest.mark.parametrize(
     ("samples", "told"),
     [
-        ([], "a batch has at least one row, got an empty list"),
+        ([], "at least one sample, got none"),
         ([{"x": X[0], "file": "a.png"}], "stream 'file': sample 0 holds text, .* or leave it out"),
         ([{"x": X[0]}, {"x": None}], "stream 'x': sample 1 holds a NoneType"),
         ([{"x": [[1.0], [2.0, 3.0]]}], "stream 'x': sample 0 holds a list"),
@@ -171,7 +171,7 @@ def test_sequences_of_sample_dicts_are_made_a_batch() -> None:
 )
 def test_samples_that_make_no_batch_are_named(samples: Any, told: str) -> None:
     with pytest.raises(hr.DataError, match=told):
-        make().step(samples)
+        hr.samples(samples)
 
 
 @pytest.mark.parametrize("nothing", [[], ()])

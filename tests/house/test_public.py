@@ -96,6 +96,7 @@ PUBLIC = [
     "mix",
     "open_ctf",
     "open_table",
+    "samples",
     "skip",
     "split",
     "take",

@@ -63,7 +63,8 @@ def plain(run: Path, epochs: int) -> nn.Module:
 def in_macrobatches(run: Path, epochs: int) -> nn.Module:
     model = network()
     trainer = trained(model, microbatch=2, macrobatch=8, clip_norm=0.5)
-    fit(trainer, rows(), run, epochs, checkpoint_every="5 steps")
+    going_on = run.exists()  # in the middle of an epoch of rows that its version could not tell from others
+    fit(trainer, rows(), run, epochs, checkpoint_every="5 steps", override=going_on)
     return model
 
 

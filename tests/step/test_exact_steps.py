@@ -8,7 +8,7 @@ from torch import nn
 
 import headrace as hr
 
-SAMPLES: list[dict[str, Any]] = [{"x": torch.randn(5), "y": k % 3} for k in range(8)]
+SAMPLES: list[Any] = [{"x": torch.randn(5), "y": k % 3} for k in range(8)]
 
 
 def trainer(**options: Any) -> hr.Trainer:
@@ -21,10 +21,12 @@ def trainer(**options: Any) -> hr.Trainer:
 def test_an_exact_step_names_the_number_it_takes_and_the_number_it_got(count: int) -> None:
     training = trainer(batch_size=8)
     with pytest.raises(hr.DataError, match=rf"takes exactly batch_size=8 samples, got {count}\."):
-        training.step((SAMPLES * 2)[:count], exact=True)
+        training.step(hr.samples((SAMPLES * 2)[:count]), exact=True)
 
 
 def test_an_exact_step_in_microbatches_is_the_step_of_the_whole_batch() -> None:
     whole, cut = trainer(batch_size=8), trainer(batch_size=8, microbatch=3)
-    assert cut.step(SAMPLES, exact=True) == pytest.approx(whole.step(SAMPLES, exact=True), rel=1e-6)
+    assert cut.step(hr.samples(SAMPLES), exact=True) == pytest.approx(
+        whole.step(hr.samples(SAMPLES), exact=True), rel=1e-6
+    )
     torch.testing.assert_close(cut.model.weight, whole.model.weight, rtol=0, atol=1e-6)

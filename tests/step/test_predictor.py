@@ -15,7 +15,7 @@ def test_a_model_alone_predicts() -> None:
     trainer = hr.Trainer(model, batch_size=7, device="cpu")
     with torch.no_grad():
         assert torch.allclose(trainer.predict(X), model(X))
-    assert torch.equal(trainer.predict([{"x": x} for x in X]), trainer.predict(X))
+    assert torch.equal(trainer.predict(hr.samples([{"x": x} for x in X])), trainer.predict(X))
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 

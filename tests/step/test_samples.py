@@ -1,6 +1,7 @@
-"""A list of samples is read alike by `step`, `predict` and `validate`; a batch is its fields by name."""
+"""A list is batches, whoever is given it and whatever went before; samples are given as `hr.samples`."""
 
-from collections import namedtuple
+from collections import deque, namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,19 +20,131 @@ LISTS: dict[str, list[Any]] = {
 }
 
 
+def step_by_step(trainer: hr.Trainer, data: Any) -> None:
+    for _ in trainer.steps(data, epochs=1, progress=False):
+        pass
+
+
+USES: dict[str, Callable[[hr.Trainer, Any], Any]] = {
+    "fit": lambda trainer, data: trainer.fit(data, epochs=1, progress=False),
+    "steps": step_by_step,
+    "validate": lambda trainer, data: trainer.validate(data),
+    "test": lambda trainer, data: trainer.test(data),
+    "predict": lambda trainer, data: trainer.predict(data),
+}
+
+
+def fresh() -> hr.Trainer:
+    return make(batch_size=None)
+
+
+def trained() -> hr.Trainer:
+    trainer = fresh()
+    trainer.fit((X, Y), epochs=1, progress=False)
+    return trainer
+
+
+def stepped() -> hr.Trainer:
+    trainer = fresh()
+    trainer.step((X, Y))
+    trainer.release()
+    return trainer
+
+
+@pytest.mark.parametrize("before", [fresh, trained, stepped])
+def test_a_list_is_batches_whatever_went_before(before: Callable[[], hr.Trainer]) -> None:
+    expected = before().predict(X)
+    for batches in (
+        [(X[:8], Y[:8]), (X[8:], Y[8:])],
+        [{"x": X[:8], "y": Y[:8]}, {"x": X[8:], "y": Y[8:]}],
+        [hr.Batch({"x": X[:8], "y": Y[:8]}), hr.Batch({"x": X[8:], "y": Y[8:]})],
+        [[X[:8], Y[:8]], [X[8:], Y[8:]]],  # as a DataLoader gives them
+        [{"x": X[:8]}, {"x": X[8:]}],
+        [X[:8], X[8:]],
+    ):
+        assert torch.equal(before().predict(batches), expected)
+    assert before().validate([(X[:8], Y[:8]), (X[8:], Y[8:])])["val/loss"] == pytest.approx(
+        before().validate((X, Y))["val/loss"]
+    )
+
+
+def test_all_rows_of_a_list_of_tensors_are_trained() -> None:
+    seen = list[torch.Tensor]()
+
+    class Seen(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.detach().clone())
+            return super().forward(x)
+
+    model = Seen(2, 2)
+    batches = [torch.randn(16, 2), torch.randn(16, 2)]
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), inputs="x", target="x", tape=False)
+    history = trainer.fit(batches, epochs=1, progress=False)
+    assert history.last["step"] == 2
+    assert torch.equal(torch.cat(seen[-2:]), torch.cat(batches))
+    assert trainer.predict(batches).shape == (32, 2)
+
+
 @pytest.mark.parametrize("kind", LISTS)
-def test_a_list_of_samples_is_what_its_rows_are_together(kind: str) -> None:
+def test_samples_are_what_their_rows_are_together(kind: str) -> None:
     ours, other = make(), make()
-    assert ours.step(LISTS[kind]) == other.step((X, Y))
-    assert torch.equal(ours.predict(LISTS[kind]), other.predict(X))
-    assert ours.validate(LISTS[kind]) == other.validate((X, Y))
-    assert ours.test(LISTS[kind]) == other.test((X, Y))
+    assert ours.step(hr.samples(LISTS[kind])) == other.step((X, Y))
+    assert torch.equal(ours.predict(hr.samples(LISTS[kind])), other.predict(X))
+    assert ours.validate(hr.samples(LISTS[kind])) == other.validate((X, Y))
+    assert ours.test(hr.samples(LISTS[kind])) == other.test((X, Y))
+    ours.fit(hr.samples(LISTS[kind]), epochs=1, progress=False)
+    other.fit((X, Y), epochs=1, progress=False)
+    assert torch.equal(ours.predict(X), other.predict(X))
 
 
-def test_samples_need_no_target_to_be_predicted() -> None:
+@pytest.mark.parametrize("before", [fresh, trained])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_list_of_samples_is_refused_and_the_remedy_is_named(
+    kind: str, use: str, before: Callable[[], hr.Trainer]
+) -> None:
+    with pytest.raises(hr.DataError, match=r"a list is batches.*hr\.samples\(\[\.\.\.\]\)"):
+        USES[use](before(), LISTS[kind])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[*X], [{"x": x} for x in X], [(x,) for x in X], [{"x": x, "mask": x > 0} for x in X], [[*map(float, X[0])]]],
+)
+def test_rows_in_a_list_are_no_batches(rows: list[Any]) -> None:
+    for trainer in (fresh(), trained()):
+        with pytest.raises(hr.DataError, match=r"hr\.samples\(\[\.\.\.\]\)"):
+            trainer.predict(rows)
+
+
+def test_x_and_y_in_a_list_are_refused() -> None:
+    for use in USES.values():
+        with pytest.raises(hr.DataError, match=r"item 1 of this one is not like item 0\. Give x and y as a tuple"):
+            use(fresh(), [X, Y])
+    with pytest.raises(hr.ConfigError, match=r"unknown stream 'y'.*Pass it, as in \(x, y\)"):
+        fresh().fit([X, X + 1], epochs=1, progress=False)
+
+
+def test_a_tuple_is_x_and_y_and_never_batches() -> None:
+    batch = {"x": X, "y": Y}
+    for use in USES.values():
+        for batches in ((batch, batch, batch), ((X, Y),) * 3, (batch, batch)):
+            with pytest.raises(hr.DataError, match=r"cannot read data from a tuple .*a list of batches"):
+                use(fresh(), batches)
+
+
+@pytest.mark.parametrize("batch", [[X, Y], [(X, Y)], DICTS, []])
+def test_a_step_takes_one_batch_and_no_list(batch: Any) -> None:
+    for trainer in (fresh(), trained()):
+        with pytest.raises(hr.DataError, match=r"a list is several batches.*\(x, y\).*tuple\(batch\).*hr\.samples"):
+            trainer.step(batch)
+
+
+def test_samples_may_be_x_alone() -> None:
     trainer = make()
-    assert torch.equal(trainer.predict([{"x": x} for x in X[:5]]), trainer.predict(X[:5]))
-    assert torch.equal(trainer.predict([(x,) for x in X[:5]]), trainer.predict(X[:5]))
+    for rows in ([{"x": x} for x in X[:5]], [(x,) for x in X[:5]], [*X[:5]], deque(X[:5])):
+        assert torch.equal(trainer.predict(hr.samples(rows)), trainer.predict(X[:5]))
+    assert hr.samples([1, 2, 3]).rows(0, 3)["x"].tolist() == [1, 2, 3]
 
 
 def test_sequences_of_samples_may_differ_in_length() -> None:
@@ -42,30 +155,31 @@ def test_sequences_of_samples_may_differ_in_length() -> None:
     model = torch.nn.ModuleList([Lengths(), torch.nn.Linear(1, 1)])
     model.forward = lambda words: model[0](words)  # type: ignore[method-assign]
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), device="cpu")
-    assert trainer.predict([{"words": [1, 2, 3]}, {"words": [4]}]).tolist() == [3, 1]
+    assert trainer.predict(hr.samples([{"words": [1, 2, 3]}, {"words": [4]}])).tolist() == [3, 1]
 
 
-def test_a_list_of_batches_is_told_from_samples_once_the_streams_are_known() -> None:
-    trainer = make()
-    trainer.fit((X, Y), epochs=1, progress=False)
-    batches: list[Any] = [{"x": X[:8], "y": Y[:8]}, {"x": X[8:], "y": Y[8:]}]
-    for given in (batches, [tuple(batch.values()) for batch in batches]):
-        assert torch.equal(trainer.predict(given), trainer.predict(X))
-    assert torch.equal(trainer.predict(LISTS["dicts"]), trainer.predict(X))
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([], "at least one sample, got none"),
+        ("text", "a list of samples, got a str"),
+        (X, "a list of samples, got a Tensor"),
+        ({"x": X}, "a list of samples, got a dict"),
+        ([DICTS[0], {"x": X[1]}], r"sample 1 has the keys \['x'\], sample 0 has \['x', 'y'\]"),
+        ([DICTS[0], {"x": X[1], "y": "one"}], "stream 'y': sample 1 holds text"),
+        ([(X[0], 1.0, 2.0)], r"sample 0 is a tuple of 3 parts, and \(x, y\) has two. Name them"),
+        ([[X[0], 1.0]], r"sample 0 is a list\. Give an array, a tuple \(x, y\), or a dict"),
+    ],
+)
+def test_samples_that_are_none_are_refused(given: Any, told: str) -> None:
+    with pytest.raises(hr.DataError, match=told):
+        hr.samples(given)
 
 
-def test_samples_that_are_none_are_refused() -> None:
-    for use in (make().step, make().predict, make().validate):
-        with pytest.raises(hr.DataError, match=r"at least one row|empty: there is nothing to read"):
-            use([])
-        with pytest.raises(hr.DataError, match=r"sample 1 has the keys \['x'\], sample 0 has \['x', 'y'\]"):
-            use([DICTS[0], {"x": X[1]}])
-        with pytest.raises(hr.DataError, match=r"stream 'y': sample 1 holds text"):
-            use([DICTS[0], {"x": X[1], "y": "one"}])
-        with pytest.raises(hr.DataError, match=r"sample 0 is a tuple of 3 parts, and \(x, y\) has two. Name them"):
-            use([(X[0], 1.0, 2.0)])
-    with pytest.raises(hr.DataError, match="the val data: sample 1 has the keys"):
-        make().validate([DICTS[0], {"x": X[1]}])
+def test_an_empty_list_is_no_data() -> None:
+    for use in USES.values():
+        with pytest.raises(hr.DataError, match="the list is empty: there is nothing to read"):
+            use(fresh(), [])
 
 
 def test_a_batch_is_its_fields_by_name() -> None:

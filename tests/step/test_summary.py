@@ -37,7 +37,7 @@ def test_a_summary_shows_layers_shapes_and_parameters() -> None:
     trainer = hr.Trainer(Branches(), device="cpu")
     before, stood = {k: v.clone() for k, v in trainer.model.state_dict().items()}, torch.get_rng_state()
     assert trainer.summary((X, Y)) == TABLE
-    assert trainer.summary([{"x": x} for x in X]) == TABLE
+    assert trainer.summary(hr.samples([{"x": x} for x in X])) == TABLE
     assert "output" not in trainer.summary()
     assert trainer.summary().endswith("54 parameters, 30 of them trained")
     assert all(map(torch.equal, before.values(), trainer.model.state_dict().values()))

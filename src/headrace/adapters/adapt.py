@@ -16,21 +16,24 @@ from ..data.fields import Rows
 from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.reader import Reader
 from ..data.source import Categories, Source, Table
-from ..errors import DataError
+from ..errors import DataError, HeadraceError
 from ..formats.columns import from_arrow as from_arrow
 from ..formats.frames import from_frame, is_frame, is_pandas
 from ..formats.frames import from_pandas as from_pandas
 from .loaders import LoaderSource, SampleSource
 from .passes import hugging_kind
-from .samples import from_dataset
+from .samples import fields_of, from_dataset
 
 
 def as_table(data: Any, categories: Categories | None = None) -> Table:
-    """Turns data into a Table: one array is stream "x", two are "x" and "y", a dict names its own."""
+    """Turns data into a Table: an array is stream "x", a tuple of two is "x" and "y", a dict names its own."""
     found = as_data(data, categories)
     if isinstance(found, Table):
         return found
-    raise DataError(f"expected rows by number, got a {type(data).__name__}, which gives batches in sequence only.")
+    of_list = f" {_LISTS}" if isinstance(data, list) else ""
+    raise DataError(
+        f"expected rows by number, got a {type(data).__name__}, which gives batches in sequence only.{of_list}"
+    )
 
 
 def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
@@ -42,6 +45,7 @@ def as_source(data: Any, *, order: str = "full", seed: int = 0) -> Source:
 def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
     """Turns arrays, a frame, a table, a path, a loader or an iterable of batches into a Table or a Source.
 
+    A tuple is (x, y), a dict is streams by name, and a list is batches, or paths.
     Columns of strings that have `categories` are read by them, where it is here that they are read.
     """
     if isinstance(data, Table | Source):
@@ -49,7 +53,11 @@ def as_data(data: Any, categories: Categories | None = None) -> Table | Source:
     if isinstance(data, list | tuple) and not data:
         raise DataError(f"the {type(data).__name__} is empty: there is nothing to read.")
     given = ReadBy({name: strings for name, strings in (categories or {}).items() if strings}, nulls_of(categories))
-    for known in (_of_arrays, _of_files, _of_libraries):
+    if isinstance(data, list):
+        return _of_list(data, given)
+    if isinstance(data, str | Path):
+        return _of_files(data, given)
+    for known in (_of_arrays, _of_libraries):
         found: Table | Source | None = known(data, given)
         if found is not None:
             return found
@@ -61,7 +69,8 @@ def _refused(data: Any) -> DataError:
     of = f" of {', '.join(kinds)}{' and others' * (len(data) > 3)}" if kinds else ""
     return DataError(
         f"cannot read data from a {type(data).__name__}{of}. Pass arrays or tensors as x, (x, y) or {{'name': ...}}, "
-        "a pandas or Arrow table, a path, a torch Dataset or DataLoader, or a headrace Table or Source."
+        "a pandas or Arrow table, a path, a torch Dataset or DataLoader, a list of batches, samples as "
+        "hr.samples([...]), or a headrace Table or Source."
     )
 
 
@@ -71,24 +80,50 @@ def _of_arrays(data: Any, categories: Categories) -> Table | None:
         return _table(data.fields, categories)
     if isinstance(data, Mapping):
         return None if hugging_kind(data) else _table(data, categories)
-    if isinstance(data, tuple | list):
-        return _of_parts(data, categories)
+    if isinstance(data, tuple):
+        return _of_tuple(data, categories)
     alone = _is_column(data) and not is_pandas(data, "DataFrame")  # the columns of a frame are streams
     return _table({"x": data}, categories) if alone else None
 
 
-def _of_parts(data: tuple[Any, ...] | list[Any], categories: Categories) -> Table | None:
-    """(x, y); `None` for batches or paths. A tuple of two is never two batches."""
-    if not data:
-        return None
-    pair = isinstance(data, tuple) and len(data) == 2
-    if not pair and not (_is_column(data[0]) and not isinstance(data[0], tuple)):
-        return None
-    if not all(map(_is_column, data)) or (isinstance(data, list) and isinstance(data[0], list)):
-        raise _refused(data)  # lists in a list may be rows, columns or batches
-    if len(data) == 2:
-        return _table(dict(zip("xy", data, strict=True)), categories)
-    raise DataError(f"expected (x, y), got {len(data)} arrays. Name the streams: {{'a': ..., 'b': ..., 'y': ...}}.")
+def _of_tuple(data: tuple[Any, ...], categories: Categories) -> Table:
+    """(x, y)."""
+    if not all(map(_is_column, data)):
+        raise _refused(data)
+    if len(data) != 2:
+        raise DataError(f"expected (x, y), got {len(data)} arrays. Name the streams: {{'a': ..., 'b': ..., 'y': ...}}.")
+    return _table(dict(zip("xy", data, strict=True)), categories)
+
+
+def _of_list(data: list[Any], categories: Categories) -> Table | Source:
+    """Files, if these are paths; else batches, each as a loader gives it."""
+    if all(isinstance(path, str | Path) for path in data):
+        return _of_files(data, categories)
+    numbers = isinstance(data[0], list) and isinstance(_first_number(data[0]), Number)
+    if numbers or any(isinstance(batch, Number | str | Path) for batch in data):
+        raise _refused(data)  # lists of numbers may be rows, columns or batches
+    alone = isinstance(data[0], Tensor | np.ndarray)
+    kinds = [_kind_of_batch(k, batch) for k, batch in enumerate(data if alone else data[:1])]
+    if odd := [k for k, kind in enumerate(kinds) if kind != kinds[0]]:
+        raise DataError(f"a list is batches, and item {odd[0]} of this one is not like item 0. {_LISTS}")
+    if all(dimensions == 0 for dimensions, _ in kinds[0]):
+        raise DataError(
+            "a list is batches, and the items of this one have a single dimension each, as rows of samples have. Give "
+            "samples as hr.samples([...]), and batches of single numbers as hr.LoaderSource([...])."
+        )
+    return LoaderSource(data)
+
+
+_LISTS = "Give x and y as a tuple, (x, y), and samples as hr.samples([...])."
+
+
+def _kind_of_batch(k: int, batch: Any) -> list[tuple[int | None, Any]]:
+    """The dimensions of a row in each stream, where it is a tensor, and what it holds."""
+    try:
+        fields = Batch(fields_of(batch, None, "a batch")).fields.values()
+    except HeadraceError as error:
+        raise DataError(f"a list is batches, and item {k} of this one is none: {error} {_LISTS}") from None
+    return [(f.dim() - 1, f.dtype) if isinstance(f, Tensor) else (None, type(f)) for f in fields]
 
 
 def _is_column(part: Any) -> bool:
@@ -147,10 +182,7 @@ def _array(name: str, rows: Any) -> np.ndarray | Tensor:
     return torch.from_numpy(array).to(torch.get_default_dtype()) if plain else array
 
 
-def _of_files(data: Any, categories: Categories) -> Table | None:
-    several = isinstance(data, list) and data and all(isinstance(path, str | Path) for path in data)
-    if not several and not isinstance(data, str | Path):
-        return None
+def _of_files(data: Any, categories: Categories) -> Table:
     from ..formats.table import open_by
 
     return open_by(data, categories)

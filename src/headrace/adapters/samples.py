@@ -227,7 +227,7 @@ def _field(name: str, part: Any, who: str) -> Field:
     if isinstance(part, Tensor) and part.dim() == 0:
         raise SourceError(
             f"{who}: {name!r} is a single number, not rows: this gives samples where batches are expected. "
-            "Give the loader a batch_size."
+            "Give a loader a batch_size; a list of samples is hr.samples([...])."
         )
     if isinstance(part, Rows | Opaque):
         return part

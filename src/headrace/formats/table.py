@@ -11,7 +11,7 @@ from ..data.source import Categories, Table, fingerprint_of
 from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
 from .ctf.build import build, summary_of
-from .ctf.cache import CtfCache
+from .ctf.cache import CtfCache, sample
 from .ctf.layout import Layout
 from .ctf.text import open_text
 from .described import opened
@@ -193,7 +193,7 @@ class CtfRequest:
         with open_text(self.path) as text:
             (mark,) = digests([DataFile.local(str(self.path))])
             said = [layout.described(), [stream.name for stream in self.streams], self.skip]
-            cache = CtfCache.of(self.path, text.descriptor, mark, said, self.cache)
+            cache = CtfCache.of(self.path, text.descriptor, sample(text.descriptor), said, self.cache)
             text.check_unchanged()
         if (kept := cache.find()) is None:
             with cache.writing() as target:

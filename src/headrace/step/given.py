@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,11 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..adapters.adapt import as_data, as_table
 from ..adapters.passes import hugging_kind
-from ..data.arrays import ArrayTable
 from ..data.batch import Batch, Stream
-from ..data.fields import Opaque, Rows, unmasked
 from ..data.maps import owned
-from ..data.ragged import Ragged
 from ..data.reader import Reader
 from ..data.source import Categories, Source, Table
 from ..data.views import OnDevice
@@ -79,14 +75,15 @@ def batch_for(model: nn.Module, batch: Any) -> Batch:
 
 
 def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categories]:
-    """A batch from a list of samples, or whatever a table can be made of, and what its numbers stand for.
+    """A batch of whatever a table can be made of, and what its numbers stand for.
 
     Strings are read by the `categories` of the training.
     """
-    if isinstance(batch, list) and not batch:
-        raise DataError("a batch has at least one row, got an empty list.")
-    if (samples := of_samples(batch)) is not None:
-        return samples, {}
+    if isinstance(batch, list):
+        raise DataError(
+            "a list is several batches, and one is expected. Give x and y as a tuple, (x, y), what a DataLoader gives "
+            "as tuple(batch), and samples as hr.samples([...])."
+        )
     table = as_table(batch, categories)
     check.same_categories(categories, table.read_by, "batch")
     if table.augments:
@@ -124,90 +121,12 @@ def data_sets(data: Any, name: str, streams: Sequence[Stream] | None, target: st
 
 def _is_set(data: Any) -> bool:
     """Whether this has columns of its own, so that it cannot be a stream."""
-    if isinstance(data, list):  # of samples or of batches
+    if isinstance(data, list):  # of batches
         return bool(data) and isinstance(data[0], Mapping | tuple | Batch)
     if isinstance(data, tuple):
         return len(data) == 2 and not any(isinstance(part, int | float | tuple | list) for part in data)
     kinds = (Mapping, Table, Source, Dataset, DataLoader, str, Path)
     return isinstance(data, kinds) or bool(hugging_kind(data)) or is_frame(data)
-
-
-def samples_or(data: Any, name: str, known: Sequence[Stream] | None) -> Any:
-    """A table of a list of samples, and anything else as it is; `name` is what errors call the data."""
-    try:
-        samples = of_samples(data, known)
-    except DataError as error:
-        raise DataError(f"the {name} data: {error}") from None
-    return data if samples is None else ArrayTable(samples.fields)
-
-
-def of_samples(data: Any, known: Sequence[Stream] | None = None) -> Batch | None:
-    """The rows of a list of samples, dicts or tuples as a Dataset gives them; `None` for anything else.
-
-    So too for a list of batches, which the streams that are `known` from a training tell from samples.
-    """
-    if not isinstance(data, list) or not data or not isinstance(data[0], Mapping | tuple):
-        return None
-    if not all(isinstance(sample, Mapping if isinstance(data[0], Mapping) else tuple) for sample in data):
-        return None
-    samples = [_parts(k, sample) for k, sample in enumerate(data)]
-    if any(_is_batch(sample, known or ()) for sample in samples):
-        return None
-    names = list(samples[0])
-    for k, sample in enumerate(samples):
-        if list(sample) != names:
-            raise DataError(f"sample {k} has the keys {list(sample)}, sample 0 has {names}. They must be equal.")
-    return Batch({name: _joined(name, [sample[name] for sample in samples]) for name in names}, len(samples))
-
-
-def _parts(k: int, sample: Any) -> Mapping[str, Any]:
-    """The parts of a sample by name: those of a tuple are "x" and "y", those of a named tuple have their own."""
-    if hasattr(sample, "_asdict"):
-        return sample._asdict()  # type: ignore[no-any-return]
-    if isinstance(sample, Mapping):
-        return sample
-    if not 1 <= len(sample) <= 2:
-        raise DataError(
-            f"sample {k} is a tuple of {len(sample)} parts, and (x, y) has two. Name them: {{'a': ..., 'b': ...}}."
-        )
-    return dict(zip("xy", sample, strict=False))
-
-
-def _is_batch(parts: Mapping[str, Any], known: Sequence[Stream]) -> bool:
-    """Whether parts have a dimension more than a sample of these streams."""
-    dims = {stream.name: len(stream.shape) + stream.sequence for stream in known}
-    return any(
-        part.ndim == dims.get(name, part.ndim) + 1
-        if isinstance(part, Tensor | np.ndarray)
-        else isinstance(part, Rows | Opaque)
-        for name, part in parts.items()
-    )
-
-
-def _joined(name: str, samples: Sequence[Any]) -> Tensor | Ragged:
-    """The rows of samples; sequences where they differ in their first dimension."""
-    rows = [_row(name, k, sample) for k, sample in enumerate(samples)]
-    if len({row.shape for row in rows}) == 1:
-        return torch.stack(rows)
-    if not all(row.dim() and row.shape[1:] == rows[0].shape[1:] for row in rows):
-        k, odd = next((k, row) for k, row in enumerate(rows) if row.shape != rows[0].shape)
-        raise DataError(
-            f"stream {name!r}: sample {k} has the shape {list(odd.shape)}, sample 0 has {list(rows[0].shape)}. "
-            "Give all one shape; sequences may differ in their first dimension."
-        )
-    return Ragged.of(rows)
-
-
-def _row(name: str, k: int, sample: Any) -> Tensor:
-    who = f"stream {name!r}: sample {k}"
-    sample = unmasked(sample, who)
-    try:
-        return torch.as_tensor(sample)
-    except (TypeError, ValueError, RuntimeError):
-        kind = "text" if isinstance(sample, str | bytes) else f"a {type(sample).__name__}"
-        raise DataError(
-            f"{who} holds {kind}, of which there is no tensor. Make numbers of it, or leave it out."
-        ) from None
 
 
 def deterministic_mode(wanted: bool) -> AbstractContextManager[None]:

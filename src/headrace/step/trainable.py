@@ -36,7 +36,6 @@ from .given import (
     data_sets,
     deterministic_mode,
     pauses,
-    samples_or,
     scorers,
     source_on,
 )
@@ -232,9 +231,9 @@ class Trainable:
 
     @one_thread
     def step(self, batch: Any, *, exact: bool = False) -> dict[str, Any]:
-        """One update from a Batch, a tuple, a dict or a list of samples: `total_loss` and every term.
+        """One update from a Batch, a tuple (x, y), a dict or a Table, as `hr.samples` makes one: the losses by name.
 
-        Samples are dicts, or tuples of x and y, as a Dataset gives them; `predict` and `validate` take such a list too.
+        These are `total_loss` and every term.
 
         `exact`: the batch has to have `batch_size` rows. The model stays in its arena between calls; `release` takes it
         out.
@@ -357,7 +356,6 @@ class Trainable:
         self._find_workers()
         check.positive("batch_size", batch_size, whole=True)
         known = categories_of(self.model)
-        data = samples_or(data, name, self._trained_on or self._known_streams)
         source = source_on(data, self.device, name, categories=known)
         check.can_be_read(source, name, known, limit)
         return source

@@ -39,7 +39,7 @@ class CtfCache:
 
     @classmethod
     def of(cls, path: Path, descriptor: int, mark: str, reading: Any, directory: Path | None) -> "CtfCache":
-        """`mark` is a hash of the file that is open."""
+        """`mark` is the `sample` of the file that is open."""
         stem = f".{path.name if len(os.fsencode(path.name)) < 150 else _digest(path.name)}"
         if directory is not None:  # files of one name may share it
             stem += f".{_digest(str(path.resolve().parent))[:8]}"
@@ -133,19 +133,23 @@ class CtfCache:
                     self.discard(path)
 
 
-def _check(path: Path) -> str:
+def sample(descriptor: int) -> str:
     """A hash of a file: of all of it up to 16 MB, else of its head, its tail and parts between them."""
+    size = os.fstat(descriptor).st_size
+    digest = hashlib.blake2b(str(size).encode(), digest_size=8)
+    if size <= WHOLE_BYTES:
+        digest.update(read_at(descriptor, 0, size))
+    else:
+        last = size - SAMPLE_BYTES
+        for k in range(SAMPLES + 1):
+            digest.update(read_at(descriptor, last * k // SAMPLES, SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _check(path: Path) -> str:
     descriptor = os.open(path, os.O_RDONLY | system.flags("O_CLOEXEC", "O_BINARY"))
     try:
-        size = os.fstat(descriptor).st_size
-        digest = hashlib.blake2b(str(size).encode(), digest_size=8)
-        if size <= WHOLE_BYTES:
-            digest.update(read_at(descriptor, 0, size))
-        else:
-            last = size - SAMPLE_BYTES
-            for k in range(SAMPLES + 1):
-                digest.update(read_at(descriptor, last * k // SAMPLES, SAMPLE_BYTES))
-        return digest.hexdigest()
+        return sample(descriptor)
     finally:
         os.close(descriptor)
 
