@@ -28,9 +28,7 @@ def ends(tmp_path: Path) -> dict[str, list[float]]:
 @pytest.mark.takes_turns
 @pytest.mark.parametrize("name", old_runs.KINDS)
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm1d:UserWarning")
-@pytest.mark.filterwarnings(
-    "ignore:the run was saved with :UserWarning"
-)  # another build of torch, or another processor
+@pytest.mark.filterwarnings("ignore:the run was saved with torch:UserWarning")  # another build of it
 def test_a_run_goes_on_to_the_end_that_it_had(name: str, tmp_path: Path, ends: dict[str, list[float]]) -> None:
     before = (tmp_path / name / "metrics.jsonl").read_text()
     model = old_runs.KINDS[name](tmp_path / name, old_runs.END)

@@ -46,6 +46,43 @@ def test_folders_are_classes_and_pixels_are_normalised(classes: tuple[Path, list
     assert vision.class_folders(root, (4, 4), channels=1).rows(0, 5)["image"].shape == (5, 1, 4, 4)
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_of_sixteen_bits_is_scaled_and_keeps_its_values(channels: int, name: str, tmp_path: Path) -> None:
+    deep = (np.arange(1024, dtype=np.uint16) * 64 + 63).reshape(32, 32)
+    deep[0, 0], deep[-1, -1] = 0, 65535
+    save(tmp_path / name, deep)
+    save(tmp_path / "b.png", pixels(32, 32))
+    files = [tmp_path / name, tmp_path / "b.png"]
+    table = vision.ImageFiles(files, (32, 32), channels=channels, mean=0.0, std=1.0)
+    found = table.rows(0, 2)["image"]
+    for channel in found[0].double():
+        assert channel.numpy() == pytest.approx(deep / 65535, abs=1e-6)
+        assert len(channel.unique()) == len(np.unique(deep))
+    assert torch.equal(found[1], table.rows(1, 2)["image"][0])
+    smaller = vision.ImageFiles(files[:1], (8, 8), channels=channels, mean=0.0, std=1.0).rows(0, 1)["image"]
+    assert smaller[0, 0].mean() == pytest.approx(deep.mean() / 65535, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_whose_range_is_not_known_are_refused(kind: Any, tmp_path: Path) -> None:
+    path = save(tmp_path / "a.tif", np.arange(64, dtype=kind).reshape(8, 8))
+    with pytest.raises(hr.SourceError, match=r"a\.tif holds .*does not say which of them is white.*8 or 16 bits"):
+        vision.ImageFiles([path], (8, 8)).rows(0, 1)
+    masked = vision.ImageFiles([save(tmp_path / "b.png", pixels(8, 8))], (8, 8), masks=[path])
+    if kind is np.int32:
+        assert masked.rows(0, 1)["segmentation_image"][0].flatten().tolist() == [*range(64)]
+    else:
+        with pytest.raises(hr.SourceError, match=r"holds fractions\. A mask has whole numbers"):
+            masked.rows(0, 1)
+
+
+def test_a_mask_of_sixteen_bits_is_its_numbers(tmp_path: Path) -> None:
+    mask = (np.arange(64, dtype=np.uint16) * 1000).reshape(8, 8)
+    table = vision.ImageFiles([save(tmp_path / "a.png", pixels(8, 8))], (8, 8), masks=[save(tmp_path / "m.png", mask)])
+    assert table.rows(0, 1)["segmentation_image"][0].tolist() == mask.tolist()
+
+
 def test_one_thread_and_several_read_the_same(classes: tuple[Path, list[np.ndarray]]) -> None:
     tables = [vision.class_folders(classes[0], (16, 16), threads=threads) for threads in (1, 3)]
     one, other = (table.rows(0, 5)["image"] for table in tables)

@@ -27,6 +27,7 @@ from .samples import TARGETS
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 LABEL, BOXES = TARGETS["classification"], TARGETS["detection"]
 PIXEL = 255.0
+BITS_PER_SAMPLE = 258  # a tag of TIFF
 
 
 class ImageFiles(Table):
@@ -86,24 +87,27 @@ class ImageFiles(Table):
 
     def take(self, indices: Tensor) -> Batch:
         rows = indices.tolist()
-        pixels = np.empty((len(rows), *self.size, self.channels), np.uint8)
         masks = np.empty((len(rows), *self.size), np.int64) if self.masks else None
 
-        def read(place: int) -> None:
-            pixels[place] = self.image(rows[place])
+        def read(place: int) -> np.ndarray[Any, Any]:
             if masks is not None:
                 masks[place] = self._mask(rows[place])
+            return self.image(rows[place])
 
-        in_threads(read, range(len(rows)), self.threads)  # what decodes gives up the interpreter meanwhile
+        # what decodes gives up the interpreter meanwhile
+        images = in_threads(read, range(len(rows)), self.threads)
+        pixels = np.stack(images) if images else np.empty((0, *self.size, self.channels), np.uint8)
         fields = {IMAGE: self.normalised(torch.from_numpy(pixels))}
         if masks is not None:
             fields[MASK] = torch.from_numpy(masks)
         return Batch({**fields, **{name: take(known, indices) for name, known in self.known.items()}}, len(rows))
 
     def image(self, row: int) -> np.ndarray[Any, Any]:
-        """The pixels of an image, (rows, columns, channels), uint8."""
+        """The pixels of an image, (rows, columns, channels), from 0 to 255: uint8, or float32 of a file of 16 bits."""
         pixels = _read(self.files[row], "L" if self.channels == 1 else "RGB", self.size)
-        return pixels.reshape(*self.size, self.channels)
+        if pixels.ndim == 2:  # grey
+            pixels = np.repeat(pixels[..., None], self.channels, axis=2)
+        return pixels
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Pixels (images, rows, columns, channels) as images (images, channels, rows, columns)."""
@@ -116,6 +120,8 @@ class ImageFiles(Table):
             raise SourceError(
                 f"{self.masks[row]} has {found.shape[-1]} channels. A mask has one: a class at each pixel."
             )
+        if found.dtype.kind == "f":
+            raise SourceError(f"{self.masks[row]} holds fractions. A mask has whole numbers: a class at each pixel.")
         return found
 
     def fingerprint(self) -> str:
@@ -133,7 +139,7 @@ def _read(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
 
     try:
         with Image.open(path) as file:
-            image = file.convert(mode) if mode else file
+            image = _eight_bits(file, mode, path) if mode else file
             if image.size != (size[1], size[0]):
                 way = Image.Resampling.BILINEAR if mode else Image.Resampling.NEAREST
                 image = image.resize((size[1], size[0]), way)
@@ -143,6 +149,22 @@ def _read(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
             raise SourceError(f"{path} is not there.") from error
         said = "no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else str(error)
         raise SourceError(f"{path} cannot be read as an image: {said}. Save it again, or leave it out.") from error
+
+
+def _eight_bits(file: Any, mode: str, path: Path) -> Any:
+    """An image of Pillow in this mode; one of 16 bits in mode "F", from 0 to 255, as Pillow would cut its values."""
+    from PIL import Image
+
+    if file.mode.startswith("I;16") or (file.mode == "I" and file.format in ("PNG", "PPM")):
+        bits = file.tag_v2.get(BITS_PER_SAMPLE, (16,))[0] if file.format == "TIFF" else 16
+        return Image.fromarray(np.asarray(file, np.float32) * np.float32(PIXEL / (2**bits - 1)))
+    if file.mode in ("I", "F"):
+        kind = "whole numbers of 32 bits" if file.mode == "I" else "fractions"
+        raise SourceError(
+            f"{path} holds {kind}, and does not say which of them is white. Save it with 8 or 16 bits a pixel, from 0 to "
+            "255 or 65535."
+        )
+    return file.convert(mode)
 
 
 def class_folders(root: str | Path, size: tuple[int, int], **options: Any) -> ImageFiles:
