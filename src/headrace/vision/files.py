@@ -161,8 +161,8 @@ def _eight_bits(file: Any, mode: str, path: Path) -> Any:
     if file.mode in ("I", "F"):
         kind = "whole numbers of 32 bits" if file.mode == "I" else "fractions"
         raise SourceError(
-            f"{path} holds {kind}, and does not say which of them is white. Save it with 8 or 16 bits a pixel, from 0 to "
-            "255 or 65535."
+            f"{path} holds {kind}, and does not say which of them is white. Save it with 8 or 16 bits a pixel, "
+            "from 0 to 255 or 65535."
         )
     return file.convert(mode)
 
