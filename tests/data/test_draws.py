@@ -248,3 +248,15 @@ def test_numbers_are_made_on_the_device_of_the_rows() -> None:
 def test_integers_from_nothing_are_refused(low: int, high: int) -> None:
     with pytest.raises(hr.ConfigError, match=rf"{low}.*{high}"):
         draws().integers(low, high)
+
+
+def test_the_items_of_two_streams_get_different_numbers_and_so_do_two_calls() -> None:
+    words, tags = (hr.Ragged.of([torch.zeros(n) for n in (40, 0, 60)]) for _ in range(2))
+    ours, again = Draws.at(3, [(1, 5, 8)]), Draws.at(3, [(1, 5, 8)])
+    found = [ours.items(words).uniform(), ours.items(tags).uniform(), ours.items(words).uniform(), ours.uniform(40)[0]]
+    for k, one in enumerate(found):
+        for other in found[:k]:
+            assert not set(one.tolist()) & set(other.tolist())
+    assert torch.equal(again.items(words).uniform(), found[0])
+    assert torch.equal(again.items(words).uniform(), found[1])
+    assert torch.equal(again.uniform(40)[0], found[3]), "numbers of rows do not depend on those of items"

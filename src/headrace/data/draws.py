@@ -29,7 +29,7 @@ class Draws:
     """
 
     def __init__(self, keys: Tensor) -> None:
-        self._keys, self._calls = keys, 0
+        self._keys, self._calls, self._spreads = keys, 0, 0
 
     @classmethod
     def at(cls, seed: int, pieces: Sequence[tuple[int, int, int]]) -> "Draws":
@@ -49,12 +49,14 @@ class Draws:
         return Draws(self._keys.to(device, non_blocking=True))
 
     def items(self, sequences: Ragged) -> "Draws":
-        """Those of the items of sequences, a set for each: `draws.items(words).normal()`."""
+        """Those of the items of sequences, a fresh set with every call: `draws.items(words).normal()`."""
         if len(sequences) != len(self):
             raise ConfigError(f"expected sequences for {len(self)} rows, got {len(sequences)}.")
         spread = {"output_size": sequences.items}
         own = torch.arange(sequences.items, device=self._keys.device)
         own -= sequences.offsets[:-1].repeat_interleave(sequences.lengths, **spread)
+        own -= self._spreads << 40  # the numbers of rows count upwards
+        self._spreads += 1
         return Draws(_mix_(self._keys.repeat_interleave(sequences.lengths, **spread) + (own + 1) * _GOLDEN))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
