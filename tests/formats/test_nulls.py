@@ -246,3 +246,21 @@ def test_a_training_on_filled_data_goes_on_bit_for_bit(tmp_path: Path) -> None:
     rest = trainer()
     rest.fit(data(), epochs=4, run=tmp_path / "run", progress=False)
     assert all(map(torch.equal, whole.model.state_dict().values(), rest.model.state_dict().values()))
+
+
+@pytest.mark.parametrize("cell", ["", '""', "NA", "null"])
+def test_an_empty_cell_of_text_is_a_null_and_no_category(cell: str) -> None:
+    path = text("t.csv", "home,y", "york,0", f"{cell},1", "leeds,1")
+    with pytest.raises(hr.DataError, match=r"column 'home' of t\.csv has 1 nulls, the first in row 1\. .*nulls="):
+        hr.open_table(path)
+    filled = hr.open_table(path, nulls={"home": "unknown"})
+    assert filled.categories["home"] == ["leeds", "york", "unknown"]
+    assert hr.open_table(path, categories=filled.categories, nulls=filled.nulls).rows(0, 3)["home"].tolist() == [
+        1,
+        2,
+        0,
+    ]
+    model = nn.Linear(1, 1)
+    trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1), inputs="y")
+    with pytest.raises(hr.DataError, match=r"column 'home' .* has 1 nulls"):
+        trainer.fit(path, epochs=1, progress=False)

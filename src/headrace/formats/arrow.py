@@ -17,7 +17,7 @@ from .blocks import Fields, OpenFile
 from .categories import ColumnPlace, is_text, leaf_of, leaves, refuse_nulls, shown
 from .columns import fields_of
 from .lazy import csv, pa, pc, pq, pt
-from .nulls import Fill, Fills, empty_is_null, filled, filled_schema, learned
+from .nulls import Fill, Fills, filled, filled_schema, learned
 from .paths import DataFile, reading
 from .schema import categories_in, index_in, streams_of
 from .select import inner
@@ -291,6 +291,7 @@ def open_csv(
         types = {name: kind for name, kind in types.items() if kind == "string" or not _is_text(first, name)}
         convert = csv.ConvertOptions(
             include_columns=names,
+            strings_can_be_null=True,
             column_types={name: pa.type_for_alias(kind) for name, kind in types.items()},
         )
         try:
@@ -299,9 +300,6 @@ def open_csv(
             if "conversion error" not in str(error):
                 raise
             raise DataError(f"{file}: {_advised(str(error), reader.schema.names, types)}") from None
-        for index, name in enumerate(table.column_names):
-            if inner(name) in fills:
-                table = table.set_column(index, name, empty_is_null(table[name], convert.null_values))
         _refuse_empty(file, table, fills)
         return HeldArrowFile(file, table.schema, table.combine_chunks().to_batches(), declared, fills)
 

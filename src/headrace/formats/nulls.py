@@ -165,14 +165,6 @@ def with_fill(strings: Sequence[str], column: str, fills: Fills, given: bool = F
     return [*strings, fill.value]
 
 
-def empty_is_null(column: Any, blanks: Sequence[str]) -> Any:
-    """A column of strings from a text file, in which these strings stand for nulls."""
-    if not is_text(column.type):
-        return column
-    kind = pa.large_string()
-    return pc.if_else(pc.is_in(column, pa.array(blanks, column.type)), pa.scalar(None, kind), column.cast(kind))
-
-
 def _filled_type(kind: Any, fill: Fill, place: ColumnPlace) -> Any:
     """The type of a column once it is filled; raises where such a value cannot stand in it."""
     if pt.is_dictionary(kind):
