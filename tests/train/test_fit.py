@@ -305,5 +305,5 @@ def test_data_given_in_any_form_are_the_same_data() -> None:
 
     expected = trained(DATA)
     table = hr.ArrayTable({"x": X, "y": Y})
-    for data in ((X.numpy(), Y.numpy()), [X, Y], {"x": X, "y": Y.numpy()}, table, hr.Reader(table, "full", seed=0)):
+    for data in ((X.numpy(), Y.numpy()), {"x": X, "y": Y.numpy()}, table, hr.Reader(table, "full", seed=0)):
         assert torch.equal(trained(data), expected)

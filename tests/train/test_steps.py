@@ -131,8 +131,8 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "tuple": lambda x, y: (x, y),
     "arrays": lambda x, y: (x.numpy(), y.numpy()),
     "dict": lambda x, y: {"x": x, "y": y},
-    "samples": lambda x, y: [{"x": row, "y": label} for row, label in zip(x, y, strict=True)],
-    "plain samples": lambda x, y: [{"x": r.numpy(), "y": int(k)} for r, k in zip(x, y, strict=True)],
+    "samples": lambda x, y: hr.samples([{"x": row, "y": label} for row, label in zip(x, y, strict=True)]),
+    "plain samples": lambda x, y: hr.samples([{"x": r.numpy(), "y": int(k)} for r, k in zip(x, y, strict=True)]),
     "Batch": lambda x, y: hr.Batch({"x": x, "y": y}),
 }
 
@@ -383,7 +383,16 @@ def test_a_setting_cannot_be_changed_by_another_thread_while_a_trainer_trains() 
 def test_a_map_that_calls_the_trainer_that_reads_it_is_refused() -> None:
     """The thread that reads ahead would wait for the trainer, and the trainer for what is read."""
     trainer = make()
-    table = hr.map(hr.ArrayTable({"x": X, "y": Y}), lambda fields: (trainer.predict(X[:5]), fields)[1])
+
+    def predicting(fields: Any) -> Any:
+        trainer.predict(X[:5])
+        return fields
+
+    change: Any = predicting
+    table = hr.map(hr.ArrayTable({"x": X, "y": Y}), change)
+    assert trainer.validate(table) == trainer.validate((X, Y)), "the thread that validates calls it"
+    change.thread_safe = True
+    table = hr.map(hr.ArrayTable({"x": X, "y": Y}), change)
     with pytest.raises(hr.HeadraceError, match=r"the\s+two would wait for each other"):
         trainer.validate(table)
 
