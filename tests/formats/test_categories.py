@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from kit.fault_harness import recommit
@@ -51,7 +52,7 @@ def loaded(run: Path, **options: Any) -> hr.Trainer:
     return trainer
 
 
-def written(path: Path, kinds: list[str], **columns: Any) -> str:
+def written(path: Path, kinds: list[Any], **columns: Any) -> str:
     pd.DataFrame({"kind": kinds, **columns}).to_csv(path, index=False)
     return str(path)
 
@@ -70,6 +71,26 @@ def test_a_trainer_that_is_given_the_weights_of_a_run_reads_strings_as_the_run_d
     assert wanted[0] > 0
     for data in zoos(tmp_path / "new.csv"):
         assert torch.equal(trainer.predict(data), wanted)
+
+
+def test_numbers_are_not_taken_for_strings_that_the_training_data_had(tmp_path: Path) -> None:
+    trainer = fitted()
+    columns = {"kind": [0, 1, 2], "y": [0.0, 1.0, 2.0]}
+    pq.write_table(pa.table(columns), tmp_path / "new.parquet")
+    with pa.ipc.new_file(tmp_path / "new.arrow", pa.table(columns).schema) as file:
+        file.write_table(pa.table(columns))
+    told = r"column 'kind' of .* holds no strings, and in the training data it does: 'ant', 'bee', 'zoo'"
+    series = {name: pd.Series(column) for name, column in columns.items()}
+    for data in (pd.DataFrame(columns), pa.table(columns), tmp_path / "new.parquet", tmp_path / "new.arrow", series):
+        for use in (trainer.predict, trainer.validate, trainer.step):
+            with pytest.raises(hr.DataError, match=told):
+                use(data)
+    path = written(tmp_path / "new.csv", columns["kind"], y=columns["y"])
+    for use in (trainer.predict, trainer.validate, trainer.step):
+        with pytest.raises(hr.DataError, match=r"column 'kind' of .*row 0: unknown string '0'"):
+            use(path)
+    codes = trainer.predict({"kind": torch.tensor([2, 2])})
+    assert torch.equal(codes, trainer.predict(pd.DataFrame({"kind": ["zoo", "zoo"]}))), "an array may hold codes"
 
 
 def test_tables_that_were_opened_with_categories_of_their_own_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Strings as numbers: a column of strings is read as the places of its strings in a list, its categories."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,17 @@ def refuse_nulls(array: Any, place: ColumnPlace) -> None:
             f"A stream has a value in every row: fill them, open_table(..., nulls={{{shown(place.column)!r}: ...}}), "
             "drop those rows, or leave out a column that the model does not use: columns= says which are read."
         )
+
+
+def refuse_numbers(known: Mapping[str, Sequence[str]], columns: Iterable[str], where: object) -> None:
+    """Raises where columns that hold no strings are known to stand for some: their numbers may be others."""
+    for column in columns:
+        if strings := known.get(shown(column)):
+            raise DataError(
+                f"{ColumnPlace(column, str(where))} holds no strings, and in the training data it does: "
+                f"{', '.join(map(repr, strings[:3]))}{', …' * (len(strings) > 3)}. Give the strings here, too, or "
+                "numbers of these as an array."
+            )
 
 
 def codes(array: Any, categories: Sequence[str], place: ColumnPlace) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.source import Categories
 from ..data.sparse import Sparse
 from ..errors import DataError
-from .categories import ColumnPlace, codes, is_text, leaf_of, leaves, refuse_nulls, strings_of, within
+from .categories import ColumnPlace, codes, is_text, leaf_of, leaves, refuse_nulls, refuse_numbers, strings_of, within
 from .lazy import pa, pt
 from .nulls import filled, filled_schema, fills_of, learned, said_of, with_fill
 from .schema import NUMBERS, differs, fits, index_in, is_fixed, is_pair, streams_of
@@ -114,6 +114,7 @@ def from_arrow(table: Any, known: Categories | None = None, *, where: str = "thi
     schema = filled_schema(table.schema, fills, where)
     streams = streams_of(schema, where=where)
     texts = [field.name for field in schema if is_text(leaves(field.type)) and field.name in table.column_names]
+    refuse_numbers(known or {}, [name for name in table.column_names if name not in texts], where)
     categories = {}
     for name in texts:
         given = list((known or {}).get(name, ()))

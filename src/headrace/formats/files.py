@@ -13,11 +13,11 @@ from ..data.views import Concat, Wrapper
 from ..errors import ConfigError, DataError, unknown
 from .arrow import READ_AS, ArrowFile, Wanted, open_csv, open_ipc, open_parquet
 from .blocks import BUDGET_BYTES, Block, BlockCache, OpenFile
-from .categories import shown, strings_of
+from .categories import refuse_numbers, shown, strings_of
 from .npy import open_npy, open_npz
 from .nulls import LEARNED, Fills, Nulls, fills_of, said_of, with_fill
 from .paths import DataFile, digests, find, reading
-from .select import Selection, are_numbers, inner
+from .select import Selection, inner
 
 FINGERPRINTED = 1000  # files that a fingerprint tells apart
 JOINED_BYTES = BUDGET_BYTES // 2  # of a table, and not of each file; what is decoded besides has room in the cache too
@@ -50,7 +50,7 @@ class FileRequest:
         """The types that columns of a CSV file are read as, where the request says so."""
         kinds = {name: kind for name, kind in self.selection.dtypes.items() if kind in READ_AS}
         kinds |= dict.fromkeys(self.categories, "string")
-        kinds |= {name: "string" for name, strings in self.known.items() if any(are_numbers([s]) for s in strings)}
+        kinds |= {name: "string" for name, strings in self.known.items() if strings}
         types = {column: kind for name, kind in kinds.items() for column in self.selection.columns_of(name)}
         return types | {shown(column): "string" for column, fill in self.fills()[0].items() if fill.text}
 
@@ -168,6 +168,9 @@ def open_file(file: DataFile, request: FileRequest, wanted: Wanted | None = None
 def _texts(stores: Sequence[OpenFile], request: FileRequest, fills: Fills) -> dict[str, Sequence[str]]:
     """The categories of each column of strings: those that were given, those that the files say, or all strings."""
     columns = {column for store in stores for column in store.texts}
+    for store in stores:
+        if isinstance(store, ArrowFile):
+            refuse_numbers(request.known, {stream.name for stream in store.streams} - columns, store.file)
     found: dict[str, Sequence[str]] = {}
     for name, strings in request.categories.items():
         for column in request.inner(name):

@@ -9,7 +9,7 @@ from ..data.arrays import ArrayTable
 from ..data.read_by import ReadBy, nulls_of, read_by_of
 from ..data.source import Categories
 from ..errors import ConfigError, DataError, unknown
-from .categories import shown
+from .categories import refuse_numbers, shown
 from .columns import check_names, from_arrow
 from .lazy import pa
 from .nulls import INDICATE, fills_of, said_of
@@ -123,6 +123,7 @@ def from_pandas(frame: Any, known: Categories | None = None) -> ArrayTable:
             if not all(isinstance(each, str) for each in column.cat.categories):
                 column = column.astype(column.cat.categories.dtype)
         if pd.api.types.is_bool_dtype(column.dtype) or pd.api.types.is_numeric_dtype(column.dtype):
+            refuse_numbers(known or {}, [name], WHERE)
             columns[name] = column.to_numpy()
             continue
         _check_strings(name, column)
