@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,18 @@ def test_many_files_are_read_one_after_the_other_in_the_order_of_their_names(suf
         assert every_row(table) == every_row(numbers())
         assert table.take(torch.tensor([9, 0, 5]))["n"].tolist() == [9, 0, 5]
     assert open_table(names[::-1]).rows(0, 10)["n"].tolist() == [*range(4, 10), *range(4)], "a list keeps its order"
+
+
+def test_the_files_of_a_set_have_the_same_order_in_every_process() -> None:
+    for k in range(4):
+        np.save(f"{k}.npy", np.array([k]))
+    code = "import headrace as hr; print(hr.open_table({'2.npy', '0.npy', '3.npy', '1.npy'}).rows(0, 4)['x'].tolist())"
+    for seed in ("0", "1", "2", "3"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+        )
+        assert done.stdout.strip() == "[0, 1, 2, 3]"
 
 
 @pytest.mark.parametrize(

@@ -159,14 +159,17 @@ def reading(file: DataFile | str) -> Iterator[None]:
 
 
 def find(path: Paths) -> list[DataFile]:
-    """Finds the files that a path, a list, a pattern, a directory or an fsspec URL means, sorted by name."""
+    """Finds the files that a path, a list, a pattern, a directory or an fsspec URL means.
+
+    Those of a list are in its order, all others sorted by name.
+    """
     if not isinstance(path, str | Path):
         if not isinstance(path, Sequence | Set | Iterator):
             raise DataError(
                 f"expected a path, a list of paths or a frame, got a {type(path).__name__}. What is in memory is given "
                 "to the trainer as it is; hr.concat(data) makes a table of it."
             )
-        files = [file for each in path for file in find(each)]
+        files = [file for each in (sorted(path, key=str) if isinstance(path, Set) else path) for file in find(each)]
         if not files:
             raise ConfigError("an empty list of files: there is nothing to read.")
         if len({tuple(_partition(file.path)) for file in files}) > 1:

@@ -39,7 +39,8 @@ def open_table(
     `path`: a file, a list of them, a pattern like "train-*.parquet", a directory, or an fsspec URL like
     "s3://bucket/train.parquet". Kinds, by the suffix: `.npy` (stream "x"), `.npz`, `.arrow`, `.feather` or `.ipc`,
     `.parquet`, `.csv` or `.tsv`, also with `.gz`, and CNTK's text format, `.ctf` or, where it is named, `.txt`, also
-    with `.gz`. Files are read one after the other, sorted by name. Or a frame of pandas or Polars, a table of Arrow.
+    with `.gz`. Files are read one after the other, those of a list in its order, others sorted by name. Or a frame of
+    pandas or Polars, a table of Arrow.
 
     `columns`: which of them, ["a", "b"], or what is made of them, {"x": ["width", "height"], "y": "species"}: several
     columns of numbers stand side by side. `dtypes`: {"x": "float32"}; a number that it does not hold is refused, and
