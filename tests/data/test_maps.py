@@ -425,3 +425,36 @@ def test_every_validation_sees_the_same_draws() -> None:
     assert trained.validate(data) == trained.validate(data)
     assert trained.validate(data, batch_size=5)["val/loss"] == pytest.approx(trained.validate(data)["val/loss"])
     assert trained.validate(data) != trained.validate(Labelled())
+
+
+@pytest.mark.parametrize("name", ["t.arrow", "t.parquet", "t.npz", "t.ctf"])
+def test_a_table_with_draws_is_not_written_without_them(name: str, tmp_path: Path) -> None:
+    def shifted(fields: Fields, draws: Draws) -> Fields:
+        return {"x": fields["x"] + draws.uniform(low=1.0, high=2.0)}
+
+    numbers = hr.ArrayTable({"x": torch.zeros(10)})
+    for table in (
+        hr.map(numbers, shifted),
+        hr.map(numbers, dict, where="device"),
+        hr.take(hr.map(numbers, shifted), 5),
+    ):
+        with pytest.raises(
+            hr.ConfigError, match=r"takes effect where epochs are read.*hr\.Feed\(hr\.Reader\(table\)\)"
+        ):
+            hr.write_table(table, tmp_path / name)
+    assert not (tmp_path / name).exists()
+    if name in ("t.arrow", "t.parquet"):  # which take batches
+        hr.write_table(hr.Feed(hr.Reader(hr.map(numbers, shifted))), tmp_path / name)
+        assert (hr.open_table(tmp_path / name).rows(0, 10)["x"] >= 1).all()
+
+
+def test_rows_are_not_chosen_by_what_a_map_with_draws_adds() -> None:
+    def labelled(fields: Fields, draws: Draws) -> Fields:
+        return {**fields, "new": fields["id"] % 2}
+
+    table = hr.map(hr.ArrayTable(COLUMNS), labelled)
+    with pytest.raises(hr.DataError, match=r"filter\(\): a map with draws adds 'new'.*Map what filter\(\) gives"):
+        hr.filter(table, lambda fields: fields["new"] == 1)
+    with pytest.raises(hr.DataError, match=r"split\(\): a map with draws adds 'new'.*Map what split\(\) gives"):
+        hr.split(table, 0.5, 0.5, stratify="new")
+    assert [len(part) for part in hr.split(table, 0.5, 0.5)] == [22, 21]

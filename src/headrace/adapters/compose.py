@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.batch import Batch
 from ..data.fields import Field
 from ..data.maps import Augmented, Change, Mapped
 from ..data.order import MixOrder, Permutation
@@ -80,7 +81,11 @@ def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
     """Keeps the rows for which `keep`, a function of the fields of many rows, gives true. Reads the table once, now."""
     found, kept, start = as_table(table), [], 0
     for batch in blocks_of(found):
-        answer = torch.as_tensor(keep(dict(batch.fields)))
+        try:
+            answer = torch.as_tensor(keep(dict(batch.fields)))
+        except KeyError as error:
+            _check_added("filter", found, batch, error.args[0])
+            raise
         if answer.dtype != torch.bool or answer.shape != (batch.rows,):
             raise DataError(
                 f"filter(): {name_of(keep)} gave {answer.dtype}{list(answer.shape)} for {batch.rows} rows. "
@@ -158,8 +163,17 @@ def _column(table: Table, name: str) -> Any:
     stream = table.stream(name)
     if stream.shape or stream.sequence or stream.dtype.startswith(("float", "bfloat", "complex")):
         raise DataError(f"expected a stream with one whole number for each row, got {stream}.")
-    parts = [batch[name] for batch in blocks_of(table)]
+    parts = []
+    for batch in blocks_of(table):
+        _check_added("split", table, batch, name)
+        parts.append(batch[name])
     return torch.cat(parts).cpu().numpy() if parts else np.empty(0, np.int64)
+
+
+def _check_added(who: str, table: Table, batch: Batch, name: object) -> None:
+    """Raises if rows lack a stream that a map with draws adds on their way."""
+    if name not in batch and name in [stream.name for stream in table.streams]:
+        raise DataError(f"{who}(): a map with draws adds {name!r} on the way. Map what {who}() gives instead.")
 
 
 def _matches(wanted: Any, found: Any, key: str, k: int) -> Tensor:

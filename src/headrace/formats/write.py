@@ -128,9 +128,14 @@ def _refused(path: Path, error: OSError) -> ConfigError:
 
 
 def _check_rows(data: Any) -> None:
-    """Raises unless this is a table or an iterable."""
+    """Raises unless this is a table or an iterable, whose rows are as they are read."""
     if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
         raise ConfigError(_not_rows(data))
+    if isinstance(data, Table) and data.augments:
+        raise ConfigError(
+            "a map with draws, or on the device, takes effect where epochs are read, and not in a file. Write the "
+            "table without it, or the batches of an epoch: hr.write_table(hr.Feed(hr.Reader(table)), path)."
+        )
 
 
 def _warn_of_lost_strings(data: Any, path: Path) -> None:
