@@ -117,6 +117,15 @@ def test_rows_in_a_list_are_no_batches(rows: list[Any]) -> None:
             trainer.predict(rows)
 
 
+def test_batches_of_single_numbers_are_given_as_such() -> None:
+    model = torch.nn.Sequential(torch.nn.Unflatten(0, (-1, 1)), torch.nn.Linear(1, 1), torch.nn.Flatten(0))
+    trainer = hr.Trainer(model, device="cpu")
+    expected = trainer.predict(X[:, 0])
+    parts = [X[:8, 0], X[8:, 0]]
+    for batches in ([hr.Batch({"x": part}) for part in parts], hr.LoaderSource(parts)):
+        assert torch.equal(trainer.predict(batches), expected)
+
+
 def test_x_and_y_in_a_list_are_refused() -> None:
     for use in USES.values():
         with pytest.raises(hr.DataError, match=r"item 1 of this one is not like item 0\. Give x and y as a tuple"):

@@ -106,7 +106,7 @@ def _of_list(data: list[Any], categories: Categories) -> Table | Source:
     kinds = [_kind_of_batch(k, batch) for k, batch in enumerate(data if alone else data[:1])]
     if odd := [k for k, kind in enumerate(kinds) if kind != kinds[0]]:
         raise DataError(f"a list is batches, and item {odd[0]} of this one is not like item 0. {_LISTS}")
-    if all(dimensions == 0 for dimensions, _ in kinds[0]):
+    if not isinstance(data[0], Batch) and all(dimensions == 0 for dimensions, _ in kinds[0]):
         raise DataError(
             "a list is batches, and the items of this one have a single dimension each, as rows of samples have. Give "
             "samples as hr.samples([...]), and batches of single numbers as hr.LoaderSource([...])."

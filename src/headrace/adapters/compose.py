@@ -84,7 +84,7 @@ def filter(table: Any, keep: Callable[[Mapping[str, Field]], Tensor]) -> Table:
         try:
             answer = torch.as_tensor(keep(dict(batch.fields)))
         except KeyError as error:
-            _check_added("filter", found, batch, error.args[0])
+            _check_added("filter", found, batch, str(*error.args[:1]))
             raise
         if answer.dtype != torch.bool or answer.shape != (batch.rows,):
             raise DataError(
@@ -170,7 +170,7 @@ def _column(table: Table, name: str) -> Any:
     return torch.cat(parts).cpu().numpy() if parts else np.empty(0, np.int64)
 
 
-def _check_added(who: str, table: Table, batch: Batch, name: object) -> None:
+def _check_added(who: str, table: Table, batch: Batch, name: str) -> None:
     """Raises if rows lack a stream that a map with draws adds on their way."""
     if name not in batch and name in [stream.name for stream in table.streams]:
         raise DataError(f"{who}(): a map with draws adds {name!r} on the way. Map what {who}() gives instead.")

@@ -365,8 +365,9 @@ def measured_by(objectives: Mapping[str, Objective], target: str) -> Callable[[s
 def _check_streams(terms: Iterable[Loss], names: Sequence[str]) -> None:
     for name in _streams_of(terms):
         if name not in names:
-            told = unknown("stream", name, names)
-            raise ConfigError(f"the loss compares with an {told} Pass it, as in (x, y), or say target=.")
+            raise ConfigError(
+                f"the loss compares with an {unknown('stream', name, names)} Pass it, as in (x, y), or say target=."
+            )
 
 
 def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
