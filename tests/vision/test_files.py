@@ -67,7 +67,10 @@ def test_grey_of_sixteen_bits_is_scaled_and_keeps_its_values(channels: int, name
 @pytest.mark.parametrize("kind", [np.int32, np.float32])
 def test_pixels_whose_range_is_not_known_are_refused(kind: Any, tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", np.arange(64, dtype=kind).reshape(8, 8))
-    with pytest.raises(hr.SourceError, match=r"a\.tif holds .*does not say which of them is white.*8 or 16 bits"):
+    with pytest.raises(
+        hr.SourceError,
+        match=r"/a\.tif holds .*does not say which of them is white.*8 or 16 bits a pixel, from 0 to 255 or 65535\.$",
+    ):
         vision.ImageFiles([path], (8, 8)).rows(0, 1)
     masked = vision.ImageFiles([save(tmp_path / "b.png", pixels(8, 8))], (8, 8), masks=[path])
     if kind is np.int32:

@@ -144,6 +144,8 @@ def _read(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
                 way = Image.Resampling.BILINEAR if mode else Image.Resampling.NEAREST
                 image = image.resize((size[1], size[0]), way)
             return np.array(image)
+    except SourceError:
+        raise
     except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if isinstance(error, FileNotFoundError):
             raise SourceError(f"{path} is not there.") from error
