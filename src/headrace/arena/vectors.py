@@ -17,7 +17,7 @@ from ..errors import ModelError
 
 ALIGN = 64  # bytes: every parameter starts where it would start in memory of its own, so that BLAS sees no difference
 
-SPARE = 64  # numbers that find room before the gradients; a whole number of ALIGN
+SPARE = 1024  # numbers that find room before the gradients; a whole number of ALIGN
 
 Owner = tuple[dict[str, Any], str]
 """A place in a module that holds a parameter: the module's dictionary, and the key in it."""

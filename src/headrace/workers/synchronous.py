@@ -1,5 +1,6 @@
 """Synchronous training: the workers share one batch, add up their gradients and make the same update."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -39,16 +40,15 @@ class Synchronous(Strategy):
         self.compress = compress
         self._format = None if compress is None else _FORMATS[compress]
         self._chunks: dict[int, GradientBuckets] = {}
-        self._agreed: dict[int, list[bool]] = {}
 
     def join(self, comm: Comm) -> None:
         super().join(comm)
-        self._chunks, self._agreed = {}, {}
+        self._chunks = {}
 
     def release(self) -> None:
         for chunks in self._chunks.values():
             chunks.forget()
-        self._chunks, self._agreed = {}, {}
+        self._chunks = {}
 
     def listen(self, arena: Arena) -> None:
         self._of(arena).listen()
@@ -65,19 +65,12 @@ class Synchronous(Strategy):
                     f"{arena.names[param]!r} has sparse gradients, which workers cannot add up. Make it with "
                     "sparse=False, or use a strategy of local updates, as Periodic."
                 )
-        key = id(arena)
-        agreed = self._agreed.get(key) or [True] * len(reached)
-        differs = any(reached) and list(reached) != agreed  # who has reached nothing, for want of rows, has no opinion
-        found = self._of(arena).finish(torch.cat([numbers, numbers.new_tensor([differs])]))
-        looks = not found.is_cuda or key not in self._agreed  # later, to look would be to wait for the device
-        if looks and bool(found[-1]):
-            flags = torch.tensor(list(reached), dtype=torch.float32)
-            self.comm.all_reduce(flags, "max")
-            agreed = flags.bool().tolist()
-        self._agreed[key] = agreed
+        buckets = self._of(arena)
+        found = buckets.finish(torch.cat([numbers, buckets.reach.flags(reached, numbers)]))
+        agreed = buckets.reach.anywhere(found[len(numbers) :])
         for param, hit in zip(arena.loose, agreed[len(agreed) - len(arena.loose) :], strict=True):
             param.grad = param.grad if hit else None
-        return agreed, found[:-1]
+        return agreed, found[: len(numbers)]
 
     def agreed(self, replica: Replica) -> list[Tensor]:
         """Weights are the same everywhere; of what the workers have measured of their rows, the mean."""
@@ -89,7 +82,6 @@ class Synchronous(Strategy):
         if found is None or found.arena is not arena:
             for key in [key for key, held in self._chunks.items() if held.arena.optimizer is arena.optimizer]:
                 self._chunks.pop(key).forget()
-                self._agreed.pop(key, None)
             found = self._chunks[id(arena)] = GradientBuckets(arena, self.comm, self._format)
         return found
 
@@ -108,6 +100,53 @@ class _Chunk:
     sent: tuple[Pending, Tensor] | None = field(default=None)
 
 
+class Reach:
+    """Which parameters of an arena have gradients on any worker: what no worker has reached stays as it is.
+
+    Every update adds up one number for each parameter, and a worker that has reached all of them need not look at the
+    sums: reading them would wait for the device. Nor does one need to that has reached all but those that are frozen,
+    as long as the same ones are: whoever freezes or thaws one looks, and finds out if others have not done so.
+    """
+
+    def __init__(self, arena: Arena, workers: int) -> None:
+        self._arena, self._workers = arena, workers
+        self._here: list[bool] = []
+        self._frozen: list[bool] = []  # not reached, as it needs no gradient
+        self._compared: list[bool] = []  # what was frozen when the sums were last looked at
+        self._flags = torch.empty(0)
+
+    def flags(self, reached: Sequence[bool], numbers: Tensor) -> Tensor:
+        """What the workers add up, like `numbers`: 1 for a parameter that was reached, more than all of that for one
+        that is frozen."""
+        here, frozen = list(reached), [False] * len(reached)
+        if not all(here):
+            frozen = [not (hit or param.requires_grad) for hit, param in zip(here, self._params(), strict=True)]
+        if (here, frozen) != (self._here, self._frozen):
+            self._here, self._frozen = here, frozen
+            said = [1 + self._workers if rests else int(hit) for hit, rests in zip(here, frozen, strict=True)]
+            self._flags = torch.tensor(said, dtype=numbers.dtype, device=numbers.device)
+        return self._flags.to(numbers)
+
+    def anywhere(self, sums: Tensor) -> list[bool]:
+        """Of every parameter, whether any worker has reached it, by the sums of the flags."""
+        if self._frozen == self._compared and all(map(operator.or_, self._here, self._frozen)):
+            return self._here
+        self._compared, found = self._frozen, []
+        for param, total in zip(self._params(), sums.tolist(), strict=True):
+            frozen, hits = divmod(int(total), 1 + self._workers)
+            if 0 < frozen < self._workers:
+                raise ModelError(
+                    f"{self._arena.names[param]!r} is frozen on {frozen} of {self._workers} workers. Freeze and thaw "
+                    "parameters on all of them at the same step: with hr.Freeze, or in a callback without "
+                    "everywhere = False."
+                )
+            found.append(hits > 0)
+        return found
+
+    def _params(self) -> list[nn.Parameter]:
+        return [*(slot.param for vector in self._arena.vectors for slot in vector.slots), *self._arena.loose]
+
+
 class GradientBuckets:
     """The messages of one arena. Every worker sends the same ones in the same order: the last parameters first.
 
@@ -117,6 +156,7 @@ class GradientBuckets:
 
     def __init__(self, arena: Arena, comm: Comm, compressed: torch.dtype | None) -> None:
         self.arena, self._comm, self._compressed = arena, comm, compressed
+        self.reach = Reach(arena, comm.count)
         self._chunks = [chunk for vector in reversed(arena.vectors) for chunk in _cut(vector, comm.overlaps)]
         self._next, self._listening = 0, False
         overlaps = len(self._chunks) > len(arena.vectors)

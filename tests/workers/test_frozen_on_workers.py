@@ -1,0 +1,125 @@
+"""Parameters that are frozen for a while are trained again on several workers, whatever the device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import headrace as hr
+from headrace.workers.here import here
+from headrace.workers.synchronous import GradientBuckets
+
+X, Y = torch.randn(48, 4, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 2
+
+
+class OnDevice(Tensor):
+    """Numbers that seem to be on a device: to read them would be to wait for it."""
+
+    is_cuda = True
+    read = 0
+
+    def tolist(self) -> Any:
+        OnDevice.read += 1
+        return super().tolist()
+
+
+@pytest.fixture(params=["host", "device"])
+def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the sums over all workers are: where no device is at hand, they only seem to be on one."""
+    if request.param == "device":
+        finish = GradientBuckets.finish
+        monkeypatch.setattr(
+            GradientBuckets, "finish", lambda self, numbers: finish(self, numbers).as_subclass(OnDevice)
+        )
+
+
+class ByHand(hr.Callback):
+    """Freezes the first layer for the second epoch, without telling anybody; perhaps on worker 0 only."""
+
+    def __init__(self, everywhere: bool = True) -> None:
+        self.everywhere = everywhere
+
+    def on_epoch_start(self, info: hr.Info) -> None:
+        for param in info.trainer.model[0].parameters():  # type: ignore[index, operator]
+            param.requires_grad_(info.epoch != 1)
+
+
+def train(callback: Callable[[], hr.Callback], batch_size: int = 12) -> list[list[Tensor]]:
+    """The weights of both layers after each of three epochs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=batch_size)
+    found = [[model[0].weight.detach().clone(), model[2].weight.detach().clone()]]
+    for info in trainer.steps((X.double(), Y), epochs=3, callbacks=[callback()]):
+        if info.ends_epoch:
+            found.append([model[0].weight.detach().clone(), model[2].weight.detach().clone()])
+    return found
+
+
+def until() -> hr.Callback:
+    return hr.Freeze("0.*", until="1 epoch")
+
+
+def after() -> hr.Callback:
+    return hr.Freeze("0.*", after="1 epoch", until="2 epochs")
+
+
+@pytest.mark.usefixtures("sums")
+@pytest.mark.parametrize(("callback", "epoch"), [(until, 0), (after, 1), (ByHand, 1)])
+def test_a_layer_that_was_frozen_is_trained_again_as_with_one_worker(
+    callback: Callable[[], hr.Callback], epoch: int
+) -> None:
+    one, two = hr.launch(train, callback), hr.launch(train, callback, workers=2)
+    for k in range(3):
+        assert torch.equal(two[k][0], two[k + 1][0]) == (k == epoch), f"the first layer in epoch {k}"
+        assert not torch.equal(two[k][1], two[k + 1][1])
+    for mine, theirs in zip(one[-1], two[-1], strict=True):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-12)
+
+
+class Gated(nn.Module):
+    """Has a parameter that only some rows reach, and whole parts of a batch do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.rare = nn.Linear(4, 2), nn.Linear(4, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(x)
+        return found + self.rare(x) if bool((x[:, 0] > 1.5).any()) else found
+
+
+def gated() -> list[Any]:
+    """The weights of all workers."""
+    torch.manual_seed(0)
+    model = Gated().double()
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), 0.01), batch_size=6)
+    before = model.rare.weight.detach().clone()
+    trainer.fit((X.double(), Y), epochs=2, progress=False)
+    assert not torch.equal(before, model.rare.weight)
+    return here().all_gather(model.rare.weight.detach())
+
+
+@pytest.mark.usefixtures("sums")
+def test_a_parameter_that_only_some_workers_reach_is_trained_on_all() -> None:
+    first, second = hr.launch(gated, workers=2)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.usefixtures("sums")
+def test_a_layer_that_is_frozen_on_one_worker_only_is_refused_by_name() -> None:
+    with pytest.raises(hr.ModelError, match=r"'0\.weight' is frozen on 1 of 2 workers.*hr\.Freeze"):
+        hr.launch(train, lambda: ByHand(everywhere=False), workers=2)
+
+
+@pytest.mark.parametrize("sums", ["device"], indirect=True)
+@pytest.mark.parametrize(("callback", "changes"), [(hr.Callback, 0), (lambda: hr.Freeze("0.*"), 0), (after, 2)])
+def test_workers_wait_for_the_device_only_where_something_is_frozen_or_thawed(
+    sums: None, callback: Callable[[], hr.Callback], changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnDevice, "read", 0)
+    hr.launch(train, callback, workers=2)
+    assert OnDevice.read == 2 * (1 + changes)
