@@ -22,7 +22,8 @@ from ..watch.info import Info
 from ..workers.centered import Centered
 from ..workers.leased import Leased
 from .checkpointer import Checkpointer
-from .coordinator import Coordinator, Report, compare
+from .coordinator import Coordinator, Report
+from .same_data import compare
 from .state import State
 from .train_state import Handed, TrainState
 
@@ -50,7 +51,9 @@ class AtCenter(Coordinator):
 
     def compare(self, trainer: Trainable, facts: Mapping[str, Any]) -> None:
         self._signals = trainer._signals
+        train = {name: known for name, known in facts["contents"].items() if name == "train"}
         self._facts = {name: facts[name] for name in ("settings", "arena", "limits", "data")}  # worker 0 does the rest
+        self._facts |= {"contents": train}
 
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
         self._leased = leased = Leased(train, self.comm.center)

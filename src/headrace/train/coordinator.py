@@ -13,11 +13,10 @@ from torch import Tensor
 from ..arena.replica import Replica
 from ..data.batch import Batch
 from ..data.source import Source
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError
 from ..length import Counters, Length
 from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
-from ..step.config import differences
 from ..step.signals import Signals
 from ..step.team import Team
 from ..step.trainable import Trainable
@@ -307,14 +306,3 @@ def mean_of(values: Sequence[Any]) -> Any:
     if isinstance(first, Tensor) and first.is_floating_point():
         return torch.stack([value.double() for value in values]).mean(dim=0).to(first.dtype)
     return first
-
-
-def compare(facts: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raises unless these workers, known by number, are all to do the same as worker 0."""
-    for number, other in facts.items():
-        if found := differences(facts[0], other, between=("for worker 0", f"for worker {number}")):
-            listed = "\n  ".join(found[:8])
-            raise ConfigError(
-                f"worker {number} is to do something else than worker 0:\n  {listed}\n"
-                "Give every worker the same model, data and settings."
-            )

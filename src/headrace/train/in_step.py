@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,11 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
-from ..data.fields import has_rows
-from ..data.fields import tensors_of as tensors_of_field
 from ..data.reader import Reader
 from ..data.source import Source
-from ..errors import SourceError
 from ..length import Length
 from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
@@ -28,11 +24,11 @@ from ..step.trainable import Trainable
 from ..watch.info import Best, Info
 from ..workers.comm import Comm, Pending
 from .checkpointer import Checkpointer
-from .coordinator import Coordinator, Report, compare
+from .coordinator import Coordinator, Report
+from .same_data import SameBatchCheck, compare
 from .state import Own, State
 from .train_state import Handed, TrainState
 
-LOOKED_AT = 1024  # elements of a field
 VOTE_S = 0.2  # between two votes, about
 MOST_STEPS = 1024  # between two votes, at most
 
@@ -82,6 +78,9 @@ class InStep(Coordinator):
 
     def begin(self, at: TrainState, handed: Handed | None) -> None:
         super().begin(at, handed)
+        for name, source in at.info.scored.items():
+            if not (source.shards or source.thread_safe):
+                source.compare_batch = SameBatchCheck(self.comm, f"{name} data", first=True)
         self._measures = self.strategy.shares_updates and bool(at.replica().statistics)
 
     def updated(self, at: TrainState, batch: Batch) -> None:
@@ -206,28 +205,6 @@ class StopVote:
         return Votes(bool(stop), bool(leave), bool(save))
 
 
-class SameBatchCheck:
-    """Compares what workers read whole, of which each keeps its part: now and then, and where an epoch begins."""
-
-    def __init__(self, comm: Comm, title: str) -> None:
-        self._comm, self._title = comm, title
-        self._seen, self._fresh = 0, True
-
-    def __call__(self, batch: Batch) -> None:
-        self._seen += 1
-        due, self._fresh = self._fresh or not self._seen & (self._seen - 1), batch.ends_epoch
-        if not due:
-            return
-        read = self._comm.all_gather([batch.rows, _digest(batch)])
-        for worker, other in enumerate(read):
-            if other != read[0]:
-                raise SourceError(
-                    f"worker {worker} has read another batch from its {self._title} than worker 0 ({other[0]} and "
-                    f"{read[0][0]} rows). Each reads all and keeps its part, so all have to read the same: seed what "
-                    "shuffles, as in DataLoader(..., generator=torch.Generator().manual_seed(0)), or pass the Dataset."
-                )
-
-
 def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
     """The batches of sources of one's own that shard: a worker that has none is given an empty one while others have.
 
@@ -248,21 +225,6 @@ def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
         yield batch
         if ends:
             return
-
-
-def _digest(batch: Batch) -> str:
-    """A hash of the first elements of every field, which differs for most batches that differ."""
-    found = hashlib.blake2b(digest_size=8)
-    for name, field in sorted(batch.fields.items()):
-        found.update(name.encode())
-        for tensor in tensors_of_field(field) if has_rows(field) else ():
-            found.update(_bytes(tensor))
-    return found.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    few = tensor.detach().reshape(-1)[:LOOKED_AT].cpu().contiguous()
-    return few.view(torch.uint8).numpy().tobytes()
 
 
 class SharedCheckpointer(Checkpointer):

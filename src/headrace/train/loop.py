@@ -28,6 +28,7 @@ from .checkpointer import Checkpointer
 from .coordinator import Coordinator
 from .duties import AFTER_THE_REPORT, Duties, warn_if_nothing_was_learnt
 from .plan import Plan, rows_of
+from .same_data import contents
 from .train_state import Handed, TrainState, readable
 
 AT_ONCE_S = 0.05
@@ -133,13 +134,16 @@ class Loop:
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""
         trainer, plan, train = self._trainer, self._plan, self._plan.train
+        known = self._at.initial if isinstance(train, Reader | Leased) else None  # other data are compared while read
+        order = {key: value for key, value in (known or {}).items() if key != "fingerprint"}
         return {
             "settings": self._settings(),
             "arena": trainer._step.settings.arena,
             "metrics": trainer.metrics.names,
             "limits": config.of_limits(self._info.limits),
-            "data": self._at.initial if isinstance(train, Reader | Leased) else train.title,  # else compared while read
-            "scored": [*plan.scored],
+            "data": {**order, "kind": train.title, "streams": [*map(str, train.streams)]},
+            "scored": {name: rows_of(source) for name, source in plan.scored.items()},
+            "contents": contents({"train": train, **plan.scored}, self._workers.comm),
             "run": self._checkpointer.keeps and f"saved every {self._checkpointer.every}",
         }
 
