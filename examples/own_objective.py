@@ -32,6 +32,8 @@ class Autoencoder(nn.Module):
 class Evidence(hr.Objective):
     """What a code fails to tell, and half of what it costs: a VAE, https://arxiv.org/abs/1312.6114, that tells more."""
 
+    splits = True
+
     def terms(self, model, batch):
         x = batch["x"]
         logits, mean, log_variance = model(x)

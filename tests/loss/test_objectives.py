@@ -38,8 +38,6 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 
 def test_contrastive_learning_where_rows_meet() -> None:
     class InfoNCE(hr.Objective):
-        splits = False
-
         def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
             a, b = F.normalize(model(batch["x"])), F.normalize(model(batch["other"]))
             loss = F.cross_entropy(a @ b.T / 0.2, torch.arange(batch.rows), reduction="sum")
@@ -60,13 +58,16 @@ def test_contrastive_learning_where_rows_meet() -> None:
         optimizer.step()
     assert equal(ours, raw)
     assert history.rows[1]["train/loss/info_nce"] < history.rows[0]["train/loss/info_nce"]
-    with pytest.raises(hr.ConfigError, match="microbatch= cannot split"):
+    with pytest.raises(
+        hr.ConfigError, match=r"microbatch=8 splits batches, and the loss 'InfoNCE'.* leave microbatch= out"
+    ):
         hr.Trainer(ours, InfoNCE(), torch.optim.SGD(ours.parameters(), lr=0.1), microbatch=8)
 
 
 class Distil(hr.Objective):
     """Learns from labels and from a frozen teacher."""
 
+    splits = True
     reads = "classes"
 
     def __init__(self, teacher: nn.Module) -> None:
@@ -218,6 +219,7 @@ def test_a_model_that_computes_its_own_loss() -> None:
             return {"logits": logits} if y is None else {"logits": logits, "loss": F.cross_entropy(logits, y)}
 
     class Own(hr.Objective):
+        splits = True
         reads = "classes"
 
         def terms(self, model: nn.Module, batch: hr.Batch) -> hr.Terms:
@@ -260,6 +262,8 @@ class GAN(nn.Module):
 class Judge(hr.Objective):
     """The critic tells real rows from made ones."""
 
+    splits = True
+
     def terms(self, model: Any, batch: hr.Batch) -> dict[str, hr.Term]:
         made = model.generator(batch["z"]).detach()
         rows = float(batch.rows)
@@ -272,6 +276,8 @@ class Judge(hr.Objective):
 
 class Fool(hr.Objective):
     """The generator wants its rows to be taken for real."""
+
+    splits = True
 
     def terms(self, model: Any, batch: hr.Batch) -> dict[str, hr.Term]:
         loss = F.softplus(-model.critic(model.generator(batch["z"]))).sum()
@@ -433,6 +439,8 @@ def test_an_objective_that_returns_no_terms_is_told_what_to_return(returns: Any,
 
 def test_weights_of_other_names_than_the_terms_are_told_so() -> None:
     class Misnamed(hr.Objective):
+        splits = True
+
         def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
             return {"size": hr.Term(model(batch["x"]).square().sum(), float(batch.rows))}
 

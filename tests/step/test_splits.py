@@ -131,6 +131,8 @@ def test_weights_that_only_the_forward_pass_knows_leave_random_numbers_and_buffe
     class Confident(hr.Objective):
         """Rows count as much as the model is sure of them: unknown before the model is called."""
 
+        splits = True
+
         def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
             out = model(batch["x"])
             sure = out.detach().softmax(dim=1).amax(dim=1)

@@ -31,8 +31,11 @@ class Terms(dict[str, Term]):
 class Objective(ABC):
     """How a model and a batch become terms. Give it `terms`; `weights` too, if they are known beforehand."""
 
-    splits: bool = True
-    """Whether the terms of a batch are the sum of the terms of its parts. If not, it needs the batch whole."""
+    splits: bool = False
+    """Whether microbatches and workers may split a batch: its terms are the sums of the terms of its parts.
+
+    An objective whose terms are sums over rows declares it. One that compares rows with each other needs whole batches.
+    """
     joins: bool = False
     """Whether a validation may compute the terms of several batches together, from their joined outputs."""
     reads: str | None = None
@@ -314,6 +317,15 @@ def losses_of(objective: Objective) -> list[Loss]:
     if isinstance(objective, WithTerms):
         return [*losses_of(objective.objective), *objective.more.values()]
     return [*objective.loss.values()] if isinstance(objective, Supervised) else []
+
+
+def unsplit(objective: Objective) -> list[str]:
+    """The names of what needs whole batches, as far as is known: terms, or the class of an objective of one's own."""
+    if isinstance(objective, WithTerms):
+        return [*unsplit(objective.objective), *(name for name, loss in objective.more.items() if not loss.splits)]
+    if isinstance(objective, Supervised):
+        return [name for name, loss in objective.loss.items() if not loss.splits]
+    return [] if objective.splits else [type(objective).__name__]
 
 
 def as_objective(loss: Any, argument: str = "loss") -> Objective:

@@ -19,7 +19,7 @@ from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length
 from ..length import whole as whole_number
 from ..loss.no_loss import ByTrainStep
-from ..loss.objective import Objective, scoring
+from ..loss.objective import Objective, scoring, unsplit
 
 SCAN_ROWS = 65536
 OF_UPDATES = {"clip_norm": None, "clip_value": None, "microbatch": None, "precision": "fp32", "nonfinite": "stop"}
@@ -101,14 +101,20 @@ def is_batch(batch: Any, giver: str) -> None:
         )
 
 
-def can_split(objectives: Mapping[str, Objective], microbatch: Any) -> None:
-    """Raises if batches are to be split for an objective that needs them whole."""
-    whole = [key or "loss" for key, objective in objectives.items() if not objective.splits]
-    if microbatch not in (None, "auto") and whole:
-        raise ConfigError(
-            f"microbatch= cannot split {', '.join(whole)}: nothing is known about this function. "
-            "If it is a mean over rows, declare it: hr.RowMean(fn)."
-        )
+def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int = 1) -> None:
+    """Raises if batches are to be split, or shared by workers, for an objective that needs them whole."""
+    names = [name for objective in objectives.values() for name in unsplit(objective)]
+    if not names or (microbatch in (None, "auto") and workers == 1):
+        return
+    how, instead = f"microbatch={microbatch!r} splits batches", "leave microbatch= out"
+    if workers > 1:
+        how = f"{workers} workers share every batch"
+        instead = "use one worker, or hr.Periodic(), with which every worker has batches of its own"
+    raise ConfigError(
+        f"{how}, and the loss {', '.join(map(repr, names))} is not known to be a sum over rows. If it is a mean over "
+        "rows, declare that: hr.RowMean(fn). An Objective whose terms are sums over rows declares splits = True. A loss "
+        f"that compares rows with each other, as a contrastive loss does, is neither and needs the whole batch: {instead}."
+    )
 
 
 def can_score(scorers: Mapping[str, Objective]) -> None:

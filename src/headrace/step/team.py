@@ -92,10 +92,15 @@ class Team:
     def scored(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
         """Losses and metrics over data that were scored, each worker's part of them."""
         if not self.in_step:
-            return sums.read(), metrics.compute()
+            return self.scored_by_each(sums, metrics)
         losses, scores, _ = self.added_up(sums, metrics, range(self.comm.count))
         self.rate()  # the time that it took is no time of the training
         return losses, scores
+
+    def scored_by_each(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
+        """Losses and metrics over data that every worker has scored completely."""
+        self.rate()
+        return sums.read(), metrics.compute()
 
     def rate(self) -> float:
         """Rows a second of this worker since this was asked last."""

@@ -15,7 +15,7 @@ from ..data.batch import Batch, Stream
 from ..data.feed import Feed
 from ..data.read_by import nulls_of
 from ..data.reader import rewound
-from ..data.source import Source
+from ..data.source import WHOLE, Source
 from ..data.staging import BatchSize, Sizes
 from ..errors import ConfigError, DataError
 from ..length import whole
@@ -240,6 +240,7 @@ class Trainable:
         """
         self._find_workers()
         check.has_optimizer(self.optimizers, "step()")
+        self._check_splits()
         self._team.comm.at(self._step.updates, "training")
         batch = batch_for(self.model, batch)
         if exact and batch.rows != self._sizes.first:
@@ -323,26 +324,37 @@ class Trainable:
     def _score(self, source: Source, name: str, size: int | None = None, limit: int | None = None) -> dict[str, Any]:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
         objective, team = self.eval_objectives[scoring(self.eval_objectives)], self._team
-        metrics = team.fresh(self.metrics.fresh(measured_by(self.eval_objectives, self.target)))
+        metrics, shares = self.metrics.fresh(measured_by(self.eval_objectives, self.target)), self._shares_scores
+        metrics = team.fresh(metrics) if shares else metrics
         joins = self._evaluates_plainly and len(self.eval_objectives) == 1
-        with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, size) as feed:
+        with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, size, shares) as feed:
             batches = self._along(feed, evaluate.limited(feed, limit, self._signals.check_scoring))
             outcomes = evaluate.apart(self.evaluate_step, batches)
             if joins and isinstance(objective, Supervised) and objective.joins:
                 read, scored = self._step.guard.read, metrics.targets
                 tapes = self._step.answers(objective, self._along is not evaluate.unwatched)
                 outcomes = evaluate.together(objective, self.model, batches, self.precision, read, scored, tapes)
-            return evaluate.score(outcomes, name, metrics, team.scored)
+            return evaluate.score(outcomes, name, metrics, team.scored if shares else team.scored_by_each)
 
-    def _once(self, source: Source, batch_size: int | None) -> Feed:
-        """The batches of one pass over data, this worker's part of them."""
+    @property
+    def _shares_scores(self) -> bool:
+        """Whether workers score a part of each batch: where the loss needs whole ones, every worker scores them all."""
+        return all(objective.splits for objective in self.eval_objectives.values())
+
+    def _check_splits(self) -> None:
+        """Raises where workers would share batches that the loss needs whole."""
+        if self._team.in_step and self.strategy.joint:
+            check.can_split(self.objectives, None, self._team.comm.count)
+
+    def _once(self, source: Source, batch_size: int | None, shares: bool = True) -> Feed:
+        """The batches of one pass over data, this worker's part of them if they are shared."""
         return Feed(
             source,
             self.device,
             batch_size=batch_size or self._sizes.first,
             macrobatch=self.macrobatch,
             waiting=self._signals.check_scoring,
-            shard=self._team.scores,
+            shard=self._team.scores if shares else WHOLE,
             once=True,
         )
 

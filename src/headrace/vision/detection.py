@@ -91,6 +91,8 @@ class Detection(Objective):
     given here.
     """
 
+    splits = True
+
     def __init__(
         self,
         focal: Loss | None = None,

@@ -274,7 +274,7 @@ class _CostObjective(Objective):
 
     def __init__(self, cost: Cost) -> None:
         self.several, costs = isinstance(cost, Multi), cost.costs if isinstance(cost, Multi) else [cost]
-        ours = all(type(each).__module__ == Cost.__module__ for each in costs)
+        ours = self.splits = all(type(each).__module__ == Cost.__module__ for each in costs)
         # a tape would notice that a cost remembers errors, which those of ours do not compute with
         self._check = _apart(cost.check) if ours else cost.check
         self._errors = tuple(_apart(each.errors) if ours else each.errors for each in costs)

@@ -195,6 +195,8 @@ def _run(plan: Plan, names: Mapping[Variable, str]) -> Run:
 class _Sums(Objective):
     """Loss and metric, summed over the samples; gradients are those of the loss's sum."""
 
+    splits = True
+
     def __init__(self, scored: bool) -> None:
         self.scored_too = scored
 
