@@ -319,15 +319,6 @@ def losses_of(objective: Objective) -> list[Loss]:
     return [*objective.loss.values()] if isinstance(objective, Supervised) else []
 
 
-def unsplit(objective: Objective) -> list[str]:
-    """The names of what needs whole batches, as far as is known: terms, or the class of an objective of one's own."""
-    if isinstance(objective, WithTerms):
-        return [*unsplit(objective.objective), *(name for name, loss in objective.more.items() if not loss.splits)]
-    if isinstance(objective, Supervised):
-        return [name for name, loss in objective.loss.items() if not loss.splits]
-    return [] if objective.splits else [type(objective).__name__]
-
-
 def as_objective(loss: Any, argument: str = "loss") -> Objective:
     """An Objective for whatever `loss=` may be."""
     return loss if isinstance(loss, Objective) else Supervised(translate(loss, argument))

@@ -19,7 +19,7 @@ from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length
 from ..length import whole as whole_number
 from ..loss.no_loss import ByTrainStep
-from ..loss.objective import Objective, scoring, unsplit
+from ..loss.objective import Objective, Supervised, WithTerms, scoring
 
 SCAN_ROWS = 65536
 OF_UPDATES = {"clip_norm": None, "clip_value": None, "microbatch": None, "precision": "fp32", "nonfinite": "stop"}
@@ -103,7 +103,7 @@ def is_batch(batch: Any, giver: str) -> None:
 
 def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int = 1) -> None:
     """Raises if batches are to be split, or shared by workers, for an objective that needs them whole."""
-    names = [name for objective in objectives.values() for name in unsplit(objective)]
+    names = [name for objective in objectives.values() for name in _unsplit(objective)]
     if not names or (microbatch in (None, "auto") and workers == 1):
         return
     how, instead = f"microbatch={microbatch!r} splits batches", "leave microbatch= out"
@@ -112,8 +112,9 @@ def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int
         instead = "use one worker, or hr.Periodic(), with which every worker has batches of its own"
     raise ConfigError(
         f"{how}, and the loss {', '.join(map(repr, names))} is not known to be a sum over rows. If it is a mean over "
-        "rows, declare that: hr.RowMean(fn). An Objective whose terms are sums over rows declares splits = True. A loss "
-        f"that compares rows with each other, as a contrastive loss does, is neither and needs the whole batch: {instead}."
+        "rows, declare that: hr.RowMean(fn). An Objective whose terms are sums over rows declares splits = True. A "
+        "loss that compares rows with each other, as a contrastive loss does, is neither and needs the whole batch: "
+        f"{instead}."
     )
 
 
@@ -124,6 +125,15 @@ def can_score(scorers: Mapping[str, Objective]) -> None:
             "val= and test= are scored with a loss, and this trainer, whose train_step is overridden, was made without "
             "one. Say eval_loss=, or override evaluate_step too."
         )
+
+
+def _unsplit(objective: Objective) -> list[str]:
+    """The names of what needs whole batches, as far as is known: terms, or the class of an objective of one's own."""
+    if isinstance(objective, WithTerms):
+        return [*_unsplit(objective.objective), *(name for name, loss in objective.more.items() if not loss.splits)]
+    if isinstance(objective, Supervised):
+        return [name for name, loss in objective.loss.items() if not loss.splits]
+    return [] if objective.splits else [type(objective).__name__]
 
 
 def has_optimizer(optimizers: Mapping[str, Any], who: str) -> None:

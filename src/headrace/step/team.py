@@ -50,6 +50,11 @@ class Team:
         """The part that is this worker's of every batch that is trained on."""
         return self.scores if self.strategy.started else WHOLE
 
+    @property
+    def sharing(self) -> int:
+        """How many workers share every update."""
+        return self.comm.count if self.in_step and self.strategy.joint else 1
+
     def begin(self, modules: Sequence[nn.Module]) -> None:
         """A training begins: worker 0's weights become everybody's."""
         self._model, self._torn = modules[0], ""

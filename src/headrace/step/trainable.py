@@ -240,7 +240,7 @@ class Trainable:
         """
         self._find_workers()
         check.has_optimizer(self.optimizers, "step()")
-        self._check_splits()
+        check.can_split(self.objectives, None, self._team.sharing)
         self._team.comm.at(self._step.updates, "training")
         batch = batch_for(self.model, batch)
         if exact and batch.rows != self._sizes.first:
@@ -324,7 +324,8 @@ class Trainable:
     def _score(self, source: Source, name: str, size: int | None = None, limit: int | None = None) -> dict[str, Any]:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
         objective, team = self.eval_objectives[scoring(self.eval_objectives)], self._team
-        metrics, shares = self.metrics.fresh(measured_by(self.eval_objectives, self.target)), self._shares_scores
+        metrics = self.metrics.fresh(measured_by(self.eval_objectives, self.target))
+        shares = all(each.splits for each in self.eval_objectives.values())  # else every worker scores whole batches
         metrics = team.fresh(metrics) if shares else metrics
         joins = self._evaluates_plainly and len(self.eval_objectives) == 1
         with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, size, shares) as feed:
@@ -335,16 +336,6 @@ class Trainable:
                 tapes = self._step.answers(objective, self._along is not evaluate.unwatched)
                 outcomes = evaluate.together(objective, self.model, batches, self.precision, read, scored, tapes)
             return evaluate.score(outcomes, name, metrics, team.scored if shares else team.scored_by_each)
-
-    @property
-    def _shares_scores(self) -> bool:
-        """Whether workers score a part of each batch: where the loss needs whole ones, every worker scores them all."""
-        return all(objective.splits for objective in self.eval_objectives.values())
-
-    def _check_splits(self) -> None:
-        """Raises where workers would share batches that the loss needs whole."""
-        if self._team.in_step and self.strategy.joint:
-            check.can_split(self.objectives, None, self._team.comm.count)
 
     def _once(self, source: Source, batch_size: int | None, shares: bool = True) -> Feed:
         """The batches of one pass over data, this worker's part of them if they are shared."""

@@ -174,9 +174,7 @@ class Update:
         at_once = min(self.batch.rows, self._step.microbatch or self.batch.rows)
         advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
         if not self.objective.splits:
-            advice = (
-                "The loss needs the batch whole, as far as is known (see Objective.splits): use a smaller batch_size."
-            )
+            advice = "The loss needs whole batches, or lacks splits = True: use a smaller batch_size."
         elif at_once == 1:
             advice = "Nothing smaller than a row can be tried."
         said = f"the memory does not hold {at_once} rows at once ({complaint})"

@@ -23,6 +23,7 @@ from ..step.team import Team, by_leader, tensors_of
 from ..step.trainable import Trainable
 from ..watch.info import Best, Info
 from ..workers.comm import Comm, Pending
+from ..workers.dealt import Dealt
 from .checkpointer import Checkpointer
 from .coordinator import Coordinator, Report
 from .same_data import SameBatchCheck, compare
@@ -48,6 +49,8 @@ class InStep(Coordinator):
     def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
         if isinstance(train, Reader) and not self.strategy.joint:
             train.in_lanes(self.comm.count, batch_size)
+        if train.own_size and not train.shards and not self.strategy.joint:
+            train = Dealt(train, self.comm.count)
         if not train.shards:
             if self.comm.leader:
                 warnings.warn(

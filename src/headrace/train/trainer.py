@@ -206,7 +206,7 @@ class Trainer(Trainable):
         """
         check.has_optimizer(self.optimizers, "a training")
         self._find_workers()
-        self._check_splits()
+        check.can_split(self.objectives, None, self._team.sharing)
         workers = make_coordinator(self._team)
         kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
         checkpointer = workers.checkpointer(lambda: make_checkpointer(*kept_as))

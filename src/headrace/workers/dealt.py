@@ -1,0 +1,49 @@
+"""Deals the batches of a loader to workers, a whole one to each, where every worker makes updates of its own."""
+
+from ..data.batch import Batch, Macrobatch, State
+from ..data.reader import SourceWrapper
+from ..data.source import WHOLE, Shard, Source
+
+
+class Dealt(SourceWrapper):
+    """A source whose batches have a size of their own: of as many as there are workers, each worker gets one.
+
+    All workers read all batches. At the end of an epoch there may be none left for some of them.
+    """
+
+    def __init__(self, source: Source, workers: int) -> None:
+        super().__init__(source)
+        self._workers = workers
+
+    def state_dict(self) -> State | None:
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._source.load_state_dict(state)
+
+    def batches(self, size: int) -> int | None:
+        found = self._source.batches(size)
+        return None if found is None else -(-found // self._workers)
+
+    def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
+        macrobatch = self.next_macrobatch(size, size, shard)
+        return None if macrobatch is None else macrobatch.only()
+
+    def next_macrobatch(self, size: int, rows: int, shard: Shard = WHOLE) -> Macrobatch | None:
+        dealt: list[Batch] = []
+        batch: Batch | None = None
+        while len(dealt) < shard.count and not (dealt and dealt[-1].ends_epoch):
+            batch = self._source.pull(size)
+            if batch is None:
+                break
+            if shard.count > 1:
+                self.compare_batch(batch)
+            dealt.append(batch)
+        if not dealt:
+            return None
+        last, total = dealt[-1], sum(batch.total for batch in dealt)
+        mine = dealt[shard.index] if shard.index < len(dealt) else Batch({}, 0)
+        ends, finishes = last.ends_epoch or batch is None, batch is None
+        return Macrobatch(
+            mine.fields, [mine.rows], [total], [last.cursor], ends, finishes=finishes, aliases=self.aliases
+        )
