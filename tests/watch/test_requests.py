@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,48 @@ def test_two_who_freeze_the_same_both_have_to_thaw_it() -> None:
     both = [hr.Freeze("0.*", until="1 epoch"), hr.Freeze("0.weight")]
     trainer.fit((X, Y), epochs=2, progress=False, callbacks=both)
     assert changed(before, snapshot(trainer.model)) == (ALL | HEAD) - {"0.weight"}
+
+
+def test_two_windows_in_which_one_layer_is_frozen_are_both_kept() -> None:
+    trainer = made()
+    windows = [hr.Freeze("0.*", until="1 epoch"), hr.Freeze("0.*", after="2 epochs")]
+    weights = [snapshot(trainer.model)]
+    for info in trainer.steps((X, Y), epochs=4, callbacks=windows):
+        if info.ends_epoch:
+            weights.append(snapshot(trainer.model))
+    moved = [bool({"0.weight", "0.bias"} & changed(*pair)) for pair in pairwise(weights)]
+    assert moved == [False, True, False, False]
+
+
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_best_model_is_restored_if_one_of_two_callbacks_of_a_kind_wants_it(
+    order: tuple[bool, ...], resumed: bool, tmp_path: Path
+) -> None:
+    def fit(epochs: int) -> hr.Trainer:
+        trainer = made(schedule={0: 0.01, "2 epochs": 10.0})  # the best is the second epoch
+        both = [hr.BestModel(restore=restore) for restore in order]
+        trainer.fit((X, Y), (X, Y), epochs=epochs, progress=False, callbacks=both, run=tmp_path / "run")
+        return trainer
+
+    if resumed:
+        fit(3)
+    trainer = fit(5)
+    losses = trainer.history["val/loss"]
+    assert min(losses) < losses[-1]
+    assert trainer.validate((X, Y))["val/loss"] == min(losses)
+
+
+def test_a_run_that_keeps_fewer_of_the_best_than_before_keeps_those(tmp_path: Path) -> None:
+    def fit(epochs: int, k: int) -> list[int]:
+        trainer, kept = made(), []
+        best = hr.BestModel(k=k)
+        for info in trainer.steps((X, Y), (X, Y), epochs=epochs, callbacks=[best], run=tmp_path / "run"):
+            kept = info.kept
+        return kept
+
+    assert len(fit(3, 3)) == 3
+    assert len(fit(4, 1)) == 1
 
 
 def test_only_layers_that_measure_rest_while_they_are_frozen() -> None:

@@ -59,7 +59,7 @@ class BestModel(Callback):
         ranked, self.mode = self.mode, watched(type(self).__name__, self.monitor, self._asked, info)
         if self.ranking and self.mode != ranked:  # the other side was better when it was saved
             self.forget()
-        if self.ranking and not info.claim(self.monitor, self._owner, restore=self.restore):
+        if self.ranking:
             self._mark(info)
 
     def on_report(self, info: Info, row: dict[str, Any]) -> None:
@@ -89,7 +89,7 @@ class BestModel(Callback):
         if not self.is_about(state):
             return
         self.mode = str(state["mode"])
-        self.ranking = [(float(value), int(step)) for value, step in state["ranking"]]
+        self.ranking = [(float(value), int(step)) for value, step in state["ranking"][: self.k]]
         self._seen = int(state["seen"])
 
     def _look(self, info: Info, value: float) -> None:
@@ -102,10 +102,6 @@ class BestModel(Callback):
 
     def _mark(self, info: Info) -> None:
         info.mark_best(self.monitor, *self.ranking[0], keep=self._steps, restore=self.restore, owner=self._owner)
-
-    @property
-    def _owner(self) -> str:
-        return f"{type(self).__name__} of {self.k}"
 
     @property
     def _steps(self) -> list[int]:
@@ -202,4 +198,4 @@ class Freeze(Callback):
 
     def _ask(self, info: Info) -> None:
         self._frozen = self._wants(info)
-        (info.freeze if self._frozen else info.thaw)(*self.patterns, owner=f"Freeze {' '.join(self.patterns)}")
+        (info.freeze if self._frozen else info.thaw)(*self.patterns, owner=f"{self._owner} {' '.join(self.patterns)}")
