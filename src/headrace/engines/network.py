@@ -16,9 +16,11 @@ from torch import Tensor
 from ..errors import ConfigError, unknown
 from ..store.codec import Tensors, decode, encode
 
-_AMOUNT = r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-zµ]+?)(?:/s)?\s*"
-_BYTES = {"bit": 0.125, "kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "tbit": 125e9}
-_BYTES |= {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_AMOUNT = r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([a-zA-Zµ]+?)(?:/s)?\s*"
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BITS = {f"{prefix}{bits}": factor / 8 for prefix, factor in _PREFIXES.items() for bits in ("bit", "bits", "bps")}
+_BYTES = {f"{prefix}{unit}": factor for prefix, factor in _PREFIXES.items() for unit in ("B", "Bps")}
+_BYTES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "Kb": 125.0, "Mb": 125e3, "Gb": 125e6, "Tb": 125e9} | _BITS
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -26,7 +28,8 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60
 class Network:
     """A virtual cluster, for `launch(..., engine="local", network=...)`.
 
-    `bandwidth`: of every worker's link, in each direction, a second, as in "100 Mbit" or "12 MB". `latency`: of every
+    `bandwidth`: of every worker's link, in each direction, a second: "100 Mbit", "100 Mb" and "100 Mbps" are bits,
+    "12 MB" and "12 MiB" are bytes. `latency`: of every
     message. `rows_per_s`: how many rows a worker of speed 1 trains on in a second; `speeds`: a factor for every
     worker, or for some of them. `stragglers`: by worker, how probable a slow update is, and how many times as long it
     takes; `seed` says which ones are slow. `failures`: when workers die, as in `{3: "12.5 s"}`, or pairs of them;
@@ -54,7 +57,7 @@ class Network:
 
     @cached_property
     def bytes_per_s(self) -> float:
-        return _amount(self.bandwidth, _BYTES, "bandwidth", '"100 Mbit" or "12 MB"')
+        return _bytes_per_s(self.bandwidth)
 
     @cached_property
     def latency_s(self) -> float:
@@ -135,17 +138,34 @@ def _pairs(given: Any, what: str, example: str) -> list[tuple[Any, Any]]:
     return [(pair[0], pair[1]) for pair in pairs]
 
 
-def _amount(given: Any, units: Mapping[str, float], what: str, example: str) -> float:
-    match = re.fullmatch(_AMOUNT, given.lower()) if isinstance(given, str) else None
-    if match is None:
-        raise ConfigError(f"{what}= is a number and a unit, as in {example}, got {given!r}.", argument=what)
-    if match[2] not in units:
-        raise ConfigError(f"{what}={given!r}: {unknown('unit', match[2], units)}", argument=what)
-    return float(match[1]) * units[match[2]]
+def _bytes_per_s(given: Any) -> float:
+    """Bits or bytes: the case of a "b" tells, and where it may not have been meant to, the unit is refused."""
+    number, unit = _amount(given, "bandwidth", '"100 Mbit" or "12 MB"')
+    bits = {name.lower(): name for name in _BITS}
+    known = unit if unit in _BYTES else bits.get(unit.lower())
+    if known is None or (known.endswith("bps") and not unit.endswith("bps")):
+        raise ConfigError(
+            f"bandwidth={given!r}: unit {unit!r} is unknown, or may be bits or bytes. Bits are bit, kbit, Mbit, Gbit "
+            "and Tbit, or Kb, Mb, Gb and Tb, or kbps, Mbps, Gbps and Tbps; bytes are B, kB, MB, GB, TB, KiB, MiB and "
+            "GiB.",
+            argument="bandwidth",
+        )
+    return number * _BYTES[known]
 
 
 def _seconds(given: Any, what: str) -> float:
-    return _amount(given, _SECONDS, what, '"50 us" or "12.5 s"')
+    number, unit = _amount(given, what, '"50 us" or "12.5 s"')
+    if unit.lower() not in _SECONDS:
+        raise ConfigError(f"{what}={given!r}: {unknown('unit', unit, _SECONDS)}", argument=what)
+    return number * _SECONDS[unit.lower()]
+
+
+def _amount(given: Any, what: str, example: str) -> tuple[float, str]:
+    """A number and its unit."""
+    match = re.fullmatch(_AMOUNT, given) if isinstance(given, str) else None
+    if match is None:
+        raise ConfigError(f"{what}= is a number and a unit, as in {example}, got {given!r}.", argument=what)
+    return float(match[1]), match[2]
 
 
 def _is_number(value: Any) -> bool:

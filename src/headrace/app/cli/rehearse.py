@@ -40,7 +40,7 @@ def rehearse(
         epochs: passes over the data, instead of the recipe's limits
         steps: updates of a worker, instead of the recipe's limits
         every: how often losses are looked at, as in "20 steps"
-        bandwidth: of every worker's link, a second
+        bandwidth: of every worker's link, a second; Mbit, Mb and Mbps are bits, MB and MiB bytes
         latency: of every message
         rows_per_s: that a worker of speed 1 trains on
         speeds: of workers that are slower or quicker, as in 3=0.5, with commas between
