@@ -1,6 +1,7 @@
 """Trainings with a center that go on with other workers: from worker 0's checkpoint, with its epochs and its rates."""
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,38 @@ def test_one_worker_goes_on_alone_though_another_had_rows_that_it_never_trained_
         again.fit(data, epochs=1, run=str(tmp_path), progress=False)
     assert torch.equal(again.model.seen, torch.ones(ROWS)), "every row once"
     assert again.history.rows[-1]["samples"] == ROWS
+
+
+@pytest.mark.parametrize("make", [hr.Elastic, hr.Asynchronous])
+def test_the_log_says_that_a_run_with_a_center_does_not_resume_exactly_and_what_it_keeps(
+    make: type[hr.Strategy], tmp_path: Path
+) -> None:
+    """It says so when the run begins and when it goes on; the weights are indeed others, and each row is used once."""
+
+    def main(run: Path, leave: int | None = None) -> tuple[torch.Tensor, list[int]]:
+        torch.manual_seed(0)
+        model, x = torch.nn.Linear(4, 1), torch.randn(480, 4, generator=torch.Generator().manual_seed(0))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        trainer = hr.Trainer(model, hr.MSE(), optimizer, batch_size=16, strategy=make("2 steps"))
+        for info in trainer.steps((x, x.sum(dim=1, keepdim=True)), epochs=4, run=run):
+            if info.step == leave:
+                break
+        return model.weight.detach(), trainer.history["samples"]
+
+    undisturbed, _ = hr.launch(main, tmp_path / "whole", workers=3)
+    hr.launch(main, tmp_path / "run", 17, workers=3)
+    resumed, samples = hr.launch(main, tmp_path / "run", workers=3)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("does not resume exactly: it goes on from the center's weights, and only worker 0 keeps") == 2
+    assert "exactly after any batch" not in log
+    assert not torch.equal(undisturbed, resumed), "if it resumes exactly by now, the log and the pages may say so"
+    assert samples[-1] == 4 * 480
+
+
+@pytest.mark.parametrize("page", ["guarantees.md", "resume.md"])
+def test_no_page_promises_that_a_run_with_a_center_resumes_exactly(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `Elastic`, `Asynchronous`")]
+    assert rows
+    assert all("| exact |" not in row and "bit for bit" not in row for row in rows)
+    assert not re.search(r"virtual workers[^.]*(bit for bit|exactly)", text)

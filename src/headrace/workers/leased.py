@@ -40,7 +40,10 @@ class Leased(SourceWrapper):
 
     @property
     def level(self) -> str:
-        return "with every row used once, exactly after any batch with as many workers"
+        return (
+            "with each row used once, but the training does not resume exactly: it goes on from the center's weights, "
+            "and only worker 0 keeps the state of its optimizer and its random numbers"
+        )
 
     def next_batch(self, size: int, shard: Shard = WHOLE) -> Batch | None:
         macrobatch = self.next_macrobatch(size, size, shard)
