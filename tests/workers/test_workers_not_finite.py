@@ -220,3 +220,32 @@ def test_the_last_checkpoint_is_sound_and_the_training_goes_on_with_other_data(
     whole = train(copy.deepcopy(strategy), 0.5)
     assert len(resumed.states[0]) == len(whole.states[0]) - BAD_STEP + 1
     assert all(map(is_finite, resumed.states[0]))
+
+
+def test_the_error_names_the_worker_whose_loss_is_not_finite() -> None:
+    def train(bad: list[int]) -> None:
+        x = X.clone()
+        x[[BATCH + SHARE * worker for worker in bad]] = NAN
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH, order="none")
+        trainer.fit((x, Y), epochs=1, progress=False)
+
+    with pytest.raises(hr.NonFiniteError, match=r"step 2 .*the loss term 'cross_entropy' is nan on worker 1\."):
+        hr.launch(train, [1], workers=WORKERS)
+    with pytest.raises(hr.NonFiniteError, match=r"is nan on workers 0, 2\."):
+        hr.launch(train, [0, 2], workers=WORKERS)
+    with pytest.raises(hr.NonFiniteError, match=r"is nan\. The weights"):
+        hr.launch(train, [1])
+
+
+def test_batch_normalisation_of_a_worker_s_single_row_is_told_as_that() -> None:
+    def train(rows: int) -> None:
+        model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=BATCH)
+        trainer.fit((X[:rows], Y[:rows]), epochs=1, progress=False)
+
+    with pytest.raises(hr.DataError, match=r"^a worker's part of the last batch of every epoch has a single row"):
+        hr.launch(train, BATCH + 2, workers=2)

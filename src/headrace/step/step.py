@@ -255,7 +255,9 @@ class Step(Updates):
         if self.ends_alone:
             self.ends_alone = False
             at_once = min(self.microbatch or batch.rows, batch.rows)
-            with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}):
+            which = "the last batch of every epoch"
+            which = which if self.strategy.comm.count == 1 else f"a worker's part of {which}"
+            with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}, which):
                 return self(batch)
         self._follows = None
         try:
@@ -316,7 +318,7 @@ class Step(Updates):
 
 
 @contextmanager
-def _no_row_alone(model: nn.Module, counts: Container[int]) -> Iterator[None]:
+def _no_row_alone(model: nn.Module, counts: Container[int], which: str) -> Iterator[None]:
     """For a while, batch normalisation raises where it has one value for each row of the batch and each channel.
 
     There it could not train on a batch of one row. `counts`: how many rows pass the model at once.
@@ -325,7 +327,7 @@ def _no_row_alone(model: nn.Module, counts: Container[int]) -> Iterator[None]:
     def look(module: nn.Module, given: tuple[Any, ...]) -> None:
         rows = given[0] if given and module.training else None
         if isinstance(rows, Tensor) and rows.dim() > 1 and len(rows) in counts and rows[0, 0].numel() == 1:
-            raise alone("the last batch of every epoch")
+            raise alone(which)
 
     with ExitStack() as stack:
         for module in model.modules():

@@ -42,6 +42,7 @@ class Update:
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._looks = len(step.optimizers) > 1, step.looks if step.scored == name else ()
         self._together = SharedTerms(step.strategy, self.device) if step.strategy.shares_updates else None
+        self.whose = str if self._together is None else self._together.whose
         self.batch: Batch | None = None
         self._divisors: Mapping[str, Scalar] | None = None
         self._kind: PassKind | None = None
@@ -63,9 +64,8 @@ class Update:
         self.batch, self._divisors = batch, None
         self.buffers.save()
         while True:
-            whole = self._step.microbatch is None or batch.rows <= self._step.microbatch
             self._kind = self._tape = None
-            if whole and batch.rows:
+            if batch.rows and (self._step.microbatch is None or batch.rows <= self._step.microbatch):
                 self._find_tape(batch)
             draws = (self._random or self._step.adapts) and (self._tape is None or self._tape.random)
             random = capture_torch(self.device) if draws else None
@@ -163,11 +163,12 @@ class Update:
 
     def no_room(self, complaint: str) -> str:
         assert self.batch is not None
+        where = self.describe()
         if self.stepping:
-            return f"{self.describe()}: memory ran out while the optimizer stepped ({complaint}). {self._after_half()}"
+            return f"{where}: memory ran out while the optimizer stepped ({complaint}). {self._after_half()}"
         if self._summing:
             return (
-                f"{self.describe()}: memory ran out once workers had begun to add up their gradients ({complaint}), "
+                f"{where}: memory ran out once workers had begun to add up their gradients ({complaint}), "
                 f"too late for one of them to try again with fewer rows. {self.untouched} Others may have made it: go "
                 "on from the last checkpoint, with a smaller batch_size, or with more memory."
             )
@@ -177,8 +178,7 @@ class Update:
             advice = "The loss needs whole batches, or lacks splits = True: use a smaller batch_size."
         elif at_once == 1:
             advice = "Nothing smaller than a row can be tried."
-        said = f"the memory does not hold {at_once} rows at once ({complaint})"
-        return f"{self.describe()}: {said}. {self.untouched} {advice}"
+        return f"{where}: the memory does not hold {at_once} rows at once ({complaint}). {self.untouched} {advice}"
 
     def _update(self, batch: Batch) -> Outcome:
         self.arena.begin(self._tape is not None and self._tape.fills)
@@ -356,7 +356,7 @@ class Update:
                 terms = terms_of(self.objective, self._model, part)
         except ValueError as error:
             if _ALONE in str(error):
-                raise alone("this batch, or a microbatch of it,") from error
+                raise alone("this batch, or a part of it that is a microbatch's or a worker's,") from error
             raise
         for name, term in terms.items():
             if not isinstance(term.sum, Tensor):
