@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from .comm import Comm, Null
@@ -24,7 +25,22 @@ def here() -> Comm:
 
         _current.comm = TorchComm.of_environment()
         return _current.comm
+    _warn_of_tasks(os.environ)
     return Null()
+
+
+def _warn_of_tasks(variables: Mapping[str, str]) -> None:
+    """Warns if another program has started several of these processes, which know nothing of each other here."""
+    number = variables.get("SLURM_PROCID", "0")
+    slurm = variables.get("SLURM_STEP_NUM_TASKS") or ("1" if number == "0" else variables.get("SLURM_NTASKS", "1"))
+    for starter, tasks in (("SLURM", slurm), ("Open MPI", variables.get("OMPI_COMM_WORLD_SIZE", "1"))):
+        if int(tasks) > 1:
+            warnings.warn(
+                f"{starter} has started {tasks} of these processes, and each of them is a worker alone: they train "
+                f"{tasks} models, not one. Start one process on each node, which starts the workers: srun "
+                "--ntasks-per-node 1 torchrun ... train.py.",
+                stacklevel=2,
+            )
 
 
 def current_comm() -> Comm | None:
