@@ -211,6 +211,46 @@ def test_models_get_the_weights_of_worker_0() -> None:
     torch.testing.assert_close(owner.model.weight.detach(), 3 * before + 12)
 
 
+class Extra(nn.Linear):
+    """Has a state beside its tensors."""
+
+    def __init__(self, extra: Any) -> None:
+        super().__init__(2, 1)
+        self.extra = extra
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def learns(model: Extra) -> str:
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+    if isinstance(model.extra, dict):
+        model.extra["seen"] = torch.tensor(7)
+        model.extra["words"].append("new")
+    return "done"
+
+
+@pytest.mark.parametrize("engine", ["local", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("error")
+def test_models_get_the_extra_state_of_worker_0(engine: str) -> None:
+    model = Extra({"seen": torch.tensor(1), "words": ["old"], "rate": 0.5})
+    assert launch(learns, model, workers=2, engine=engine) == "done"
+    assert model.extra == {"seen": torch.tensor(7), "words": ["old", "new"], "rate": 0.5}
+    assert torch.equal(model.weight, torch.full((1, 2), 3.0))
+
+
+def test_an_extra_state_that_cannot_be_sent_stays_as_it_was_with_a_warning() -> None:
+    model = Extra(extra := {1, 2})
+    with pytest.warns(UserWarning, match="the caller's model keeps its own '_extra_state', which cannot be sent"):
+        assert launch(learns, model, workers=2) == "done"
+    assert model.extra == extra
+    assert torch.equal(model.weight, torch.full((1, 2), 3.0))
+
+
 def test_after_an_error_the_callers_models_are_as_before() -> None:
     model = nn.Linear(2, 1)
     before = model.weight.detach().clone()

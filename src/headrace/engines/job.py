@@ -1,12 +1,15 @@
 """The function that every worker is to call, its result, and the models among its arguments."""
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
+from ..errors import CheckpointError
+from ..store.codec import Tensors, decode, encode
 from ..workers.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ class Result:
     """What a launch returns: the value of worker 0's call, and the weights of the caller's models."""
 
     value: Any
-    weights: list[dict[str, Tensor]]
+    weights: list[dict[str, Any]]
     """The state of every model among the arguments, in order."""
 
 
@@ -51,10 +54,10 @@ def work(main: Callable[..., Any], arguments: Sequence[Any]) -> Result:
     return Result(value, [_state(model) for model in models_of(main, arguments)])
 
 
-def take_back(main: Callable[..., Any], arguments: Sequence[Any], weights: Sequence[dict[str, Tensor]]) -> None:
+def take_back(main: Callable[..., Any], arguments: Sequence[Any], weights: Sequence[dict[str, Any]]) -> None:
     """Gives the caller's models the weights that the workers have agreed on."""
     for model, state in zip(models_of(main, arguments), weights, strict=True):
-        model.load_state_dict(state)
+        model.load_state_dict({**model.state_dict(), **state})  # what could not be sent stays as it was
 
 
 def own(main: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -83,5 +86,13 @@ def needs_center(main: Callable[..., Any], arguments: Sequence[Any]) -> bool:
     return False
 
 
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().cpu() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+def _state(model: nn.Module) -> dict[str, Any]:
+    """The state of a model on the host: tensors, and what `get_extra_state` gives if it is made of plain values."""
+    found = {}
+    for name, value in model.state_dict().items():
+        tensors: Tensors = {}
+        try:
+            found[name] = decode(encode(value, tensors, name), {key: each.cpu() for key, each in tensors.items()})
+        except CheckpointError as error:
+            warnings.warn(f"the caller's model keeps its own {name!r}, which cannot be sent: {error}", stacklevel=2)
+    return found
