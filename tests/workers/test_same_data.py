@@ -46,6 +46,22 @@ class Table(hr.Table):
         return hr.Batch({"x": X[rows], "y": Y[rows]}, len(rows))
 
 
+class Wide(hr.Table):
+    """Rows that are all zeros but for a few."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+        self.streams = (hr.Stream("x", (3000,)), hr.Stream("y", (1,)))
+
+    streams: Any = ()
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def take(self, indices: Tensor) -> hr.Batch:
+        return hr.Batch({"x": self._x[indices], "y": Y[indices]}, len(indices))
+
+
 def permuted(seed: int) -> list[int]:
     """Numbers of 80 rows for the training, and of 20 for the validation."""
     return torch.randperm(100, generator=torch.Generator().manual_seed(seed)).tolist()  # type: ignore[no-any-return]
@@ -95,6 +111,13 @@ def splits(seed: int) -> Both:
 def mapped(seed: int) -> Both:
     (train, val), twice = arrays(seed), lambda fields: {"x": fields["x"] * 2, "y": fields["y"]}
     return hr.map(hr.ArrayTable(dict(zip("xy", train, strict=True))), twice), val
+
+
+def wide(seed: int) -> Both:
+    """Rows of 3,000 numbers, of which the last one differs."""
+    x = torch.zeros(80, 3000)
+    x[:, -1] = seed
+    return Wide(x), None
 
 
 def val_only(seed: int) -> Both:
@@ -152,6 +175,16 @@ def test_data_that_differ_between_workers_are_refused_before_the_first_update(
 def test_so_are_those_of_processes(data: Callable[[int], Both], name: str) -> None:
     with pytest.raises(hr.DataError, match=f"worker 1 has other {name} data than worker 0"):
         hr.launch(train, data, (1,), workers=2, engine="processes", timeout_s=60.0)
+
+
+def test_the_last_number_of_a_wide_row_counts() -> None:
+    def fit() -> None:
+        model = nn.Linear(3000, 1)
+        data = wide(here().shard.index)[0]
+        hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), 0.1)).fit(data, epochs=1, progress=False)
+
+    with pytest.raises(hr.DataError, match="worker 1 has other train data than worker 0"):
+        hr.launch(fit, workers=2)
 
 
 def test_all_workers_whose_data_differ_are_named() -> None:

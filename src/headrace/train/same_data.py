@@ -18,7 +18,7 @@ from ..workers.comm import Comm
 from ..workers.leased import Leased
 
 ROWS = 4  # that are compared at the beginning, in the middle and at the end of a table
-LOOKED_AT = 1024  # elements of a field
+LOOKED_AT = 1024  # elements of a field of a batch
 _CPU = torch.device("cpu")
 
 
@@ -79,7 +79,7 @@ def _some_rows(table: Table) -> list[str]:
     """Hashes of the first rows, of some in the middle and of the last ones."""
     size = len(table)
     starts = sorted({0, max(0, size // 2 - ROWS), max(0, size - ROWS)})
-    return [_digest(table.rows(start, min(size, start + ROWS))) for start in starts]
+    return [_digest(table.rows(start, min(size, start + ROWS)), None) for start in starts]
 
 
 class SameBatchCheck:
@@ -107,11 +107,12 @@ class SameBatchCheck:
                 )
 
 
-def _digest(batch: Batch) -> str:
-    """A hash of the first elements of every field, which differs for most batches that differ."""
+def _digest(batch: Batch, most: int | None = LOOKED_AT) -> str:
+    """A hash of the first elements of every field, or of all."""
     found = hashlib.blake2b(digest_size=8)
     for name, field in sorted(batch.fields.items()):
         found.update(name.encode())
         for tensor in tensors_of(field) if has_rows(field) else ():
-            found.update(tensor.detach().reshape(-1)[:LOOKED_AT].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            few = tensor.detach().reshape(-1)[:most].cpu().contiguous()
+            found.update(few.view(torch.uint8).numpy().tobytes())
     return found.hexdigest()

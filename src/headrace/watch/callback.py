@@ -108,8 +108,6 @@ class Callbacks:
         self._methods = {hook: tuple(getattr(c, hook) for c in callbacks if _overrides(c, hook)) for hook in HOOKS}
         self.on_step_end = self._methods["on_step_end"]
         """Called once per update, hence at hand."""
-        for name, callback in self._named():
-            callback._owner = name
         hooks = "on_step_end", "on_macrobatch_end"
         self.each_update = any(c.each_step for c in callbacks for hook in hooks if _overrides(c, hook))
         """Whether somebody has to be called after every update."""
@@ -120,7 +118,8 @@ class Callbacks:
 
     def check(self, info: Info) -> None:
         """Before anything is loaded: raises on what cannot work."""
-        for callback in self._callbacks:
+        for name, callback in self._named():
+            callback._owner = name
             callback._check(info)
 
     def forget(self) -> None:

@@ -34,7 +34,7 @@ def _warn_of_tasks(variables: Mapping[str, str]) -> None:
     number = variables.get("SLURM_PROCID", "0")
     slurm = variables.get("SLURM_STEP_NUM_TASKS") or ("1" if number == "0" else variables.get("SLURM_NTASKS", "1"))
     for starter, tasks in (("SLURM", slurm), ("Open MPI", variables.get("OMPI_COMM_WORLD_SIZE", "1"))):
-        if int(tasks) > 1:
+        if tasks.isdigit() and int(tasks) > 1:
             warnings.warn(
                 f"{starter} has started {tasks} of these processes, and each of them is a worker alone: they train "
                 f"{tasks} models, not one. Start one process on each node, which starts the workers: srun "
