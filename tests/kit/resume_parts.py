@@ -187,6 +187,8 @@ class Narrow(nn.Module):
 class Centers(hr.Objective, nn.Module):
     """An objective with a parameter and a buffer of its own."""
 
+    splits = True
+
     def __init__(self) -> None:
         nn.Module.__init__(self)
         self.centers = nn.Parameter(torch.randn(3, 3))

@@ -30,6 +30,8 @@ class NoLoss(Objective):
 class ByTrainStep(Objective):
     """Stands for the loss of an optimizer whose updates an overridden `train_step` makes."""
 
+    splits = True  # it has no terms that could be split wrongly
+
     def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
         raise ConfigError(
             "this trainer was made without a loss for this optimizer, since train_step is overridden. What calls the "
