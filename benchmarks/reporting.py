@@ -67,7 +67,7 @@ def make_run(path: Path) -> Path:
     path.mkdir()
     draw = np.random.default_rng(0)
     (path / "run.json").write_text(json.dumps({"id": "0" * 32, "versions": {"headrace": "0.1.0"}}))
-    (path / "config.yaml").write_text("batch_size: 64\nseed: 0\n")
+    (path / "config.json").write_text(json.dumps({"batch_size": 64, "seed": 0}))
     rows = [row(epoch, draw) for epoch in range(1, EPOCHS + 1)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     times = [{"step": each["step"], "samples": each["samples"], "minutes": each["epoch"] / 50} for each in rows]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from kit.cli_parts import FILED, LIMIT_S, headrace, process, refused
 from kit.forked import start, take_over
 
@@ -29,14 +28,14 @@ def test_a_training_writes_down_its_recipe_and_says_what_comes_next(place: Path,
     said = capsys.readouterr().out
     assert "test/accuracy" in said
     assert "headrace report runs/one" in said
-    assert "headrace resume runs/one" in said
-    document = yaml.safe_load((place / "runs/one/recipe.yaml").read_text())
+    assert "headrace resume runs/one --recipe sines.py:small --epochs N" in said
+    document = json.loads((place / "runs/one/recipe.json").read_text())
     assert document == {
         "recipe": str(place / "sines.py:small"),
         "arguments": {"lr": 0.05, "width": 6, "kind": "adam", "tested": True},
         "fit": {"epochs": 1},
     }
-    assert headrace("fit", "--config", "runs/one/recipe.yaml", "--run", "runs/two", "--json") == 0
+    assert headrace("fit", "sines.py:small", "--config", "runs/one/recipe.json", "--run", "runs/two", "--json") == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["step"], again["run"]) == (5, "runs/two")
     weights = [saved_weights(place / "runs" / name, "last").tensors["model.safetensors"] for name in ("one", "two")]
@@ -47,26 +46,26 @@ def test_a_training_writes_down_its_recipe_and_says_what_comes_next(place: Path,
 def test_a_run_is_trained_on_from_where_it_stands(place: Path, capsys: Any) -> None:
     how = ["--lr", "0.05", "--run", "runs/one", "--json"]
     assert headrace("fit", "sines.py:small", *how, "--epochs", "1") == 0
-    assert headrace("resume", "runs/one", "--epochs", "3", "--json") == 0
+    assert headrace("resume", "runs/one", "--trust", "--epochs", "3", "--json") == 0
     first, on = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (first["step"], on["step"]) == (5, 15)
-    assert yaml.safe_load((place / "runs/one/recipe.yaml").read_text())["fit"] == {"epochs": 3}
+    assert json.loads((place / "runs/one/recipe.json").read_text())["fit"] == {"epochs": 3}
     whole = load_recipe("sines.py:small", {"lr": 0.05}).run(epochs=3, progress=False).last
     assert on["val/loss"] == whole["val/loss"]
-    assert headrace("resume", "runs/one", "--lr", "0.5", "--json") == 1
+    assert headrace("resume", "runs/one", "--trust", "--lr", "0.5", "--json") == 1
     assert "lr" in json.loads(capsys.readouterr().err)["error"]
     assert headrace("fit", "sines.py:small", *how, "--width", "16") == 1
     said = json.loads(capsys.readouterr().err)["error"].splitlines()
     assert said[:2] == ["the recipe is given other values than the run has:", "  width: 8 in the run, 16 now"]
     assert said[2].startswith("Give those, or name another run.")
-    assert yaml.safe_load((place / "runs/one/recipe.yaml").read_text())["arguments"]["width"] == 8
+    assert json.loads((place / "runs/one/recipe.json").read_text())["arguments"]["width"] == 8
 
 
 def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
     how = ["sines.py:small", "--run", "runs/", "--epochs", "1", "--progress", "off"]
     assert headrace("fit", *how) == 0
-    assert "headrace resume runs/001 --epochs N" in capsys.readouterr().out
-    assert (place / "runs/001/recipe.yaml").is_file()
+    assert "headrace resume runs/001 --recipe sines.py:small --epochs N" in capsys.readouterr().out
+    assert (place / "runs/001/recipe.json").is_file()
     for options, run, step in (
         (["--epochs", "2"], "runs/001", 10),
         (["--lr", "0.5"], "runs/002", 5),  # a setting of the trainer
@@ -78,7 +77,7 @@ def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
         assert (found["run"], found["step"]) == (run, step)
     assert "this run is new, since runs/002 differs: " in (place / "runs/003/log.txt").read_text()
     assert "tested: True in the run, False now" in (place / "runs/003/log.txt").read_text()
-    assert headrace("resume", "runs/002", "--epochs", "2", "--json") == 0
+    assert headrace("resume", "runs/002", "--trust", "--epochs", "2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 10
 
 
@@ -86,14 +85,14 @@ def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
 @pytest.mark.parametrize("recipe", ["small", "passes"])
 def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:
     assert headrace("fit", f"sines.py:{recipe}", "--steps", "3", "--run", "r", "--progress", "off") == 0
-    assert "headrace resume r --steps N" in capsys.readouterr().out
+    assert f"headrace resume r --recipe sines.py:{recipe} --steps N" in capsys.readouterr().out
     assert "'--xyz'. Choose one of: --checkpoint_every" in (said := refused(capsys, "resume", "r", "--xyz", status=2))
     assert "--recipe" in said
     assert "--resume" not in said
     assert "--run," not in said
-    assert headrace("resume", "r", "--steps", "4", "--json") == 0
+    assert headrace("resume", "r", "--trust", "--steps", "4", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 4
-    assert headrace("resume", "r", "--epochs", "2", "--json") == 0
+    assert headrace("resume", "r", "--trust", "--epochs", "2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 10
 
 
@@ -101,15 +100,15 @@ def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place:
 def test_a_run_goes_on_with_its_recipe_whatever_its_options_are_given(place: Path, capsys: Any) -> None:
     (place / "filed.py").write_text(FILED)
     assert headrace("fit", "filed.py", "--file", "make.py", "--run", "r", "--json") == 0
-    assert headrace("resume", "r", "--file", "make.py", "--epochs", "3", "--json") == 0
+    assert headrace("resume", "r", "--recipe", "filed.py", "--file", "make.py", "--epochs", "3", "--json") == 0
     assert [json.loads(line)["epoch"] for line in capsys.readouterr().out.splitlines()] == [2, 3]
 
 
 def test_a_parameter_that_is_called_as_an_option_is_the_recipes(place: Path, capsys: Any) -> None:
     assert headrace("fit", "sines.py:passes", "--epochs", "1", "--run", "r", "--json") == 0
     assert json.loads(capsys.readouterr().out)["epoch"] == 1
-    assert yaml.safe_load((place / "r/recipe.yaml").read_text())["arguments"] == {"epochs": 1}
-    assert headrace("resume", "r", "--epochs", "2", "--json") == 0
+    assert json.loads((place / "r/recipe.json").read_text())["arguments"] == {"epochs": 1}
+    assert headrace("resume", "r", "--trust", "--epochs", "2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["epoch"] == 2
 
 
@@ -132,8 +131,8 @@ def test_a_run_of_a_script_is_told_apart_and_goes_on_with_the_recipe_that_is_nam
     assert "Run the script again, or name the recipe: --recipe file.py." in refused(capsys, "resume", "r")
     assert headrace("resume", "r", "--recipe", "sines.py:small", "--epochs", "2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["epoch"] == 2
-    (place / "r/recipe.yaml").write_text("recipe: [")
-    assert "is no YAML" in refused(capsys, "resume", "r", status=2)
+    (place / "r/recipe.json").write_text("recipe: [")
+    assert "what r says of its recipe cannot be read" in refused(capsys, "resume", "r", "--trust")
 
 
 def refused_after(capsys: Any, *words: object) -> str:
@@ -143,13 +142,13 @@ def refused_after(capsys: Any, *words: object) -> str:
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_started_as_it_says(place: Path, capsys: Any) -> None:
     assert headrace("fit", "sines.py:small", "--run", "r", "--epochs", "1", "--json") == 0
-    document = (place / "r/recipe.yaml").read_text()
+    document = (place / "r/recipe.json").read_text()
     run = (place / "r/run.json").read_text()
     (place / "killed").mkdir()
     (place / "killed/run.json").write_text(run)
-    assert "--recipe file.py" in refused_after(capsys, "resume", "killed")
-    (place / "killed/recipe.yaml").write_text(document)
-    said = refused_after(capsys, "resume", "killed")
+    assert "--recipe file.py" in refused_after(capsys, "resume", "killed", "--trust")
+    (place / "killed/recipe.json").write_text(document)
+    said = refused_after(capsys, "resume", "killed", "--recipe", "sines.py:small")
     start = said.partition("Start it: headrace ")[2].split()
     assert headrace(*start, "--json") == 0
     assert json.loads(capsys.readouterr().out)["step"] == 5
@@ -174,10 +173,10 @@ def _rows() -> tuple[torch.Tensor, torch.Tensor]:
 def test_several_workers_get_the_same_arguments(place: Path, capsys: Any) -> None:
     how = ["--workers", "2", "--strategy", "periodic:every=2 steps", "--width", "6", "--json"]
     assert headrace("fit", "sines.py:small", *how, "--run", "r") == 0
-    assert headrace("resume", "r", "--epochs", "4", "--json") == 0
+    assert headrace("resume", "r", "--trust", "--epochs", "4", "--json") == 0
     first, on = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert (first["epoch"], on["epoch"]) == (2, 4)
-    assert yaml.safe_load((place / "r/recipe.yaml").read_text())["fit"]["workers"] == 2
+    assert json.loads((place / "r/recipe.json").read_text())["fit"]["workers"] == 2
     assert saved_weights(place / "r", "last").tensors["model.safetensors"]["0.weight"].shape == (6, 5)
 
 
@@ -203,8 +202,8 @@ def test_workers_in_processes_and_under_torchrun_get_the_same_arguments(place: P
     one, other = found
     assert one["step"] == other["step"] == 5
     assert one["val/loss"] == pytest.approx(other["val/loss"])
-    assert (place / "r/recipe.yaml").is_file()
-    assert (place / "t/recipe.yaml").is_file()
+    assert (place / "r/recipe.json").is_file()
+    assert (place / "t/recipe.json").is_file()
 
 
 # --- signals --------------------------------------------------------------------------------------------
@@ -218,9 +217,9 @@ def test_a_training_that_is_ended_early_goes_on_bit_for_bit(place: Path, number:
         child.send(number)
         child.say("go on")
         assert (child.ending(), child.told) == (status, ["there"])
-        assert "headrace: ended early: headrace resume r goes on from there" in child.output
+        assert "headrace: ended early: headrace resume r --recipe sines.py:small goes on from there" in child.output
         assert "Traceback" not in child.output
-    assert headrace("resume", "r", "--json") == 0
+    assert headrace("resume", "r", "--trust", "--json") == 0
     load_recipe("sines.py:small").run(run="whole", epochs=3, progress=False)
     found, whole = (saved_weights(place / name, "last") for name in ("r", "whole"))
     assert found.step == whole.step == 15
@@ -238,7 +237,7 @@ def test_how_to_go_on_is_said_of_a_run_that_the_recipe_names(workers: int, place
         for _ in range(workers):
             child.say("go on")
         assert child.ending() == 130
-        assert "headrace: ended early: headrace resume runs/own goes on from there\n" in child.output
+        assert "headrace: ended early: headrace resume runs/own --recipe filed.py goes on from there\n" in child.output
 
 
 def test_ctrl_c_before_the_training_is_no_traceback(place: Path) -> None:

@@ -152,59 +152,58 @@ def test_scores_are_those_of_the_training(capsys: Any) -> None:
     rows = [json.loads(line) for line in Path("runs/sines/metrics.jsonl").read_text().splitlines()]
     last = {key: value for row in rows for key, value in row.items()}
     for command, name in (("validate", "val"), ("test", "test")):
-        found = answer(capsys, command, "runs/sines")
+        found = answer(capsys, command, "runs/sines", "--trust")
         assert found.pop("step") == 10
         assert found == {key: value for key, value in last.items() if key.startswith(f"{name}/")}
-    assert headrace("test", "runs/sines") == 0
+    assert headrace("test", "runs/sines", "--trust") == 0
     assert capsys.readouterr().out.startswith("the weights of step 10\ntest/loss")
 
 
 def test_other_weights_can_be_named(capsys: Any) -> None:
     row = json.loads(Path("runs/sines/metrics.jsonl").read_text().splitlines()[0])
-    found = answer(capsys, "validate", "runs/sines", "--which", "5")
+    found = answer(capsys, "validate", "runs/sines", "--trust", "--which", "5")
     assert (found["step"], found["val/loss"]) == (5, row["val/loss"])
-    assert "no checkpoint of step 7" in refused(capsys, "validate", "runs/sines", "--which", "7")
-    said = refused(capsys, "validate", "runs/sines", "--which", "best")
+    assert "no checkpoint of step 7" in refused(capsys, "validate", "runs/sines", "--trust", "--which", "7")
+    said = refused(capsys, "validate", "runs/sines", "--trust", "--which", "best")
     assert "no best checkpoint: nothing told good from bad" in said
     assert "or load the last." in said
-    assert "got 'first'" in refused(capsys, "validate", "runs/sines", "--which", "first", status=2)
-    assert "greater than 0, got '0'" in refused(capsys, "validate", "runs/sines", "--batch-size", "0", status=2)
+    assert "got 'first'" in refused(capsys, "validate", "runs/sines", "--trust", "--which", "first", status=2)
+    assert "greater than 0, got '0'" in refused(capsys, "validate", "runs/sines", "--trust", "--batch-size", "0", status=2)
 
 
 def test_a_file_is_scored_as_the_recipes_data_are(capsys: Any) -> None:
     x, y = loaded("runs/sines", "sines.py:small", {"width": 6}).test
     np.savez("sines.npz", y=y.numpy(), x=x.double().numpy())
-    assert answer(capsys, "test", "runs/sines", "sines.npz") == answer(capsys, "test", "runs/sines")
+    assert answer(capsys, "test", "runs/sines", "--trust", "sines.npz") == answer(capsys, "test", "runs/sines", "--trust")
     made = loaded("runs/flowers", "garden.py:flowers", {"drawn": False})
     whole = hr.concat(made.train, made.val)
-    found = answer(capsys, "validate", "runs/flowers", "flowers.csv")
+    found = answer(capsys, "validate", "runs/flowers", "--trust", "flowers.csv")
     assert found["val/loss"] == pytest.approx(made.trainer.validate(whole)["val/loss"], rel=1e-5)
     assert found["val/accuracy"] > 0.4
 
 
 def test_a_recipe_that_has_moved_can_be_named_and_keeps_its_arguments(tmp_path: Path, capsys: Any) -> None:
     shutil.copytree("runs/sines", tmp_path / "run")
-    document = tmp_path / "run" / "recipe.yaml"
+    document = tmp_path / "run" / "recipe.json"
     document.write_text(document.read_text().replace("sines.py", "moved.py"))
-    said = refused(capsys, "test", tmp_path / "run")
-    assert "is not there any more. Name it: --recipe file.py." in said
+    assert "Name the recipe yourself: recipe='file.py' (--recipe file.py)" in refused(capsys, "test", tmp_path / "run")
     named = answer(capsys, "test", tmp_path / "run", "--recipe", "sines.py:small")
-    assert named == answer(capsys, "test", "runs/sines"), "of width 6, as the run says"
+    assert named == answer(capsys, "test", "runs/sines", "--trust"), "of width 6, as the run says"
     assert "is not there." in refused(capsys, "test", tmp_path / "run", "--recipe", "sine.py:small")
     on = ["resume", tmp_path / "run", "--recipe", "sines.py:small", "--epochs", "3"]
     assert answer(capsys, *on)["epoch"] == 3
 
 
 def test_data_that_a_recipe_has_not_are_told(capsys: Any) -> None:
-    assert "the recipe has no test data. It has val data. Name a file" in refused(capsys, "test", "runs/flowers")
+    assert "the recipe has no test data. It has val data. Name a file" in refused(capsys, "test", "runs/flowers", "--trust")
     np.save("only_x.npy", np.zeros((3, 5), dtype=np.float32))
-    assert "the test data have no stream 'y'" in refused(capsys, "test", "runs/sines", "only_x.npy")
-    assert "there.npz" in refused(capsys, "test", "runs/sines", "there.npz")
+    assert "the test data have no stream 'y'" in refused(capsys, "test", "runs/sines", "--trust", "only_x.npy")
+    assert "there.npz" in refused(capsys, "test", "runs/sines", "--trust", "there.npz")
 
 
 def test_a_whole_model_is_exported_as_the_run_says_it_was_made(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "model.pt2"
-    assert answer(capsys, "checkpoint", "export", "runs/sines", "--to", "torch", "--out", out)["step"] == 10
+    assert answer(capsys, "checkpoint", "export", "runs/sines", "--trust", "--to", "torch", "--out", out)["step"] == 10
     x = torch.cos(torch.arange(55.0)).reshape(11, 5)
     expected = loaded("runs/sines", "sines.py:small", {"width": 6}).trainer.predict(x)
     torch.testing.assert_close(torch.export.load(out).module()(x), expected)
@@ -219,7 +218,7 @@ def test_every_row_of_a_file_is_answered_in_order(ending: str, capsys: Any) -> N
     x = torch.cos(torch.arange(55.0)).reshape(11, 5)
     np.save("cosines.npy", x.numpy())
     expected = made.trainer.predict(x)
-    said = answer(capsys, "predict", "runs/sines", "cosines.npy", "--out", f"answers.{ending}")
+    said = answer(capsys, "predict", "runs/sines", "--trust", "cosines.npy", "--out", f"answers.{ending}")
     assert (said["rows"], said["step"]) == (11, 10)
     assert said["columns"] == ["output", "class", "probability"][: 1 if ending.lower() == "npy" else 3]
     likely, code = expected.softmax(dim=1).max(dim=1)
@@ -254,13 +253,13 @@ def test_a_file_is_read_as_the_training_data_were_and_classes_have_their_names(
     else:
         with pa.OSFile(file, "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
-    answer(capsys, "predict", "runs/flowers", file, "--out", "named.csv")
+    answer(capsys, "predict", "runs/flowers", "--trust", file, "--out", "named.csv")
     x = torch.stack([torch.from_numpy(flowers(10)[name].to_numpy().copy()) for name in ("long", "wide")], dim=1)
     expected = made.trainer.predict((x - 3) / 2)
     found = pa.csv.read_csv("named.csv")
     assert np.allclose(found["output_0"], expected[:, 0], atol=1e-5)
     assert found["class"].to_pylist() == [NAMES[code] for code in expected.argmax(dim=1)]
-    answer(capsys, "predict", "runs/flowers", file, "--out", "named.arrow")
+    answer(capsys, "predict", "runs/flowers", "--trust", file, "--out", "named.arrow")
     assert list(hr.open_table("named.arrow").categories["class"]) == NAMES
 
 
@@ -271,10 +270,10 @@ def test_classes_have_the_names_of_the_run_although_the_training_file_has_lost_o
         pa.csv.write_csv(table.filter([kind != "iris" for kind in table["kind"].to_pylist()]), "flowers.csv")
         pa.csv.write_csv(table, "whole.csv")
         for data in ("flowers.csv", "whole.csv"):
-            answer(capsys, "predict", "runs/flowers", data, "--out", "again.csv")
+            answer(capsys, "predict", "runs/flowers", "--trust", data, "--out", "again.csv")
             assert set(pa.csv.read_csv("again.csv")["class"].to_pylist()) <= set(NAMES)
-            assert answer(capsys, "validate", "runs/flowers", data)["val/accuracy"] > 0.5
-        assert "'kind' than the training data: 3 strings there and 2" in refused(capsys, "validate", "runs/flowers")
+            assert answer(capsys, "validate", "runs/flowers", "--trust", data)["val/accuracy"] > 0.5
+        assert "'kind' than the training data: 3 strings there and 2" in refused(capsys, "validate", "runs/flowers", "--trust")
     finally:
         Path("flowers.csv").write_bytes(whole)
 
@@ -283,11 +282,11 @@ def test_columns_side_by_side_are_the_only_stream_of_a_model(capsys: Any) -> Non
     x, y = loaded("runs/sines", "sines.py:small", {"width": 6}).test
     columns = {f"feature {k}": x[:, k].numpy() for k in range(5)}
     pa.csv.write_csv(pa.table({"y": y.numpy(), **columns}), "features.csv")
-    found, expected = (answer(capsys, "test", "runs/sines", *more) for more in (["features.csv"], []))
+    found, expected = (answer(capsys, "test", "runs/sines", "--trust", *more) for more in (["features.csv"], []))
     assert found["test/loss"] == pytest.approx(expected["test/loss"], rel=1e-5)
     columns["y"] = np.full(len(y), "unknown")
     pa.csv.write_csv(pa.table(columns), "unlabelled.csv")
-    answer(capsys, "predict", "runs/sines", "unlabelled.csv", "--out", "features_out.csv")
+    answer(capsys, "predict", "runs/sines", "--trust", "unlabelled.csv", "--out", "features_out.csv")
 
 
 @pytest.mark.parametrize("kind", [["", ""], ["", "rose"], ["lily", "rose"], ["1.5", "rose"]])
@@ -296,9 +295,9 @@ def test_what_a_target_holds_is_nothing_to_a_prediction(kind: list[str], capsys:
     pa.csv.write_csv(table, "held.csv")
     pa.csv.write_csv(table.drop_columns(["kind"]), "bare.csv")
     for name in ("held", "bare"):
-        answer(capsys, "predict", "runs/flowers", f"{name}.csv", "--out", f"{name}_out.csv")
+        answer(capsys, "predict", "runs/flowers", "--trust", f"{name}.csv", "--out", f"{name}_out.csv")
     assert Path("held_out.csv").read_bytes() == Path("bare_out.csv").read_bytes()
-    refused(capsys, "validate", "runs/flowers", "held.csv")
+    refused(capsys, "validate", "runs/flowers", "--trust", "held.csv")
 
 
 def test_a_map_that_reads_the_targets_gets_them(tmp_path: Path, capsys: Any) -> None:
@@ -306,9 +305,9 @@ def test_a_map_that_reads_the_targets_gets_them(tmp_path: Path, capsys: Any) -> 
     assert text != FLOWERS
     (tmp_path / "reading.py").write_text(text)
     named = ["--recipe", f"{tmp_path / 'reading.py'}:flowers"]
-    answer(capsys, "predict", "runs/flowers", "flowers.csv", "--out", "with_targets.csv", *named)
+    answer(capsys, "predict", "runs/flowers", "--trust", "flowers.csv", "--out", "with_targets.csv", *named)
     pa.csv.write_csv(flowers().drop_columns(["kind"]), "without.csv")
-    assert "scaled failed" in refused(capsys, "predict", "runs/flowers", "without.csv", "--out", "no.csv", *named)
+    assert "scaled failed" in refused(capsys, "predict", "runs/flowers", "--trust", "without.csv", "--out", "no.csv", *named)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +321,7 @@ def test_a_map_that_reads_the_targets_gets_them(tmp_path: Path, capsys: Any) -> 
 )
 def test_a_file_without_rows_or_names_is_told(text: str, told: str, capsys: Any) -> None:
     Path("new.csv").write_text(text)
-    said = refused(capsys, "predict", "runs/flowers", "new.csv", "--out", "none.csv")
+    said = refused(capsys, "predict", "runs/flowers", "--trust", "new.csv", "--out", "none.csv")
     assert told in said
     assert "columns=" not in said
 
@@ -330,9 +329,9 @@ def test_a_file_without_rows_or_names_is_told(text: str, told: str, capsys: Any)
 def test_columns_side_by_side_have_names(capsys: Any) -> None:
     Path("rows.csv").write_text("0.5,1,1,-2,3\n1,2,3,4,5\n")
     told = "the first line holds numbers: a CSV begins with the names of its columns."
-    assert told in refused(capsys, "predict", "runs/sines", "rows.csv", "--out", "none.csv")
+    assert told in refused(capsys, "predict", "runs/sines", "--trust", "rows.csv", "--out", "none.csv")
     Path("rows.csv").write_text("0,1,2,3,4\n1,2,3,4,5\n")
-    assert answer(capsys, "predict", "runs/sines", "rows.csv", "--out", "none.csv")["rows"] == 1, (
+    assert answer(capsys, "predict", "runs/sines", "--trust", "rows.csv", "--out", "none.csv")["rows"] == 1, (
         "names as pandas has them"
     )
     with pytest.raises(hr.DataError, match="the first line holds numbers"):
@@ -369,7 +368,7 @@ def pair() -> hr.Recipe:
     assert headrace("fit", tmp_path / "pairs.py", "--run", tmp_path / "run", "--json") == 0
     capsys.readouterr()
     np.savez(tmp_path / "new.npz", b=np.ones(3, dtype=np.float32), a=np.full(3, 4, dtype=np.float32))
-    answer(capsys, "predict", tmp_path / "run", tmp_path / "new.npz", "--out", tmp_path / "out.csv")
+    answer(capsys, "predict", tmp_path / "run", "--trust", tmp_path / "new.npz", "--out", tmp_path / "out.csv")
     model = loaded(str(tmp_path / "run"), str(tmp_path / "pairs.py")).trainer.model
     found = pa.csv.read_csv(tmp_path / "out.csv")
     assert found.column_names == ["output"]
@@ -379,7 +378,7 @@ def pair() -> hr.Recipe:
 def test_a_model_that_says_yes_or_no_gets_a_class_and_its_probability(capsys: Any) -> None:
     x = torch.randn(9, 2, generator=torch.Generator().manual_seed(1))
     pa.csv.write_csv(pa.table({"a": x[:, 0].numpy(), "b": x[:, 1].numpy()}), "two.csv")
-    answer(capsys, "predict", "runs/more/sure", "two.csv", "--out", "sure.csv")
+    answer(capsys, "predict", "runs/more/sure", "--trust", "two.csv", "--out", "sure.csv")
     yes = loaded("runs/more/sure", "garden.py:sure").trainer.predict(x).sigmoid()
     found = pa.csv.read_csv("sure.csv")
     assert found["class"].to_pylist() == (yes > 0.5).long().tolist()
@@ -387,8 +386,8 @@ def test_a_model_that_says_yes_or_no_gets_a_class_and_its_probability(capsys: An
 
 
 def test_python_does_what_predict_does(capsys: Any) -> None:
-    recipe = hr.Recipe.of_run("runs/flowers")
-    assert recipe.step == answer(capsys, "predict", "runs/flowers", "flowers.csv", "--out", "told.arrow")["step"]
+    recipe = hr.load("runs/flowers", trust=True)
+    assert recipe.step == answer(capsys, "predict", "runs/flowers", "--trust", "flowers.csv", "--out", "told.arrow")["step"]
     found, told = recipe.predict("flowers.csv", batch_size=7), hr.open_table("told.arrow")
     assert [stream.name for stream in found.streams] == ["output", "class", "probability"]
     assert found.categories == told.categories == {"class": NAMES}
@@ -400,15 +399,15 @@ def test_python_does_what_predict_does(capsys: Any) -> None:
 def test_a_recipe_of_a_run_takes_arrays_and_other_weights(tmp_path: Path) -> None:
     x = torch.cos(torch.arange(55.0)).reshape(11, 5)
     for which, step in ((None, 10), ("last", 10), (5, 5)):
-        recipe = hr.Recipe.of_run("runs/sines", which=which)
+        recipe = hr.load("runs/sines", which=which, trust=True)
         assert recipe.step == step
         assert torch.equal(recipe.predict(x).rows(0, 11)["output"], recipe.trainer.predict(x))
     with pytest.raises(hr.RunError, match="there is no run"):
-        hr.Recipe.of_run(tmp_path / "nowhere")
+        hr.load(tmp_path / "nowhere", trust=True)
     load_recipe("garden.py:sure").run(run=tmp_path / "script", progress=False)
     with pytest.raises(hr.RunError, match="does not say what its recipe is"):
-        hr.Recipe.of_run(tmp_path / "script")
-    named = hr.Recipe.of_run(tmp_path / "script", recipe="garden.py:sure").predict(torch.zeros(3, 2))
+        hr.load(tmp_path / "script", trust=True)
+    named = hr.load(tmp_path / "script", recipe="garden.py:sure").predict(torch.zeros(3, 2))
     assert named.rows(0, 3)["probability"].shape == (3,)
 
 
@@ -475,7 +474,7 @@ def test_what_a_kind_of_file_cannot_hold_is_known_by_the_first_row(tmp_path: Pat
     np.save("pairs.npy", np.ones((9, 2), np.float32))
     Path("seen.txt").unlink()
     capsys.readouterr()
-    said = refused(capsys, "predict", tmp_path / "run", "pairs.npy", "--out", "p.npy")
+    said = refused(capsys, "predict", tmp_path / "run", "--trust", "pairs.npy", "--out", "p.npy")
     assert ".npy holds one array, and the model returns y, x. Use .arrow." in said
     assert Path("seen.txt").read_text() == "1 "
     assert not Path("p.npy").exists()
@@ -483,10 +482,10 @@ def test_what_a_kind_of_file_cannot_hold_is_known_by_the_first_row(tmp_path: Pat
 
 def test_a_file_of_other_columns_is_told(capsys: Any) -> None:
     pa.csv.write_csv(flowers(5).drop_columns(["wide"]), "narrow.csv")
-    said = refused(capsys, "predict", "runs/flowers", "narrow.csv", "--out", "p.csv")
+    said = refused(capsys, "predict", "runs/flowers", "--trust", "narrow.csv", "--out", "p.csv")
     assert "no column 'wide' for the stream 'x'" in said
     np.save("narrow.npy", np.zeros((3, 4), dtype=np.float32))
-    assert "must agree" in refused(capsys, "predict", "runs/sines", "narrow.npy", "--out", "p.csv")
+    assert "must agree" in refused(capsys, "predict", "runs/sines", "--trust", "narrow.npy", "--out", "p.csv")
     assert not Path("p.csv").exists()
 
 
@@ -591,20 +590,18 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A place with a run of flowers, new data, and neither the recipe nor the training data."""
     shutil.copytree("runs/flowers", tmp_path / "run")
     pa.csv.write_csv(flowers(20).drop_columns(["kind", "noise"]), tmp_path / "new.csv")
-    document = tmp_path / "run" / "recipe.yaml"
+    document = tmp_path / "run" / "recipe.json"
     document.write_text(document.read_text().replace("garden.py", "gone.py"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_a_run_predicts_without_recipe_and_training_data(alone: Path, trained: Path, capsys: Any) -> None:
-    refusal = refused(capsys, "predict", "run", "new.csv", "--out", "out.csv")
-    assert "is not there any more" in refusal
-    assert "--trust-run" in refusal
-    found = answer(capsys, "predict", "run", "new.csv", "--out", "out.csv", "--trust-run")
+    assert "trust=True (--trust)" in refused(capsys, "predict", "run", "new.csv", "--out", "out.csv")
+    found = answer(capsys, "predict", "run", "--trust", "new.csv", "--out", "out.csv")
     assert (found["rows"], found["columns"]) == (20, ["output", "class", "probability"])
     os.chdir(trained)
-    answer(capsys, "predict", "runs/flowers", alone / "new.csv", "--out", alone / "beside.csv")
+    answer(capsys, "predict", "runs/flowers", "--trust", alone / "new.csv", "--out", alone / "beside.csv")
     assert (alone / "out.csv").read_text() == (alone / "beside.csv").read_text()
 
 
@@ -612,13 +609,11 @@ def test_rows_that_are_not_there_are_not_made_up(alone: Path, capsys: Any) -> No
     made = hr.load("run", trust=True)
     with pytest.raises(hr.SourceError, match=r"flowers\.csv is not there: the run has kept what it holds, and not its"):
         made.trainer.validate(made.val)
-    assert "is not there" in refused(capsys, "validate", "run", "--trust-run")
+    assert "is not there" in refused(capsys, "validate", "run", "--trust")
 
 
-def test_a_run_with_its_recipe_needs_no_trust(alone: Path, trained: Path) -> None:
-    document = alone / "run" / "recipe.yaml"
-    document.write_text(document.read_text().replace("gone.py", "garden.py"))
-    answers = hr.load("run").predict("new.csv")  # the recipe's file is there, the data are not
+def test_a_recipe_that_is_named_needs_no_trust(alone: Path, trained: Path) -> None:
+    answers = hr.load("run", recipe=trained / "garden.py:flowers").predict("new.csv")  # the data are not there
     expected = hr.load("run", trust=True).predict("new.csv")
     assert torch.equal(answers.rows(0, 20)["output"], expected.rows(0, 20)["output"])
     (alone / "run" / "recipe.py").unlink()
@@ -632,9 +627,9 @@ def test_a_run_fills_nulls_and_maps_as_it_was_trained_without_its_data(tmp_path:
     Path("fares.csv").write_text("age,home,y\n1,Bonn,a\n,Ulm,b\n4,,a\n5,Ulm,b\n")
     assert headrace("fit", "fares.py", "--run", "run", "--progress", "off") == 0
     Path("new.csv").write_text("home,age\nUlm,\n,2\nBonn,3\n")
-    expected = hr.load("run").predict("new.csv")
+    expected = hr.load("run", trust=True).predict("new.csv")
     Path("fares.csv").unlink()
-    found = hr.load("run").predict("new.csv")
+    found = hr.load("run", trust=True).predict("new.csv")
     assert found.categories == expected.categories == {"class": ["a", "b"]}
     for name in ("output", "class"):
         assert torch.equal(found.rows(0, 3)[name], expected.rows(0, 3)[name])
@@ -672,8 +667,8 @@ def test_a_column_is_the_only_number_of_a_row(
     assert headrace("fit", "one.py", *stacked, "--run", "run", "--progress", "off") == 0
     capsys.readouterr()
     Path("new.csv").write_text("age\n1\n2\n")
-    answer(capsys, "predict", "run", "new.csv", "--out", "out.csv")
-    expected = hr.load("run").trainer.predict(torch.tensor([[1.0], [2.0]]))
+    answer(capsys, "predict", "run", "--trust", "new.csv", "--out", "out.csv")
+    expected = hr.load("run", trust=True).trainer.predict(torch.tensor([[1.0], [2.0]]))
     assert np.allclose(pa.csv.read_csv("out.csv")["output_0"], expected[:, 0])
 
 
@@ -690,17 +685,17 @@ def test_what_is_missing_in_a_file_is_filled_by_the_numbers_of_the_training_data
         "none": ("b,a,age,home.town,y\n,,,,\n,,,,\n", [[2, 10 / 3, 3, -1, 1, 1]] * 2),
         "no_more": ("home.town,age,a,b\nUlm,2,2,1\nBonn,3,2.5,1\n", [[1, 2, 2, 1, 0, 0], [0, 3, 2.5, 1, 0, 0]]),
     }
-    last = hr.load("run").trainer.model.last
+    last = hr.load("run", trust=True).trainer.model.last
     for name, (text, inputs) in files.items():
         Path(f"{name}.csv").write_text(text)
-        answer(capsys, "predict", "run", f"{name}.csv", "--out", "out.csv")
+        answer(capsys, "predict", "run", "--trust", f"{name}.csv", "--out", "out.csv")
         found = pa.csv.read_csv("out.csv")
         expected = last(torch.tensor(inputs, dtype=torch.float32)).detach()
         assert np.allclose(np.stack([found["output_0"], found["output_1"]], 1), expected, atol=1e-5), name
     Path("scored.csv").write_text("home.town,age,a,b,y\nUlm,2,2,1,yes\n,,,,yes\n")
     scored = torch.tensor([files["no_more"][1][0], files["some"][1][0]], dtype=torch.float32)
     loss = torch.nn.functional.cross_entropy(last(scored), torch.tensor([1, 1]))
-    assert answer(capsys, "validate", "run", "scored.csv")["val/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert answer(capsys, "validate", "run", "--trust", "scored.csv")["val/loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("files", ["Path().glob('fares*.csv')", "{'fares.csv', 'fares.csv'}", "Path('fares.csv')"])
@@ -711,4 +706,4 @@ def test_a_run_keeps_what_files_hold_however_they_are_named(files: str, tmp_path
     Path("fares.csv").write_text("age,home,y\n1,Bonn,a\n,Ulm,b\n4,,a\n5,Ulm,b\n")
     assert headrace("fit", "fares.py", "--run", "run", "--progress", "off") == 0
     Path("new.csv").write_text("home,age\nUlm,\n,2\n")
-    assert hr.load("run").predict("new.csv").categories == {"class": ["a", "b"]}
+    assert hr.load("run", trust=True).predict("new.csv").categories == {"class": ["a", "b"]}

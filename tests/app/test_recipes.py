@@ -69,4 +69,4 @@ def test_the_demo_shows_where_the_report_is(tree: Path) -> None:
     assert "run     runs/digits-2" in done.stdout
     assert "report  runs/digits-2/report.html" in done.stdout
     assert (tree / "runs/digits-2/report.html").is_file()
-    assert "width: 4" in (tree / "runs/digits-2/recipe.yaml").read_text()
+    assert '"width": 4' in (tree / "runs/digits-2/recipe.json").read_text()

@@ -178,7 +178,7 @@ def test_fit_trains_with_as_many_workers_and_keeps_a_run(place: Path, capsys: An
     assert headrace("fit", *how) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["step"] == 10
-    assert "kind: Periodic" in (place / "runs/two/config.yaml").read_text()
+    assert '"kind": "Periodic"' in (place / "runs/two/config.json").read_text()
     assert headrace("fit", *[word if word != "1" else "2" for word in how]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 20
     other = [word if word != "periodic:every=2 steps" else "diloco" for word in how]

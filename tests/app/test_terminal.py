@@ -207,7 +207,7 @@ def interrupted(shell: Shell) -> Said:
 
 @pytest.fixture(scope="module")
 def resumed(shell: Shell, interrupted: Said) -> Said:
-    return shell.run("headrace resume runs/first")
+    return shell.run("headrace resume runs/first --trust")
 
 
 def rows(shell: Shell, run: str) -> list[dict[str, float]]:
@@ -286,7 +286,7 @@ def test_a_resumed_training_ends_as_if_nobody_had_interrupted_it(straight: Said,
 
 
 def test_it_predicts_on_a_file(resumed: Said, shell: Shell) -> None:
-    said = shell.run("headrace predict runs/first rows.npy --out answers.csv")
+    said = shell.run("headrace predict runs/first rows.npy --trust --out answers.csv")
     assert said.status == 0
     assert "answers.csv" in said.text
     assert "5 rows" in said.text

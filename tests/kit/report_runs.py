@@ -16,9 +16,12 @@ FACTS = {
     "versions": {"headrace": "0.1.0", "python": "3.11.7"},
     "environment": {"host": "somewhere", "cpus": 2, "variables": {"OMP_NUM_THREADS": "1"}},
 }
-CONFIG = (
-    "loss:\n  kind: CrossEntropy\nbatch_size: 64\nclip_norm: null\noptimizer:\n  kind: Adam\n  groups:\n  - lr: 0.1\n"
-)
+CONFIG = {
+    "loss": {"kind": "CrossEntropy"},
+    "batch_size": 64,
+    "clip_norm": None,
+    "optimizer": {"kind": "Adam", "groups": [{"lr": 0.1}]},
+}
 STARTED, ENDED = "2026-03-01 10:00:00 started\n", "2026-03-01 10:05:00 ended: 5 epochs reached\n"
 
 
@@ -51,7 +54,7 @@ def make(path: Path, reports: Sequence[dict[str, Any]] = (), log: str = STARTED 
     """A run with these reports; `files`: texts and bytes by their names, with _ for the dot."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "run.json").write_text(json.dumps(FACTS))
-    (path / "config.yaml").write_text(CONFIG)
+    (path / "config.json").write_text(json.dumps(CONFIG))
     (path / "log.txt").write_text(log)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reports))
     times = ({"step": row["step"], "samples": row["samples"], "minutes": row["samples"] / 30_000} for row in reports)

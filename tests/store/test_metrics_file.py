@@ -24,7 +24,7 @@ from headrace.store import disk
 
 STEPS, STOPPED, SAVED = 12, 10, 8  # of the training; when it was killed; the last checkpoint before that
 X = torch.sin(torch.arange(72.0)).reshape(24, 3)
-FILES = ("run.json", "config.yaml", "metrics.jsonl", "log.txt")
+FILES = ("run.json", "config.json", "metrics.jsonl", "log.txt")
 LIMIT_S = 1.0  # of computing, whatever else the machine does
 
 

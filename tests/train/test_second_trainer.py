@@ -43,7 +43,7 @@ def train(run: str, pauses: bool) -> None:
 
 def seen(run: Path) -> dict[str, bytes]:
     """Every file of a run that no thread is writing any more."""
-    return {name: (run / name).read_bytes() for name in (METRICS, LOCK, "run.json", "config.yaml", "log.txt")}
+    return {name: (run / name).read_bytes() for name in (METRICS, LOCK, "run.json", "config.json", "log.txt")}
 
 
 @pytest.mark.takes_turns

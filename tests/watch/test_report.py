@@ -255,7 +255,7 @@ def test_an_empty_run_is_told_to_be_empty(tmp_path: Path) -> None:
     run.mkdir()
     (run / "run.json").write_text(json.dumps(runs.FACTS))
     said = page(run).text
-    for name in ("config.yaml", "metrics.jsonl", "log.txt"):
+    for name in ("config.json", "metrics.jsonl", "log.txt"):
         assert name in said
     assert "unknown the log does not say whether it ended, and nothing was reported" in said
 
@@ -266,13 +266,13 @@ def test_a_run_without_rows_says_so(tmp_path: Path) -> None:
 
 def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> None:
     run = runs.make(tmp_path / "run", runs.rows(3), runs.STARTED, answers_safetensors=runs.classified()[:100])
-    (run / "config.yaml").unlink()
+    (run / "config.json").unlink()
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"epoch":4,"step":80,"samp')
     (run / "checkpoints" / "step-000000000060").mkdir(parents=True)
     found = page(run)
     assert "The last line of metrics.jsonl was cut short, and is left out." in found.text
-    assert "There is no config.yaml, which says with which settings." in found.text
+    assert "There is no config.json, which says with which settings." in found.text
     assert "answers.safetensors cannot be read" in found.text
     assert "60 not whole" in found.text
     assert "epochs 3" in found.text
@@ -284,9 +284,9 @@ def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> Non
     [
         ("run.json", b"{"),
         ("run.json", b"[1]"),
-        ("config.yaml", b"a: [1"),
-        ("config.yaml", b"text"),
-        ("config.yaml", b"\xff\xfe\x00"),
+        ("config.json", b'{"a": [1'),
+        ("config.json", b"text"),
+        ("config.json", b"\xff\xfe\x00"),
         ("log.txt", b"\xff\xfe\x00 no time\n\x1b[31m"),
         ("metrics.jsonl", b'{"step":1,"epoch":"one","samples":[],"a":1e999}\n{"step":2,"a":' + b"9" * 400 + b"}\n"),
         ("metrics.jsonl", b"\x00" * 100 + b"\n"),
@@ -300,7 +300,7 @@ def test_what_a_kill_leaves_is_reported_as_far_as_it_goes(tmp_path: Path) -> Non
         ("answers.safetensors", runs.answers("values", [], [], 1)),
         ("checkpoints/step-000000000020/manifest.json", b'{"files":[{}]}'),
         ("checkpoints/step-x/manifest.json", b""),
-        ("recipe.yaml", b"!!python/object:os.system {}"),
+        ("recipe.json", b"!!python/object:os.system {}"),
     ],
 )  # fmt: skip
 def test_a_file_of_any_content_stops_no_report(tmp_path: Path, name: str, content: bytes) -> None:

@@ -1,6 +1,7 @@
 """A report as a real browser shows it: on a wide screen and on a telephone, by day and by night, and by itself."""
 
 import html
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -29,9 +30,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["a class with a name that goes on", *(f"class-{k}" for k in range(11))]
     reports = [row | {f"val/a_metric_with_a_long_name_{k}": k / 9 for k in range(5)} for row in runs.rows(200)]
     path = tmp_path_factory.mktemp("runs") / "a-run-with-a-name-that-is-much-longer-than-any-telephone-is-wide"
-    config = runs.CONFIG + f"path: {'/a/long/path' * 20}\n"
+    config = json.dumps(runs.CONFIG | {"path": "/a/long/path" * 20})
     log = runs.STARTED + f"2026-03-01 10:00:00 warning: {'something ' * 30}{'x' * 200}\n" + runs.ENDED
-    run = runs.make(path, reports, log, config_yaml=config, answers_safetensors=runs.classified(12, names=names))
+    run = runs.make(path, reports, log, config_json=config, answers_safetensors=runs.classified(12, names=names))
     (run / "checkpoints" / "step-000000000020").mkdir(parents=True)
     return write(run)
 

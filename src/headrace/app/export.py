@@ -18,11 +18,11 @@ from ..data.reader import rewound
 from ..errors import ConfigError, ModelError, RunError
 from ..loss.objective import Objective
 from ..step.given import source_on
-from ..step.weights import load_weights, saved_weights
+from ..step.weights import saved_weights
 from ..store import disk
 from ..store.codec import tensor_pieces
 from ..store.contents import MODEL
-from .recipe import Recipe, load_recipe
+from .recipe import Recipe, load
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "torch": ".pt2"}
 
@@ -34,28 +34,26 @@ def export(
     to: str,
     which: str | int | None,
     recipe: str | None,
-    arguments: Mapping[str, Any],
+    trust: bool,
 ) -> int:
-    """Writes the weights of a run, or the whole model that a recipe makes, with these weights; the step they are of.
+    """Writes the weights of a run, or the whole model that its recipe makes, with these weights; the step they are of.
 
-    `to` is a key of `SUFFIXES`. `recipe` is `file.py` or `file.py:function`; it is run with these `arguments`, as
-    formats that hold the model need the model.
+    `to` is a key of `SUFFIXES`. Formats that hold the model need the model: for `recipe` and `trust` see `load`.
     """
     if out.exists():
         raise RunError(f"{out} is there already. Name another file, or remove it first.")
     folder = next(each for each in out.absolute().parents if each.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise RunError(f"{out} cannot be written: {folder} takes no files. Name another.")
-    if to != "safetensors" and recipe is None:
-        raise ConfigError(f"{to} holds the model itself, which a run does not: name its recipe, --recipe file.py.")
     if to == "onnx":
         _check_onnx()
-    if recipe is None or to == "safetensors":
+    if to == "safetensors":
         contents = saved_weights(run, which)
         step, write = contents.step, partial(_write_weights, contents.tensors_of(MODEL))
     else:
-        made = load_recipe(recipe, arguments)
-        step = load_weights(made.trainer.model, run, which=which)
+        made = load(run, recipe=recipe, which=which, trust=trust)
+        assert made.step is not None
+        step = made.step
         write = partial(_write_onnx if to == "onnx" else _write_torch, *_example(made))
     beside = out.with_name(f".{out.stem}.new{out.suffix}")
     try:

@@ -12,11 +12,15 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ConfigError, RunError, unknown
-from ..store.run import run_id
+from ..store.document import SMALL_BYTES, parse_document, read_document
+from ..store.run import RUN, run_id, run_path
+from ..store.shape import DICT, TEXT, check
 from .keeping import SOURCE, kept_source
+from .parameters import from_yaml
 
-RECIPE_FILE = "recipe.yaml"
+RECIPE_FILE = "recipe.json"
 """Where a run keeps what its recipe is and what it was given."""
+_RECIPE = {"recipe": TEXT, "arguments": DICT, "fit": DICT}
 PARTS = ("arguments", "fit")
 """What a file of options may put under keys of their own, as a run does."""
 _MADE = ("Recipe", "hr.Recipe", "headrace.Recipe")
@@ -55,60 +59,75 @@ def located(name: str) -> str:
 
 
 def check_run(run: Path) -> None:
-    """Raises unless there is a directory that may be a run."""
-    if run.exists() and not run.is_dir():
+    """Raises unless there is a run in this directory."""
+    if run_path(run).exists() and not run.is_dir():
         raise RunError(f"{run} is a file; name the directory of a run.")
     if not run.is_dir():
         raise RunError(f"there is no run {run}.")
-
-
-def recipe_file(run: Path, given: str | None = None) -> Path | None:
-    """The file in which a run says what its recipe is; there may be none if the recipe is given."""
-    check_run(run)
     run_id(run)
-    file = run / RECIPE_FILE
-    if file.is_file():
-        return file
-    if given is None:
+
+
+def is_of_run(file: Path) -> bool:
+    """Whether a file is in the directory of a run, or is a link to one that is."""
+    places = {*file.absolute().parents, *file.resolve().parents}
+    return any((place / RUN).exists() for place in places)
+
+
+def recipe_of(run: Path, given: str | None, trust: bool) -> tuple[str, dict[str, Any]]:
+    """The recipe to make the model of a run with, and its arguments: the recipe that the caller gives, or the run's.
+
+    A run may come from anybody, and its recipe is code. Nothing else returns the name of a run's recipe to be executed,
+    and this does so only with `trust`. Then it is the copy in the directory of the run: a path in it is not followed.
+    """
+    check_run(run)
+    document = read_recipe(run)
+    arguments = dict(document["arguments"]) if document else {}
+    if given is not None:
+        if not Path(given.partition(":")[0]).is_file():
+            raise RunError(f"the recipe {given} is not there.")
+        return given, arguments
+    if document is None:
         raise RunError(
             f"{run} does not say what its recipe is: a script has made it. Run the script again, "
             "or name the recipe: --recipe file.py."
         )
-    return None
+    if not trust:
+        raise RunError(
+            f"{run} names the recipe {document['recipe']!r:.200}. That is code, and a run may come from anybody. Name "
+            f"the recipe yourself: recipe='file.py' (--recipe file.py). Or read {run / SOURCE}, and allow that it is "
+            "executed: trust=True (--trust)."
+        )
+    return kept_source(run, document["recipe"]), arguments
 
 
-def recipe_of(run: Path, given: str | None, trust: bool = False) -> tuple[str, dict[str, Any]]:
-    """The recipe of a run and its arguments; with `trust` it is the source that the run has kept."""
-    file = recipe_file(run, given)
-    if file is None:
-        return str(given), {}
+def read_recipe(run: Path) -> dict[str, Any] | None:
+    """What a run says of its recipe: `recipe`, its name, `arguments` and `fit`; `None` if a script has made the run."""
+    file = run / RECIPE_FILE
     try:
-        found = read_file(str(file))
-    except ConfigError as error:
-        raise RunError(f"{error} Name the recipe: --recipe file.py.") from None
-    name = given or found.get("recipe")
-    if not isinstance(name, str):
-        raise RunError(f"{file} names no recipe. Name it: --recipe file.py.")
-    if trust and given is None:
-        name = kept_source(run, name)
-    if not Path(name.partition(":")[0]).is_file():
-        more = "" if given else " any more. Name it: --recipe file.py"
-        if not given and (run / SOURCE).is_file():
-            more += f". Or read {run / SOURCE}, and allow that it is executed: --trust-run (hr.load(run, trust=True))"
-        raise RunError(f"the recipe {name} is not there{more}.")
-    return name, found.get("arguments") or {}
+        found: dict[str, Any] = check(read_document(file), _RECIPE, str(file))
+    except FileNotFoundError:
+        if (run / "recipe.yaml").exists():
+            raise RunError(
+                f"{run} has a recipe.yaml, as runs of an earlier version have, which is not read. Train again in "
+                "another run, or give the model: hr.load(run, model)."
+            ) from None
+        return None
+    except (OSError, ValueError) as error:
+        raise RunError(f"what {run} says of its recipe cannot be read: {error}") from None
+    return found
 
 
 def read_file(file: str) -> dict[str, Any]:
-    """A file of options: keys with values, and `recipe:`, `arguments:` and `fit:` as a run has them."""
-    import yaml
-
+    """A file of options: keys with values, and `recipe`, `arguments` and `fit` as a run has them. JSON or YAML."""
     try:
-        found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(SMALL_BYTES)
+        found = parse_document(text) if file.lower().endswith(".json") else from_yaml(text)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}.") from None
+    except ValueError as error:
+        kind = "JSON" if file.lower().endswith(".json") else "YAML"
+        raise ConfigError(f"{file} is no {kind}: {' '.join(str(error).split())}.") from None
     parts = [found.get(part) or {} for part in PARTS] if isinstance(found, dict) else [None]
     if not all(isinstance(part, dict) for part in parts):
         raise ConfigError(f"{file} does not hold keys with values. Write lr: 0.1 and the like, a line for each.")
@@ -155,6 +174,10 @@ def _execute(spec: ModuleSpec, module: ModuleType, path: Path) -> None:
     except Exception as error:
         del sys.modules[spec.name]
         said = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and (path.parent / RUN).is_file():
+            said += (
+                ". A run keeps the file of its recipe alone: name the recipe where its modules are, --recipe file.py"
+            )
         raise ConfigError(f"{path} cannot be imported: {said}\n  {_place(error)}") from error
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from ..errors import CorruptError, RunError
 from ..formats.described import Described
 from ..store import disk
+from ..store.document import LARGE_BYTES, read_document
 
 SOURCE, DATA = "recipe.py", "data.json"
-_BYTES = 1 << 30
 
 
 def keep_recipe(run: Path, recipe: str, files: Sequence[Described]) -> None:
@@ -37,9 +37,9 @@ def kept_files(run: Path) -> list[Described]:
     if not (run / DATA).is_file():
         return []
     try:
-        found: Any = json.loads(disk.read_file(run / DATA, _BYTES))
+        found: Any = read_document(run / DATA, LARGE_BYTES)
         return [Described.read(each) for each in found["files"]]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         if isinstance(error, CorruptError):
             raise
         raise RunError(f"{run / DATA} cannot be read: {error}. Remove it, and put the data back.") from None

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from ..errors import ConfigError, unknown
+from ..store.document import DEPTH
 
 _LOOSE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
 
@@ -132,6 +133,8 @@ def _lines(function: Callable[..., Any]) -> dict[str, int]:
     return {}
 
 
+YAML_LENGTH = 1 << 18
+"""Characters of YAML that are read."""
 LIST = "'[3, 4]'"
 """How a list is written, as an example."""
 _SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -268,12 +271,32 @@ def _parsed(given: Any) -> Any:
     """What text stands for in YAML, as [3, 4] and {width: 3}."""
     if not isinstance(given, str):
         return given
+    try:
+        return from_yaml(given)
+    except ValueError:
+        return given
+
+
+def from_yaml(text: str) -> Any:
+    """The values that YAML stands for; raises ValueError if it is none, too long or too deep, or has aliases.
+
+    What has aliases may be small, and stand for more than fits into memory.
+    """
     import yaml
 
+    if len(text) > YAML_LENGTH:
+        raise ValueError(f"it is longer than {YAML_LENGTH:,} characters")
+    depth = 0
     try:
-        return yaml.safe_load(given)
-    except yaml.YAMLError:
-        return given
+        for event in yaml.parse(text):
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"*{event.anchor} is an alias: write the value in its place")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH:
+                raise ValueError(f"it has more than {DEPTH} lists and dicts inside each other")
+        return yaml.safe_load(text)
+    except Exception as error:  # PyYAML raises a KeyError for "!!bool x", and more
+        raise ValueError(str(error)) from None
 
 
 def plain(value: Any) -> Any:

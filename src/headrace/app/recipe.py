@@ -1,5 +1,6 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from ..step import config
 from ..step.weights import give_weights, load_weights, saved_weights
 from ..store import codec, disk
 from ..store.contents import TRAINER
+from ..store.rows import encoded
+from ..store.run import run_path
 from ..store.shape import DICT, check, maybe
 from ..train.runs import Runs
 from ..train.trainer import Trainer
@@ -24,7 +27,7 @@ from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
-from .find import RECIPE_FILE, find_recipe, read_file, recipe_of
+from .find import RECIPE_FILE, find_recipe, read_recipe, recipe_of
 from .keeping import keep_recipe, kept_files
 from .parameters import parameters_of, typed
 
@@ -42,32 +45,6 @@ class Recipe:
     fit: Mapping[str, Any] = field(default_factory=dict)
     step: int | None = field(default=None, init=False)
     """The step that the weights are of, if a run has kept them."""
-
-    @staticmethod
-    def of_run(
-        run: str | Path, *, which: str | int | None = None, recipe: str | None = None, trust: bool = False
-    ) -> "Recipe":
-        """The recipe that a run was trained with, its model with the weights that the run has kept.
-
-        `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last.
-        `recipe`: `file.py` or `file.py:function`, if the run does not know it or the file has moved. `trust`: executes
-        the recipe's source that the run has kept, instead of the file. Data files that are not there any more are
-        known to the run as far as predictions need them.
-        """
-        name, arguments = recipe_of(Path(run), recipe, trust)
-        try:
-            with standing_in(kept_files(Path(run))):
-                made = load_recipe(name, arguments)
-                made.open_train()
-        except FileNotFoundError as error:
-            if isinstance(error, HeadraceError):
-                raise
-            raise RunError(
-                f"the recipe {name} reads a file that is not there: {error}. Put it back, or open it by hr.open_table: "
-                "the run keeps what such files hold, as far as predictions need it."
-            ) from error
-        made.step = load_weights(made.trainer.model, run, which=which)
-        return made
 
     def open_train(self) -> None:
         """Opens the training data if they are given by the name of a file."""
@@ -109,7 +86,7 @@ class Training:
     strategy: Strategy | None = None
     """Instead of the trainer's."""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """What the run keeps as `recipe.yaml`, to be trained on or used by later."""
+    """What the run keeps as `recipe.json`, to be trained on or used by later."""
     needs_run: str = ""
     """What was asked for that makes no sense without a run."""
     note: str = ""
@@ -134,26 +111,50 @@ def load(
     run: str | Path,
     model: nn.Module | Trainer | None = None,
     *,
+    recipe: str | Path | None = None,
     which: str | int | None = None,
     trust: bool = False,
 ) -> Recipe:
-    """The recipe of a run with the weights that the run has kept: `hr.load("runs/first").predict("new.csv")`.
+    """The recipe of a run with the weights of the run: `hr.load("runs/a", recipe="a.py").predict("new.csv")`.
 
-    A run of a script knows no recipe. Give it a `model` like the one that was trained, `hr.load("runs/first", model)`,
-    or a trainer with one, which also knows the loss: its predictions name classes. `which`: "best", "last" or a step;
-    if not given, the best if anything told good from bad, else the last. `trust`: executes the recipe's source that the
-    run has kept, for where the file is not there or is another by now. That is code: say it of runs alone whose source
-    you know.
+    Code makes the model, and a run may come from anybody. Give `recipe`, which is `file.py` or `file.py:function`: it
+    is called with the arguments that the run was trained with. Or give `model`, one like the model that was trained, or
+    a trainer with one, which also knows the loss: its predictions name classes. Or allow with `trust` that the copy of
+    the recipe in the run is executed, after you have read it.
+
+    `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. Data files
+    that are not there any more are known to a run of a recipe as far as predictions need them.
     """
+    path = run_path(run)
     if model is None:
-        return Recipe.of_run(run, which=which, trust=trust)
+        return _of_recipe(path, None if recipe is None else str(recipe), which, trust)
     if not isinstance(model, nn.Module | Trainer):
         raise ConfigError(f"hr.load takes a model, or a trainer with one, got a {type(model).__name__}.")
-    return _of_script(Path(run), model, which)
+    if recipe is not None:
+        raise ConfigError("hr.load takes a model or recipe=, which makes one. Leave one out.")
+    return _of_model(path, model, which)
 
 
-def _of_script(run: Path, given: nn.Module | Trainer, which: str | int | None) -> Recipe:
-    """A run, with the model that a script has made."""
+def _of_recipe(run: Path, given: str | None, which: str | int | None, trust: bool) -> Recipe:
+    """A run, with the model that a recipe makes."""
+    name, arguments = recipe_of(run, given, trust)
+    try:
+        with standing_in(kept_files(run)):
+            made = load_recipe(name, arguments)
+            made.open_train()
+    except FileNotFoundError as error:
+        if isinstance(error, HeadraceError):
+            raise
+        raise RunError(
+            f"the recipe {name} reads a file that is not there: {error}. Put it back, or open it by hr.open_table: "
+            "the run keeps what such files hold, as far as predictions need it."
+        ) from error
+    made.step = load_weights(made.trainer.model, run, which=which)
+    return made
+
+
+def _of_model(run: Path, given: nn.Module | Trainer, which: str | int | None) -> Recipe:
+    """A run, with a model that the caller has made."""
     contents = saved_weights(run, which)
     give_weights(given.model if isinstance(given, Trainer) else given, contents, run)
     data = codec.decode(contents.document(TRAINER).get("data"), {})  # none of batches, nor in a run of 0.1.0
@@ -215,8 +216,8 @@ def _chosen(run: str | Path, path: Path | None) -> Path:
 def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
     """What a recipe is given now and was given another value of when the run was trained."""
     try:
-        had = read_file(str(run / RECIPE_FILE)).get("arguments") or {}
-    except ConfigError:
+        had = (read_recipe(run) or {"arguments": {}})["arguments"]
+    except HeadraceError:
         return []
     return config.differences({name: had.get(name, value) for name, value in arguments.items()}, arguments)
 
@@ -242,14 +243,12 @@ class _RecipeWriter(Callback):
         self._run, self._training, self._files = run, training, files
 
     def on_fit_start(self, info: Info) -> None:
-        import yaml
-
         run = _chosen(self._run, info.run)
         path = run / RECIPE_FILE
         if self._training.note:
             with suppress(OSError):  # the host may be another
                 Path(self._training.note).write_text(str(run), encoding="utf-8")
-        text = yaml.safe_dump(dict(self._training.document), sort_keys=False).encode()
+        text = json.dumps(encoded(self._training.document), indent=2, ensure_ascii=False).encode() + b"\n"
         try:
             disk.write_file(path, text)
             keep_recipe(run, self._training.recipe, self._files)

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, CorruptError
+from .document import DEPTH, is_deeper, parse_document
 
 Tensors = dict[str, Tensor]
 INTEGER_BITS = 4096  # more than any generator's state has; Python does not write much longer ones
+LEVELS = DEPTH - 10  # of a part of the state: a document has some around it
 HEADER_BYTES = 1 << 20  # of a tensor file, unless the manifest says that it has many tensors
 HEADER_BYTES_EACH = 1024
 _KINDS = {"$tensor": str, "$array": str, "$float": str, "$tuple": list, "$items": list}
@@ -51,9 +53,13 @@ def encode(value: Any, tensors: Tensors, at: str, *, strict: bool = False) -> An
     are not finite) is refused there.
     """
     try:
-        return _encoded(value, tensors, at, strict)
+        found = _encoded(value, tensors, at, strict)
+        deep = is_deeper(found, LEVELS)
     except RecursionError:
-        raise CheckpointError(f"state at {at!r} is nested too deeply to be saved, or holds itself.") from None
+        deep = True
+    if deep:
+        raise CheckpointError(f"state at {at!r} is nested too deeply to be saved, or holds itself.")
+    return found
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -76,8 +82,8 @@ def to_json(document: Any) -> bytes:
 
 def from_json(data: bytes, name: str) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return parse_document(data)
+    except ValueError as error:
         raise CorruptError(f"{name} is not JSON: {error}") from None
 
 

@@ -1,10 +1,11 @@
 """The rows of a history: their numbers by key, how they are written, and which row is the best."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
+
+from .document import parse_document
 
 Row = Mapping[str, Any]
 COUNTERS = ("epoch", "step", "samples", "minutes")
@@ -68,8 +69,8 @@ def best_of(rows: Sequence[dict[str, Any]], marked: int | None) -> dict[str, Any
 def read_row(line: bytes) -> dict[str, Any] | None:
     """A line of metrics.jsonl; `None` if it is not a whole one."""
     try:
-        row = json.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
+        row = parse_document(line) if line.endswith(b"\n") else None
+    except ValueError:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None

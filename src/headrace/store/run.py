@@ -25,21 +25,22 @@ import torch
 from .. import __version__
 from ..errors import RunError
 from . import disk, system
+from .document import LARGE_BYTES, read_document
 from .rows import encoded, read_row
 
-RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.yaml", "log.txt", "metrics.jsonl", "lock"
+RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.json", "log.txt", "metrics.jsonl", "lock"
 TIMES = "times.jsonl"  # apart from the metrics, which are the same however often a training is interrupted
-RUN_BYTES, METRICS_BYTES = 1 << 20, 1 << 32
 CHECKPOINTS, BEST = "checkpoints", "best"
 _ENVIRONMENT = re.compile(r"OMP_|MKL_|CUDA_|NCCL_|GLOO_|SLURM_(JOB_ID|NODELIST|NTASKS|PROCID)|PYTORCH_|TORCH_|MALLOC_")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # pathlib makes one slash of two
 
 
 class Run:
     """A run directory, held by one trainer at a time from `Run(path)` to `close`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = run_path(path)
         _refuse_others(path)
         with disk.failing(f"opening the run {path}", path), ExitStack() as opened:
             disk.make_dirs(path)
@@ -69,9 +70,7 @@ class Run:
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Writes the settings of the training for a person to read."""
-        import yaml  # only here: it is a third of what importing headrace costs beside torch
-
-        text = yaml.safe_dump(dict(config), sort_keys=False).encode()
+        text = json.dumps(encoded(config), indent=2, ensure_ascii=False).encode() + b"\n"
         with disk.failing(f"writing {self.path / CONFIG}", self.path, len(text)):
             disk.write_file(self.path / CONFIG, text)
 
@@ -125,7 +124,7 @@ class Run:
                 self._rows.sync()
 
     def _lines(self) -> list[bytes]:
-        return disk.read_file(self.path / METRICS, METRICS_BYTES).splitlines(keepends=True)
+        return disk.read_file(self.path / METRICS, LARGE_BYTES).splitlines(keepends=True)
 
     def best(self, source: Path, facts: Mapping[str, Any]) -> None:
         """The best weights under a name that a person finds, beside what makes them the best."""
@@ -143,8 +142,8 @@ class Run:
     def tells_best(self, step: int) -> bool:
         """Whether the best weights that a person finds are those of this step."""
         try:
-            return bool(json.loads(disk.read_file(self.path / BEST / "best.json", RUN_BYTES))["step"] == step)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return bool(read_document(self.path / BEST / "best.json")["step"] == step)
+        except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def refuse_without_checkpoints(self) -> None:
@@ -193,14 +192,24 @@ def _refuse_others(path: Path) -> None:
         )
 
 
+def run_path(run: str | Path) -> Path:
+    """The directory of a run; raises on a URL, which as a path would be a directory such as ./s3: on this machine."""
+    if address := _SCHEME.match(str(run)):
+        raise RunError(
+            f"{address[1]}://{str(run)[address.end() :]} is a URL, and a run is a directory on this machine: name one, "
+            "and copy it from or to the other place."
+        )
+    return Path(run)
+
+
 def run_id(path: Path) -> str:
     """The id of a run, from its directory."""
-    where = path / RUN
+    where = run_path(path) / RUN
     try:
-        found = json.loads(disk.read_file(where, RUN_BYTES))
+        found = read_document(where)
     except FileNotFoundError:
         raise disk.no_run(path) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"{where} cannot be read: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("id"), str) or not found["id"]:
         raise RunError(f"{where} has no id. Every manifest of the run's checkpoints holds it, as run_id.")

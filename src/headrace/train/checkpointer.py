@@ -19,7 +19,7 @@ from ..store.checkpoints import Keep, Store
 from ..store.codec import Texts
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.disk import failure
-from ..store.run import RUN, Run
+from ..store.run import RUN, Run, run_path
 from ..store.shape import PARTS, check
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
@@ -327,8 +327,9 @@ def make_checkpointer(
         raise ConfigError(f"run= is the path of a directory, got {run!r}.", argument="run")
     length, kept = Length.parse(every, "checkpoint_every"), Keep.of(keep)
     if run is not None:
-        if isinstance(run, str | Path):
-            run = Runs(Path(run)) if Runs.are_at(run) else Path(run)
+        path = run_path(run.path if isinstance(run, Runs) else run)
+        if not isinstance(run, Runs):
+            run = Runs(path) if Runs.are_at(run) else path
         return RunCheckpointer(run, resume, length, kept, override, wait)
     if resume == "must":
         raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")

@@ -18,8 +18,8 @@ from .output import print_line
 _SAID = {
     "run": "the directory of the run",
     "which": "best, last or a step (best if anything told good from bad, else last)",
-    "recipe": "file.py or file.py:function, if the run does not know it",
-    "trust_run": "execute the source of the recipe that the run has kept, instead of the file",
+    "recipe": "file.py or file.py:function, which makes the model",
+    "trust": "execute the copy of the recipe in the run, which is code, instead",
     "batch_size": "rows that the model sees at once",
     "json": "print JSON, for a program to read",
 }

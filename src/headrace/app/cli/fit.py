@@ -16,12 +16,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...engines.launch import launch
 from ...errors import ConfigError, RunError, unknown
 from ...workers.here import here
-from ..find import PARTS, find_recipe, located, read_file, recipe_file
+from ..find import PARTS, RECIPE_FILE, find_recipe, is_of_run, located, read_file, recipe_of
 from ..parameters import Parameter, Value, check_parameters, described, parameters_of, plain, typed_values
 from ..recipe import LIMITS, Trained, Training, run_recipe
 from ..strategies import parse_strategy
@@ -47,8 +45,9 @@ _TAKES = {
     "resume": "RUN: the directory of a run. Options are as the run has them, unless others are given.",
 }
 _BOTH = {
-    "config": ("--config FILE", "options from a YAML file; may be given several times"),
-    "recipe": ("--recipe RECIPE", "file.py or file.py:function, if the run does not know it"),
+    "config": ("--config FILE", "options from a file, YAML or JSON; may be given several times"),
+    "recipe": ("--recipe RECIPE", "file.py or file.py:function, which the run was trained with"),
+    "trust": ("--trust", "execute the copy of the recipe in the run, which is code, instead"),
     "print_config": ("--print_config", "print all of it as --config takes it, and end"),
 }
 _ORDER = (
@@ -75,6 +74,7 @@ def resume(*words: str) -> int:
         return _run("resume", ["--help"])
     if not left or left[0].startswith("-"):
         raise UsageError("RUN comes first: the directory of a run.")
+    trust, left = "--trust" in left, [word for word in left if word != "--trust"]
     at = next((k for k, word in enumerate(left) if word.partition("=")[0] == "--recipe"), len(left))
     left, after = left[:at], left[at:]
     with _as_usage():
@@ -84,8 +84,9 @@ def resume(*words: str) -> int:
         raise UsageError("it goes on with RUN, from its last checkpoint: leave --run and --resume out.")
     if left and not left[0].startswith("-"):
         raise UsageError(f"{left[0]!r} is too much: RUN comes first, then options. Another recipe is --recipe file.py.")
-    file = recipe_file(Path(run), recipe)
-    known = [*([recipe] if recipe else []), *(["--config", str(file)] if file else [])]
+    recipe, _ = recipe_of(Path(run), recipe, trust)
+    file = Path(run, RECIPE_FILE)
+    known = [recipe, *(["--config", str(file)] if file.is_file() else [])]
     if not any(Path(run, "checkpoints").glob("step-*")):
         again = shlex.join(["headrace", "fit", *known, "--run", run])
         raise RunError(f"{run} has no checkpoint yet. Start it: {again}")
@@ -110,9 +111,11 @@ def _run(command: str, words: list[str]) -> int:
             return 0
         options, training = _asked(command, recipe, function, configs, words)
     if prints:
+        import yaml
+
         print_text(yaml.safe_dump(dict(training.document), sort_keys=False))
         return 0
-    return _train(options, training)
+    return _train(recipe, options, training)
 
 
 @contextmanager
@@ -141,10 +144,17 @@ def _configs(words: list[str]) -> list[Config]:
 
 def _recipe_in(words: list[str], configs: Sequence[Config]) -> str | None:
     """The recipe, which is taken out of the words and the files: the first word, or that of the last file."""
-    named = [str(config.pop("recipe")) for _, config in configs if "recipe" in config]
+    named = [(file, str(config.pop("recipe"))) for file, config in configs if "recipe" in config]
     if words and not words[0].startswith("-"):
         return words.pop(0)
-    return named[-1] if named else None
+    for file, recipe in named[-1:]:
+        if is_of_run(Path(file)):
+            raise ConfigError(
+                f"{file} is of a run, and names the recipe {recipe!r:.200}. That is code, and a run may come from "
+                f"anybody: name the recipe yourself, headrace fit RECIPE --config {file}."
+            )
+        return recipe
+    return None
 
 
 def _asked(
@@ -229,7 +239,7 @@ def _help(command: str, function: Callable[..., Any] | None) -> str:
 # --- training ----------------------------------------------------------------------------------------------
 
 
-def _train(options: Options, training: Training) -> int:
+def _train(recipe: str, options: Options, training: Training) -> int:
     """Trains what was asked for, and prints how it ended."""
     with tempfile.TemporaryDirectory(prefix="headrace-") as room:
         note = Path(room, "run")
@@ -237,25 +247,30 @@ def _train(options: Options, training: Training) -> int:
         try:
             trained: Trained = launch(run_recipe, training, workers=options.workers, engine=options.engine)
         except KeyboardInterrupt:
-            return _ended_early(options.run, note, INTERRUPTED)
+            return _ended_early(recipe, options.run, note, INTERRUPTED)
         except SystemExit as error:
             if error.code != PREEMPTED:
                 raise
-            return _ended_early(options.run, note, PREEMPTED)
+            return _ended_early(recipe, options.run, note, PREEMPTED)
     if here().leader:  # under torchrun, this is one of the workers
         report = _report(trained) if options.report else None
         document = trained.last | {"run": trained.run, "report": report, "why": trained.why}
-        print_result(options.json, document, _result(trained, report))
+        print_result(options.json, document, _result(recipe, trained, report))
     return 0
 
 
-def _ended_early(run: str | None, note: Path, status: int) -> int:
+def _ended_early(recipe: str, run: str | None, note: Path, status: int) -> int:
     """Prints how a training goes on that somebody has ended early; a run that the recipe names is in the note."""
     run = note.read_text(encoding="utf-8") if note.is_file() else run
     known = run is not None and Path(run, "run.json").is_file()
-    goes_on = f": headrace resume {shlex.quote(str(run))} goes on from there" if known else ""
+    goes_on = f": {_resume(str(run), recipe)} goes on from there" if known else ""
     print_line(f"headrace: ended early{goes_on}", sys.stderr)
     return status
+
+
+def _resume(run: str, recipe: str) -> str:
+    """The command that goes on with a run."""
+    return shlex.join(["headrace", "resume", run, "--recipe", recipe])
 
 
 def _report(trained: Trained) -> str | None:
@@ -264,18 +279,17 @@ def _report(trained: Trained) -> str | None:
     return None if trained.run is None else str(write(trained.run))
 
 
-def _result(trained: Trained, report: str | None) -> str:
+def _result(recipe: str, trained: Trained, report: str | None) -> str:
     """The text that is printed at the end: the last numbers, the run, and the next commands."""
     last = trained.last
     data = next((name for name in ("test/", "val/") if any(key.startswith(name) for key in last)), "train/")
     lines = numbers({key: value for key, value in last.items() if key in ("epoch", "step") or key.startswith(data)})
     if trained.run is None:
         return "\n".join([*lines, "", "nothing is kept: --run DIR keeps weights, curves and what a report is made of"])
-    run = shlex.quote(trained.run)
-    after = [f"headrace resume {run} --{trained.limit} N"]
+    after = [f"{_resume(trained.run, recipe)} --{trained.limit} N"]
     lines += ["", f"run     {trained.run}"]
     if report:
         lines.append(f"report  {report}")
     else:
-        after.insert(0, f"headrace report {run}")
+        after.insert(0, shlex.join(["headrace", "report", trained.run]))
     return "\n".join([*lines, "next    " + "    ".join(after)])

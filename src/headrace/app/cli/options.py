@@ -12,7 +12,7 @@ INTERRUPTED, PREEMPTED = 130, 143
 """The exit status after Ctrl-C, and after a signal that asks for the machine."""
 OWN = (
     *("config", "print_config", "help", "recipe", "arguments", "fit"),
-    *("run", "resume", "override", "progress", "report", "json"),
+    *("run", "resume", "trust", "override", "progress", "report", "json"),
 )
 """Names that the command line has for itself."""
 OF_A_NEW_RUN = ("run", "resume")
@@ -106,7 +106,7 @@ def options_of(command: str, of_recipe: Mapping[str, Parameter]) -> dict[str, Pa
     """What `headrace fit` or `headrace resume` takes, by name; of two options with one name, the recipe's counts."""
     more = [Parameter("config", str), Parameter("print_config", bool)]
     if command == "resume":
-        more.append(Parameter("recipe", str))
+        more += [Parameter("recipe", str), Parameter("trust", bool)]
     known = parameters_of(Options) | dict(of_recipe) | {each.name: each for each in more}
     return {name: each for name, each in known.items() if command == "fit" or name not in OF_A_NEW_RUN}
 

@@ -11,7 +11,6 @@ from .output import iso_time, numbers, print_result, short_time
 if TYPE_CHECKING:
     from ...data.arrays import ArrayTable
     from ...store.checkpoints import Store
-    from ..recipe import Recipe
 
 ENDINGS = (".arrow", ".csv", ".npy", ".parquet")
 """Those of files that predictions are written to."""
@@ -24,7 +23,7 @@ def score(
     name: Literal["val", "test"],
     which: str | None = None,
     recipe: str | None = None,
-    trust_run: bool = False,
+    trust: bool = False,
     batch_size: int | None = None,
     json: bool = False,
 ) -> int:
@@ -33,9 +32,11 @@ def score(
     Args:
         data: a file, instead of the recipe's own data
     """
+    check_count(batch_size, "--batch-size")
     from ..predict import like_training
+    from ..recipe import load
 
-    made = _trained(run, which, recipe, batch_size, trust_run)
+    made = load(run, recipe=recipe, which=_which(which), trust=trust)
     own = {"val": made.val, "test": made.test}
     scored = own[name] if data is None else like_training(made.trainer, made.train, data, name)
     if scored is None:
@@ -47,15 +48,6 @@ def score(
     text = "\n".join([f"the weights of step {made.step}", *numbers(scores)])
     print_result(json, {"step": made.step, **scores}, text)
     return 0
-
-
-def _trained(run: Path, which: str | None, recipe: str | None, batch_size: int | None, trust: bool) -> "Recipe":
-    """The recipe of a run, its model with the weights that were asked for."""
-    chosen = _which(which)
-    check_count(batch_size, "--batch-size")
-    from ..recipe import Recipe
-
-    return Recipe.of_run(run, which=chosen, recipe=recipe, trust=trust)
 
 
 def _which(text: str | None) -> str | int | None:
@@ -74,7 +66,7 @@ def predict(
     out: Path,
     which: str | None = None,
     recipe: str | None = None,
-    trust_run: bool = False,
+    trust: bool = False,
     batch_size: int | None = None,
     json: bool = False,
 ) -> int:
@@ -84,6 +76,7 @@ def predict(
         data: a file: .npy .npz .arrow .parquet .csv .ctf; targets may be missing
         out: what to write: .arrow .csv .npy .parquet
     """
+    check_count(batch_size, "--batch-size")
     check_ending(out, ENDINGS, "--out")
     from ...formats.write import check_place
 
@@ -92,8 +85,9 @@ def predict(
         raise ConfigError(f"--out {out} is the file to be read. Name another.")
     from ...adapters.compose import take
     from ..predict import like_training, outputs_in
+    from ..recipe import load
 
-    made = _trained(run, which, recipe, batch_size, trust_run)
+    made = load(run, recipe=recipe, which=_which(which), trust=trust)
     rows = like_training(made.trainer, made.train, data, "predict", targets=False)
     if len(rows):
         with tempfile.TemporaryDirectory() as room:  # what such a file cannot hold is known by the first row
@@ -162,6 +156,7 @@ def export(
     to: Literal["safetensors", "onnx", "torch"] = "safetensors",
     which: str | None = None,
     recipe: str | None = None,
+    trust: bool = False,
     json: bool = False,
 ) -> int:
     """Writes the weights of a checkpoint for other programs.
@@ -169,19 +164,15 @@ def export(
     Args:
         out: the file to write (RUN/model.safetensors, .onnx or .pt2)
         to: the kind of file
-        recipe: file.py or file.py:function, which makes the model, if the run does not know it
+        recipe: file.py or file.py:function, which makes the model for .onnx and .pt2
     """
     chosen = _which(which)
     from .. import export as exporting
-    from ..find import RECIPE_FILE, check_run, recipe_of
+    from ..find import check_run
 
     check_run(run)
     out = out or run / f"model{exporting.SUFFIXES[to]}"
-    name: str | None = None
-    arguments: dict[str, Any] = {}
-    if to != "safetensors" and (recipe is not None or (run / RECIPE_FILE).is_file()):
-        name, arguments = recipe_of(run, recipe)
-    step = exporting.export(run, out, to=to, which=chosen, recipe=name, arguments=arguments)
+    step = exporting.export(run, out, to=to, which=chosen, recipe=recipe, trust=trust)
     print_result(json, {"file": str(out), "step": step}, f"{out}: the weights of step {step}")
     return 0
 

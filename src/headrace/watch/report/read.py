@@ -1,6 +1,5 @@
 """Reads a run's directory for the report; what cannot be read is listed, not raised."""
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,11 +8,12 @@ from typing import Any
 
 from ...errors import RunError
 from ...store import disk, system
+from ...store.document import LARGE_BYTES, SMALL_BYTES, read_document
 from ...store.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
+from ...store.run import CONFIG, run_path
 from ..tensorboard import NEWEST, PICTURES
 from .scores import Predictions, read_answers
 
-SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
 BEGINS = ("started", "going on from step")
 BAD = ("warning", "overridden:", "ended by", "refused", "cannot", "could not", "failed", "not finite", "left out")
 """Words in lines of the log that somebody should look at."""
@@ -91,8 +91,8 @@ def read(path: Path) -> RunContents:
     _check(path)
     found = RunContents(path)
     found.facts = _part(found, "run.json", _json, "when and where the training began")
-    found.config = _part(found, "config.yaml", _yaml, "with which settings")
-    found.recipe = _part(found, "recipe.yaml", _yaml)
+    found.config = _part(found, CONFIG, _json, "with which settings")
+    found.recipe = _part(found, "recipe.json", _json)
     times = _times(path)
     found.rows = [row | times.get(_when(row), {}) for row in by_step(_rows(found))]
     found.log = _part(found, "log.txt", _log, "how it went") or []
@@ -105,7 +105,7 @@ def read(path: Path) -> RunContents:
 
 
 def _check(path: Path) -> None:
-    if not path.is_dir():
+    if not run_path(path).is_dir():
         raise RunError(f"{path} is not a directory. Name the directory of a run, as it was given to fit(run=...).")
     if not (path / "run.json").is_file():
         raise disk.no_run(path)
@@ -118,7 +118,7 @@ def _part(found: RunContents, name: str, reader: Callable[[Path], Any], what: st
     except FileNotFoundError:
         if what:
             found.missing.append(f"There is no {name}, which says {what}.")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         found.missing.append(
             f"{name} cannot be read: {str(error).splitlines()[0] if str(error) else 'it is cut short'}."
         )
@@ -133,19 +133,7 @@ def _png(path: Path) -> bytes:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return _dict(json.loads(disk.read_file(path, SMALL_BYTES)))
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        return _dict(yaml.safe_load(disk.read_file(path, SMALL_BYTES)))
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from None
-
-
-def _dict(found: Any) -> dict[str, Any]:
+    found = read_document(path)
     if not isinstance(found, dict):
         raise ValueError("it holds no names and values")
     return found

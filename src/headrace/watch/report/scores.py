@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...store import disk
+from ...store.document import LARGE_BYTES, parse_document
 from ...store.rows import Row
 
 if TYPE_CHECKING:
     import numpy as np
 
-ANSWERS_BYTES = 1 << 32
 LOOKED_AT = 30  # classes up to which a whole matrix is shown
 MISTAKES = 10  # that are listed
 
@@ -84,15 +83,15 @@ def read_answers(path: Path) -> Predictions:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    data = disk.read_file(path, ANSWERS_BYTES)
+    data = disk.read_file(path, LARGE_BYTES)
     try:
         tensors = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-        facts = {key: json.loads(value) for key, value in header.items()}
+        header = parse_document(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+        facts = {key: parse_document(value) for key, value in header.items()}
         target, answer = tensors["target"], tensors["answer"]
         kind, names = str(facts["kind"]), [str(name) for name in facts["classes"]]
         count, step = int(facts["count"]), facts.get("step")
-    except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"it does not hold what it should ({type(error).__name__}: {error})") from None
     if kind not in ("classes", "labels", "values") or target.shape != answer.shape or not len(target):
         raise ValueError(f"it holds {kind!r} of shape {target.shape} and answers of shape {answer.shape}")

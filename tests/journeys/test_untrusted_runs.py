@@ -1,0 +1,276 @@
+"""Runs that somebody else has made: no code of theirs is executed without trust, and nothing in them hangs a reader."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from kit.cli_parts import RECIPE, headrace
+from kit.forked import start, take_over
+
+import headrace as hr
+
+LIMIT_S = 60.0
+EVIL = """
+import pathlib
+pathlib.Path({marker!r}).write_text("executed")
+import headrace as hr
+class Evil:
+    def __init__(self, *a, **k): pathlib.Path({marker!r}).write_text("executed")
+def small(**k) -> hr.Recipe: ...
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the recipe sines.py, data, and a sound run."""
+    place, before = tmp_path_factory.mktemp("sound"), Path.cwd()
+    os.chdir(place)
+    try:
+        (place / "sines.py").write_text(RECIPE)
+        assert headrace("fit", "sines.py:small", "--run", "run", "--epochs", "1", "--progress", "off") == 0
+    finally:
+        os.chdir(before)
+    np.save(place / "rows.npy", np.zeros((3, 5), dtype=np.float32))
+    return place
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of it, where the test runs; neither sys.path nor the modules are other ones afterwards."""
+    shutil.copytree(made, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    path, modules = [*sys.path], {*sys.modules}
+    yield tmp_path / "here"
+    sys.path[:] = path
+    for name in {*sys.modules} - modules:
+        del sys.modules[name]
+
+
+# --- the ways of a hostile run ------------------------------------------------------------------------------
+
+
+def evil(file: Path) -> Path:
+    """Writes a program that leaves a mark as soon as it is executed."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(EVIL.format(marker=str(Path("executed").absolute())))
+    return file
+
+
+def names(run: Path, recipe: Any, **more: Any) -> None:
+    """The run names another recipe."""
+    document = {"recipe": recipe, "arguments": {"lr": 0.1}, "fit": {"epochs": 1}} | more
+    for file in ("recipe.json", "recipe.yaml"):  # JSON is YAML as well
+        (run / file).write_text(json.dumps(document))
+
+
+def a_path(run: Path) -> None:
+    names(run, str(evil(run.parent / "elsewhere" / "evil.py")) + ":small")
+
+
+def a_relative_path(run: Path) -> None:
+    names(run, f"{evil(run / 'evil.py').relative_to(Path.cwd())}:small")
+
+
+def a_path_through_proc(run: Path) -> None:
+    evil(run / "evil.py")
+    names(run, f"/proc/self/cwd/{run.name}/evil.py:small")
+
+
+def a_link_to_a_program(run: Path) -> None:
+    (run / "linked.py").symlink_to(evil(run.parent / "evil.py"))
+    names(run, f"{run / 'linked.py'}:small")
+
+
+def the_copy_in_the_run(run: Path) -> None:
+    evil(run / "recipe.py")
+
+
+def a_link_in_place_of_the_copy(run: Path) -> None:
+    (run / "recipe.py").unlink()
+    (run / "recipe.py").symlink_to(evil(run.parent / "evil.py"))
+
+
+def the_original_file_replaced(run: Path) -> None:
+    names(run, str(evil(run.parent / "clouds.py")))
+
+
+def a_module_and_a_function(run: Path) -> None:
+    names(run, "os:system", arguments={"command": f"touch {Path('executed').absolute()}"})
+
+
+def a_module_on_the_path(run: Path) -> None:
+    evil(run / "evil_module.py")
+    sys.path.append(str(run))
+    names(run, "evil_module:small")
+
+
+def a_package(run: Path) -> None:
+    evil(run / "evil_package" / "__init__.py")
+    evil(run / "evil_package" / "__main__.py")
+    names(run, str(run / "evil_package"))
+
+
+def a_compiled_file(run: Path) -> None:
+    import py_compile
+
+    py_compile.compile(str(evil(run / "evil.py")), cfile=str(run / "recipe.pyc"))
+    names(run, str(run / "recipe.pyc") + ":small")
+
+
+def modules_that_python_imports(run: Path) -> None:
+    for name in ("sitecustomize", "usercustomize", "torch", "yaml", "json", "headrace", "sines", "multiprocessing"):
+        evil(run / f"{name}.py")
+    (run / "evil.pth").write_text("import sitecustomize\n")
+
+
+def tags_of_yaml(run: Path) -> None:
+    command = f"touch {Path('executed').absolute()}"
+    for name in ("recipe.json", "recipe.yaml", "config.json", "config.yaml"):
+        (run / name).write_text(f"recipe: !!python/object/apply:os.system ['{command}']\narguments: {{}}\nfit: {{}}\n")
+
+
+def classes_in_the_settings(run: Path) -> None:
+    evil(run / "evil.py")
+    what = {"$class": "evil.Evil", "__class__": "evil.Evil", "_target_": "evil.Evil", "py/object": "evil.Evil"}
+    names(run, what, arguments={"lr": what, "kind": what}, fit={"strategy": what, "trust": True, "callbacks": [what]})
+    (run / "config.json").write_text(json.dumps({"optimizer": what, "loss": what, "callbacks": [what]}))
+
+
+def trust_in_the_settings(run: Path) -> None:
+    evil(run / "recipe.py")
+    names(run, "sines.py:small", trust=True, fit={"trust": True}, arguments={"trust": True})
+
+
+def a_pickle_in_place_of_weights(run: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return os.system, (f"touch {Path('executed').absolute()}",)
+
+    for file in [*run.rglob("*.safetensors"), *run.rglob("trainer.json"), run / "answers.safetensors"]:
+        torch.save(Bomb(), file)
+
+
+WAYS: list[Callable[[Path], None]] = [
+    a_path,
+    a_relative_path,
+    a_path_through_proc,
+    a_link_to_a_program,
+    the_copy_in_the_run,
+    a_link_in_place_of_the_copy,
+    the_original_file_replaced,
+    a_module_and_a_function,
+    a_module_on_the_path,
+    a_package,
+    a_compiled_file,
+    modules_that_python_imports,
+    tags_of_yaml,
+    classes_in_the_settings,
+    trust_in_the_settings,
+    a_pickle_in_place_of_weights,
+]
+
+USES: dict[str, list[str]] = {
+    "load": [],
+    "validate": ["validate", "run"],
+    "test": ["test", "run"],
+    "predict": ["predict", "run", "rows.npy", "--out", "out.csv"],
+    "resume": ["resume", "run", "--epochs", "3", "--progress", "off"],
+    "resume in processes": ["resume", "run", "--workers", "2", "--engine", "processes"],
+    "fit again": ["fit", "--config", "run/recipe.json", "--run", "again", "--progress", "off"],
+    "export": ["checkpoint", "export", "run", "--to", "torch", "--out", "out.pt2"],
+    "export the weights": ["checkpoint", "export", "run", "--out", "out.safetensors"],
+    "list": ["checkpoint", "list", "run"],
+    "verify": ["checkpoint", "verify", "run"],
+    "report": ["report", "run"],
+    "runs": ["runs", "."],
+}
+NEED_CODE = ("load", "validate", "test", "predict", "resume", "resume in processes", "fit again", "export")
+
+
+def use(name: str) -> str:
+    """What a use of the run in ./run comes to: "" or its error, which is one of ours."""
+    if name != "load":
+        status = headrace(*USES[name])
+        return "" if status == 0 else f"status {status}"
+    try:
+        hr.load("run")
+    except hr.HeadraceError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", USES)
+def test_no_code_of_a_run_is_executed_without_trust(
+    name: str, way: Callable[[Path], None], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    way(place / "run")
+    said = use(name) + capsys.readouterr().err
+    assert not (place / "executed").exists()
+    assert "Traceback" not in said
+    if name in NEED_CODE:
+        assert said != ""
+
+
+@pytest.mark.parametrize("name", NEED_CODE)
+def test_the_error_says_how_to_trust_a_run_and_what_to_do_instead(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = use(name) + capsys.readouterr().err
+    assert "That is code, and a run may come from anybody" in said
+    if name == "fit again":
+        assert "headrace fit RECIPE --config run/recipe.json" in said
+    else:
+        assert "recipe='file.py' (--recipe file.py)" in said
+        assert "read run/recipe.py, and allow that it is executed: trust=True (--trust)" in said
+
+
+@pytest.mark.parametrize("link", ["run/x.yaml", "x.yaml", "run/checkpoints/x.json"])
+def test_a_file_of_options_that_is_a_link_into_or_in_a_run_names_no_recipe(
+    link: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names(place / "run", str(evil(place / "evil.py")) + ":small")
+    outside = shutil.copy(place / "run" / "recipe.json", place / "outside.json")
+    (place / link).symlink_to(outside if "run" in link else place / "run" / "recipe.json")
+    assert headrace("fit", "--config", link, "--print_config") == 2
+    assert "is of a run, and names the recipe" in capsys.readouterr().err
+    assert not (place / "executed").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in NEED_CODE if name not in ("load", "fit again")])
+def test_with_trust_the_copy_in_the_run_is_executed_and_no_path_that_it_names(name: str, place: Path) -> None:
+    names(place / "run", str(evil(place / "evil.py")) + ":small")
+    (place / "sines.py").unlink()
+    with start(command, place, str(place), [*USES[name], "--trust"], limit_s=LIMIT_S) as child:
+        assert child.ending(LIMIT_S) == 0, child.output
+    assert not (place / "executed").exists()
+    (place / "run" / "recipe.py").write_text((place / "evil.py").read_text())
+    with start(command, place, str(place), [*USES[name], "--trust", *AGAIN.get(name, [])], limit_s=LIMIT_S) as child:
+        child.ending(LIMIT_S)
+    assert (place / "executed").exists(), "the mark can be left"
+
+
+AGAIN = {"predict": ["--out", "again.csv"], "export": ["--out", "again.pt2"]}
+
+
+def command(place: str, words: list[str]) -> None:
+    os.chdir(place)
+    take_over()
+    raise SystemExit(headrace(*words))
+
+
+@pytest.mark.parametrize("name", ["validate", "predict", "resume", "export"])
+def test_a_recipe_that_the_user_names_is_executed_and_none_of_the_run(name: str, place: Path) -> None:
+    names(place / "run", str(evil(place / "run" / "recipe.py")) + ":small")
+    assert headrace(*USES[name], "--recipe", "sines.py:small") == 0
+    assert not (place / "executed").exists()
+    model = hr.load("run", recipe="sines.py:small").trainer.model
+    assert hr.load("run", model).step == 5 * (3 if name == "resume" else 1)
+    assert not (place / "executed").exists()
