@@ -168,13 +168,17 @@ def test_other_weights_can_be_named(capsys: Any) -> None:
     assert "no best checkpoint: nothing told good from bad" in said
     assert "or load the last." in said
     assert "got 'first'" in refused(capsys, "validate", "runs/sines", "--trust", "--which", "first", status=2)
-    assert "greater than 0, got '0'" in refused(capsys, "validate", "runs/sines", "--trust", "--batch-size", "0", status=2)
+    assert "greater than 0, got '0'" in refused(
+        capsys, "validate", "runs/sines", "--trust", "--batch-size", "0", status=2
+    )
 
 
 def test_a_file_is_scored_as_the_recipes_data_are(capsys: Any) -> None:
     x, y = loaded("runs/sines", "sines.py:small", {"width": 6}).test
     np.savez("sines.npz", y=y.numpy(), x=x.double().numpy())
-    assert answer(capsys, "test", "runs/sines", "--trust", "sines.npz") == answer(capsys, "test", "runs/sines", "--trust")
+    assert answer(capsys, "test", "runs/sines", "--trust", "sines.npz") == answer(
+        capsys, "test", "runs/sines", "--trust"
+    )
     made = loaded("runs/flowers", "garden.py:flowers", {"drawn": False})
     whole = hr.concat(made.train, made.val)
     found = answer(capsys, "validate", "runs/flowers", "--trust", "flowers.csv")
@@ -195,7 +199,9 @@ def test_a_recipe_that_has_moved_can_be_named_and_keeps_its_arguments(tmp_path: 
 
 
 def test_data_that_a_recipe_has_not_are_told(capsys: Any) -> None:
-    assert "the recipe has no test data. It has val data. Name a file" in refused(capsys, "test", "runs/flowers", "--trust")
+    assert "the recipe has no test data. It has val data. Name a file" in refused(
+        capsys, "test", "runs/flowers", "--trust"
+    )
     np.save("only_x.npy", np.zeros((3, 5), dtype=np.float32))
     assert "the test data have no stream 'y'" in refused(capsys, "test", "runs/sines", "--trust", "only_x.npy")
     assert "there.npz" in refused(capsys, "test", "runs/sines", "--trust", "there.npz")
@@ -273,7 +279,9 @@ def test_classes_have_the_names_of_the_run_although_the_training_file_has_lost_o
             answer(capsys, "predict", "runs/flowers", "--trust", data, "--out", "again.csv")
             assert set(pa.csv.read_csv("again.csv")["class"].to_pylist()) <= set(NAMES)
             assert answer(capsys, "validate", "runs/flowers", "--trust", data)["val/accuracy"] > 0.5
-        assert "'kind' than the training data: 3 strings there and 2" in refused(capsys, "validate", "runs/flowers", "--trust")
+        assert "'kind' than the training data: 3 strings there and 2" in refused(
+            capsys, "validate", "runs/flowers", "--trust"
+        )
     finally:
         Path("flowers.csv").write_bytes(whole)
 
@@ -307,7 +315,9 @@ def test_a_map_that_reads_the_targets_gets_them(tmp_path: Path, capsys: Any) -> 
     named = ["--recipe", f"{tmp_path / 'reading.py'}:flowers"]
     answer(capsys, "predict", "runs/flowers", "--trust", "flowers.csv", "--out", "with_targets.csv", *named)
     pa.csv.write_csv(flowers().drop_columns(["kind"]), "without.csv")
-    assert "scaled failed" in refused(capsys, "predict", "runs/flowers", "--trust", "without.csv", "--out", "no.csv", *named)
+    assert "scaled failed" in refused(
+        capsys, "predict", "runs/flowers", "--trust", "without.csv", "--out", "no.csv", *named
+    )
 
 
 @pytest.mark.parametrize(
@@ -387,7 +397,10 @@ def test_a_model_that_says_yes_or_no_gets_a_class_and_its_probability(capsys: An
 
 def test_python_does_what_predict_does(capsys: Any) -> None:
     recipe = hr.load("runs/flowers", trust=True)
-    assert recipe.step == answer(capsys, "predict", "runs/flowers", "--trust", "flowers.csv", "--out", "told.arrow")["step"]
+    assert (
+        recipe.step
+        == answer(capsys, "predict", "runs/flowers", "--trust", "flowers.csv", "--out", "told.arrow")["step"]
+    )
     found, told = recipe.predict("flowers.csv", batch_size=7), hr.open_table("told.arrow")
     assert [stream.name for stream in found.streams] == ["output", "class", "probability"]
     assert found.categories == told.categories == {"class": NAMES}
@@ -695,7 +708,9 @@ def test_what_is_missing_in_a_file_is_filled_by_the_numbers_of_the_training_data
     Path("scored.csv").write_text("home.town,age,a,b,y\nUlm,2,2,1,yes\n,,,,yes\n")
     scored = torch.tensor([files["no_more"][1][0], files["some"][1][0]], dtype=torch.float32)
     loss = torch.nn.functional.cross_entropy(last(scored), torch.tensor([1, 1]))
-    assert answer(capsys, "validate", "run", "--trust", "scored.csv")["val/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert answer(capsys, "validate", "run", "--trust", "scored.csv")["val/loss"] == pytest.approx(
+        loss.item(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("files", ["Path().glob('fares*.csv')", "{'fares.csv', 'fares.csv'}", "Path('fares.csv')"])

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kit.cli_parts import RECIPE, headrace
+from kit.cli_parts import RECIPE, environment, headrace
 from kit.forked import start, take_over
 
 import headrace as hr
@@ -274,3 +275,16 @@ def test_a_recipe_that_the_user_names_is_executed_and_none_of_the_run(name: str,
     model = hr.load("run", recipe="sines.py:small").trainer.model
     assert hr.load("run", model).step == 5 * (3 if name == "resume" else 1)
     assert not (place / "executed").exists()
+
+
+def test_workers_import_nothing_from_a_run_that_is_the_working_directory(place: Path) -> None:
+    modules_that_python_imports(place / "run")
+    program = place / "bin" / "command.py"  # as the script that pip installs, which is not in the working directory
+    program.parent.mkdir()
+    program.write_text("import sys\nfrom headrace.app.cli import main\nif __name__ == '__main__': sys.exit(main())\n")
+    words = ["resume", ".", "--recipe", "../sines.py:small", "--workers", "2", "--engine", "processes", "--epochs", "2"]
+    command = [sys.executable, str(program), *words, "--progress", "off"]
+    own = environment() | {"PYTHONPATH": str(Path(hr.__file__).parents[1])}
+    done = subprocess.run(command, cwd=place / "run", capture_output=True, text=True, timeout=LIMIT_S, env=own)
+    assert not (place / "executed").exists()
+    assert done.returncode == 0, done.stderr

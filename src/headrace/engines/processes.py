@@ -26,6 +26,7 @@ from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
 from .worker import FAILED, HELD, environment, main, unpack
 
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # else a new interpreter first imports from the working directory, as from a run
 START = "spawn"  # a fork of a process that has threads, or has used an accelerator, does not work
 POLL_S = 0.1  # how often workers are looked at
 GRACE_S = 1.5  # that the others have to end by themselves after a failure, and once more when they are asked to
@@ -71,14 +72,16 @@ class WorkerProcesses:
         self._timeout_s, self._asked = job.timeout_s, asked
         self._store: Store = attempt_of(store, attempt)
         context: Any = multiprocessing.get_context(START)
+        path = {name: os.environ.get(name, "") for name in SAFE_PATH}  # for what workers start
         system.hold_signals(HELD, True)  # half of them would be nobody's
         try:
             self._processes = []
-            for worker in range(job.workers):
-                environment = _place(worker, job.workers, store.port, attempt)
-                process = context.Process(target=main, args=(file, os.getpid(), environment))
-                process.start()
-                self._processes.append(process)
+            with environment(SAFE_PATH):
+                for worker in range(job.workers):
+                    place = _place(worker, job.workers, store.port, attempt) | path
+                    process = context.Process(target=main, args=(file, os.getpid(), place))
+                    process.start()
+                    self._processes.append(process)
         finally:
             system.hold_signals(HELD, False)
 
@@ -236,7 +239,8 @@ def _as_before() -> Iterator[None]:
     """However it ends: no process is left, signals go where they went, and the terminal shows its cursor."""
     handlers = {number: signal.getsignal(number) for number in HELD}
     processes = set(active_children())
-    resource_tracker.ensure_running()  # it is started with signals of its own, which starting workers is not to see
+    with environment(SAFE_PATH):
+        resource_tracker.ensure_running()  # it is started with signals of its own, which starting workers is not to see
     try:
         yield
     except BaseException:
