@@ -1,5 +1,7 @@
 """Runs that somebody else has made: no code of theirs is executed without trust, and nothing in them hangs a reader."""
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from kit.cli_parts import RECIPE, environment, headrace
-from kit.forked import start, take_over
+from kit.forked import start, take_over, tell
 
 import headrace as hr
 
@@ -288,3 +290,122 @@ def test_workers_import_nothing_from_a_run_that_is_the_working_directory(place: 
     done = subprocess.run(command, cwd=place / "run", capture_output=True, text=True, timeout=LIMIT_S, env=own)
     assert not (place / "executed").exists()
     assert done.returncode == 0, done.stderr
+
+
+# --- documents that are made to hang or to break a reader -----------------------------------------------------
+
+SOON_S = 20.0
+DEEP = b"[" * 100_000
+BOMB = (
+    b"a: &a ["
+    + b"x," * 9
+    + b"x]\n"
+    + b"".join(b"%c: &%c [" % (k + 1, k + 1) + b",".join([b"*%c" % k] * 10) + b"]\n" for k in range(ord("a"), ord("k")))
+)
+"""Ten aliases of ten aliases, and so on: 10 ** 11 values in a few lines."""
+CONTENTS: dict[str, bytes | None] = {
+    "deep lists": DEEP,
+    "deep dicts": b'{"a":' * 100_000,
+    "lists as deep as is parsed": b"[" * 500 + b"]" * 500,
+    "aliases": BOMB + b"recipe: x\narguments: {k: *k}\nfit: {k: *k}\nid: x\n",
+    "a long number": b'{"id": "x", "recipe": "x", "arguments": {}, "fit": {}, "step": ' + b"9" * 5000 + b"}",
+    "a pipe": None,
+    "a device": None,
+}
+DOCUMENTS = ("run.json", "recipe.json", "config.json", "data.json", "metrics.jsonl", "times.jsonl", "best/best.json")
+IN_CHECKPOINT = ("trainer.json", "rank-00000.json", "manifest.json", "COMMIT")
+
+
+def put(run: Path, name: str, content: str) -> None:
+    """A document of a run gets other contents; of one in a checkpoint, the checksums fit."""
+    at = next((run / "checkpoints").glob("step-*")) if name in IN_CHECKPOINT else run
+    old = {"recipe.json": "recipe.yaml", "config.json": "config.yaml"}
+    for file in [at / name, *([at / old[name]] if name in old else [])]:
+        file.parent.mkdir(exist_ok=True)
+        file.unlink(missing_ok=True)
+        if content == "a pipe":
+            os.mkfifo(file)
+        elif content == "a device":
+            file.symlink_to("/dev/zero")
+        else:
+            data = CONTENTS[content]
+            assert data is not None
+            file.write_bytes(data + b"\n")
+    if name in IN_CHECKPOINT[:2] and (at / name).is_file() and not (at / name).is_symlink():
+        manifest = json.loads((at / "manifest.json").read_text())
+        entry = next(entry for entry in manifest["files"] if entry["name"] == name)
+        data = (at / name).read_bytes()
+        entry.update(size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        (at / "manifest.json").write_text(json.dumps(manifest))
+    manifest_file = at / "manifest.json"
+    if name != "COMMIT" and manifest_file.is_file() and not manifest_file.is_symlink():
+        (at / "COMMIT").write_text(hashlib.sha256(manifest_file.read_bytes()).hexdigest() + "\n")
+
+
+READS = ("validate", "predict", "resume", "export the weights", "list", "verify", "report", "runs")
+
+
+def read_it(place: str) -> None:
+    """Reads the run in every way; prints what each comes to."""
+    os.chdir(place)
+    for name in READS:
+        tell(f"{name}: {headrace(*USES[name], *(['--recipe', 'sines.py:small'] if name in NEED_CODE else []))}")
+    for name, call in {
+        "load": hr.load,
+        "load_weights": lambda run: hr.load_weights(torch.nn.Linear(1, 1), run),
+    }.items():
+        with contextlib.suppress(hr.HeadraceError):
+            call("run")
+        tell(f"{name}: ended")
+
+
+PLACES = [*DOCUMENTS, *IN_CHECKPOINT]
+CASES = [(name, content) for name in PLACES for content in ("deep lists", "a pipe")]
+CASES += [(name, content) for name in ("recipe.json", "trainer.json") for content in CONTENTS]
+CASES += [("config.json", "aliases"), ("metrics.jsonl", "a device"), ("run.json", "a long number")]
+
+
+@pytest.mark.parametrize(("name", "content"), sorted({*CASES}))
+def test_a_document_of_any_size_depth_or_kind_is_used_or_refused_soon(name: str, content: str, place: Path) -> None:
+    put(place / "run", name, content)
+    with start(read_it, place, str(place), limit_s=SOON_S) as child:
+        assert child.ending(SOON_S) == 0, child.output
+    assert [line.partition(":")[0] for line in child.told] == [*READS, "load", "load_weights"]
+    assert "Traceback" not in child.output
+
+
+def test_an_option_that_a_run_has_as_text_is_read_with_the_same_limits(place: Path) -> None:
+    (place / "listed.py").write_text(
+        "import headrace as hr\nfrom sines import small\n"
+        "def listed(layers: list[int] = [1]) -> hr.Recipe:\n    return small()\n"
+    )
+    for text in (DEEP.decode(), BOMB.decode(), "!!bool x", "2001-99-99"):
+        names(place / "run", "listed.py", arguments={"layers": text})
+        with pytest.raises(hr.ConfigError, match="layers"):
+            hr.load("run", recipe="listed.py")
+
+
+@pytest.mark.parametrize("text", [DEEP.decode(), BOMB.decode(), "a: &x 1\nb: *x\n", "lr: [1\n", "x" * 300_000])
+def test_a_file_of_options_without_limits_is_refused(
+    text: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "options.yaml").write_text(text)
+    assert headrace("fit", "sines.py:small", "--config", "options.yaml") == 2
+    assert "options.yaml is no YAML" in (said := capsys.readouterr().err)
+    assert "Traceback" not in said
+
+
+def test_state_that_could_not_be_read_again_is_not_saved(place: Path) -> None:
+    deep: Any = 1
+    for _ in range(95):
+        deep = [deep]
+
+    class Deep(hr.Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"deep": deep}
+
+    model = torch.nn.Linear(2, 2)
+    trainer = hr.Trainer(model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
+    data = torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
+    with pytest.raises(hr.CheckpointError, match="nested too deeply to be saved"):
+        trainer.fit(data, epochs=1, run="deep", callbacks=[Deep()], progress=False)

@@ -23,7 +23,9 @@ def runs(dir: Path = Path("runs"), *, json: bool = False) -> int:
     Args:
         dir: where to look
     """
-    if not dir.is_dir():
+    from ...store.run import run_path
+
+    if not run_path(dir).is_dir():
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")
     found = [_facts(path) for path in _runs_in(dir)]
     lines = [
@@ -114,9 +116,11 @@ def board(runs: tuple[Path, ...], *, port: int = 0) -> int:
 
 def _curves(runs: Iterable[Path]) -> dict[str, Path]:
     """What TensorBoard reads, by the name of the run."""
+    from ...store.run import run_path
+
     found: dict[str, Path] = {}
     for where in runs:
-        if not where.is_dir():
+        if not run_path(where).is_dir():
             raise RunError(f"there is no run {where}.")
         for run in _runs_in(where):
             name = run.absolute().name
