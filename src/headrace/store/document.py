@@ -1,6 +1,7 @@
 """Reads the JSON documents of a run within limits of size and depth, whoever has written them."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from . import disk
 
 DEPTH = 100
 """How many lists and dicts a document may have inside each other."""
+_NESTED = frozenset((dict, list))
 SMALL_BYTES, LARGE_BYTES = 16 << 20, 1 << 32
 _DEEP = f"it has more than {DEPTH} lists and dicts inside each other"
 
@@ -26,20 +28,17 @@ def parse_document(data: bytes | str) -> Any:
         found = json.loads(data)
     except RecursionError:
         raise ValueError(_DEEP) from None
-    if is_deeper(found, DEPTH):
+    opened = data.count("[") + data.count("{") if isinstance(data, str) else data.count(b"[") + data.count(b"{")
+    if opened > DEPTH and is_deeper(found, DEPTH):  # a row of metrics is not looked through
         raise ValueError(_DEEP)
     return found
 
 
 def is_deeper(value: Any, levels: int) -> bool:
     """Whether plain values have more lists and dicts inside each other than that."""
-    level = [value] if type(value) in (dict, list) else []
+    level = [value] if type(value) in _NESTED else []
     while level and levels:
         levels -= 1
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if type(outer) is dict else outer)
-            if type(inner) in (dict, list)
-        ]
+        items = chain.from_iterable(each.values() if type(each) is dict else each for each in level)
+        level = [item for item in items if type(item) in _NESTED]
     return bool(level)
