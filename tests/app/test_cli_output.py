@@ -55,7 +55,6 @@ PRINTING = [
     "fit --help",
     "runs --help",
     "--version",
-    "completion bash",
     "fit sines.py:small --print_config",
     "fit sines.py:small --steps 1 --progress plain --run r",
     "rehearse sines.py:small --workers 2 --strategy diloco --strategy synchronous --steps 2",

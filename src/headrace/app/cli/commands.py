@@ -204,10 +204,7 @@ COMMANDS: Mapping[str, Sequence[Command]] = {
         Command("board", "runs in TensorBoard", "look:board"),
         Command("doctor", "versions, devices, threads, disk, and what is slow", "doctor:doctor"),
     ),
-    "prepare": (
-        Command("convert", "data files into a file of another kind", "prepare:convert"),
-        Command("completion", "what makes a shell complete these commands", "complete:completion"),
-    ),
+    "prepare": (Command("convert", "data files into a file of another kind", "prepare:convert"),),
 }
 """By what they are for."""
 
