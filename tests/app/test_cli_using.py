@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -550,7 +551,7 @@ def test_a_run_is_not_running_because_a_lock_on_another_disk_has_the_same_number
         cd {tmp_path} && {mounted} || exit 77
         cp -r "$1" one/run && cp -r "$1" two/run
         [ $(stat -c %i one/run/lock) = $(stat -c %i two/run/lock) ] || exit 78
-        exec flock two/run/lock {sys.executable} -m headrace runs . --json
+        exec flock two/run/lock {shlex.quote(sys.executable)} -m headrace runs . --json
     """
     command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(Path("runs/sines").absolute())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment())

@@ -163,7 +163,7 @@ def bash(home: Path) -> Iterator[Shell]:
     child = pexpect.spawn("bash", arguments, **where, encoding="utf-8", timeout=100, dimensions=(24, COLUMNS))
     try:
         shell = Shell(home, child)
-        shell.run(f'headrace() {{ {sys.executable} -m headrace "$@"; }}')
+        shell.run(f'headrace() {{ {shlex.quote(sys.executable)} -m headrace "$@"; }}')
         yield shell
     finally:
         child.close(force=True)

@@ -236,3 +236,16 @@ def test_the_example_and_its_native_twin_come_to_the_same_weights_and_test() -> 
     assert legacy[1] == pytest.approx(native[1], abs=1e-6)
     (log,) = Path("logs").iterdir()
     assert "early stopping at epoch 7!" in log.read_text()
+
+
+def test_trainings_and_saves_of_one_second_do_not_overwrite_each_other() -> None:
+    models = [Model() for _ in range(4)]
+    for rate, model in enumerate(models):
+        nn.init.constant_(model.layer.weight, rate)
+        fk.BaseTrainer(model, fk.Evaluator(), torch.optim.SGD(model.parameters(), lr=0.0)).fit(
+            loader(), 1, loader(), save_best=True
+        )
+        trainer(model).save()
+    saved = [torch.load(file, weights_only=True)["layer.weight"][0, 0].item() for file in Path("save").iterdir()]
+    assert sorted(saved) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len([*Path("logs").iterdir()]) == len([*Path("tb_logs").iterdir()]) == 4

@@ -24,6 +24,7 @@ from ..errors import ConfigError, DataError
 from ..loss.base import Term
 from ..loss.objective import Objective, Terms
 from ..train.trainer import Trainer as NativeTrainer
+from .files import new_file
 from .hints import hint
 
 Metric = str | Callable[[Tensor, Tensor], float]
@@ -135,8 +136,8 @@ class BaseTrainer:
         """
         if validate_loader is None and (save_best or self.early_stopping is not None):
             raise ConfigError("save_best=True and early stopping go by the validation. Give validate_loader=.")
-        name = f"{type(self.model).__name__}-{_now()}"
-        path = Path(save_path) if save_path is not None else Path.cwd() / "save" / f"{name}.pth"
+        log = new_file("logs", f"{_named(self.model)}.log")
+        name, path = log.stem, None if save_path is None else Path(save_path)
         best: dict[str, Any] | None = None
         self.best_score, self.best_epoch = (-float("inf") if self.early_stopping is None else 0.0), 0
         if self.early_stopping is not None:
@@ -144,7 +145,7 @@ class BaseTrainer:
             self.early_stopping.best_score, self.early_stopping.counter = None, 0
             self.early_stopping.early_stop = False
         self.writer = SummaryWriter(f"tb_logs/{name}")
-        self._open_log(Path.cwd() / "logs" / f"{name}.log")
+        self._open_log(log)
         try:
             self.logger.info(f"Tensorboard log is saved in tb_logs/{name}")
             self.logger.info(f"log file is saved in logs/{name}.log\n")
@@ -162,6 +163,7 @@ class BaseTrainer:
                     score, result = self._validate_epoch(validate_loader, epoch)
                     if self._is_best(score, epoch) and save_best:
                         best = deepcopy(self._weights())
+                        path = path or new_file("save", f"{name}.pth")
                         self.save(str(path))
                     self._show_validation_result(result, score, epoch, save_best)
                     if self.early_stopping is not None and self.early_stopping.early_stop:
@@ -173,7 +175,7 @@ class BaseTrainer:
                 elif self.scheduler is not None:
                     self.scheduler.step()
             if save_best is False:
-                self.save(str(path))
+                self.save(str(path or new_file("save", f"{name}.pth")))
             elif best is not None:
                 self.logger.info(f"load best model in epoch {self.best_epoch}")
                 self._release()
@@ -198,7 +200,7 @@ class BaseTrainer:
 
     def save(self, save_path: str | None = None) -> None:
         """Writes the model's `state_dict`, by default into save/ under the model's name and the time."""
-        path = Path(save_path or Path.cwd() / "save" / f"{type(self.model).__name__}-{_now()}.pth")
+        path = Path(save_path or new_file("save", f"{_named(self.model)}.pth"))
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(self._weights(), path)
         self.logger.info(f"\nmodel is saved in {path}")
@@ -286,7 +288,6 @@ class BaseTrainer:
         return batch
 
     def _open_log(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._handlers = [logging.StreamHandler(), logging.FileHandler(path)]
         for handler in self._handlers:
             handler.setFormatter(logging.Formatter("%(asctime)s - %(levelname)s - %(message)s"))
@@ -384,8 +385,8 @@ def _size(loader: Any) -> int:
     return len(getattr(loader, "dataset", loader))
 
 
-def _now() -> str:
-    return datetime.datetime.now().strftime("%Y-%m-%d-%H_%M_%S")
+def _named(model: nn.Module) -> str:
+    return f"{type(model).__name__}-{datetime.datetime.now():%Y-%m-%d-%H_%M_%S}"
 
 
 def _span(seconds: float) -> str:
