@@ -286,8 +286,8 @@ def test_what_is_there_is_never_written_over(run: Path, recipe: Path, command: C
     [
         (["--which", "7"], "no checkpoint of step 7. It has those of steps [10, 15, 20]"),
         (["--which", "best"], "has no best checkpoint: nothing told good from bad"),
-        (["--to", "torch"], "name its recipe, --recipe file.py"),
-        (["--to", "onnx"], "name its recipe, --recipe file.py"),
+        (["--to", "torch"], "name the recipe: --recipe file.py"),
+        (["--to", "onnx"], "name the recipe: --recipe file.py"),
         (["--to", "torch", "--recipe", "nowhere.py"], "nowhere.py is not a Python file with a recipe"),
         (["--to", "torch", "--recipe", "two.py"], "3 functions that return a Recipe: pair, another, nothing"),
         (["--to", "torch", "--recipe", "two.py:par"], "unknown recipe 'par'. Did you mean 'pair'?"),

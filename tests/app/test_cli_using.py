@@ -194,7 +194,8 @@ def test_a_recipe_that_has_moved_can_be_named_and_keeps_its_arguments(tmp_path: 
     assert "Name the recipe yourself: recipe='file.py' (--recipe file.py)" in refused(capsys, "test", tmp_path / "run")
     named = answer(capsys, "test", tmp_path / "run", "--recipe", "sines.py:small")
     assert named == answer(capsys, "test", "runs/sines", "--trust"), "of width 6, as the run says"
-    assert "is not there." in refused(capsys, "test", tmp_path / "run", "--recipe", "sine.py:small")
+    said = refused(capsys, "test", tmp_path / "run", "--recipe", "sine.py:small")
+    assert "sine.py is not a Python file with a recipe. Did you mean 'sines.py'?" in said
     on = ["resume", tmp_path / "run", "--recipe", "sines.py:small", "--epochs", "3"]
     assert answer(capsys, *on)["epoch"] == 3
 

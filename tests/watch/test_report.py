@@ -80,7 +80,7 @@ def test_a_report_has_everything_that_is_known_of_a_run(tmp_path: Path) -> None:
         **{f"checkpoints__step-0000000000{step}__manifest_json": manifest for step in (80, 100)},
         **{"checkpoints__step-000000000080__COMMIT": "x"},
         answers_safetensors=runs.classified(3, names=("cat", "dog", "owl")),
-        recipe_yaml="recipe: /home/me/train.py:digits\narguments:\n  lr: 0.1\n",
+        recipe_json=json.dumps({"recipe": "/home/me/train.py:digits", "arguments": {"lr": 0.1}}),
     )
     found = page(run)
     assert found.headings == [
@@ -352,7 +352,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
         tmp_path / f"<b>{bad.replace('/', '')}",
         [{"epoch": k, "step": k, "samples": k, f"val/{bad}": float(k), bad: 1.0 / k} for k in (1, 2)],
         f"{runs.STARTED}2026-03-01 10:00:00 warning: {bad}\n2026-03-01 10:00:00 ended: {bad}\n",
-        config_yaml=json.dumps({bad: {bad: bad}}),
+        config_json=json.dumps({bad: {bad: bad}}),
         best__best_json=json.dumps({"step": 1, bad: 1.0}),
         answers_safetensors=runs.classified(3, names=(bad, f"{bad}2", f"{bad}3")),
     )

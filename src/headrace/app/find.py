@@ -12,8 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ConfigError, RunError, unknown
+from ..store.disk import run_path
 from ..store.document import SMALL_BYTES, parse_document, read_document
-from ..store.run import RUN, run_id, run_path
+from ..store.run import RUN, run_id
 from ..store.shape import DICT, TEXT, check
 from .keeping import SOURCE, kept_source
 from .parameters import from_yaml
@@ -83,8 +84,6 @@ def recipe_of(run: Path, given: str | None, trust: bool) -> tuple[str, dict[str,
     document = read_recipe(run)
     arguments = dict(document["arguments"]) if document else {}
     if given is not None:
-        if not Path(given.partition(":")[0]).is_file():
-            raise RunError(f"the recipe {given} is not there.")
         return given, arguments
     if document is None:
         raise RunError(

@@ -19,7 +19,6 @@ from ..step.weights import give_weights, load_weights, saved_weights
 from ..store import codec, disk
 from ..store.contents import TRAINER
 from ..store.rows import encoded
-from ..store.run import run_path
 from ..store.shape import DICT, check, maybe
 from ..train.runs import Runs
 from ..train.trainer import Trainer
@@ -125,7 +124,7 @@ def load(
     `which`: "best", "last" or a step; if not given, the best if anything told good from bad, else the last. Data files
     that are not there any more are known to a run of a recipe as far as predictions need them.
     """
-    path = run_path(run)
+    path = disk.run_path(run)
     if model is None:
         return _of_recipe(path, None if recipe is None else str(recipe), which, trust)
     if not isinstance(model, nn.Module | Trainer):

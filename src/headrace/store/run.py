@@ -33,14 +33,13 @@ TIMES = "times.jsonl"  # apart from the metrics, which are the same however ofte
 CHECKPOINTS, BEST = "checkpoints", "best"
 _ENVIRONMENT = re.compile(r"OMP_|MKL_|CUDA_|NCCL_|GLOO_|SLURM_(JOB_ID|NODELIST|NTASKS|PROCID)|PYTORCH_|TORCH_|MALLOC_")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # pathlib makes one slash of two
 
 
 class Run:
     """A run directory, held by one trainer at a time from `Run(path)` to `close`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = run_path(path)
+        self.path = disk.run_path(path)
         _refuse_others(path)
         with disk.failing(f"opening the run {path}", path), ExitStack() as opened:
             disk.make_dirs(path)
@@ -192,19 +191,9 @@ def _refuse_others(path: Path) -> None:
         )
 
 
-def run_path(run: str | Path) -> Path:
-    """The directory of a run; raises on a URL, which as a path would be a directory such as ./s3: on this machine."""
-    if address := _SCHEME.match(str(run)):
-        raise RunError(
-            f"{address[1]}://{str(run)[address.end() :]} is a URL, and a run is a directory on this machine: name one, "
-            "and copy it from or to the other place."
-        )
-    return Path(run)
-
-
 def run_id(path: Path) -> str:
     """The id of a run, from its directory."""
-    where = run_path(path) / RUN
+    where = disk.run_path(path) / RUN
     try:
         found = read_document(where)
     except FileNotFoundError:

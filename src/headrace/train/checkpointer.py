@@ -18,8 +18,8 @@ from ..store import codec
 from ..store.checkpoints import Keep, Store
 from ..store.codec import Texts
 from ..store.contents import MODEL, TRAINER, Contents
-from ..store.disk import failure
-from ..store.run import RUN, Run, run_path
+from ..store.disk import failure, run_path
+from ..store.run import RUN, Run
 from ..store.shape import PARTS, check
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info

@@ -23,7 +23,7 @@ def runs(dir: Path = Path("runs"), *, json: bool = False) -> int:
     Args:
         dir: where to look
     """
-    from ...store.run import run_path
+    from ...store.disk import run_path
 
     if not run_path(dir).is_dir():
         raise RunError(f"there is no directory {dir}. Name one that holds runs.")
@@ -116,7 +116,7 @@ def board(runs: tuple[Path, ...], *, port: int = 0) -> int:
 
 def _curves(runs: Iterable[Path]) -> dict[str, Path]:
     """What TensorBoard reads, by the name of the run."""
-    from ...store.run import run_path
+    from ...store.disk import run_path
 
     found: dict[str, Path] = {}
     for where in runs:

@@ -10,7 +10,6 @@ from ...errors import RunError
 from ...store import disk, system
 from ...store.document import LARGE_BYTES, SMALL_BYTES, read_document
 from ...store.rows import COUNTERS, Row, best_of, by_step, number, read_row, was_interrupted
-from ...store.run import CONFIG, run_path
 from ..tensorboard import NEWEST, PICTURES
 from .scores import Predictions, read_answers
 
@@ -91,7 +90,7 @@ def read(path: Path) -> RunContents:
     _check(path)
     found = RunContents(path)
     found.facts = _part(found, "run.json", _json, "when and where the training began")
-    found.config = _part(found, CONFIG, _json, "with which settings")
+    found.config = _part(found, "config.json", _json, "with which settings")
     found.recipe = _part(found, "recipe.json", _json)
     times = _times(path)
     found.rows = [row | times.get(_when(row), {}) for row in by_step(_rows(found))]
@@ -105,7 +104,7 @@ def read(path: Path) -> RunContents:
 
 
 def _check(path: Path) -> None:
-    if not run_path(path).is_dir():
+    if not disk.run_path(path).is_dir():
         raise RunError(f"{path} is not a directory. Name the directory of a run, as it was given to fit(run=...).")
     if not (path / "run.json").is_file():
         raise disk.no_run(path)
