@@ -2,8 +2,10 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -121,8 +123,6 @@ def a_package(run: Path) -> None:
 
 
 def a_compiled_file(run: Path) -> None:
-    import py_compile
-
     py_compile.compile(str(evil(run / "evil.py")), cfile=str(run / "recipe.pyc"))
     names(run, str(run / "recipe.pyc") + ":small")
 
@@ -247,7 +247,14 @@ def test_a_file_of_options_that_is_a_link_into_or_in_a_run_names_no_recipe(
     assert not (place / "executed").exists()
 
 
-@pytest.mark.parametrize("name", [name for name in NEED_CODE if name not in ("load", "fit again")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if "processes" in name else [])
+        for name in NEED_CODE
+        if name not in ("load", "fit again")
+    ],
+)
 def test_with_trust_the_copy_in_the_run_is_executed_and_no_path_that_it_names(name: str, place: Path) -> None:
     names(place / "run", str(evil(place / "evil.py")) + ":small")
     (place / "sines.py").unlink()
@@ -258,6 +265,20 @@ def test_with_trust_the_copy_in_the_run_is_executed_and_no_path_that_it_names(na
     with start(command, place, str(place), [*USES[name], "--trust", *AGAIN.get(name, [])], limit_s=LIMIT_S) as child:
         child.ending(LIMIT_S)
     assert (place / "executed").exists(), "the mark can be left"
+
+
+def test_with_trust_nothing_but_the_copy_is_executed(place: Path) -> None:
+    """What was compiled of another source, and modules beside the copy, are not what a person has read."""
+    run = place / "run"
+    compiled = importlib.util.cache_from_source(str(run / "recipe.py"))
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(evil(place / "evil.py")), cfile=compiled, invalidation_mode=unchecked)
+    assert hr.load("run", trust=True).step == 5
+    evil(run / "beside.py")
+    (run / "recipe.py").write_text("import beside\n" + (run / "recipe.py").read_text())
+    with pytest.raises(hr.ConfigError, match=r"name the recipe where its modules are, --recipe file\.py"):
+        hr.load("run", trust=True)
+    assert not (place / "executed").exists()
 
 
 AGAIN = {"predict": ["--out", "again.csv"], "export": ["--out", "again.pt2"]}
@@ -279,6 +300,7 @@ def test_a_recipe_that_the_user_names_is_executed_and_none_of_the_run(name: str,
     assert not (place / "executed").exists()
 
 
+@pytest.mark.slow
 def test_workers_import_nothing_from_a_run_that_is_the_working_directory(place: Path) -> None:
     modules_that_python_imports(place / "run")
     program = place / "bin" / "command.py"  # as the script that pip installs, which is not in the working directory
@@ -365,7 +387,13 @@ CASES += [(name, content) for name in ("recipe.json", "trainer.json") for conten
 CASES += [("config.json", "aliases"), ("metrics.jsonl", "a device"), ("run.json", "a long number")]
 
 
-@pytest.mark.parametrize(("name", "content"), sorted({*CASES}))
+QUICK = [("recipe.json", "aliases"), ("trainer.json", "deep lists"), ("config.json", "a pipe")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in sorted({*CASES})],
+)
 def test_a_document_of_any_size_depth_or_kind_is_used_or_refused_soon(name: str, content: str, place: Path) -> None:
     put(place / "run", name, content)
     with start(read_it, place, str(place), limit_s=SOON_S) as child:

@@ -5,10 +5,10 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from site import getsitepackages, getusersitepackages
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from ..errors import ConfigError, RunError, unknown
@@ -137,9 +137,9 @@ def read_file(file: str) -> dict[str, Any]:
 
 
 def _module(path: Path) -> ModuleType:
-    """A file as a module, which may import what lies beside it, as a script may."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
+    """A file as a module, which may import what lies beside it, as a script may, unless it is the copy in a run."""
+    spec = importlib.util.spec_from_file_location(path.stem, path, loader=_Source(path.stem, str(path)))
+    if spec is None or path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"{path} is not a Python file with a recipe.{_nearest(path)}")
     if path.stem in sys.stdlib_module_names:
         raise ConfigError(f"{path} is called as a module of Python's own. Give the recipe another name.")
@@ -149,12 +149,19 @@ def _module(path: Path) -> ModuleType:
             "another name."
         )
     beside = str(path.absolute().parent)
-    if beside not in sys.path:
+    if beside not in sys.path and not is_of_run(path):
         sys.path.append(beside)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     _execute(spec, module, path)
     return module
+
+
+class _Source(SourceFileLoader):
+    """Compiles a file each time: what has been compiled beside it may be of another source than a person has read."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def _installed(name: str) -> str | None:
@@ -173,7 +180,7 @@ def _execute(spec: ModuleSpec, module: ModuleType, path: Path) -> None:
     except Exception as error:
         del sys.modules[spec.name]
         said = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and (path.parent / RUN).is_file():
+        if isinstance(error, ModuleNotFoundError) and is_of_run(path):
             said += (
                 ". A run keeps the file of its recipe alone: name the recipe where its modules are, --recipe file.py"
             )
