@@ -247,14 +247,8 @@ def test_a_file_of_options_that_is_a_link_into_or_in_a_run_names_no_recipe(
     assert not (place / "executed").exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if "processes" in name else [])
-        for name in NEED_CODE
-        if name not in ("load", "fit again")
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NEED_CODE if name not in ("load", "fit again")])
 def test_with_trust_the_copy_in_the_run_is_executed_and_no_path_that_it_names(name: str, place: Path) -> None:
     names(place / "run", str(evil(place / "evil.py")) + ":small")
     (place / "sines.py").unlink()
@@ -387,19 +381,21 @@ CASES += [(name, content) for name in ("recipe.json", "trainer.json") for conten
 CASES += [("config.json", "aliases"), ("metrics.jsonl", "a device"), ("run.json", "a long number")]
 
 
-QUICK = [("recipe.json", "aliases"), ("trainer.json", "deep lists"), ("config.json", "a pipe")]
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow) for case in sorted({*CASES})],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "content"), sorted({*CASES}))
 def test_a_document_of_any_size_depth_or_kind_is_used_or_refused_soon(name: str, content: str, place: Path) -> None:
     put(place / "run", name, content)
     with start(read_it, place, str(place), limit_s=SOON_S) as child:
         assert child.ending(SOON_S) == 0, child.output
     assert [line.partition(":")[0] for line in child.told] == [*READS, "load", "load_weights"]
     assert "Traceback" not in child.output
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_what_a_run_says_of_its_recipe_is_refused_where_it_cannot_be_read(content: str, place: Path) -> None:
+    put(place / "run", "recipe.json", content)
+    with pytest.raises(hr.RunError, match="what run says of its recipe cannot be read"):
+        hr.load("run")
 
 
 def test_an_option_that_a_run_has_as_text_is_read_with_the_same_limits(place: Path) -> None:
