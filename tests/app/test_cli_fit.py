@@ -86,7 +86,7 @@ def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
 def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:
     assert headrace("fit", f"sines.py:{recipe}", "--steps", "3", "--run", "r", "--progress", "off") == 0
     assert f"headrace resume r --recipe sines.py:{recipe} --steps N" in capsys.readouterr().out
-    assert "'--xyz'. Choose one of: --checkpoint_every" in (said := refused(capsys, "resume", "r", "--xyz", status=2))
+    assert "'--xyz'. Choose one of: --checkpoint_every" in (said := refused(capsys, "resume", "r", "--trust", "--xyz", status=2))
     assert "--recipe" in said
     assert "--resume" not in said
     assert "--run," not in said
