@@ -86,7 +86,9 @@ def test_runs_in_a_directory_get_numbers(place: Path, capsys: Any) -> None:
 def test_a_limit_to_go_on_to_takes_the_place_of_those_before(recipe: str, place: Path, capsys: Any) -> None:
     assert headrace("fit", f"sines.py:{recipe}", "--steps", "3", "--run", "r", "--progress", "off") == 0
     assert f"headrace resume r --recipe sines.py:{recipe} --steps N" in capsys.readouterr().out
-    assert "'--xyz'. Choose one of: --checkpoint_every" in (said := refused(capsys, "resume", "r", "--trust", "--xyz", status=2))
+    assert "'--xyz'. Choose one of: --checkpoint_every" in (
+        said := refused(capsys, "resume", "r", "--trust", "--xyz", status=2)
+    )
     assert "--recipe" in said
     assert "--resume" not in said
     assert "--run," not in said
@@ -133,6 +135,22 @@ def test_a_run_of_a_script_is_told_apart_and_goes_on_with_the_recipe_that_is_nam
     assert json.loads(capsys.readouterr().out)["epoch"] == 2
     (place / "r/recipe.json").write_text("recipe: [")
     assert "what r says of its recipe cannot be read" in refused(capsys, "resume", "r", "--trust")
+
+
+def test_arguments_that_json_has_no_values_for_are_those_of_the_run(place: Path, capsys: Any) -> None:
+    """Infinity, numbers as keys and a file name of any bytes: the run goes on, and is not taken for another."""
+    (place / "odd.py").write_text(
+        "import headrace as hr\nfrom sines import small\n"
+        "INF = float('inf')\n"
+        "def odd(most: float = INF, widths: dict[int, float] = {1: 2.0}, file: str = 'a\\udcff') -> hr.Recipe:\n"
+        '    """Trains.\n\n    Args:\n        most: a.\n        widths: b.\n        file: c.\n    """\n'
+        "    assert (most, widths, file) == (float('inf'), {1: 2.0}, 'a\\udcff')\n    return small()\n"
+    )
+    for epochs in ("1", "2"):
+        assert headrace("fit", "odd.py", "--epochs", epochs, "--run", "runs/", "--json") == 0
+        assert json.loads(capsys.readouterr().out)["run"] == "runs/001"
+    assert headrace("resume", "runs/001", "--recipe", "odd.py", "--epochs", "3", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["epoch"] == 3
 
 
 def refused_after(capsys: Any, *words: object) -> str:

@@ -1,6 +1,7 @@
 """Finds recipes: the function that the name of a file means, and what a run says of its own."""
 
 import importlib.util
+import os
 import sys
 import sysconfig
 import traceback
@@ -71,7 +72,7 @@ def check_run(run: Path) -> None:
 def is_of_run(file: Path) -> bool:
     """Whether a file is in the directory of a run, or is a link to one that is."""
     places = {*file.absolute().parents, *file.resolve().parents}
-    return any((place / RUN).exists() for place in places)
+    return any(os.path.exists(place / RUN) for place in places)
 
 
 def recipe_of(run: Path, given: str | None, trust: bool) -> tuple[str, dict[str, Any]]:
@@ -119,9 +120,9 @@ def read_recipe(run: Path) -> dict[str, Any] | None:
 def read_file(file: str) -> dict[str, Any]:
     """A file of options: keys with values, and `recipe`, `arguments` and `fit` as a run has them. JSON or YAML."""
     try:
-        with open(file, encoding="utf-8") as opened:
-            text = opened.read(SMALL_BYTES)
-        found = parse_document(text) if file.lower().endswith(".json") else from_yaml(text)
+        with open(file, "rb") as opened:
+            data = opened.read(SMALL_BYTES)
+        found = parse_document(data) if file.lower().endswith(".json") else from_yaml(data.decode())
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError as error:

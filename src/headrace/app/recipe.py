@@ -1,6 +1,5 @@
 """A recipe is run: the function is called, and its trainer trains with what it returned."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from ..step import config
 from ..step.weights import give_weights, load_weights, saved_weights
 from ..store import codec, disk
 from ..store.contents import TRAINER
-from ..store.rows import encoded
+from ..store.rows import encoded, readable
 from ..store.shape import DICT, check, maybe
 from ..train.runs import Runs
 from ..train.trainer import Trainer
@@ -218,7 +217,8 @@ def _changed(run: Path, arguments: Mapping[str, Any]) -> list[str]:
         had = (read_recipe(run) or {"arguments": {}})["arguments"]
     except HeadraceError:
         return []
-    return config.differences({name: had.get(name, value) for name, value in arguments.items()}, arguments)
+    now = encoded(arguments)  # as the run has them
+    return config.differences({name: had.get(name, value) for name, value in now.items()}, now)
 
 
 def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class _RecipeWriter(Callback):
         if self._training.note:
             with suppress(OSError):  # the host may be another
                 Path(self._training.note).write_text(str(run), encoding="utf-8")
-        text = json.dumps(encoded(self._training.document), indent=2, ensure_ascii=False).encode() + b"\n"
+        text = readable(self._training.document)
         try:
             disk.write_file(path, text)
             keep_recipe(run, self._training.recipe, self._files)

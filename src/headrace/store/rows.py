@@ -1,5 +1,6 @@
 """The rows of a history: their numbers by key, how they are written, and which row is the best."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
@@ -88,6 +89,11 @@ def encoded(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return encoded(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def readable(document: Mapping[str, Any]) -> bytes:
+    """A document as JSON for a person to read; names of files need not be Unicode."""
+    return json.dumps(encoded(document), indent=2, ensure_ascii=False).encode(errors="surrogatepass") + b"\n"
 
 
 def _decoded(value: Any) -> Any:

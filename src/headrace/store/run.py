@@ -26,7 +26,7 @@ from .. import __version__
 from ..errors import RunError
 from . import disk, system
 from .document import LARGE_BYTES, read_document
-from .rows import encoded, read_row
+from .rows import encoded, read_row, readable
 
 RUN, CONFIG, LOG, METRICS, LOCK = "run.json", "config.json", "log.txt", "metrics.jsonl", "lock"
 TIMES = "times.jsonl"  # apart from the metrics, which are the same however often a training is interrupted
@@ -69,7 +69,7 @@ class Run:
 
     def configure(self, config: Mapping[str, Any]) -> None:
         """Writes the settings of the training for a person to read."""
-        text = json.dumps(encoded(config), indent=2, ensure_ascii=False).encode() + b"\n"
+        text = readable(config)
         with disk.failing(f"writing {self.path / CONFIG}", self.path, len(text)):
             disk.write_file(self.path / CONFIG, text)
 

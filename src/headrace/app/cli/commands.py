@@ -19,7 +19,7 @@ _SAID = {
     "run": "the directory of the run",
     "which": "best, last or a step (best if anything told good from bad, else last)",
     "recipe": "file.py or file.py:function, which makes the model",
-    "trust": "execute the copy of the recipe in the run, which is code, instead",
+    "trust": "instead of --recipe: execute the copy of the recipe in the run, which is code",
     "batch_size": "rows that the model sees at once",
     "json": "print JSON, for a program to read",
 }

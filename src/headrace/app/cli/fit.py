@@ -47,7 +47,7 @@ _TAKES = {
 _BOTH = {
     "config": ("--config FILE", "options from a file, YAML or JSON; may be given several times"),
     "recipe": ("--recipe RECIPE", "file.py or file.py:function, which the run was trained with"),
-    "trust": ("--trust", "execute the copy of the recipe in the run, which is code, instead"),
+    "trust": ("--trust", "instead of --recipe: execute the copy of the recipe in the run, which is code"),
     "print_config": ("--print_config", "print all of it as --config takes it, and end"),
 }
 _ORDER = (
@@ -147,14 +147,15 @@ def _recipe_in(words: list[str], configs: Sequence[Config]) -> str | None:
     named = [(file, str(config.pop("recipe"))) for file, config in configs if "recipe" in config]
     if words and not words[0].startswith("-"):
         return words.pop(0)
-    for file, recipe in named[-1:]:
-        if is_of_run(Path(file)):
-            raise ConfigError(
-                f"{file} is of a run, and names the recipe {recipe!r:.200}. That is code, and a run may come from "
-                f"anybody: name the recipe yourself, headrace fit RECIPE --config {file}."
-            )
-        return recipe
-    return None
+    if not named:
+        return None
+    file, recipe = named[-1]
+    if is_of_run(Path(file)):
+        raise ConfigError(
+            f"{file} is of a run, and names the recipe {recipe!r:.200}. That is code, and a run may come from anybody: "
+            f"name the recipe yourself, headrace fit RECIPE --config {file}."
+        )
+    return recipe
 
 
 def _asked(
