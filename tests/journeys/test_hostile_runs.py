@@ -25,7 +25,7 @@ from headrace.errors import CheckpointError, HeadraceError
 
 KINDS = ["one worker", "a torch schedule", "two workers"]
 TRAINER, WORKER = "trainer.json", "rank-00000.json"
-MARK = "EarlyStopping of 1 val/loss"
+MARK = "EarlyStopping val/loss"
 
 
 def rates(optimizer: torch.optim.Optimizer, total: int | None) -> torch.optim.lr_scheduler.LRScheduler:

@@ -121,7 +121,7 @@ DRAWS, REPORTS, GOES_ON, ENDS = (
     "source that ends",
 )
 OBJECTIVE, SEVERAL, SAMPLES = "objective with parameters", "several optimizers", "reports by samples"
-MARK = "EarlyStopping of 1 val/loss"
+MARK = "EarlyStopping val/loss"
 Lost = tuple[str, Change, str]
 LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (among others)
     "torch's random numbers": ("table", at("owns", 0, "rng", "torch", to=another_generator), "weights"),
