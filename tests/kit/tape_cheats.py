@@ -4,8 +4,8 @@ import functools
 import itertools
 import random
 import types
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,11 +16,26 @@ from torch.utils.checkpoint import checkpoint
 
 import headrace as hr
 
-LATE = 15
+LATE = 12
 """The step after which those that change late are changed."""
 Change = Callable[[], Any]
-Cheat = tuple[nn.Module, Any, Change | None]
-"""A model, its loss, and what is changed late in the training."""
+
+
+class Cheat(NamedTuple):
+    """A model, its loss, and what is changed late in the training."""
+
+    model: nn.Module
+    loss: Any = F.cross_entropy
+    change: Change | None = None
+    undo: Change | None = None
+    """Makes the process what it was, if the change is one of torch or of Python."""
+    data: dict[str, Tensor] | None = None
+    """What it is trained with, if that is not the data of all."""
+    beside: Sequence[Tensor] = ()
+    """Tensors that its passes write and that the model's state does not contain."""
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None
+    options: dict[str, Any] = {}  # noqa: RUF012
+    """What else the trainer is made with."""
 
 
 class Net(nn.Module):
@@ -35,6 +50,19 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(torch.relu(self.enter(x))) * self.scale()
+
+
+Table = dict[str, Callable[[], Cheat]]
+
+
+def into(table: Table) -> Callable[[Callable[[], Cheat]], Callable[[], Cheat]]:
+    """Adds a cheat to a table, by its name."""
+
+    def add(make: Callable[[], Cheat]) -> Callable[[], Cheat]:
+        table[make.__name__] = make
+        return make
+
+    return add
 
 
 def plain(*between: nn.Module) -> nn.Sequential:
@@ -60,24 +88,24 @@ def counted_steps() -> Cheat:
         self.steps += 1
         return 1.0 if self.steps < LATE else 2.0
 
-    return scaled(scale, steps=0), F.cross_entropy, None
+    return Cheat(scaled(scale, steps=0))
 
 
 def python_random() -> Cheat:
-    return scaled(lambda self: random.random()), F.cross_entropy, None
+    return Cheat(scaled(lambda self: random.random()))
 
 
 def numpy_random() -> Cheat:
-    return scaled(lambda self: float(np.random.rand())), F.cross_entropy, None
+    return Cheat(scaled(lambda self: float(np.random.rand())))
 
 
 def numpy_generator() -> Cheat:
-    return scaled(lambda self: self.draw(), draw=np.random.default_rng(3).random), F.cross_entropy, None
+    return Cheat(scaled(lambda self: self.draw(), draw=np.random.default_rng(3).random))
 
 
 def annealed() -> Cheat:
     model = scaled(lambda self: self.coefficient, coefficient=1.0)
-    return model, F.cross_entropy, lambda: setattr(model, "coefficient", 3.0)
+    return Cheat(model, change=lambda: setattr(model, "coefficient", 3.0))
 
 
 class Annealed(hr.Objective):
@@ -93,41 +121,41 @@ class Annealed(hr.Objective):
 
 def annealed_objective() -> Cheat:
     objective = Annealed(1.0)
-    return plain(), objective, lambda: setattr(objective, "factor", 3.0)
+    return Cheat(plain(), objective, lambda: setattr(objective, "factor", 3.0))
 
 
 def annealed_objective_with_a_prior() -> Cheat:
     objective = Annealed(1.0)
-    return plain(), objective + hr.L2Prior(1e-3), lambda: setattr(objective, "factor", 3.0)
+    return Cheat(plain(), objective + hr.L2Prior(1e-3), lambda: setattr(objective, "factor", 3.0))
 
 
 def annealed_in_a_list() -> Cheat:
     model = scaled(lambda self: self.settings["deep"][0], settings={"deep": [1.0]})
-    return model, F.cross_entropy, lambda: model.settings["deep"].__setitem__(0, 3.0)
+    return Cheat(model, change=lambda: model.settings["deep"].__setitem__(0, 3.0))
 
 
 def annealed_on_a_parameter() -> Cheat:
     model = scaled(lambda self: self.enter.weight.factor)
     model.enter.weight.factor = 1.0  # type: ignore[attr-defined]
-    return model, F.cross_entropy, lambda: setattr(model.enter.weight, "factor", 3.0)
+    return Cheat(model, change=lambda: setattr(model.enter.weight, "factor", 3.0))
 
 
 def annealed_on_the_class() -> Cheat:
     model = scaled(lambda self: type(self).coefficient)
     type(model).coefficient = 1.0  # type: ignore[attr-defined]
-    return model, F.cross_entropy, lambda: setattr(type(model), "coefficient", 3.0)
+    return Cheat(model, change=lambda: setattr(type(model), "coefficient", 3.0))
 
 
 def annealed_behind_a_property() -> Cheat:
     model = scaled(lambda self: self.seen)
     type(model).coefficient = 1.0  # type: ignore[attr-defined]
     type(model).seen = property(lambda self: self.coefficient)  # type: ignore[attr-defined]
-    return model, F.cross_entropy, lambda: setattr(type(model), "coefficient", 3.0)
+    return Cheat(model, change=lambda: setattr(type(model), "coefficient", 3.0))
 
 
 def method_of_a_schedule() -> Cheat:
     schedule = with_state(lambda self: 1 / (1 + self.time), time=0)
-    return scaled(lambda self: self.of(), of=schedule.value), F.cross_entropy, lambda: setattr(schedule, "time", 3)
+    return Cheat(scaled(lambda self: self.of(), of=schedule.value), change=lambda: setattr(schedule, "time", 3))
 
 
 def variable_of_a_closure() -> Cheat:
@@ -140,7 +168,7 @@ def variable_of_a_closure() -> Cheat:
         nonlocal factor
         factor = 3.0
 
-    return plain(), loss, change
+    return Cheat(plain(), loss, change)
 
 
 def closures_with_one_code() -> Cheat:
@@ -151,7 +179,7 @@ def closures_with_one_code() -> Cheat:
     model = scaled(made(boxes[0]))
     type(model).also = made(boxes[1])  # type: ignore[attr-defined]
     type(model).scale = lambda self: self.also() * Net.scale(self)  # type: ignore[method-assign]
-    return model, F.cross_entropy, lambda: boxes[1].__setitem__(0, 3.0)
+    return Cheat(model, change=lambda: boxes[1].__setitem__(0, 3.0))
 
 
 def default_argument() -> Cheat:
@@ -160,7 +188,7 @@ def default_argument() -> Cheat:
     def scale(self: Any, held: Any = held) -> Any:
         return held.factor
 
-    return scaled(scale), F.cross_entropy, lambda: setattr(held, "factor", 3.0)
+    return Cheat(scaled(scale), change=lambda: setattr(held, "factor", 3.0))
 
 
 def callable_loss() -> Cheat:
@@ -168,19 +196,19 @@ def callable_loss() -> Cheat:
         return F.cross_entropy(outputs, target) * self.factor
 
     loss: Any = type("Own", (), {"__call__": call, "factor": 1.0})()
-    return plain(), loss, lambda: setattr(loss, "factor", 3.0)
+    return Cheat(plain(), loss, lambda: setattr(loss, "factor", 3.0))
 
 
 def method_as_loss() -> Cheat:
     owner = types.SimpleNamespace(factor=1.0)
     owner.loss = types.MethodType(lambda self, outputs, y: F.cross_entropy(outputs, y) * self.factor, owner)
-    return plain(), owner.loss, lambda: setattr(owner, "factor", 3.0)
+    return Cheat(plain(), owner.loss, lambda: setattr(owner, "factor", 3.0))
 
 
 def partial_as_loss() -> Cheat:
     factors = [1.0]
     loss = functools.partial(lambda outputs, y, by: F.cross_entropy(outputs, y) * by[0], by=factors)
-    return plain(), loss, lambda: factors.__setitem__(0, 3.0)
+    return Cheat(plain(), loss, lambda: factors.__setitem__(0, 3.0))
 
 
 def cached_function() -> Cheat:
@@ -191,7 +219,7 @@ def cached_function() -> Cheat:
         held[0] = 3.0
         cached.cache_clear()
 
-    return scaled(lambda self: cached()), F.cross_entropy, change
+    return Cheat(scaled(lambda self: cached()), F.cross_entropy, change)
 
 
 def cached_method() -> Cheat:
@@ -202,46 +230,46 @@ def cached_method() -> Cheat:
         held[0] = 3.0
         type(model).scale.cache_clear()  # type: ignore[attr-defined]
 
-    return model, F.cross_entropy, change
+    return Cheat(model, change=change)
 
 
 def iterator_in_c() -> Cheat:
     model = scaled(lambda self: 1 / (1 + self.tick()))
     type(model).tick = itertools.count().__next__  # type: ignore[attr-defined]
-    return model, F.cross_entropy, None
+    return Cheat(model)
 
 
 def partial_in_c() -> Cheat:
     model = scaled(lambda self: self.draw())
     type(model).draw = functools.partial(random.Random(3).random)  # type: ignore[attr-defined]
-    return model, F.cross_entropy, None
+    return Cheat(model)
 
 
 def method_replaced() -> Cheat:
     model = scaled(lambda self: 1.0)
-    return model, F.cross_entropy, lambda: setattr(type(model), "scale", lambda self: 3.0)
+    return Cheat(model, change=lambda: setattr(type(model), "scale", lambda self: 3.0))
 
 
 def class_replaced() -> Cheat:
     model = plain()
-    return model, F.cross_entropy, lambda: setattr(model[1], "__class__", nn.Tanh)
+    return Cheat(model, change=lambda: setattr(model[1], "__class__", nn.Tanh))
 
 
 def module_replaced() -> Cheat:
     model = plain()
-    return model, F.cross_entropy, lambda: model.__setitem__(1, nn.Tanh())
+    return Cheat(model, change=lambda: model.__setitem__(1, nn.Tanh()))
 
 
 def forward_replaced() -> Cheat:
     model = plain()
-    return model, F.cross_entropy, lambda: setattr(model[1], "forward", torch.tanh)
+    return Cheat(model, change=lambda: setattr(model[1], "forward", torch.tanh))
 
 
 def global_replaced() -> Cheat:
     space: dict[str, Any] = {"F": F, "activation": F.relu}
     exec("def forward(self, x): return self.leave(activation(self.enter(x)))", space)
     model: Net = type("Global", (Net,), {"forward": space["forward"]})()
-    return model, F.cross_entropy, lambda: space.__setitem__("activation", F.gelu)
+    return Cheat(model, change=lambda: space.__setitem__("activation", F.gelu))
 
 
 def caches_its_last_output() -> Cheat:
@@ -249,15 +277,15 @@ def caches_its_last_output() -> Cheat:
         self.seen["calls"] = self.seen.get("calls", 0) + 1
         return 1 + 0.1 * self.seen["calls"]
 
-    return scaled(scale, seen={}), F.cross_entropy, None
+    return Cheat(scaled(scale, seen={}))
 
 
 def reads_a_number() -> Cheat:
-    return scaled(lambda self: self.enter.weight.abs().mean().item()), F.cross_entropy, None
+    return Cheat(scaled(lambda self: self.enter.weight.abs().mean().item()))
 
 
 def decides_by_a_tensor() -> Cheat:
-    return scaled(lambda self: 1.0 if self.enter.weight.mean() > 0 else 2.0), F.cross_entropy, None
+    return Cheat(scaled(lambda self: 1.0 if self.enter.weight.mean() > 0 else 2.0))
 
 
 def shape_by_the_data() -> Cheat:
@@ -267,14 +295,14 @@ def shape_by_the_data() -> Cheat:
             rows = (x[:, 0] > 0).nonzero()[:, 0]
             return out.index_add(0, rows, out[rows])
 
-    return Chosen(), F.cross_entropy, None
+    return Cheat(Chosen())
 
 
 def of_forward(before: Callable[[Any, Tensor], Tensor]) -> Cheat:
     def forward(self: Any, x: Tensor) -> Tensor:
         return Net.forward(self, before(self, x))
 
-    return type("Before", (Net,), {"forward": forward})(), F.cross_entropy, None
+    return Cheat(type("Before", (Net,), {"forward": forward})())
 
 
 def input_in_place() -> Cheat:
@@ -312,35 +340,36 @@ def counts_in_a_buffer() -> Cheat:
         self.calls.add_(1)
         return x * torch.where(self.calls > LATE, 2.0, 1.0)
 
-    model, loss, _ = of_forward(counted)
-    model.register_buffer("calls", torch.zeros(()))
-    return model, loss, None
+    cheat = of_forward(counted)
+    cheat.model.register_buffer("calls", torch.zeros(()))
+    return cheat
 
 
 def hook_on_a_gradient() -> Cheat:
     class Hooked(Net):
         def forward(self, x: Tensor) -> Tensor:
             hidden = torch.relu(self.enter(x))
-            hidden.register_hook(lambda gradient: gradient * random.random())
+            if hidden.requires_grad:
+                hidden.register_hook(lambda gradient: gradient * random.random())
             return self.leave(hidden)
 
-    return Hooked(), F.cross_entropy, None
+    return Cheat(Hooked())
 
 
 def module_hook() -> Cheat:
     model = plain()
     model[1].register_forward_hook(lambda module, args, out: out * random.random())
-    return model, F.cross_entropy, None
+    return Cheat(model)
 
 
 def late_module_hook() -> Cheat:
     model = plain()
-    return model, F.cross_entropy, lambda: model[0].register_forward_hook(lambda module, args, out: out * 2)
+    return Cheat(model, change=lambda: model[0].register_forward_hook(lambda module, args, out: out * 2))
 
 
 def late_parameter_hook() -> Cheat:
     model = plain()
-    return model, F.cross_entropy, lambda: model[0].weight.register_hook(lambda gradient: gradient * 2)
+    return Cheat(model, change=lambda: model[0].weight.register_hook(lambda gradient: gradient * 2))
 
 
 def own_backward() -> Cheat:
@@ -359,7 +388,7 @@ def own_backward() -> Cheat:
         def forward(self, x: Tensor) -> Tensor:
             return self.leave(Own.apply(self.enter(x)))  # type: ignore[no-untyped-call]
 
-    return Uses(), F.cross_entropy, lambda: setattr(Own, "factor", 3.0)
+    return Cheat(Uses(), change=lambda: setattr(Own, "factor", 3.0))
 
 
 def late(change: Callable[[nn.Sequential], Any], *between: Callable[[], nn.Module]) -> Callable[[], Cheat]:
@@ -367,7 +396,7 @@ def late(change: Callable[[nn.Sequential], Any], *between: Callable[[], nn.Modul
 
     def cheat() -> Cheat:
         model = plain(*[make() for make in between])
-        return model, F.cross_entropy, lambda: change(model)
+        return Cheat(model, change=lambda: change(model))
 
     return cheat
 
@@ -383,10 +412,10 @@ def global_hook() -> Cheat:
         handles[0].remove()
         return out * 2
 
-    return plain(), F.cross_entropy, lambda: handles.append(register_module_forward_hook(first_only))
+    return Cheat(plain(), change=lambda: handles.append(register_module_forward_hook(first_only)))
 
 
-CHEATS: dict[str, Callable[[], Cheat]] = {
+CHEATS: Table = {
     each.__name__: each
     for each in [
         *(counted_steps, python_random, numpy_random, numpy_generator, annealed, annealed_in_a_list),

@@ -162,7 +162,7 @@ class BaseTrainer:
                 if validate_loader is not None:
                     score, result = self._validate_epoch(validate_loader, epoch)
                     if self._is_best(score, epoch) and save_best:
-                        best = deepcopy(self._weights())
+                        best = deepcopy(self.model.state_dict())
                         path = path or new_file("save", f"{name}.pth")
                         self.save(str(path))
                     self._show_validation_result(result, score, epoch, save_best)
@@ -202,7 +202,7 @@ class BaseTrainer:
         """Writes the model's `state_dict`, by default into save/ under the model's name and the time."""
         path = Path(save_path or new_file("save", f"{_named(self.model)}.pth"))
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(self._weights(), path)
+        torch.save({name: value.clone() for name, value in self.model.state_dict().items()}, path)
         self.logger.info(f"\nmodel is saved in {path}")
 
     def _train_epoch(self, loader: Iterable[Any], epoch: int) -> float | dict[str, float]:
@@ -271,9 +271,6 @@ class BaseTrainer:
         """Model and optimizer are ordinary again, if a training has used them."""
         if self._native is not None:
             self._native.release()
-
-    def _weights(self) -> dict[str, Any]:
-        return {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def _move_data_to_device(self, batch: Any) -> Any:
         """A batch on the trainer's device: its tensors, however nested; everything else as it is."""

@@ -358,8 +358,7 @@ class Trainable:
         """Data for one pass, checked; `name` is what errors call them."""
         self._find_workers()
         check.positive("batch_size", batch_size, whole=True)
-        known = categories_of(self.model)
-        source = source_on(data, self.device, name, categories=known)
+        source = source_on(data, self.device, name, categories=(known := categories_of(self.model)))
         check.can_be_read(source, name, known, limit)
         return source
 

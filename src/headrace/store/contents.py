@@ -21,7 +21,7 @@ from .shape import ANY, COUNT, DICT, TEXT, check, each
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
-FORMAT = 1
+FORMAT = 2
 MANIFEST, COMMIT = "manifest.json", "COMMIT"
 MANIFEST_BYTES = 16 << 20
 FILES_MAX = 100_000
@@ -222,12 +222,13 @@ def _manifest(found: Any, path: Path) -> Manifest:
     where = path / MANIFEST
     if not isinstance(found, dict) or type(found.get("format")) is not int or found["format"] < 1:
         raise CorruptError(f"{where} has no format number.")
-    if found["format"] > FORMAT:
+    if found["format"] != FORMAT:
         made_by = found.get("made_by")
         version = made_by.get("headrace") if isinstance(made_by, dict) else None
+        newer = found["format"] > FORMAT
         raise CheckpointError(
             f"{path} was written by headrace {str(version)[:40]!r}, in format {found['format']}; this version reads "
-            f"formats up to {FORMAT}. Install a newer headrace."
+            f"format {FORMAT}. {'Install a newer headrace.' if newer else 'Use that version, or train again.'}"
         )
     check(found, _MANIFEST, str(where))
     files = tuple(Written(entry["name"], entry["size"], entry["sha256"]) for entry in found["files"])

@@ -47,8 +47,7 @@ class Loop:
         self._duties = Duties(trainer, plan, self._at, checkpointer, workers)
         self._guard, self._signals = trainer._step.guard, trainer._signals
         info.scored = plan.scored
-        self._loaded = False  # whether the training goes on from a state
-        self._saved = -1  # the step of the last checkpoint
+        self._loaded, self._saved = False, -1  # whether it goes on from a state, and the step of the last checkpoint
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
         self._skipped = 0  # updates skipped before this training
 
@@ -121,8 +120,7 @@ class Loop:
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails
                     stack.callback(self._at.note_rates)
-                    stack.callback(setattr, trainer, "_info", None)
-                    stack.callback(setattr, trainer, "_strangers", None)
+                    stack.callback(vars(trainer).update, _info=None, _strangers=None)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._workers.leave)
@@ -349,8 +347,6 @@ class Loop:
         )
         if info.stopping and not self._signals.why:  # else it goes on from here, and nothing is over
             self._duties.do()
-
-    # --- saving, and the end ------------------------------------------------------------------------------
 
     def _save_if_due(self) -> None:
         if self._duties.save:

@@ -1,0 +1,1119 @@
+"""Models beside which torch itself changes late, or that ask torch for what is no operation on tensors.
+
+Functions of torch that are replaced, hooks of every kind, modes and settings, numbers and lengths that are read from a
+batch, random generators, memory.
+"""
+
+import builtins
+import contextlib
+import ctypes
+import math
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+from torch.nn.utils import parametrize, prune
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import headrace as hr
+
+from .tape_cheats import Cheat, Net, Table, into, of_forward, plain, scaled
+
+TORCH: Table = {}
+add = into(TORCH)
+ROWS = 80
+
+
+def _original(owner: Any, name: str) -> Any:
+    return owner.__dict__[name] if isinstance(owner, type) and name in owner.__dict__ else getattr(owner, name)
+
+
+def replaced(owner: Any, name: str, by: Callable[[Any], Any], model: Callable[[], nn.Module] = Net) -> None:
+    """Adds: this is replaced late by what is made of it."""
+
+    def cheat() -> Cheat:
+        patch = pytest.MonkeyPatch()
+        return Cheat(model(), change=lambda: patch.setattr(owner, name, by(_original(owner, name))), undo=patch.undo)
+
+    TORCH[f"{getattr(owner, '__name__', type(owner).__name__)}.{name}_replaced"] = cheat
+
+
+def doubled(function: Any) -> Any:
+    """Gives the double of what a function gives."""
+    return lambda *args, **kwargs: function(*args, **kwargs) * 2
+
+
+class Uses(Net):
+    """Calls torch's functions by their usual names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(F.linear(x, self.enter.weight)).relu() + 1.0
+        return self.leave(torch.tanh(hidden))
+
+
+class Two(Net):
+    """Has another layer of the same shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.also = nn.Linear(6, 8)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.leave = nn.GRU(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.rnn(x.view(-1, 3, 2))[0][:, -1])
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+        self.leave = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.leave(x)
+
+
+class Penalises(Net):
+    def scale(self) -> Any:
+        return 1 + sum(param.square().sum() for param in self.parameters()) / 100
+
+
+class Scales(Net):
+    """Asks Python's and torch's functions for a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / max(torch.numel(x) // len(x), 1)
+
+
+replaced(nn.Linear, "forward", doubled)
+replaced(nn.ReLU, "forward", doubled, plain)
+replaced(nn.Module, "__call__", doubled)
+replaced(nn.Module, "_call_impl", doubled)
+replaced(nn.Sequential, "forward", doubled, plain)
+replaced(nn.BatchNorm1d, "forward", doubled, lambda: plain(nn.BatchNorm1d(8)))
+replaced(nn.modules.batchnorm._BatchNorm, "forward", doubled, lambda: plain(nn.BatchNorm1d(8)))
+replaced(nn.Module, "__getattr__", lambda get: lambda self, name: get(self, "also" if name == "enter" else name), Two)
+replaced(F, "linear", doubled, Uses)
+replaced(F, "linear", doubled)
+replaced(F, "relu", doubled, Uses)
+replaced(torch, "tanh", doubled, Uses)
+replaced(torch, "relu", doubled)
+replaced(torch, "numel", doubled, Scales)
+replaced(Tensor, "relu", doubled, Uses)
+replaced(Tensor, "__add__", doubled, Uses)
+replaced(Tensor, "__mul__", lambda product: lambda self, other: torch.mul(self, other).add(1.0))
+replaced(Tensor, "softmax", doubled, lambda: plain(nn.Softmax(-1)))
+replaced(torch._VF, "gru", lambda gru: lambda *args: (gru(*args)[0] * 2, gru(*args)[1]), lambda: Recurrent())
+replaced(nn.ModuleList, "__iter__", lambda each: lambda self: reversed([*each(self)]), lambda: Listed())
+replaced(nn.Module, "parameters", lambda each: lambda self: iter([*each(self)][1:]), lambda: Penalises())
+replaced(sys.modules["torch.nn.modules.linear"], "F", lambda home: types.SimpleNamespace(linear=doubled(home.linear)))
+replaced(F.relu, "__code__", lambda code: F.silu.__code__, plain)
+replaced(F.relu, "__defaults__", lambda defaults: (True,), plain)
+replaced(nn.Linear.forward, "__code__", lambda code: (lambda self, input: F.linear(input, self.weight)).__code__)
+
+
+@add
+def cross_entropy_replaced() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    change: Any = lambda: patch.setattr(F, "cross_entropy", doubled(F.cross_entropy))  # noqa: E731
+    return Cheat(plain(), nn.CrossEntropyLoss(), change, patch.undo)
+
+
+@add
+def cross_entropy_replaced_in_a_lambda() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    change: Any = lambda: patch.setattr(F, "cross_entropy", doubled(F.cross_entropy))  # noqa: E731
+    return Cheat(plain(), lambda out, y: F.cross_entropy(out, y), change, patch.undo)
+
+
+@add
+def built_in_replaced() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    model = scaled(lambda self: float(sum([1.0])))
+    given = builtins.sum
+    change: Any = lambda: patch.setattr(builtins, "sum", lambda *each: given(*each) * 3)  # noqa: E731
+    return Cheat(model, change=change, undo=patch.undo)
+
+
+@add
+def function_of_math_replaced() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    model = scaled(lambda self: math.sqrt(1.0))
+    return Cheat(model, change=lambda: patch.setattr(math, "sqrt", lambda x: 3.0), undo=patch.undo)
+
+
+@add
+def constant_of_math_replaced() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    return Cheat(scaled(lambda self: math.pi), change=lambda: patch.setattr(math, "pi", 1.0), undo=patch.undo)
+
+
+# --- settings and modes -------------------------------------------------------------------------------------
+
+
+def entered(make: Callable[[], Any], model: Callable[[], nn.Module] = Net, **fields: Any) -> Callable[[], Cheat]:
+    """Late, a context is entered, and it is not left before the end."""
+
+    def cheat() -> Cheat:
+        stack = contextlib.ExitStack()
+        return Cheat(model(), change=lambda: stack.enter_context(make()), undo=stack.close, **fields)
+
+    return cheat
+
+
+class Doubles(TorchFunctionMode):
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        return made * 2 if function in (torch.relu, F.relu) else made
+
+
+class DoublesBelow(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        return made * 2 if function is torch.ops.aten.relu.default else made
+
+
+@contextlib.contextmanager
+def set_back(change: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
+    change(value)
+    try:
+        yield
+    finally:
+        change(before)
+
+
+class Encodes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.leave = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.layer(x.unsqueeze(1))[:, 0])
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(6, 24), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.enter(x).view(1, 1, len(x), 24).chunk(3, -1)
+        return self.leave(F.scaled_dot_product_attention(q, k, v)[0, 0])
+
+
+TORCH.update(
+    {
+        "autocast_late": entered(lambda: torch.autocast("cpu", torch.bfloat16)),
+        "function_mode_late": entered(Doubles),
+        "dispatch_mode_late": entered(DoublesBelow),
+        "saved_tensors_doubled": entered(
+            lambda: torch.autograd.graph.saved_tensors_hooks(
+                lambda t: t * 2 if t.is_floating_point() else t, lambda t: t
+            )
+        ),
+        "anomaly_mode_late": entered(lambda: torch.autograd.set_detect_anomaly(True)),
+        "deterministic_algorithms_late": entered(lambda: set_back(torch.use_deterministic_algorithms, True, False)),
+        "reads_deterministic_algorithms": entered(
+            lambda: set_back(torch.use_deterministic_algorithms, True, False),
+            lambda: scaled(lambda self: 3.0 if torch.are_deterministic_algorithms_enabled() else 1.0),
+        ),
+        "default_type_late": entered(
+            lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
+            lambda: scaled(lambda self: torch.full((3,), 1 / 3).float()),
+        ),
+        "reads_the_default_type": entered(
+            lambda: set_back(torch.set_default_dtype, torch.float64, torch.float32),
+            lambda: scaled(lambda self: 3.0 if torch.get_default_dtype() == torch.float64 else 1.0),
+        ),
+        "number_of_threads": entered(
+            lambda: set_back(torch.set_num_threads, 2, torch.get_num_threads()),
+            lambda: scaled(lambda self: float(torch.get_num_threads())),
+        ),
+        "reads_whether_gradients_are_made": lambda: Cheat(scaled(lambda self: 1.0 if torch.is_grad_enabled() else 3.0)),
+        "reads_autocast": entered(
+            lambda: torch.autocast("cpu", torch.bfloat16, enabled=True),
+            lambda: scaled(lambda self: 3.0 if torch.is_autocast_enabled("cpu") else 1.0),
+        ),
+        "reads_the_seed": entered(
+            lambda: contextlib.nullcontext(torch.manual_seed(5)),
+            lambda: scaled(lambda self: 1.0 + torch.initial_seed() % 7),
+        ),
+        "reads_precision_of_products": entered(
+            lambda: set_back(torch.set_float32_matmul_precision, "high", "highest"),
+            lambda: scaled(lambda self: 1.0 if torch.get_float32_matmul_precision() == "highest" else 3.0),
+        ),
+        "precision_of_products": entered(lambda: set_back(torch.set_float32_matmul_precision, "medium", "highest")),
+        "mkldnn_off": entered(lambda: set_back(torch._C._set_mkldnn_enabled, False, True)),
+        "attention_by_math": entered(
+            lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), Attends
+        ),
+        "reads_how_attention_is_made": entered(
+            lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+            lambda: scaled(lambda self: 3.0 if not torch.backends.cuda.flash_sdp_enabled() else 1.0),
+        ),
+        "default_device_late": entered(lambda: torch.device("cpu"), lambda: scaled(lambda self: torch.ones(()) * 2)),
+        "path_of_einsum": entered(
+            lambda: set_back(lambda on: setattr(torch.backends.opt_einsum, "enabled", on), False, True),
+            lambda: (
+                of_forward(lambda self, x: torch.einsum("bi,ij,jk->bk", x, torch.ones(6, 9), torch.ones(9, 6))).model
+            ),
+        ),
+        "fast_path_of_attention": entered(
+            lambda: set_back(torch.backends.mha.set_fastpath_enabled, False, True), lambda: Encodes()
+        ),
+        "seeded_late": entered(lambda: contextlib.nullcontext(torch.manual_seed(5)), lambda: plain(nn.Dropout(0.3))),
+        "printing_options": entered(
+            lambda: set_back(lambda digits: torch.set_printoptions(precision=digits), 1, 4),
+            lambda: scaled(lambda self: float(str(torch.tensor(1 / 3))[7:-1])),
+        ),
+        "flush_denormals": entered(
+            lambda: set_back(torch.set_flush_denormal, True, False),
+            lambda: scaled(lambda self: 1.0 + torch.full((3,), 1e-40) * 1e30 * 1e10),
+        ),
+    }
+)
+
+
+# --- hooks --------------------------------------------------------------------------------------------------
+
+
+def hooked(register: Callable[[Any], Any], model: Callable[[], nn.Module] = plain) -> None:
+    """Adds two: hooks that are registered late, and before the training."""
+    name = register.__name__
+
+    def late() -> Cheat:
+        made = model()
+        handles: list[Any] = []
+        return Cheat(made, change=lambda: handles.append(register(made)), undo=lambda: _remove(handles))
+
+    def early() -> Cheat:
+        made = model()
+        handles = [register(made)]
+        return Cheat(made, change=lambda: handles.pop().remove(), undo=lambda: _remove(handles))
+
+    TORCH[f"{name}_late"], TORCH[f"{name}_until_late"] = late, early
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+@hooked
+def forward_hook(model: Any) -> Any:
+    return model[0].register_forward_hook(lambda module, args, out: out * 2)
+
+
+@hooked
+def forward_hook_with_keywords(model: Any) -> Any:
+    return model[0].register_forward_hook(lambda module, args, kwargs, out: out * 2, with_kwargs=True)
+
+
+@hooked
+def forward_hook_that_is_always_called(model: Any) -> Any:
+    return model[0].register_forward_hook(lambda module, args, out: out * 2, always_call=True)
+
+
+@hooked
+def forward_pre_hook(model: Any) -> Any:
+    return model[0].register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+
+
+@hooked
+def full_backward_hook(model: Any) -> Any:
+    return model[2].register_full_backward_hook(lambda module, given, out: (given[0] * 2,))
+
+
+@hooked
+def full_backward_pre_hook(model: Any) -> Any:
+    return model[2].register_full_backward_pre_hook(lambda module, out: (out[0] * 2,))
+
+
+@hooked
+def hook_of_a_parameter(model: Any) -> Any:
+    return model[0].weight.register_hook(lambda gradient: gradient * 2)
+
+
+@hooked
+def hook_after_a_gradient_is_added(model: Any) -> Any:
+    def double(param: Tensor) -> None:
+        assert param.grad is not None
+        param.grad.mul_(2)
+
+    return model[0].weight.register_post_accumulate_grad_hook(double)
+
+
+@hooked
+def hook_of_several_gradients(model: Any) -> Any:
+    def double(gradients: Any) -> None:
+        for param in model.parameters():
+            param.data.mul_(0.99)
+
+    return torch.autograd.graph.register_multi_grad_hook([*model.parameters()], double)
+
+
+@hooked
+def hook_of_a_node(model: Any) -> Any:
+    """As distributed training does: on the node that adds up a parameter's gradient."""
+    weight = model[0].weight
+    model.__dict__.setdefault("kept", []).append(weight.view_as(weight).grad_fn.next_functions[0][0])
+    return model.__dict__["kept"][-1].register_prehook(lambda gradients: (gradients[0] * 2,))
+
+
+@hooked
+def hook_of_the_state(model: Any) -> Any:
+    return model.register_state_dict_pre_hook(lambda *given: None)
+
+
+@hooked
+def forward_hook_of_all(model: Any) -> Any:
+    def double(module: Any, args: Any, out: Any) -> Any:
+        return out * 2 if module is model[0] else None
+
+    return modules.register_module_forward_hook(double)
+
+
+@hooked
+def forward_pre_hook_of_all(model: Any) -> Any:
+    def double(module: Any, args: Any) -> Any:
+        return (args[0] * 2,) if module is model[0] else None
+
+    return modules.register_module_forward_pre_hook(double)
+
+
+@hooked
+def full_backward_hook_of_all(model: Any) -> Any:
+    def double(module: Any, given: Any, out: Any) -> Any:
+        return (given[0] * 2,) if module is model[2] else None
+
+    return modules.register_module_full_backward_hook(double)
+
+
+@hooked
+def full_backward_pre_hook_of_all(model: Any) -> Any:
+    def double(module: Any, out: Any) -> Any:
+        return (out[0] * 2,) if module is model[2] else None
+
+    return modules.register_module_full_backward_pre_hook(double)
+
+
+@hooked
+def forward_hook_of_a_loss(model: Any) -> Any:
+    return model[2].register_forward_hook(lambda module, args, out: out.clamp(-1, 1))
+
+
+@add
+def hook_of_a_loss_late() -> Cheat:
+    loss = nn.CrossEntropyLoss()
+    return Cheat(plain(), loss, lambda: loss.register_forward_hook(lambda module, args, out: out * 2))
+
+
+@add
+def hook_by_its_dictionary() -> Cheat:
+    model = plain()
+    return Cheat(model, change=lambda: model[0]._forward_hooks.update({7: lambda module, args, out: out * 2}))
+
+
+@add
+def hook_with_a_state() -> Cheat:
+    model, box = plain(), [1.0]
+    model[0].register_forward_hook(lambda module, args, out: out * box[0])
+    return Cheat(model, change=lambda: box.__setitem__(0, 3.0))
+
+
+@add
+def hook_of_what_a_pass_makes() -> Cheat:
+    box = [1.0]
+
+    class Hooked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.enter(x))
+            if hidden.requires_grad:
+                hidden.register_hook(lambda gradient: gradient * box[0])
+            return self.leave(hidden)
+
+    return Cheat(Hooked(), change=lambda: box.__setitem__(0, 3.0))
+
+
+@add
+def hook_of_a_node_of_a_pass() -> Cheat:
+    box = [1.0]
+
+    class Hooked(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.enter(x))
+            if hidden.grad_fn is not None:
+                hidden.grad_fn.register_prehook(lambda gradients: (gradients[0] * box[0],))
+            return self.leave(hidden)
+
+    return Cheat(Hooked(), change=lambda: box.__setitem__(0, 3.0))
+
+
+# --- parametrizations, functions and kinds of tensors -------------------------------------------------------
+
+
+class Twice(nn.Module):
+    def __init__(self, factor: float = 2.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@add
+def parametrized_with_a_number() -> Cheat:
+    model, twice = plain(), Twice(1.0)
+    parametrize.register_parametrization(model[0], "weight", twice)
+    return Cheat(model, change=lambda: setattr(twice, "factor", 3.0))
+
+
+@add
+def parametrization_cached() -> Cheat:
+    model = plain()
+    parametrize.register_parametrization(model[0], "weight", Twice(1.0))
+
+    def forward(x: Tensor) -> Tensor:
+        with parametrize.cached():
+            return nn.Sequential.forward(model, x)
+
+    model.forward = forward
+    return Cheat(model, change=lambda: setattr(model[0].parametrizations.weight[0], "factor", 3.0))
+
+
+@add
+def weight_normalised() -> Cheat:
+    return Cheat(plain(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))))
+
+
+@add
+def orthogonal() -> Cheat:
+    return Cheat(plain(nn.utils.parametrizations.orthogonal(nn.Linear(8, 8))))
+
+
+@add
+def pruned() -> Cheat:
+    model = plain(nn.Linear(8, 8))
+    prune.random_unstructured(model[1], "weight", 0.3)
+    return Cheat(model, change=lambda: model[1].weight_mask.zero_())
+
+
+@add
+def pruned_late() -> Cheat:
+    model = plain(nn.Linear(8, 8))
+    prune.identity(model[1], "weight")
+    return Cheat(model, change=lambda: setattr(model[1], "weight_mask", torch.zeros(8, 8)))
+
+
+@add
+def forward_of_ones_own_function() -> Cheat:
+    class Own(torch.autograd.Function):
+        factor = 1.0
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * Own.factor
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            return gradients[0] * Own.factor
+
+    return Cheat(of_forward(lambda self, x: Own.apply(x)).model, change=lambda: setattr(Own, "factor", 3.0))
+
+
+@add
+def function_that_remembers() -> Cheat:
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, calls: list[int]) -> Tensor:
+            calls.append(len(calls))
+            ctx.calls = calls
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            return gradients[0] / (1 + len(ctx.calls)), None
+
+    class Remembers(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.leave(Own.apply(self.enter(x), self.calls))
+
+    model = Remembers()
+    model.calls = []  # type: ignore[assignment]
+    return Cheat(model)
+
+
+@add
+def checkpointed_with_a_state() -> Cheat:
+    box = [1.0]
+    model = of_forward(lambda self, x: checkpoint(lambda x: x * box[0], x, use_reentrant=False)).model
+    return Cheat(model, change=lambda: box.__setitem__(0, 3.0))
+
+
+class Marked(Tensor):
+    """A kind of tensor whose operations have a state."""
+
+    factor = 1.0
+
+    @classmethod
+    def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = super().__torch_function__(function, kinds, args, kwargs or {})
+        return made * cls.factor if function is Tensor.relu else made
+
+
+@add
+def kind_of_tensor() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    model = of_forward(lambda self, x: x.as_subclass(Marked).relu().as_subclass(Tensor)).model
+    return Cheat(model, change=lambda: patch.setattr(Marked, "factor", 3.0), undo=patch.undo)
+
+
+@add
+def kind_of_buffer() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    model = of_forward(lambda self, x: x * self.marked.relu().as_subclass(Tensor)).model
+    model.register_buffer("marked", torch.ones(6).as_subclass(Marked))
+    return Cheat(model, change=lambda: patch.setattr(Marked, "factor", 3.0), undo=patch.undo)
+
+
+@add
+def operator_registered() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    library = torch.library.Library("tape_cheats", "FRAGMENT")
+    library.define("scaled(Tensor x) -> Tensor")
+    library.impl("scaled", lambda x: x * Marked.factor, "CompositeImplicitAutograd")
+    model = of_forward(lambda self, x: torch.ops.tape_cheats.scaled(x)).model
+
+    def undo() -> None:
+        patch.undo()
+        library._destroy()
+
+    return Cheat(model, change=lambda: patch.setattr(Marked, "factor", 3.0), undo=undo)
+
+
+@add
+def operator_registered_below() -> Cheat:
+    patch = pytest.MonkeyPatch()
+    library = torch.library.Library("tape_cheats_below", "FRAGMENT")
+    library.define("scaled(Tensor x) -> Tensor")
+    library.impl("scaled", lambda x: x * Marked.factor, "CPU")
+    model = of_forward(lambda self, x: torch.ops.tape_cheats_below.scaled(x)).model
+
+    def undo() -> None:
+        patch.undo()
+        library._destroy()
+
+    return Cheat(model, change=lambda: patch.setattr(Marked, "factor", 3.0), undo=undo)
+
+
+@add
+def called_with_other_parameters() -> Cheat:
+    model = Net()
+    factors = [1.0]
+
+    def forward(x: Tensor) -> Tensor:
+        changed = {name: value * factors[0] for name, value in model.enter.named_parameters()}
+        return model.leave(torch.relu(torch.func.functional_call(model.enter, changed, x)))
+
+    model.forward = forward  # type: ignore[method-assign]
+    return Cheat(model, change=lambda: factors.__setitem__(0, 3.0))
+
+
+@add
+def mapped() -> Cheat:
+    box = [1.0]
+    model = of_forward(lambda self, x: torch.func.vmap(lambda row: row * box[0])(x)).model
+    return Cheat(model, change=lambda: box.__setitem__(0, 3.0))
+
+
+# --- what is read from a batch ------------------------------------------------------------------------------
+
+
+def _lengths(first: int, later: int) -> Tensor:
+    """Numbers that are alike in the first six batches of ten rows, and differ in later ones."""
+    lengths = torch.full((ROWS,), first)
+    lengths[torch.from_numpy(hr.Order(ROWS, seed=0).indices(0, 0, ROWS))[60:]] = later
+    return lengths
+
+
+def by_batch(forward: Callable[[Any, Tensor, Tensor], Tensor], numbers: Tensor) -> Cheat:
+    """A model that reads numbers which come with each row."""
+    model: Net = type("ByBatch", (Net,), {"forward": forward})()
+    x = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
+    y = torch.randint(0, 3, (ROWS,), generator=torch.Generator().manual_seed(2))
+    return Cheat(model, data={"x": x, "n": numbers, "y": y})
+
+
+def reads(name: str, read: Callable[[Tensor], Any]) -> None:
+    """Adds: a number of the batch is read so, and scales the outputs."""
+
+    def forward(self: Any, x: Tensor, n: Tensor) -> Tensor:
+        return Net.forward(self, x) * read(n)
+
+    numbers = _lengths(1, 3)
+    TORCH[f"batch_read_by_{name}"] = lambda: by_batch(forward, numbers)
+
+
+def _address(n: Tensor) -> float:
+    return float(ctypes.c_longlong.from_address(n.data_ptr()).value)
+
+
+def _length_of_storage(n: Tensor) -> float:
+    return float(n.untyped_storage()[0])
+
+
+for name, read in {
+    "item": lambda n: n[0].item(),
+    "float": lambda n: float(n[0]),
+    "int": lambda n: int(n.sum()),
+    "bool": lambda n: 3.0 if n[0] > 2 else 1.0,
+    "if": lambda n: 1.0 if (n == 1).all() else 3.0,
+    "max_of_python": lambda n: max(n),
+    "sorting": lambda n: sorted(n)[-1],
+    "equal": lambda n: 1.0 if torch.equal(n, torch.ones_like(n)) else 3.0,
+    "allclose": lambda n: 1.0 if torch.allclose(n.float(), torch.ones(len(n))) else 3.0,
+    "contains": lambda n: 3.0 if 3 in n else 1.0,
+    "tolist": lambda n: sum(n.tolist()) / len(n),
+    "numpy": lambda n: float(n.numpy().mean()),
+    "array": lambda n: float(np.asarray(n).mean()),
+    "dlpack": lambda n: float(np.from_dlpack(n)[0]),
+    "offset": lambda n: 1.0 + n.storage_offset() / 100,
+    "version": lambda n: 1.0 + n._version,
+    "base": lambda n: 3.0 if n._base is not None else 1.0,
+    "size_of_storage": lambda n: n.untyped_storage().nbytes() / 100,
+    "is_nonzero": lambda n: 3.0 if torch.is_nonzero(n[0] - 1) else 1.0,
+    "min_of_both": lambda n: min(n[0], n[1]),
+    "comparison": lambda n: 1.0 + 2.0 * (n[0] > 2 or n[1] > 2),
+    "not": lambda n: 1.0 if not n[0] - 1 else 3.0,
+    "complex": lambda n: complex(n[0]).real,
+    "round": lambda n: round(n[0].float().item()),
+    "divmod": lambda n: float(divmod(int(n[0]), 2)[0] + 1),
+    "key": lambda n: {1: 1.0, 3: 3.0}[int(n[0])],
+    "address": _address,
+    "storage": _length_of_storage,
+    "text": lambda n: float(len(str(n))),
+    "format": lambda n: float(f"{n[0]}"),
+    "pickle": lambda n: float(pickle.loads(pickle.dumps(n))[0]),
+    "index": lambda n: [1.0, 1.0, 2.0, 3.0][n[0]],
+    "range": lambda n: float(len(range(n[0]))),
+    "multiplied_list": lambda n: float(len([0] * n[0])),
+    "iteration": lambda n: sum(1.0 for each in n if each > 2) + 1.0,
+    "nonzero": lambda n: float(len((n > 2).nonzero()) + 1),
+    "where": lambda n: float(len(torch.where(n > 2)[0]) + 1),
+    "unique": lambda n: float(len(torch.unique(n))),
+    "mask": lambda n: float(n[n > 2].numel() + 1),
+    "bincount": lambda n: float(len(torch.bincount(n))),
+    "one_hot": lambda n: float(F.one_hot(n).shape[1]),
+    "repeat_interleave": lambda n: float(torch.repeat_interleave(torch.ones(len(n)), n).shape[0]),
+    "tensor_split": lambda n: float(torch.tensor_split(torch.ones(8), n[:1])[0].shape[0]),
+    "sections": lambda n: float(torch.tensor_split(torch.ones(8), n[0])[0].shape[0]),
+    "arange": lambda n: float(torch.arange(n[0]).shape[0]),
+    "full": lambda n: torch.full((3,), n[0]),
+    "alpha": lambda n: torch.add(torch.ones(3), torch.ones(3), alpha=n[0]),
+    "rate_of_dropout": lambda n: F.dropout(torch.ones(3), 0.1 * float(n[0])),
+    "power": lambda n: 2.0 ** n[0].item(),
+    "slice": lambda n: torch.ones(8)[: n[0]].sum(),
+    "element": lambda n: torch.arange(4.0)[n[0]],
+    "chunk_sizes": lambda n: torch.ones(8).split([int(n[0]), 8 - int(n[0])])[0].sum(),
+    "as_tensor": lambda n: torch.tensor(n[0].item()),
+    "new_tensor": lambda n: n.new_tensor([n[0]]).float(),
+    "quantile": lambda n: torch.ones(4).cumsum(0).quantile(n[0] / 4.0),
+    "shape_of_zeros": lambda n: float(torch.zeros(n[0], 2).shape[0]),
+    "view": lambda n: float(torch.ones(6).view(n[0], -1).shape[0]),
+    "expand": lambda n: float(torch.ones(1).expand(n[0]).shape[0]),
+    "narrow": lambda n: torch.ones(8).narrow(0, n[0], 1).sum() * n[0],
+    "linspace": lambda n: float(torch.linspace(0, 1, int(n[0])).shape[0]),
+    "hash_of_bytes": lambda n: float(1 + sum(n.numpy().tobytes()) % 5),
+    "memory_of_ctypes": lambda n: float(ctypes.string_at(n.data_ptr(), 1)[0]),
+}.items():
+    reads(name, read)
+
+
+@add
+def tensor_split_of_outputs() -> Cheat:
+    """The parts have other sizes, and their sums are made of other rows."""
+
+    def forward(self: Any, x: Tensor, n: Tensor) -> Tensor:
+        out = Net.forward(self, x)
+        first, *_ = torch.tensor_split(out, n[:1])
+        return out * (1 + first.mean())
+
+    return by_batch(forward, _lengths(2, 5))
+
+
+@add
+def packed_sequences() -> Cheat:
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.leave = nn.GRU(2, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, n: Tensor) -> Tensor:
+            packed = pack_padded_sequence(x.view(-1, 3, 2), n, batch_first=True, enforce_sorted=False)
+            out, _ = self.rnn(packed)
+            return self.leave(pad_packed_sequence(out, batch_first=True, total_length=3)[0].sum(1))
+
+    cheat = by_batch(lambda self, x, n: x, _lengths(3, 1))
+    return cheat._replace(model=Packs())
+
+
+@add
+def packed_sequences_sorted() -> Cheat:
+    class Packs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.leave = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor, n: Tensor) -> Tensor:
+            order = n.argsort(descending=True)
+            _, (state, _) = self.rnn(pack_padded_sequence(x.view(-1, 3, 2)[order], n[order], batch_first=True))
+            return self.leave(state[-1][order.argsort()])
+
+    return by_batch(lambda self, x, n: x, _lengths(3, 1))._replace(model=Packs())
+
+
+class Ctc(nn.Module):
+    """A model that gives its loss: the alignment of two labels with six steps."""
+
+    def __init__(self, whole: bool) -> None:
+        super().__init__()
+        self.leave, self.whole = nn.Linear(1, 4), whole
+
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:
+        log = self.leave(x.unsqueeze(-1)).log_softmax(-1).transpose(0, 1)
+        labels = torch.ones(len(x), 2, dtype=torch.long) + torch.arange(2)
+        steps = torch.full((len(x),), 6) if self.whole else n + 2
+        lengths = n.clamp(max=2) if self.whole else torch.full((len(x),), 2)
+        return F.ctc_loss(log, labels, steps, lengths) * torch.ones(len(x), 3) * self.leave.bias[:3]
+
+
+@add
+def lengths_of_labels_in_ctc() -> Cheat:
+    return by_batch(lambda self, x, n: x, _lengths(2, 1))._replace(model=Ctc(True))
+
+
+@add
+def lengths_of_steps_in_ctc() -> Cheat:
+    return by_batch(lambda self, x, n: x, _lengths(4, 3))._replace(model=Ctc(False))
+
+
+# --- what is read of parameters -------------------------------------------------------------------------
+
+
+TORCH.update(
+    {
+        "gradient_of_before": lambda: Cheat(
+            scaled(lambda self: 1.0 if self.enter.weight.grad is None else 1.0 + self.enter.weight.grad.abs().sum())
+        ),
+        "whether_there_is_a_gradient": lambda: Cheat(
+            scaled(lambda self: 1.0 if self.enter.weight.grad is None else 3.0)
+        ),
+        "version_of_a_parameter": lambda: Cheat(scaled(lambda self: 1.0 + self.enter.weight._version % 7)),
+        "address_of_a_parameter": lambda: Cheat(
+            scaled(lambda self: 1.0 + 2.0 * (self.enter.weight.data_ptr() == self.leave.weight.data_ptr()))
+        ),
+        "whether_a_parameter_is_trained": lambda: late_in(
+            scaled(lambda self: 1.0 if self.enter.bias.requires_grad else 3.0),
+            lambda model: model.enter.bias.requires_grad_(False),
+        ),
+        "norm_of_a_parameter": lambda: Cheat(scaled(lambda self: float(self.enter.weight.detach().norm()))),
+        "names_of_parameters": lambda: late_in(
+            scaled(lambda self: float(len([name for name, _ in self.named_parameters()]))),
+            lambda model: model.register_parameter("more", nn.Parameter(torch.ones(2), requires_grad=False)),
+        ),
+        "buffer_that_appears": lambda: late_in(
+            scaled(lambda self: 1.0 + sum(1 for _ in self.buffers())),
+            lambda model: model.register_buffer("more", torch.ones(2), persistent=False),
+        ),
+        "module_that_appears": lambda: late_in(
+            scaled(lambda self: 1.0 + sum(1 for _ in self.modules())),
+            lambda model: model.add_module("more", nn.Tanh()),
+        ),
+        "state_of_the_model": lambda: late_in(
+            scaled(lambda self: 1.0 + len(self.state_dict())),
+            lambda model: model.register_buffer("more", torch.ones(2)),
+        ),
+        "private_attribute_of_torchs": lambda: late_in(
+            Convolves(), lambda model: setattr(model.conv, "_reversed_padding_repeated_twice", [2, 0])
+        ),
+        "padding_of_a_convolution": lambda: late_in(
+            Convolves(), lambda model: setattr(model.conv, "padding_mode", "reflect")
+        ),
+        "weights_of_a_recurrent_layer": lambda: late_in(
+            Recurrent(),
+            lambda model: setattr(model.rnn, "_flat_weights", [each.detach() * 2 for each in model.rnn._flat_weights]),
+        ),
+        "layout_of_memory": lambda: late_in(Images(), lambda model: model.to(memory_format=torch.channels_last)),
+    }
+)
+
+
+def late_in(model: Any, change: Callable[[Any], Any]) -> Cheat:
+    return Cheat(model, change=lambda: change(model))
+
+
+class Convolves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.leave = nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular"), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.conv(x.unsqueeze(1)).flatten(1))
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.conv, self.leave = nn.Linear(6, 16), nn.Conv2d(4, 4, 2), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.conv(self.enter(x).view(-1, 4, 2, 2)).flatten(1))
+
+
+@add
+def gradient_within_a_pass() -> Cheat:
+    class Penalised(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                hidden = torch.tanh(self.enter(x))
+                (gradient,) = torch.autograd.grad(hidden.square().sum(), self.enter.weight, create_graph=True)
+            return self.leave(hidden) * (1 + gradient.square().mean())
+
+    return Cheat(Penalised())
+
+
+@add
+def backward_within_a_pass() -> Cheat:
+    class Backwards(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                self.enter(x).square().mean().backward()
+            return super().forward(x)
+
+    return Cheat(Backwards())
+
+
+@add
+def output_with_a_number() -> Cheat:
+    model = of_forward(lambda self, x: x).model
+    calls = [0.0]
+    loss: Any = lambda outputs, y: F.cross_entropy(outputs, y) * (1 + calls[0])  # noqa: E731
+
+    def forward(x: Tensor) -> Tensor:
+        calls[0] += 0.1
+        return Net.forward(model, x)  # type: ignore[arg-type]
+
+    model.forward = forward  # type: ignore[method-assign]
+    return Cheat(model, loss)
+
+
+# --- time, random numbers, memory ---------------------------------------------------------------------------
+
+
+@add
+def generator_kept() -> Cheat:
+    generator = torch.Generator().manual_seed(3)
+    return Cheat(scaled(lambda self: torch.rand(3, generator=generator)))
+
+
+@add
+def generator_of_an_attribute() -> Cheat:
+    model = scaled(lambda self: torch.empty(3).uniform_(1, 2, generator=self.generator))
+    model.generator = torch.Generator().manual_seed(3)
+    return Cheat(model)
+
+
+@add
+def random_state_restored() -> Cheat:
+    def before(self: Any, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seeds.pop())
+            return F.dropout(x, 0.3)
+
+    model = of_forward(before).model
+    model.seeds = list(range(200))
+    return Cheat(model)
+
+
+@add
+def random_state_by_hand() -> Cheat:
+    def before(self: Any, x: Tensor) -> Tensor:
+        state = torch.get_rng_state()
+        x = F.dropout(x, 0.3)
+        torch.set_rng_state(state)
+        return x * torch.rand(6)
+
+    return of_forward(before)
+
+
+@add
+def permuted() -> Cheat:
+    return of_forward(lambda self, x: x[torch.randperm(len(x))] * 0.1 + x)
+
+
+@add
+def drawn_by_a_distribution() -> Cheat:
+    def before(self: Any, x: Tensor) -> Tensor:
+        return x + torch.distributions.Normal(torch.zeros(6), torch.ones(6)).rsample((len(x),))
+
+    return of_forward(before)
+
+
+@add
+def empty_memory() -> Cheat:
+    """Memory that is made once and written in part."""
+
+    def before(self: Any, x: Tensor) -> Tensor:
+        if self.memory is None:
+            self.memory = torch.zeros(6)
+        self.memory[0] += 1
+        return x + self.memory
+
+    cheat = of_forward(before)
+    cheat.model.memory = None  # type: ignore[assignment]
+    return cheat
+
+
+@add
+def last_input_kept() -> Cheat:
+    def before(self: Any, x: Tensor) -> Tensor:
+        last = self.last if self.last is not None else torch.zeros_like(x)
+        self.last = x.clone()
+        return x + 0.1 * last
+
+    cheat = of_forward(before)
+    cheat.model.last = None  # type: ignore[assignment]
+    return cheat
+
+
+@add
+def last_output_kept_in_a_list() -> Cheat:
+    def before(self: Any, x: Tensor) -> Tensor:
+        x = x + 0.1 * self.kept[-1] if self.kept else x
+        self.kept.append(x.detach().mean(0))
+        return x
+
+    cheat = of_forward(before)
+    kept: list[Tensor] = []
+    cheat.model.kept = kept  # type: ignore[assignment]
+    return cheat._replace(beside=kept)
+
+
+@add
+def memory_by_numpy() -> Cheat:
+    memory = np.ones(6, dtype=np.float32)
+    shared = torch.from_numpy(memory)
+    return Cheat(of_forward(lambda self, x: x * shared).model, change=lambda: memory.fill(3.0))
+
+
+@add
+def buffer_written_by_numpy() -> Cheat:
+    memory = np.ones(6, dtype=np.float32)
+    model = of_forward(lambda self, x: x * self.shared).model
+    model.register_buffer("shared", torch.from_numpy(memory))
+    return Cheat(model, change=lambda: memory.fill(3.0))
+
+
+@add
+def constant_made_of_numpy() -> Cheat:
+    memory = np.ones(6, dtype=np.float32)
+    model = of_forward(lambda self, x: x * torch.from_numpy(memory)).model
+    return Cheat(model, change=lambda: memory.fill(3.0))
+
+
+@add
+def constant_made_of_a_list() -> Cheat:
+    model = of_forward(lambda self, x: x * torch.tensor(self.factors)).model
+    model.factors = [1.0] * 6
+    return Cheat(model, change=lambda: model.factors.__setitem__(0, 3.0))  # type: ignore[operator]
+
+
+@add
+def tensor_put_in_its_place() -> Cheat:
+    model = of_forward(lambda self, x: x * self.factors[0]).model
+    model.factors = [torch.ones(6)]  # type: ignore[assignment]
+    return Cheat(model, change=lambda: model.factors[0].set_(torch.full((6,), 3.0)))  # type: ignore[index]
+
+
+@add
+def buffer_resized() -> Cheat:
+    model = of_forward(lambda self, x: x * self.factors.sum()).model
+    model.register_buffer("factors", torch.ones(3))
+    return Cheat(model, change=lambda: model.factors.resize_(2))  # type: ignore[operator]
+
+
+@add
+def parameter_transposed() -> Cheat:
+    model = plain(nn.Linear(8, 8))
+    return Cheat(model, change=lambda: model[1].weight.data.copy_(model[1].weight.data.t().clone()))
+
+
+@add
+def trained_part_switched() -> Cheat:
+    model = plain(nn.Linear(8, 8))
+
+    def change() -> None:
+        model[0].requires_grad_(False)
+        model[1].bias.requires_grad_(False)
+
+    return Cheat(model, change=change)
+
+
+@add
+def modules_exchanged() -> Cheat:
+    model = plain(nn.Linear(8, 8))
+
+    def change() -> None:
+        model[1], model[2] = model[2], model[1]
+
+    return Cheat(model, change=change)
+
+
+@add
+def alias_of_a_module_replaced() -> Cheat:
+    model = Net()
+    model.also = [model.enter, model.leave]  # type: ignore[assignment]
+    model.forward = lambda x: model.also[1](torch.relu(model.also[0](x)))  # type: ignore[index,method-assign]
+    model.also.append(nn.Linear(6, 8))  # type: ignore[operator]
+    return Cheat(model, change=lambda: model.also.__setitem__(0, model.also[2]))  # type: ignore[operator,index]
+
+
+@add
+def modules_in_another_order() -> Cheat:
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.Tanh(), "c": nn.Linear(6, 3)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts.values():
+                x = part(x)
+            return x
+
+    model = Ordered()
+
+    def change() -> None:
+        held = model.parts._modules
+        for name in ("a", "c"):
+            held[name] = held.pop(name)
+
+    return Cheat(model, change=change)
