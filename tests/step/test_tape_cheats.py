@@ -5,6 +5,7 @@ import itertools
 import math
 import random
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import product
@@ -291,15 +292,17 @@ def test_predictions_and_validations_of_a_pass_that_changes_are_those_of_torch(n
 
 def test_a_change_that_only_who_insists_does_not_see_is_found_in_the_next_epoch() -> None:
     def cheat() -> Cheat:
-        space = {"factor": 1.0}
-        return Cheat(scaled(lambda self: eval("factor", space)), change=lambda: space.update(factor=3.0))
+        settings = types.SimpleNamespace(factor=1.0)
+        return Cheat(scaled(lambda self: settings.factor), change=lambda: setattr(settings, "factor", 3.0))
 
     with pytest.raises(hr.ModelError, match=r"differs from torch's after .* replays.*tape=False"):
         trained(cheat, True)
     expected, _ = trained(cheat, False)
     found, note = trained(cheat, "auto")
     assert same(expected, found)
-    assert "eval" in note
+    assert "'settings' of" in note
+    assert "test_tape_cheats.py" in note
+    assert "types.SimpleNamespace" in note
 
 
 def test_what_does_not_change_is_replayed() -> None:

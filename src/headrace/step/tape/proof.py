@@ -50,6 +50,7 @@ class Proof:
         self.reads_memory = ""
         """What makes a recording wrong at once: numbers of a tensor that are read unseen."""
         self._state, self._collects = state, False
+        self._ran: list[str] = []  # what ran that may not, where no line of the user's has named it
         self._users: dict[tuple[int, int], Code] = {}  # by what they are, since two codes may be equal
         self._torchs: dict[tuple[int, int], Code] = {}
 
@@ -80,6 +81,8 @@ class Proof:
         for code in codes:
             if id(code) not in known:
                 self._find(code)
+        for problem in self._ran:
+            self._note(problem)
 
     def _see(self, frame: types.FrameType, event: str, function: Any) -> None:
         code, space = frame.f_code, frame.f_globals
@@ -88,11 +91,11 @@ class Proof:
             if not allowed.is_trusted(name):
                 self._users.setdefault((id(code), id(space)), (code, space))
                 if _is_backward(frame):
-                    self._note(f"{where(code)} runs in the backward pass")
+                    self._ran.append(f"{where(code)} runs in the backward pass")
             elif allowed.is_torch(name) and not name.startswith("torch.utils._py"):  # which only records
                 self._torchs.setdefault((id(code), id(space)), (code, space))
             if allowed.is_torch(name) and not allowed.is_trusted(name):
-                self._note(f"code of {name} is run")
+                self._ran.append(f"code of {name} is run")
             if name == "torch._tensor" and code.co_name in allowed.READS_MEMORY:
                 self._read(code.co_name, frame.f_back or frame)
         elif event == "c_call" and not name.startswith("headrace."):
@@ -174,6 +177,7 @@ class Proof:
             held: Mapping[str, Any] = space
             for name in path:
                 if name not in held:
+                    self._state.lacks(held, name)
                     break
                 self._state.keeps(held, name)
                 if isinstance(held[name], types.FunctionType):

@@ -72,11 +72,17 @@ class Operation:
 class Recording(TorchDispatchMode):
     """The operations of what runs within it, in order; `problem` says why they cannot be replayed, if they cannot.
 
-    `given` are the tensors that every replay is given anew, `fixed` those that stay where they are. Of these a pass may
-    write into `written` only.
+    `given` are the tensors that every replay is given anew, `fixed` those that stay where they are. The forward pass
+    may write into `buffers` only, and the backward pass into `gradients`.
     """
 
-    def __init__(self, given: Mapping[str, Tensor], fixed: Iterable[Tensor], written: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, Tensor],
+        fixed: Iterable[Tensor],
+        buffers: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Operation] = []
         self.problem = ""
@@ -92,9 +98,10 @@ class Recording(TorchDispatchMode):
         self.seeds: list[str] = []
         self._known: dict[int, tuple[weakref.ref[Tensor], TapeTensor]] = {}
         self._schemas: dict[Any, Sequence[tuple[int, str]]] = {}
-        kept = {id(tensor): tensor for tensor in [*fixed, *written]}
+        kept = {id(tensor): tensor for tensor in [*fixed, *buffers, *gradients]}
         values = {key: self._learn(t, fixed=t.detach() if t.requires_grad else t) for key, t in kept.items()}
-        self._writable = {values[id(tensor)] for tensor in written}
+        self._gradients = {values[id(tensor)] for tensor in gradients}
+        self._writable = self._gradients | {values[id(tensor)] for tensor in buffers}
         self._versions = [(t, t._version) for key, t in kept.items() if values[key] not in self._writable]
         for name, tensor in given.items():
             self._learn(tensor, given=name)
@@ -167,6 +174,8 @@ class Recording(TorchDispatchMode):
             self.problem = f"{_name(function)} reads a number, or makes a size of one"
             return function(*args, **kwargs)
         spec, named = self._spec(args), self._spec(kwargs)
+        if not self.seeds and any(value.root in self._gradients for value in _values([spec, named])):
+            self.problem = self.problem or "the forward pass reads a gradient"
         before = _tensors([args, kwargs])
         results = function(*args, **kwargs)
         seen_anew = torch.Tag.inplace_view in function.tags  # as `transpose_`: the same memory

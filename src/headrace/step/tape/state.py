@@ -216,7 +216,13 @@ class PassState:
             self._is(function, ".__defaults__", function.__defaults__)
         if function.__kwdefaults__ is not None:
             self._is(function, ".__kwdefaults__", function.__kwdefaults__)
-        if allowed.is_trusted(function.__globals__.get("__name__", "")):
+        if allowed.is_trusted(home := function.__globals__.get("__name__", "")):
+            for cell in (
+                function.__closure__ or () if home == "torch.utils._contextlib" else ()
+            ):  # as of torch.no_grad()
+                self._is(cell, ".cell_contents", cell.cell_contents)
+                if isinstance(cell.cell_contents, types.FunctionType):
+                    self.function(cell.cell_contents)
             return
         code, by_name = function.__code__, function.__kwdefaults__ or {}
         given = code.co_varnames[: code.co_argcount][-len(function.__defaults__ or ()) :]
@@ -278,7 +284,7 @@ class PassState:
         if kind in allowed.CONTAINERS and len(value) <= _LENGTH:
             parts = value.items() if isinstance(value, dict) else value
             described = [self._described(each, depth - 1, tensors) for each in parts]
-            return kind, *(sorted(described, key=repr) if kind in (set, frozenset) else described)
+            return kind, id(value) if kind.__hash__ is None else None, *described
         if kind is functools.partial:
             return self._described((value.func, value.args, value.keywords), depth - 1, tensors)
         if kind is types.FunctionType:
@@ -308,10 +314,9 @@ class PassState:
 
     def _holds(self, held: Mapping[str, Any]) -> None:
         """A dictionary of objects, which stay the same ones, in their order."""
-        if held:
-            self._checks[f"[*{self._name(held)}] == {[*held]}"] = None
-            for key, value in held.items():
-                self._is(held, f"[{key!r}]", value)
+        self._checks[f"[*{self._name(held)}] == {[*held]}" if held else f"not {self._name(held)}"] = None
+        for key, value in held.items():
+            self._is(held, f"[{key!r}]", value)
 
     def _stays(self, tensor: Tensor) -> None:
         """A tensor stays in its place in memory, and gets no attributes."""

@@ -226,7 +226,7 @@ class Tapes:
         memory = {tensor.untyped_storage().data_ptr() for tensor in fixed}
         buffers = list(self._model.buffers())
         own = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
-        recording = Recording(given, [*fixed, *buffers], [*gradients, *own])
+        recording = Recording(given, [*fixed, *buffers], own, gradients)
         proof = Proof(state)
         with proof:
             terms = eager(part, recording)
