@@ -81,30 +81,12 @@ class PassState:
         self.kinds = list(dict.fromkeys(kind for each in self.holders for kind in type(each).__mro__[:-1]))
         """The classes of modules and terms."""
         self._settings = _settings()
-        for module in self.modules:
-            for name in _TABLES:
-                self._holds(vars(module)[name])
-            for param in module._parameters.values():
-                if param is not None:
-                    self._watch(param)
-            for tensor in [*module._parameters.values(), *module._buffers.values()]:
-                if tensor is not None:
-                    self._stays(tensor)
-        for holder in self.holders:
-            self._is(holder, ".__class__", type(holder))
-            self._has(vars(holder))
-        for kind in [*self.kinds, Tensor]:
-            self._checks[f"len({self._name(kind)}.__dict__) == {len(kind.__dict__)}"] = None
-            self._is(kind, ".__mro__", kind.__mro__)
+        self._of_tensors: set[str] = set()  # names of attributes of parameters and buffers
+        self._keep_model()
         self.problem = ""
         """What is not on the list, though every pass may read it."""
         try:
-            if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules):
-                raise UnclearError("a module of TorchScript")
-            for holder in self.holders[len(self.modules) :]:
-                self._attributes(holder)
-            for name in _ALWAYS:
-                self._attribute(name)
+            self._look_at_terms()
         except UnclearError as kind:
             self.problem = f"a module or a term holds something that may change unnoticed: {kind}"
 
@@ -133,8 +115,7 @@ class PassState:
                 self._is(each, ".__name__", each.__name__)
         elif name.startswith("__") or not (self._attribute(name) or name in allowed.attributes()):
             raise UnclearError(f"the attribute {name!r} of something that is not on the list")
-        tensors = [t for module in self.modules for t in [*module._parameters.values(), *module._buffers.values()]]
-        if any(name in vars(tensor) for tensor in [*tensors, *self.tensors] if tensor is not None):
+        if name in self._of_tensors:
             raise UnclearError(f"the attribute {name!r} of a tensor")
 
     def attribute_of_torch(self, name: str) -> None:
@@ -241,6 +222,32 @@ class PassState:
 
     # --- checks -------------------------------------------------------------------------------------------
 
+    def _keep_model(self) -> None:
+        """The modules, parameters and buffers of the model stay, and so do the classes of modules and terms."""
+        for module in self.modules:
+            for name in _TABLES:
+                self._holds(vars(module)[name])
+            params = [param for param in module._parameters.values() if param is not None]
+            for param in params:
+                self._watch(param)
+            for tensor in [*params, *(buffer for buffer in module._buffers.values() if buffer is not None)]:
+                self._stays(tensor)
+        for holder in self.holders:
+            self._is(holder, ".__class__", type(holder))
+            self._has(vars(holder))
+        for kind in [*self.kinds, Tensor]:
+            self._checks[f"len({self._name(kind)}.__dict__) == {len(kind.__dict__)}"] = None
+            self._is(kind, ".__mro__", kind.__mro__)
+
+    def _look_at_terms(self) -> None:
+        """What objectives and terms hold, and what every pass reads of modules, is on the list and stays."""
+        if any(isinstance(module, torch.jit.ScriptModule) for module in self.modules):
+            raise UnclearError("a module of TorchScript")
+        for holder in self.holders[len(self.modules) :]:
+            self._attributes(holder)
+        for name in _ALWAYS:
+            self._attribute(name)
+
     def of_class(self, kind: type, name: str) -> None:
         """A pass reads an attribute of a class, which stays. Raises if it is a user's and not on the list."""
         value = kind.__dict__[name]
@@ -324,6 +331,7 @@ class PassState:
         self._checks[f"{name}.data_ptr() == {tensor.data_ptr()}"] = None
         self._checks[f"{name}.stride() == {tensor.stride()}"] = None
         self._has(vars(tensor))
+        self._of_tensors.update(vars(tensor))
 
     def _watch(self, param: nn.Parameter) -> None:
         """A parameter stays trained or frozen, and nobody listens to its gradient."""
