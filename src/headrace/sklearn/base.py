@@ -182,6 +182,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]
         for callback in settings["callbacks"]:
             if isinstance(callback, Callback):
                 callback.forget()  # what it knows of a fit before this one
+                vars(callback).pop("_owner", None)
         given = {name: value for name, value in self.get_params(deep=False).items() if name not in OF_NO_FIT}
         state = None if self.random_state is None else check_random_state(self.random_state)
         rows = {stream: _arrays(column) for stream, column in data.items()}
