@@ -280,7 +280,7 @@ class Info:
                 rng.restore(before, trainer.device)
 
     def claim(self, key: str, owner: str, restore: bool, keep: int) -> bool:
-        """Whether this owner's best step by this key is known from before, with the same meaning and as many to keep."""
+        """Whether this owner's best step by this key is known from before, as asked for now."""
         mark = self.marks.get(f"{owner} {key}")
         known = mark is not None and mark.restore == restore and len(mark.keep) == keep
         if known:
