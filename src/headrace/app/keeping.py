@@ -33,7 +33,7 @@ def kept_source(run: Path, recipe: str) -> str:
 
 
 def kept_files(run: Path) -> list[Described]:
-    """The descriptions of the files that the recipe of a run opened; none in a run of an earlier version."""
+    """The descriptions of the files that the recipe of a run opened; none if a script made the run."""
     if not (run / DATA).is_file():
         return []
     try:

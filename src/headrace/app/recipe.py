@@ -60,8 +60,8 @@ class Recipe:
         if isinstance(data, str | Path):
             if self.train is None:
                 raise RunError(
-                    f"the run does not know how to read {data}: its training data were batches, or it was trained by "
-                    "an earlier version. Open the file, hr.open_table(path, ...), and predict on the table."
+                    f"the run does not know how to read {data}: its training data were batches. Open the file, "
+                    "hr.open_table(path, ...), and predict on the table."
                 )
             data = like_training(self.trainer, self.train, str(data), "predict", targets=False)
         return answers_of(self.trainer, self.train, self.trainer.predict(data, batch_size=batch_size))
@@ -155,7 +155,7 @@ def _of_model(run: Path, given: nn.Module | Trainer, which: str | int | None) ->
     """A run, with a model that the caller has made."""
     contents = saved_weights(run, which)
     give_weights(given.model if isinstance(given, Trainer) else given, contents, run)
-    data = codec.decode(contents.document(TRAINER).get("data"), {})  # none of batches, nor in a run of 0.1.0
+    data = codec.decode(contents.document(TRAINER).get("data"), {})  # none if a loader gave batches
     data = check(data, maybe(DICT), contents.where(TRAINER, "data")) or {}
     trainer = given if isinstance(given, Trainer) else Trainer(given, inputs=data.get("inputs"))
     made = Recipe(trainer, Described.read({"categories": {}, **data}) if data else None)

@@ -71,7 +71,7 @@ def categories_of(model: nn.Module) -> Categories | None:
 
 
 def as_categories(saved: Any, nulls: Any = None) -> Categories | None:
-    """Categories as a checkpoint holds them, and what stands for nulls; earlier versions have saved none."""
+    """Categories as a checkpoint holds them, and what stands for nulls."""
     if saved is None:
         return None
     found = codec.decode(saved, {})

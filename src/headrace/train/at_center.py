@@ -89,7 +89,7 @@ class AtCenter(Coordinator):
             assert handed.state.strategy is not None
             center = handed.state.strategy
             self._reported_rows = {worker: rows for worker, *_, rows in center.get("workers", [])}
-            self._reported_losses = handed.mine.get("heard") or handed.mine.get("seen", {})  # as 0.1.0 called it
+            self._reported_losses = handed.mine.get("heard", {})
             self.strategy.load_state_dict(replica, center, None)
         self.strategy.leader_values = {"facts": self._facts, "pace": at.pace()} if self.leads else {}
         self.strategy.begin(replica)

@@ -291,7 +291,7 @@ def _anew(state: State) -> State:
             source=state.source | {"cursor": began["cursor"]},
             counters=began["counters"],
             place=began["place"],
-            rates=began.get("rates", state.rates),  # 0.1.0 kept none for the round
+            rates=began["rates"],
             done=[],
             complete=True,
         )

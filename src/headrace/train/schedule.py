@@ -275,7 +275,7 @@ class _ByProgress(_Constant):
         return [self._epoch.state_dict()]
 
     def load_state_dict(self, state: list[Any]) -> None:
-        self._epoch.load_state_dict(state[0] if state else {})  # 0.1.0 kept nothing
+        self._epoch.load_state_dict(state[0])
 
 
 class _ByTorch:

@@ -292,7 +292,7 @@ class TrainState:
         for module, saved in zip(trainer._modules[1:], state.modules["others"], strict=True):
             module.load_state_dict(saved)
         anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now, not where others have led
-        live = state.step.get("settings") or {}  # 0.1.0 kept none
+        live = state.step["settings"]
         trainer._step.change(**{name: value for name, value in live.items() if name not in changed})
         trainer._step.load_state_dict(state.step, overridden=anew)
         if anew:
