@@ -122,7 +122,7 @@ class Trainable:
         self._scheduled_rates: list[float] = []  # where the last schedule has left them
         self._info: Any = None  # of the training under way
         self._along: evaluate.Watch = evaluate.unwatched  # who is called along a pass over data
-        self._strangers: Any = None  # optimizers that are not its own, while a run is trained
+        self._unsaved: Any = None  # finds optimizers that a run would miss, while one with train_step is trained
         self._signals, self._use = Signals(), Use()
         self._config = config.of_settings(given) | {"optimizer": config.of_optimizers(self.optimizers, every)}
         if compile:
@@ -304,9 +304,9 @@ class Trainable:
             return self.train_step(batch)
         step, made = self._step, self._step.updates
         refusal = self._refusal() if step.unproven else ""
-        kept = Kept.of(self._modules, self.optimizers.values()) if refusal else None  # until it is known whose it is
+        kept = Kept.of(self._modules, self.optimizers.values()) if refusal else None  # until it is known who updates
         step.expect()
-        with nullcontext() if self._strangers is None else self._strangers.noticed():
+        with nullcontext() if self._unsaved is None else self._unsaved.watching():
             outcome = as_outcome(self.train_step(batch), "train_step", batch)
         if step.updates == made:
             if kept is not None:

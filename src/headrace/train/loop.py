@@ -16,8 +16,8 @@ from ..loss.outcome import Outcome
 from ..step import config, evaluate
 from ..step.given import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted, exit_badly_if_lost, raising_after_break
-from ..step.strangers import Strangers
 from ..step.trainable import Trainable
+from ..step.unsaved import UnsavedOptimizers
 from ..step.weights import categories_of, remember_categories
 from ..store import rng
 from ..store.run import compare_machine
@@ -101,7 +101,7 @@ class Loop:
         info.leased = self._workers.leased
         trainer._info = info
         if self._checkpointer.keeps and not trainer._updates_plainly:
-            trainer._strangers = Strangers(trainer.optimizers.values(), trainer._modules)
+            trainer._unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer._modules)
         self._guard.forget()
         with (
             self._signals.listening(self._checkpointer.keeps),
@@ -120,7 +120,7 @@ class Loop:
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails
                     stack.callback(self._at.note_rates)
-                    stack.callback(vars(trainer).update, _info=None, _strangers=None)
+                    stack.callback(vars(trainer).update, _info=None, _unsaved=None)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._workers.leave)
@@ -288,8 +288,8 @@ class Loop:
         trainer, info, at = self._trainer, self._info, self._at
         at.rates.before(self._workers.progress(info))
         outcome = trainer._update(batch)
-        if trainer._strangers is not None:
-            trainer._strangers.tell(self._checkpointer.log)
+        if trainer._unsaved is not None:
+            trainer._unsaved.warn(self._checkpointer.log)
         info.count(batch, feed.macrobatch)
         self._learnt(batch, outcome)
         self._duties.common = False
