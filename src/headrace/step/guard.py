@@ -29,8 +29,8 @@ class Attempt(Protocol):
     sums: dict[str, Scalar]
     weights: list[Scalar]
     gradients: Sequence[Tensor]
-    whose: Callable[[], str]
-    """Says on which workers something is not finite; all that share an update ask, after the same one."""
+    bad_workers: Callable[[], str]
+    """Says on which workers something is not finite. All workers that share an update call it, after the same one."""
 
     @property
     def untouched(self) -> str: ...
@@ -119,7 +119,7 @@ class HostGuard(Guard):
             bad += [f"the buffer {name!r} is not finite" for name in attempt.buffers.unusual()]
             if bad:
                 attempt.buffers.restore()
-                self._bad(f"{attempt.describe()}: {', '.join(bad[:3])}{attempt.whose()}.", attempt.untouched)
+                self._bad(f"{attempt.describe()}: {', '.join(bad[:3])}{attempt.bad_workers()}.", attempt.untouched)
                 return False
         attempt.apply()
         return True

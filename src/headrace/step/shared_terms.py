@@ -32,7 +32,7 @@ class SharedTerms:
         self._facts: dict[str, tuple[float, bool, bool]] = {}
         self._weights: dict[str, Scalar] = {}
         self._told = False
-        self._own: list[Scalar] = []  # what is this worker's, and has to be finite
+        self._local: list[Scalar] = []  # this worker's numbers that have to be finite
 
     def divisors(self, batch: Batch, whole: Mapping[str, float | None], weigh: Callable[[], Weights]) -> Weights:
         """What to divide the terms by: `whole` is what this part tells of the whole, `weigh` weighs this part."""
@@ -68,7 +68,7 @@ class SharedTerms:
         sums = [terms[name].sum if name in terms else 0.0 for name in self._names]
         weights = [self._weights.get(name, 0.0) for name in self._names]
         numbers = [float(other), buffers, *sums, *weights]
-        self._own = [buffers, *sums]
+        self._local = [buffers, *sums]
         if not any(isinstance(number, Tensor) for number in numbers):
             return torch.tensor(numbers, dtype=torch.float64)
         return torch.stack([torch.as_tensor(n, dtype=torch.float32, device=self._device) for n in numbers])
@@ -99,11 +99,11 @@ class SharedTerms:
             return torch.where(weight > 0, divisor / weight, torch.zeros_like(weight))
         return divisor / weight if weight else 0.0
 
-    def whose(self) -> str:
-        """On which workers a loss or a buffer was not finite, for a message; all workers ask together."""
-        bad = not all(math.isfinite(number) for number in self._own)
-        found = [str(worker) for worker, is_bad in enumerate(self._strategy.comm.all_gather(bad)) if is_bad]
-        return f" on worker{'s' * (len(found) > 1)} {', '.join(found)}" if found else ""
+    def bad_workers(self) -> str:
+        """On which workers a loss or a buffer was not finite, for a message. All workers call this together."""
+        is_bad = not all(math.isfinite(number) for number in self._local)
+        bad = [str(worker) for worker, each in enumerate(self._strategy.comm.all_gather(is_bad)) if each]
+        return f" on worker{'s' * (len(bad) > 1)} {', '.join(bad)}" if bad else ""
 
     @staticmethod
     def doubt(numbers: Tensor) -> Scalar:

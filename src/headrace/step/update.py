@@ -42,7 +42,7 @@ class Update:
         self._seeds: dict[tuple[float, torch.dtype], Tensor] = {}
         self._several, self._looks = len(step.optimizers) > 1, step.looks if step.scored == name else ()
         self._together = SharedTerms(step.strategy, self.device) if step.strategy.shares_updates else None
-        self.whose = str if self._together is None else self._together.whose
+        self.bad_workers = (lambda: "") if self._together is None else self._together.bad_workers
         self.batch: Batch | None = None
         self._divisors: Mapping[str, Scalar] | None = None
         self._kind: PassKind | None = None
