@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import headrace as hr
 
 ROWS, BATCH = 24, 8
-LOOK_EVERY = 64
-"""Updates between two looks at the weights."""
+CHECK_EVERY = 64
+"""Updates between two checks of the weights."""
 X = torch.rand(ROWS, 4, generator=torch.Generator().manual_seed(1))
 Y = X[:, :1] * 2
 
@@ -116,7 +116,7 @@ def test_the_steps_are_named_between_which_a_weight_that_no_loss_shows_was_lost(
 
     found = made()
     with pytest.raises(
-        hr.NonFiniteError, match=rf"step 1 to {LOOK_EVERY}: Adam \(rate 0.0001, 0.0001\).*'dead.weight'"
+        hr.NonFiniteError, match=rf"step 1 to {CHECK_EVERY}: Adam \(rate 0.0001, 0.0001\).*'dead.weight'"
     ):
         found.fit(
             (X, Y),
@@ -133,9 +133,9 @@ def test_updates_by_hand_are_looked_at_too() -> None:
     model = Unused()
     groups = [{"params": model.used.parameters()}, {"params": model.dead.parameters(), "eps": 0.0}]
     made = hr.Trainer(model, hr.MSE(), torch.optim.Adam(groups, lr=1e-4))
-    for _ in range(LOOK_EVERY - 1):
+    for _ in range(CHECK_EVERY - 1):
         made.step((X, Y))
-    with pytest.raises(hr.NonFiniteError, match=rf"step 1 to {LOOK_EVERY}: "):
+    with pytest.raises(hr.NonFiniteError, match=rf"step 1 to {CHECK_EVERY}: "):
         made.step((X, Y))
 
 

@@ -34,8 +34,8 @@ ALONE = 1 << 16
 in memory that is cleared before, which takes longer than what the vector saves."""
 
 
-LOOK_EVERY = 64
-"""After so many updates, the weights are looked at. A look takes a twentieth of the time of a small update."""
+CHECK_EVERY = 64
+"""Updates between two checks of the weights. A check takes a twentieth of the time of a small update."""
 
 
 class Step(Updates):
@@ -67,8 +67,8 @@ class Step(Updates):
         self._follows: Callable[[Batch], Outcome | None] | None = None
         self._whole: Any = None  # of the batch that was followed with
         self._note = ""
-        self._unsound: set[str] | None = None  # what was not finite when the training began
-        self._looked = 0  # the last update after which the weights were known to be finite
+        self._not_finite: set[str] | None = None  # what was not finite when the training began
+        self._checked = 0  # the last update after which the weights were checked
         self.measure(looks)
 
     def measure(self, looks: Sequence[Look]) -> None:
@@ -169,7 +169,7 @@ class Step(Updates):
             load_state(optimizer, names_of(optimizer, names), state["optimizers"][key], settings=not overridden)
         self.precision.load_state_dict(state["scaler"])
         self.updates, self.guard.skipped = state["updates"], state["skipped"]
-        self._looked = self.updates
+        self._checked = self.updates
         if self.adapts:
             self.microbatch = state["microbatch"]
 
@@ -180,28 +180,28 @@ class Step(Updates):
 
     def begin(self) -> None:
         """A training begins, and counts its updates anew."""
-        self.updates = self._looked = 0
-        self.unproven, self._unsound = True, None
+        self.updates = self._checked = 0
+        self.unproven, self._not_finite = True, None
 
     def settle(self) -> None:
-        """Before weights are saved, reported or returned: raises if an update was bad, or a weight is not finite."""
+        """Raises if an update was bad or a weight is not finite: before weights are saved, reported or returned."""
         self.guard.settle()
-        self._look()
+        self._check_weights()
 
-    def _look(self) -> None:
-        """Raises if an optimizer has made a weight that is not finite out of gradients that were."""
-        if self._looked == self.updates:
+    def _check_weights(self) -> None:
+        """Raises if an optimizer has made a weight not finite, though the gradients were finite."""
+        if self._checked == self.updates:
             return
         params = [param.detach() for group in groups_of(self.optimizers.values()) for param in group["params"]]
         params = [torch.view_as_real(param) if param.is_complex() else param for param in params]
         if math.isfinite(float(total([param for param in params if param.is_floating_point()]))):
-            self._looked = self.updates
+            self._checked = self.updates
             return
         named = [part.arena.names for part in self._parts]
         if not named:
             places = owners(self.model)
             named = [names_of(optimizer, places) for optimizer in self.optimizers.values()]
-        first, known = self._looked + 1, self._unsound or set()
+        first, known = self._checked + 1, self._not_finite or set()
         for (key, optimizer), names in zip(self.optimizers.items(), named, strict=True):
             bad = [n for param, n in names.items() if n not in known and not all_finite([param.detach()])]
             if not bad:
@@ -213,18 +213,18 @@ class Step(Updates):
                 "though losses and gradients were finite. This cannot be undone: go on from the last checkpoint, or "
                 "begin anew, with a lower rate, a larger eps=, or clip_norm=."
             )
-        self._looked = self.updates
+        self._checked = self.updates
 
     def expect(self) -> None:
-        """Before the weights may be updated: remembers what is not finite by then, as a mask may be."""
-        if self._unsound is None:
-            found = dict(self._fractions())
-            sound = math.isfinite(float(total(list(found.values()))))
-            self._unsound = set() if sound else {name for name, t in found.items() if not all_finite([t])}
+        """Before the first update: remembers what is not finite already, as a mask may be, and may stay so."""
+        if self._not_finite is None:
+            tensors = dict(self._fractions())
+            finite = math.isfinite(float(total(list(tensors.values()))))
+            self._not_finite = set() if finite else {name for name, t in tensors.items() if not all_finite([t])}
 
     def watch(self, outcome: Outcome) -> None:
         """After an update by hand: the guard checks the weights when it settles, or now if a loss is not finite."""
-        known = self._unsound or set()
+        known = self._not_finite or set()
         self.guard.watch(f"step {self.updates}", lambda: {n: t for n, t in self._fractions() if n not in known})
         losses = [self.guard.read(term.sum) for term in outcome.terms.values()]
         if not all(isinstance(loss, Tensor) or math.isfinite(loss) for loss in losses):
@@ -255,9 +255,9 @@ class Step(Updates):
         if self.ends_alone:
             self.ends_alone = False
             at_once = min(self.microbatch or batch.rows, batch.rows)
-            which = "the last batch of every epoch"
-            which = which if self.strategy.comm.count == 1 else f"a worker's part of {which}"
-            with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}, which):
+            shared = "" if self.strategy.comm.count == 1 else "a worker's part of "
+            single = f"{shared}the last batch of every epoch"
+            with _no_row_alone(self.model, {at_once, batch.rows % max(1, at_once)}, single):
                 return self(batch)
         self._follows = None
         try:
@@ -267,7 +267,7 @@ class Step(Updates):
             else:
                 outcome = merged([(part.name, part(batch)) for part in self._due()], self.scored)
         except NonFiniteError:
-            self._look()  # an update before this one may be the cause
+            self._check_weights()  # an update before this one may be the cause
             raise
         self._count()
         return outcome
@@ -300,8 +300,8 @@ class Step(Updates):
 
     def _count(self) -> None:
         self.updates += 1
-        if self.updates % LOOK_EVERY == 0:
-            self._look()
+        if self.updates % CHECK_EVERY == 0:
+            self._check_weights()
 
     def _alone(self, update: Update, batch: Batch) -> Outcome | None:
         """An update, if it repeats the last one, after which anything may have changed."""
@@ -318,16 +318,17 @@ class Step(Updates):
 
 
 @contextmanager
-def _no_row_alone(model: nn.Module, counts: Container[int], which: str) -> Iterator[None]:
+def _no_row_alone(model: nn.Module, counts: Container[int], single: str) -> Iterator[None]:
     """For a while, batch normalisation raises where it has one value for each row of the batch and each channel.
 
-    There it could not train on a batch of one row. `counts`: how many rows pass the model at once.
+    There it could not train on a batch of one row. `counts`: how many rows pass the model at once. `single`: what errors
+    call such a batch.
     """
 
     def look(module: nn.Module, given: tuple[Any, ...]) -> None:
         rows = given[0] if given and module.training else None
         if isinstance(rows, Tensor) and rows.dim() > 1 and len(rows) in counts and rows[0, 0].numel() == 1:
-            raise alone(which)
+            raise alone(single)
 
     with ExitStack() as stack:
         for module in model.modules():
