@@ -321,8 +321,8 @@ class Step(Updates):
 def _no_row_alone(model: nn.Module, counts: Container[int], single: str) -> Iterator[None]:
     """For a while, batch normalisation raises where it has one value for each row of the batch and each channel.
 
-    There it could not train on a batch of one row. `counts`: how many rows pass the model at once. `single`: what errors
-    call such a batch.
+    There it could not train on a batch of one row. `counts`: how many rows pass the model at once. `single`: what
+    errors call such a batch.
     """
 
     def look(module: nn.Module, given: tuple[Any, ...]) -> None:

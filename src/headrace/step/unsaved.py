@@ -1,4 +1,4 @@
-"""Warns of optimizers that a `train_step` steps beside the trainer's own, since a run does not save their state."""
+"""Warns of optimizers that a `train_step` steps and the trainer does not have: a run does not save their state."""
 
 import threading
 import warnings
