@@ -1,14 +1,12 @@
 """The settings of a training as plain values: what a resumed run compares, and a person reads."""
 
-import ast
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from torch.optim import Optimizer
 
 from ..length import Length
 from ..workers.synchronous import Synchronous
+from .functions import lambda_text, values_held
 
 SETTINGS = (
     "loss",
@@ -79,21 +78,21 @@ def of_limits(limits: Sequence[Length]) -> Config:
 
 
 def plain(value: Any, depth: int = 4) -> Any:
-    """A value as JSON and YAML can show it.
+    """A value as JSON can show it.
 
-    Objects show their kind and their public attributes; functions their name, and the values that they hold: those of
-    the variables around them, their defaults, the object of a method. A lambda, which has no name, shows its text. What
-    other functions do, private attributes, and global variables are not shown, and so never compared.
+    An object shows its kind and its public attributes. A function shows its name, and the values that it holds: of the
+    variables around it, its defaults, the object of a method. A lambda, which has no name, shows its text. The code of
+    other functions, private attributes and global variables are not shown, and so never compared.
     """
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, partial) and not depth:
-        return "..."
     if isinstance(value, ModuleType):
         return value.__name__
     if isinstance(value, partial):
+        if not depth:
+            return "..."
         return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth)}
     if isinstance(value, Mapping | list | tuple | set | frozenset) and len(value) > MOST_ITEMS:
         return f"a {type(value).__name__} of {len(value)} items"
@@ -108,7 +107,7 @@ def plain(value: Any, depth: int = 4) -> Any:
     if isinstance(value, Length | torch.dtype | torch.device | Enum):
         return str(value)
     if isinstance(value, FunctionType | MethodType):
-        return _by_one_name(f"{_text(value)}{_values(value, depth)}")
+        return _by_one_name(_function(value, depth))
     if isinstance(value, type | BuiltinFunctionType):
         return _by_one_name(f"{value.__module__}.{value.__qualname__}")
     held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
@@ -126,8 +125,6 @@ def differences(
             before, after = dict(enumerate(before)), dict(enumerate(after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{name}.", between)
-        elif before == {} and after is None:  # as strategies at a center had once, of no setting
-            continue
         elif _by_one_name(before) != _by_one_name(after):
             found.append(f"{name}: {before!r} {between[0]}, {after!r} {between[1]}")
     return found
@@ -144,68 +141,18 @@ def _by_one_name(value: Any) -> Any:
     return re.sub(rf"(?<![\w.]){_STARTED}\.", "__main__.", re.sub(r"(?<![\w.])headrace\.(\w+\.)+", "headrace.", value))
 
 
-def _text(function: Any) -> str:
-    """The name of a function, with the text of one that has no name of its own."""
+def _function(function: Any, depth: int) -> str:
+    """The name of a function, the text of a lambda, and the values that it holds."""
     name = f"{function.__module__}.{function.__qualname__}"
-    return name if function.__name__ != "<lambda>" else f"{name} {_shortened(_lambda_text(function.__code__))}"
+    if function.__name__ == "<lambda>":
+        name += f" {_shortened(lambda_text(function.__code__))}"
+    held = values_held(function) if depth else {}
+    shown = {key: json.dumps(_held_value(value, depth - 1), sort_keys=True) for key, value in held.items()}
+    return name + (f"({', '.join(f'{key}={_shortened(text)}' for key, text in shown.items())})" if shown else "")
 
 
-def _lambda_text(code: CodeType) -> str:
-    """A lambda as Python would write it; without a source, the names and constants in it.
-
-    Bytecode would differ between versions of Python.
-    """
-    try:
-        nodes = [*ast.walk(ast.parse("".join(inspect.findsource(code)[0])))]
-    except (OSError, SyntaxError, ValueError):
-        nodes = []
-    found = [node for node in nodes if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno]
-    if len(found) > 1:  # on one line: the innermost around this code, which begins last
-        places = [(line, column) for line, _, column, end in code.co_positions() if line and column is not None and end]
-        found = [node for node in found if places and _spans(node.body, min(places)) and _spans(node.body, max(places))]
-    if not found:
-        return repr((code.co_varnames, code.co_names, _constants(code)))
-    return ast.unparse(max(found, key=lambda node: node.col_offset))
-
-
-def _spans(node: ast.expr, place: tuple[int, int]) -> bool:
-    return (node.lineno, node.col_offset) <= place < (node.end_lineno or 0, node.end_col_offset or 0)
-
-
-def _constants(code: CodeType) -> list[Any]:
-    """What is written in the code: numbers and strings, also in tuples and in functions within it."""
-    return [_constants(c) if isinstance(c, CodeType) else plain(c) for c in code.co_consts if c not in (None, ...)]
-
-
-def _values(function: Any, depth: int) -> str:
-    """What a function holds: the variables around it, its defaults, and the object of a method."""
-    held: dict[str, Any] = {}
-    if isinstance(function, MethodType):
-        held["self"], function = function.__self__, function.__func__
-    if not isinstance(function, FunctionType):
-        return _shown_values(held, depth)
-    code = function.__code__
-    if (function.__module__ or "").partition(".")[0] != "torch":  # whose functions may get arguments in another version
-        arguments, defaults = code.co_varnames[: code.co_argcount], function.__defaults__ or ()
-        held |= dict(zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True))
-        held |= function.__kwdefaults__ or {}
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            held[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return _shown_values(held, depth)
-
-
-def _shown_values(held: Mapping[str, Any], depth: int) -> str:
-    if not held or not depth:
-        return ""
-    shown = {name: json.dumps(_fixed(value, depth - 1), sort_keys=True) for name, value in held.items()}
-    return f"({', '.join(f'{name}={_shortened(text)}' for name, text in shown.items())})"
-
-
-def _fixed(value: Any, depth: int) -> Any:
-    """A value that a function holds; of what is trained only the kind, since it has other values when a run goes on."""
+def _held_value(value: Any, depth: int) -> Any:
+    """A value that a function holds; of a trained tensor only the kind, since its values differ when a run resumes."""
     if isinstance(value, Tensor) and value.requires_grad:
         return type(value).__name__
     try:
