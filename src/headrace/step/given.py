@@ -182,13 +182,10 @@ def by_key(
     if isinstance(optimizer, tuple) and not optimizer:
         several = loss if isinstance(loss, Mapping) and loss else {"": loss}
         return {key: as_objective(each) for key, each in several.items()}, {}
-    if own and optimizer != {} and not isinstance(loss, Mapping) and (loss is None or isinstance(optimizer, Mapping)):
-        keys = list(optimizer) if isinstance(optimizer, Mapping) else [""]
-        if pauses(optimizer):
-            raise ConfigError("(optimizer, 'n steps') needs a loss by key: here train_step decides when it is used.")
-        optimizers = {k: _optimizer(optimizer[k] if k else optimizer, model, k) for k in keys}  # type: ignore[index]
-        objectives: dict[str, Objective] = {key: ByTrainStep() for key in keys}
-        return objectives if loss is None else {**objectives, keys[0]: as_objective(loss)}, optimizers
+    if own and not isinstance(loss, Mapping) and optimizer != {}:
+        given = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
+        if loss is None or given is optimizer:
+            return _by_train_step(loss, given, model)
     if isinstance(loss, Mapping) != isinstance(optimizer, Mapping):
         raise ConfigError(
             "loss= and optimizer= must both be dicts, with equal keys, or neither; only where train_step is overridden "
@@ -200,6 +197,18 @@ def by_key(
         found = {key: each[0] if isinstance(each, tuple) and each else each for key, each in optimizer.items()}
         return {k: as_objective(v) for k, v in loss.items()}, {k: _optimizer(found[k], model, k) for k in loss}
     return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
+
+
+def _by_train_step(
+    loss: Any, optimizers: Mapping[str, Any], model: nn.Module
+) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
+    """Optimizers without losses by key, since an overridden `train_step` computes them; the first may have one."""
+    if pauses(optimizers):
+        raise ConfigError("(optimizer, 'n steps') needs a loss by key: here train_step decides when it is used.")
+    objectives: dict[str, Objective] = {key: ByTrainStep() for key in optimizers}
+    if loss is not None:
+        objectives[next(iter(objectives))] = as_objective(loss)
+    return objectives, {key: _optimizer(each, model, key) for key, each in optimizers.items()}
 
 
 def scorers(objectives: dict[str, Objective], eval_loss: Any) -> dict[str, Objective]:
