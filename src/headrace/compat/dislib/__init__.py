@@ -177,8 +177,16 @@ class EncapsulatedFunctionsDistributedEddl:
             )
         fit = _Fit(
             ArrayTable({"x": _joined(blocks), "y": _joined(targets)}),
-            *(lengths, batches, workers, shuffle, self.seed, epochs),
-            *(self._loss, self._metric, self._optimizer, self._device),
+            lengths=lengths,
+            batches=batches,
+            workers=workers,
+            shuffle=shuffle,
+            seed=self.seed,
+            epochs=epochs,
+            loss=self._loss,
+            metric=self._metric,
+            optimizer=self._optimizer,
+            device=self._device,
         )
         self.history = launch(fit, model, strategy, workers=self.num_workers, engine=self.engine)
         self.seed += 1  # the next call reads in another order

@@ -67,19 +67,21 @@ class Cost:
 
     def getError(self) -> Any:
         """The mean error of the last batch."""
-        if not self.batchsize:
-            raise ConfigError(f"{type(self).__name__} has seen no batch since its accumulator was reset.")
+        self._check_seen()
         self.error = float(self._last) / self.batchsize
         return self.error
 
     def getMeanError(self) -> Any:
         """The mean error over all samples since the accumulator was reset."""
-        if not self.numOfSamples:
-            raise ConfigError(f"{type(self).__name__} has seen no batch since its accumulator was reset.")
+        self._check_seen()
         return float(self._total) / self.numOfSamples
 
     def getValError(self) -> Any:
         return self.valError
+
+    def _check_seen(self) -> None:
+        if not self.numOfSamples:
+            raise ConfigError(f"{type(self).__name__} has seen no batch since its accumulator was reset.")
 
     def check(self, pred: Any, target: Any) -> None:
         """Raises on a target that cannot be compared."""
