@@ -176,7 +176,7 @@ def test_workers_that_are_processes_come_to_the_bits_of_virtual_ones(row: int, t
 
 
 @pytest.mark.slow
-def test_so_do_processes_that_no_test_has_prepared() -> None:
+def test_processes_that_no_test_has_prepared_come_to_the_bits_of_virtual_workers() -> None:
     compare_engines(ON_PROCESSES[2:3])
 
 

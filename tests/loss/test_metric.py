@@ -209,7 +209,7 @@ UNSAID = {
 
 
 @pytest.mark.parametrize("name", UNSAID)
-def test_a_metric_is_refused_at_the_first_batch_where_nobody_says_what_outputs_are(name: str) -> None:
+def test_a_metric_is_refused_at_the_first_batch_if_the_loss_does_not_say_what_outputs_are(name: str) -> None:
     outputs, targets = UNSAID[name]
     metrics = Metrics(["mae", name] if outputs.dim() == targets.dim() else name)
     with pytest.raises(hr.ConfigError, match=rf"metric '{name}' depends on what the outputs are, .*reads="):

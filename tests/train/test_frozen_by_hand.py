@@ -62,7 +62,7 @@ def test_a_run_that_is_left_goes_on_with_the_parameters_that_were_frozen_by_hand
     assert trained(tmp_path / "left", change, hr.Freeze("3.*", until=until)) == expected
 
 
-def test_a_callback_that_freezes_by_hand_has_not_to_do_so_again(tmp_path: Path) -> None:
+def test_a_callback_that_freezes_by_hand_need_not_repeat_it_after_a_resume(tmp_path: Path) -> None:
     class Once(hr.Callback):
         def on_step_end(self, info: hr.Info) -> None:
             freeze_first(info.trainer.model, info.step)

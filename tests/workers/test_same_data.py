@@ -172,7 +172,7 @@ def test_data_that_differ_between_workers_are_refused_before_the_first_update(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "name"), [(arrays, "train"), (val_only, "val")])
-def test_so_are_those_of_processes(data: Callable[[int], Both], name: str) -> None:
+def test_data_that_differ_between_processes_are_refused(data: Callable[[int], Both], name: str) -> None:
     with pytest.raises(hr.DataError, match=f"worker 1 has other {name} data than worker 0"):
         hr.launch(train, data, (1,), workers=2, engine="processes", timeout_s=60.0)
 

@@ -25,7 +25,7 @@ SAID = "has started 4 of these processes, and each of them is a worker alone"
         ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, ""),
     ],
 )
-def test_several_tasks_that_do_not_know_each_other_are_told_of(
+def test_several_processes_of_slurm_or_mpi_without_torchrun_are_warned_of(
     variables: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
