@@ -49,7 +49,7 @@ class ModelError(HeadraceError, ValueError):
 class NonFiniteError(HeadraceError, ArithmeticError):
     """A NaN or an infinity in a loss, a gradient or a buffer; the weights are as they were before the step.
 
-    Or in a weight, which an optimizer has made of finite gradients: that step cannot be undone.
+    Or an optimizer has made a weight NaN or infinite out of finite gradients; such a step cannot be undone.
     """
 
 

@@ -142,7 +142,7 @@ def interval(text: "str | Length", what: str) -> Length:
 class Points(Generic[Value]):
     """A value from each point of a training on, as in `{0: 32, "5 epochs": 64}`.
 
-    Points of one unit are given in order. Of those that are reached, the last one given counts. A value holds from
+    Points of one unit are given in order. Of the points that are reached, the last one given counts. A value holds from
     the first batch that begins at its point or behind it.
     """
 

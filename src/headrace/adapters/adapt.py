@@ -102,8 +102,8 @@ def _of_list(data: list[Any], categories: Categories) -> Table | Source:
     numbers = isinstance(data[0], list) and isinstance(_first_number(data[0]), Number)
     if numbers or any(isinstance(batch, Number | str | Path) for batch in data):
         raise _refused(data)  # lists of numbers may be rows, columns or batches
-    alone = isinstance(data[0], Tensor | np.ndarray)
-    kinds = [_kind_of_batch(k, batch) for k, batch in enumerate(data if alone else data[:1])]
+    tensors = isinstance(data[0], Tensor | np.ndarray)  # which may be x and y: all of them have to be alike
+    kinds = [_kind_of_batch(k, batch) for k, batch in enumerate(data if tensors else data[:1])]
     if odd := [k for k, kind in enumerate(kinds) if kind != kinds[0]]:
         raise DataError(f"a list is batches, and item {odd[0]} of this one is not like item 0. {_LISTS}")
     if not isinstance(data[0], Batch) and all(dimensions == 0 for dimensions, _ in kinds[0]):

@@ -101,8 +101,8 @@ def map(table: Any, change: Change, *, where: Literal["host", "device"] = "host"
 
     It returns all the fields, for the same rows. With a second parameter it gets `Draws`: random numbers that are a
     function of seed, epoch and position, for augmentation that is the same after any resume. `where="device"`: once
-    the rows are on the device. It is called in the thread that trains, unless it has an attribute `thread_safe` that is
-    true: then it may be called in several at once, and rows are changed while the model trains.
+    the rows are on the device. `change` is called in the thread that trains. If it has an attribute `thread_safe` that
+    is true, other threads call it while the model trains, perhaps several at once.
     """
     if where not in ("host", "device"):
         raise ConfigError(unknown("where", where, ("host", "device")))

@@ -52,10 +52,10 @@ def from_dataset(dataset: Any, *, names: Names = None, sequences: Sequence[str] 
     `default_collate` does. A sample is a tensor ("x"), a pair ("x" and "y"), a tuple whose parts `names` names, or a
     flat dict. `sequences` are those streams whose tensors differ in their first dimension from row to row.
 
-    A Dataset is read in the thread that trains. `threads` of one that reads files or decodes: so many rows are asked
-    for at the same time, while the model trains. The order of the rows stays the same. The Dataset must allow that, and
-    gains where it waits or releases the GIL, as most libraries do that decode. What computes in Python is quicker in
-    the processes of a DataLoader.
+    A Dataset is read in the thread that trains. With `threads`, so many threads read rows while the model trains. The
+    order of the rows stays the same. The Dataset must allow several threads. They help if it waits for files, or
+    decodes in a library that releases the GIL. A Dataset that computes in Python is faster in the processes of a
+    DataLoader.
 
     A row is to be the same whenever it is asked for: what is random belongs into `map`, whose draws are resumed.
     """

@@ -78,8 +78,8 @@ def is_of_run(file: Path) -> bool:
 def recipe_of(run: Path, given: str | None, trust: bool) -> tuple[str, dict[str, Any]]:
     """The recipe to make the model of a run with, and its arguments: the recipe that the caller gives, or the run's.
 
-    A run may come from anybody, and its recipe is code. Nothing else returns the name of a run's recipe to be executed,
-    and this does so only with `trust`. Then it is the copy in the directory of the run: a path in it is not followed.
+    A run may come from anybody, and its recipe is code. This is the only function that takes the code of a run, and it
+    does so only with `trust`. It takes the copy in the directory of the run; the path that the run names is not used.
     """
     check_run(run)
     document = read_recipe(run)
@@ -159,7 +159,7 @@ def _module(path: Path) -> ModuleType:
 
 
 class _Source(SourceFileLoader):
-    """Compiles a file each time: what has been compiled beside it may be of another source than a person has read."""
+    """Compiles a file each time: a compiled file beside it may come from another source than a person has read."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
@@ -182,9 +182,7 @@ def _execute(spec: ModuleSpec, module: ModuleType, path: Path) -> None:
         del sys.modules[spec.name]
         said = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and is_of_run(path):
-            said += (
-                ". A run keeps the file of its recipe alone: name the recipe where its modules are, --recipe file.py"
-            )
+            said += ". A run keeps only the file of its recipe: name the recipe where its modules are, --recipe file.py"
         raise ConfigError(f"{path} cannot be imported: {said}\n  {_place(error)}") from error
 
 

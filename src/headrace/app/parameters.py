@@ -278,9 +278,9 @@ def _parsed(given: Any) -> Any:
 
 
 def from_yaml(text: str) -> Any:
-    """The values that YAML stands for; raises ValueError if it is none, too long or too deep, or has aliases.
+    """The values that YAML stands for; raises ValueError if it is not YAML, too long or too deep, or has aliases.
 
-    What has aliases may be small, and stand for more than fits into memory.
+    With aliases, a short text can stand for more values than fit into memory.
     """
     import yaml
 

@@ -67,7 +67,7 @@ class OptimizerHooks:
     def prepared(self) -> Callable[[], Any] | None:
         """Makes the update of `step` at each call, as long as nothing changes but rates and what gradients hold.
 
-        `None` if an update calls code of the user's: a hook, a method that was replaced, an optimizer of his own.
+        `None` if an update calls code of the user's: a hook, a replaced method, or an optimizer that is not torch's.
         """
         replaced = vars(self._optimizer)["step"] is not self._patched or type(self._optimizer).step is not self._method
         if replaced or not self._known or any(self._listeners) or profiler_enabled():
@@ -126,7 +126,7 @@ class OptimizerHooks:
 
 
 def _is_of_torch(step: Any) -> bool:
-    """Whether the method of an optimizer's class is torch's or ours, and nobody has wrapped it."""
+    """Whether the `step` of an optimizer's class is torch's or ours, and so is all that it wraps."""
     home = step.__globals__["__name__"]
     inner = getattr(step, "__wrapped__", None)
     return home.startswith(("torch.optim.", "torch.utils._contextlib", "headrace.")) and (

@@ -22,9 +22,9 @@ from .source import UNNAMED, Categories, Table, fingerprint_of
 from .sparse import Sparse
 
 WILL_NEED, POPULATE_READ = 3, 22  # Linux; the second since 5.14, and without it pages come as they are touched
-HASHED_BYTES = 4 << 20  # of a tensor, which is hashed wholly up to this size
+HASHED_BYTES = 4 << 20  # all values of a tensor up to this size are hashed
 SCATTER = 2654435761  # a large odd number
-PLACES, RUN = 4096, 16  # of a larger one: evenly spread places, and values that are hashed at each
+PLACES, RUN = 4096, 16  # of a larger tensor: the number of evenly spread places, and of values hashed at each
 
 
 class ArrayTable(Table):
@@ -84,7 +84,7 @@ class ArrayTable(Table):
         )
 
     def fingerprint(self) -> str:
-        """Also of the values: of each column up to 4 MB all of them, of a larger one an evenly spread sample."""
+        """A hash that includes the values: all of a column up to 4 MB, an evenly spread sample of a larger one."""
         return fingerprint_of(super().fingerprint(), *map(values_digest, self.columns.values()))
 
     @property
@@ -112,7 +112,7 @@ def _sampled(tensor: Tensor) -> Tensor:
     if tensor.nbytes <= HASHED_BYTES:
         return tensor
     k, step = torch.arange(PLACES), (tensor.numel() - RUN) // PLACES
-    firsts = k * step + k * SCATTER % step  # else it might meet the same columns in every row
+    firsts = k * step + k * SCATTER % step  # without it the same columns might be met in every row
     places = (firsts[:, None] + torch.arange(RUN)).to(tensor.device)
     return tensor[torch.unravel_index(places, tensor.shape)]
 

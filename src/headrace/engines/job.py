@@ -57,7 +57,7 @@ def work(main: Callable[..., Any], arguments: Sequence[Any]) -> Result:
 def take_back(main: Callable[..., Any], arguments: Sequence[Any], weights: Sequence[dict[str, Any]]) -> None:
     """Gives the caller's models the weights that the workers have agreed on."""
     for model, state in zip(models_of(main, arguments), weights, strict=True):
-        model.load_state_dict({**model.state_dict(), **state})  # what could not be sent stays as it was
+        model.load_state_dict({**model.state_dict(), **state})  # what cannot be sent stays as it is
 
 
 def own(main: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -29,12 +29,12 @@ class Network:
     """A virtual cluster, for `launch(..., engine="local", network=...)`.
 
     `bandwidth`: of every worker's link, in each direction, a second: "100 Mbit", "100 Mb" and "100 Mbps" are bits,
-    "12 MB" and "12 MiB" are bytes. `latency`: of every
-    message. `rows_per_s`: how many rows a worker of speed 1 trains on in a second; `speeds`: a factor for every
-    worker, or for some of them. `stragglers`: by worker, how probable a slow update is, and how many times as long it
-    takes; `seed` says which ones are slow. `failures`: when workers die, as in `{3: "12.5 s"}`, or pairs of them;
-    `restart`: how long it takes until one is back (`None`: it never is). Workers that wait for each other are lost
-    together, and begin again if `launch` has `restarts`; one that has joined a center begins again alone.
+    "12 MB" and "12 MiB" are bytes. `latency`: of every message. `rows_per_s`: how many rows a worker of speed 1 trains
+    on in a second; `speeds`: a factor for every worker, or for some of them. `stragglers`: by worker, how probable a
+    slow update is, and how many times as long it takes; `seed` says which ones are slow. `failures`: when workers die,
+    as in `{3: "12.5 s"}`, or pairs of them; `restart`: how long it takes until one is back (`None`: it never is).
+    Workers that wait for each other are lost together, and begin again if `launch` has `restarts`; one that has joined
+    a center begins again alone.
     """
 
     bandwidth: str = "10 Gbit"
@@ -139,7 +139,7 @@ def _pairs(given: Any, what: str, example: str) -> list[tuple[Any, Any]]:
 
 
 def _bytes_per_s(given: Any) -> float:
-    """Bits or bytes: the case of a "b" tells, and where it may not have been meant to, the unit is refused."""
+    """A bandwidth in bytes a second: "B" is bytes and "b" bits. Raises where the case of a unit leaves that open."""
     number, unit = _amount(given, "bandwidth", '"100 Mbit" or "12 MB"')
     bits = {name.lower(): name for name in _BITS}
     known = unit if unit in _BYTES else bits.get(unit.lower())

@@ -26,7 +26,7 @@ from ..workers.join import LOOPBACK, attempt_of, listen, loopback_interface
 from .job import Job, Result
 from .worker import FAILED, HELD, environment, main, unpack
 
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # else a new interpreter first imports from the working directory, as from a run
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}  # otherwise a new interpreter imports from the working directory, perhaps a run
 START = "spawn"  # a fork of a process that has threads, or has used an accelerator, does not work
 POLL_S = 0.1  # how often workers are looked at
 GRACE_S = 1.5  # that the others have to end by themselves after a failure, and once more when they are asked to

@@ -57,7 +57,7 @@ def refuse_nulls(array: Any, place: ColumnPlace) -> None:
 
 
 def refuse_numbers(known: Mapping[str, Sequence[str]], columns: Iterable[str], where: object) -> None:
-    """Raises where columns that hold no strings are known to stand for some: their numbers may be others."""
+    """Raises if a column that had strings in training holds numbers: they need not be the numbers of those strings."""
     for column in columns:
         if strings := known.get(shown(column)):
             raise DataError(

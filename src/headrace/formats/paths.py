@@ -26,8 +26,8 @@ SUFFIXES = {
     ".txt": "ctf",
 }
 Paths = str | Path | Sequence[str | Path]
-HASHED_BYTES = 1 << 30  # of local files, which are hashed wholly if they have no more together
-HASHED_REMOTE_BYTES = 64 << 20  # of those that are read through a network
+HASHED_BYTES = 1 << 30  # all bytes of local files are hashed if they have no more together
+HASHED_REMOTE_BYTES = 64 << 20  # the same for files that are read through a network
 _HEAD, _SAMPLE, _SAMPLES = 65536, 4096, 6
 
 
@@ -101,10 +101,11 @@ class DataFile:
 
 
 def digests(files: Sequence[DataFile]) -> list[str]:
-    """A hash of each file, the same wherever the file is moved, which tells it from what it was before a change.
+    """A hash of each file, which a change of the file changes and a move does not.
 
-    It is a hash of the name and of all bytes, where the files have up to 1 GB together, or 64 MB behind fsspec. It is
-    one of name, size and time for larger local files, and of name, size and samples of the bytes behind fsspec.
+    If the files have up to 1 GB together, or 64 MB behind fsspec, it includes the name and all bytes. Otherwise it
+    includes the name, the size and the time of a local file, or the name, the size and samples of the bytes of one
+    behind fsspec.
     """
     for file in files:
         if file.remote is None and _stamp(file.path, file.shown) != file.stamp:

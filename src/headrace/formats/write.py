@@ -128,7 +128,7 @@ def _refused(path: Path, error: OSError) -> ConfigError:
 
 
 def _check_rows(data: Any) -> None:
-    """Raises unless this is a table or an iterable, whose rows are as they are read."""
+    """Raises unless this is an iterable, or a table whose rows are complete without an epoch."""
     if isinstance(data, Mapping) or not isinstance(data, Table | Iterable):
         raise ConfigError(_not_rows(data))
     if isinstance(data, Table) and data.augments:

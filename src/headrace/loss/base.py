@@ -19,7 +19,7 @@ from ..data.sparse import Sparse
 from ..errors import ConfigError, DataError
 
 OF_CLASSES = ("classes", "class probabilities")
-"""What a loss may take outputs for that have a column for each class."""
+"""The values of `reads` for outputs with a column for each class."""
 Weight = float | Tensor
 """A denominator: a number where the host knows it, a 0-dimensional tensor where only the device does."""
 
@@ -107,7 +107,7 @@ def one_of(*choices: str) -> Check:
 
 
 def renamed(now: str) -> Check:
-    """A setting that is called otherwise now."""
+    """Refuses a setting that has another name now."""
 
     def check(name: str, value: Any) -> Any:
         raise ConfigError(f"there is no {name}= here, got {value!r}. Say {now}.")

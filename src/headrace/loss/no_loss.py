@@ -34,6 +34,6 @@ class ByTrainStep(Objective):
 
     def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
         raise ConfigError(
-            "this trainer was made without a loss for this optimizer, since train_step is overridden. What calls the "
-            "original train_step or evaluate_step needs one: loss= with the keys of optimizer=, or eval_loss=."
+            "this trainer was made without a loss for this optimizer, since train_step is overridden. The original "
+            "train_step or evaluate_step needs one: give loss= with the keys of optimizer=, or eval_loss=."
         )

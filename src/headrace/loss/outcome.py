@@ -123,7 +123,7 @@ class LossSums:
     def read(self) -> dict[str, float]:
         """The mean of every term, and `""`: their sum, each times its coefficient.
 
-        A term of which no row counted has no mean: it is NaN, and no part of the sum unless all are so.
+        The mean of a term for which no row counted is NaN. It is left out of the sum, unless all are NaN.
         """
         totals = self.totals()
         means = {name: total / weight if weight else math.nan for name, (_, total, weight) in totals.items()}

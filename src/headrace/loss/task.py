@@ -31,7 +31,7 @@ READS = {
     "probabilities": "probabilities of yes: more than one half",
     "numbers": "numbers like the target, as those of a regression; where that is 0 or 1, yes is more than one half",
 }
-"""What a loss may take outputs for. Where it does not say, metrics that depend on it are refused."""
+"""What a loss may say of outputs, in `reads`. If it says nothing, metrics that depend on it are refused."""
 
 
 def check_name(name: str) -> None:
@@ -47,7 +47,7 @@ def check_name(name: str) -> None:
 
 
 def check_reads(names: Iterable[str], outputs: Tensor, targets: Tensor, reads: str | None) -> None:
-    """Raises where the value of a metric depends on what the outputs are, and the loss does not say."""
+    """Raises if the value of a metric depends on what the outputs are, and the loss does not say what they are."""
     if reads is not None and reads not in READS:
         raise ConfigError(unknown("reads", reads, READS))
     if reads is not None:

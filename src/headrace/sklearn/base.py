@@ -339,9 +339,9 @@ _GENERATORS = threading.RLock()
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Torch's generators begin with this seed; afterwards they stand where they stood.
+    """Seeds torch's generators for a while, and restores their state afterwards.
 
-    Threads of a process share these generators: estimators are fitted one after the other, so that each has its own.
+    The threads of a process share these generators, so estimators in several threads are fitted one after the other.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     with _GENERATORS:

@@ -102,7 +102,7 @@ def is_batch(batch: Any, giver: str) -> None:
 
 
 def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int = 1) -> None:
-    """Raises if batches are to be split, or shared by workers, for an objective that needs them whole."""
+    """Raises if microbatches or workers would split the batches of an objective that needs whole ones."""
     names = [name for objective in objectives.values() for name in _unsplit(objective)]
     if not names or (microbatch in (None, "auto") and workers == 1):
         return
@@ -119,16 +119,16 @@ def can_split(objectives: Mapping[str, Objective], microbatch: Any, workers: int
 
 
 def can_score(scorers: Mapping[str, Objective]) -> None:
-    """Raises where data are to be scored, and there is no loss to score them with."""
+    """Raises if there is no loss to score data with."""
     if any(isinstance(objective, ByTrainStep) for objective in scorers.values()):
         raise ConfigError(
-            "val= and test= are scored with a loss, and this trainer, whose train_step is overridden, was made without "
-            "one. Say eval_loss=, or override evaluate_step too."
+            "val= and test= need a loss, and this trainer, whose train_step is overridden, was made without one. Give "
+            "eval_loss=, or override evaluate_step too."
         )
 
 
 def _unsplit(objective: Objective) -> list[str]:
-    """The names of what needs whole batches, as far as is known: terms, or the class of an objective of one's own."""
+    """The names of the terms that do not declare `splits`, or the class of an objective of the user's that does not."""
     if isinstance(objective, WithTerms):
         return [*_unsplit(objective.objective), *(name for name, loss in objective.more.items() if not loss.splits)]
     if isinstance(objective, Supervised):

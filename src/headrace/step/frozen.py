@@ -23,7 +23,7 @@ class Frozen:
         """Names of parameters, by who has asked to freeze them."""
         self._names: set[str] = set()  # of all of them
         self._resting: list[nn.Module] = []  # layers in eval mode because of that
-        self._first = self._untrained()  # when the run began
+        self._first = self._untrained()  # as it was when the run began
 
     def freeze(self, patterns: Sequence[str], owner: str) -> None:
         """Freezes parameters whose names match."""
@@ -37,7 +37,7 @@ class Frozen:
         self._set()
 
     def restore(self, owners: Mapping[str, Sequence[str]], flags: Mapping[str, Any] | None = None) -> None:
-        """Freezes what these owners want, and nothing else; `flags`: every `requires_grad` is as it was saved."""
+        """Freezes what these owners want, and nothing else; with `flags`, sets `requires_grad` as it was saved."""
         self.owners = {owner: set(names) for owner, names in owners.items()}
         self._set()
         if flags is None:
@@ -49,7 +49,7 @@ class Frozen:
         self._rest([layers[name] for name in flags["resting"] if name in layers])
 
     def flags(self) -> dict[str, list[str]]:
-        """Which parameters do not require gradients, now and when the run began, and which layers rest."""
+        """Which parameters do not require gradients, now and when the run began, and which layers are in eval mode."""
         resting = {id(layer) for layer in self._resting}
         return {
             "untrained": sorted(self._untrained()),
@@ -58,7 +58,7 @@ class Frozen:
         }
 
     def check_flags(self, owners: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
-        """Raises if parameters are set otherwise than when the run began, and than where it stands."""
+        """Raises unless `requires_grad` is as it was when the run began, or as it was saved."""
         now, first = self._untrained(), set(flags["first"])
         if now in (first, set(flags["untrained"]).difference(*owners.values())):
             return
@@ -73,7 +73,7 @@ class Frozen:
         return {name for name, param in self._all_params() if not param.requires_grad}
 
     def _all_params(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of the model, and of objectives that are modules."""
+        """The parameters of the model, and those of objectives that are modules, by name."""
         for number, module in enumerate(self._modules):
             yield from ((f"objective {number}: {name}" if number else name, param) for name, param in _params(module))
 
@@ -91,7 +91,7 @@ class Frozen:
         self._rest([layer for layer in self._model.modules() if names and layer.training and _rests(layer)])
 
     def _rest(self, layers: list[nn.Module]) -> None:
-        """These layers are in eval mode from now on, and no others because of this."""
+        """Puts these layers into eval mode, and those of the last call back into train mode."""
         for layer in self._resting:
             layer.training = True
         self._resting = layers

@@ -231,12 +231,10 @@ class Trainable:
 
     @one_thread
     def step(self, batch: Any, *, exact: bool = False) -> dict[str, Any]:
-        """One update from a Batch, a tuple (x, y), a dict or a Table, as `hr.samples` makes one: the losses by name.
+        """Makes one update, and returns the losses by name: `total_loss` and every term.
 
-        These are `total_loss` and every term.
-
-        `exact`: the batch has to have `batch_size` rows. The model stays in its arena between calls; `release` takes it
-        out.
+        `batch`: a Batch, a tuple (x, y), a dict, or a Table, as `hr.samples` returns. `exact`: it has to have
+        `batch_size` rows. The model stays in its arena between calls; `release` takes it out.
         """
         self._find_workers()
         check.has_optimizer(self.optimizers, "step()")
@@ -272,7 +270,8 @@ class Trainable:
         Return what this returns, an `Outcome(losses, outputs)`, or losses by name, as means over the rows of the batch;
         without outputs there are no training metrics. An override that never comes here finds an ordinary model and
         optimizer, and the trainer can have no `clip_norm`, `clip_value`, `microbatch`, `precision` or
-        `nonfinite="skip"`; one that mixes both says `arena=False`. `self.optimizers` has all that a run saves.
+        `nonfinite="skip"`; one that mixes both says `arena=False`. A run saves the optimizers in
+        `self.optimizers`, and no others.
         """
         check.is_batch(batch, "train_step")
         return self._step(batch)
@@ -325,7 +324,7 @@ class Trainable:
         """A pass over data that changes nothing; losses are computed a block at a time where that is the same."""
         objective, team = self.eval_objectives[scoring(self.eval_objectives)], self._team
         metrics = self.metrics.fresh(measured_by(self.eval_objectives, self.target))
-        shares = all(each.splits for each in self.eval_objectives.values())  # else every worker scores whole batches
+        shares = all(each.splits for each in self.eval_objectives.values())  # otherwise each worker scores all rows
         metrics = team.fresh(metrics) if shares else metrics
         joins = self._evaluates_plainly and len(self.eval_objectives) == 1
         with evaluate.mode(self._modules, training=False), rewound(source), self._once(source, size, shares) as feed:
@@ -358,7 +357,8 @@ class Trainable:
         """Data for one pass, checked; `name` is what errors call them."""
         self._find_workers()
         check.positive("batch_size", batch_size, whole=True)
-        source = source_on(data, self.device, name, categories=(known := categories_of(self.model)))
+        known = categories_of(self.model)
+        source = source_on(data, self.device, name, categories=known)
         check.can_be_read(source, name, known, limit)
         return source
 

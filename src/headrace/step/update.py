@@ -175,7 +175,7 @@ class Update:
         at_once = min(self.batch.rows, self._step.microbatch or self.batch.rows)
         advice = f"Use microbatch={-(-at_once // 2)}, or 'auto': the update stays that of the whole batch."
         if not self.objective.splits:
-            advice = "The loss needs whole batches, or lacks splits = True: use a smaller batch_size."
+            advice = "The loss does not declare splits = True, so it needs whole batches: use a smaller batch_size."
         elif at_once == 1:
             advice = "Nothing smaller than a row can be tried."
         return f"{where}: the memory does not hold {at_once} rows at once ({complaint}). {self.untouched} {advice}"
@@ -356,7 +356,7 @@ class Update:
                 terms = terms_of(self.objective, self._model, part)
         except ValueError as error:
             if _ALONE in str(error):
-                raise alone("this batch, or a part of it that is a microbatch's or a worker's,") from error
+                raise alone("this batch, or the part of it in a microbatch or on a worker,") from error
             raise
         for name, term in terms.items():
             if not isinstance(term.sum, Tensor):

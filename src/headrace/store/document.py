@@ -1,4 +1,4 @@
-"""Reads the JSON documents of a run within limits of size and depth, whoever has written them."""
+"""Reads the JSON documents of a run within limits of size and depth, since they may come from anybody."""
 
 import json
 from itertools import chain

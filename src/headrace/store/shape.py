@@ -172,7 +172,7 @@ _OPTIONAL: dict[str, Shape] = {
     "kind": TEXT,
     "agrees": FLAG,
 }
-"""Those that not every checkpoint has, mostly of several workers."""
+"""The parts that only some checkpoints have, mostly those of several workers."""
 
 
 def check_part(part: str, value: Any, at: str) -> None:

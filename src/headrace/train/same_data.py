@@ -1,4 +1,4 @@
-"""Compares what several workers are to do, and the data that they read: all of them share the same rows."""
+"""Compares the settings and the data of several workers: they share the same rows, so these have to be the same."""
 
 import hashlib
 import warnings
@@ -36,8 +36,8 @@ def compare(facts: Mapping[int, Mapping[str, Any]]) -> None:
                 "Give every worker the same model, data and settings."
             )
     for name, known in facts[0]["contents"].items():
-        if odd := [str(number) for number, fact in facts.items() if fact["contents"].get(name) != known]:
-            who = f"workers {', '.join(odd[:-1])} and {odd[-1]} have" if odd[1:] else f"worker {odd[0]} has"
+        if unlike := [str(number) for number, fact in facts.items() if fact["contents"].get(name) != known]:
+            who = f"workers {', '.join(unlike[:-1])} and {unlike[-1]} have" if unlike[1:] else f"worker {unlike[0]} has"
             raise DataError(
                 f"{who} other {name} data than worker 0: the number of rows is the same, and their values or their "
                 "order differ. Every worker reads a part of the same data, so make them alike everywhere: seed what "
@@ -48,9 +48,9 @@ def compare(facts: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def contents(sources: Mapping[str, Source], comm: Comm) -> dict[str, str]:
-    """For each of these data sets a hash of what its table is made of, and of a few of its rows.
+    """For each of these data sets, a hash of the fingerprint of its table and of a few of its rows.
 
-    The rows of other sources are known only once they are read: see `SameBatchCheck`.
+    The rows of other sources are known only when they are read: see `SameBatchCheck`.
     """
     return {name: _contents(name, source, comm) for name, source in sources.items()} if comm.count > 1 else {}
 
@@ -85,7 +85,7 @@ def _some_rows(table: Table) -> list[str]:
 class SameBatchCheck:
     """Compares what workers read whole, of which each keeps its part: now and then, and where an epoch begins.
 
-    `first`: only the first batch of all is compared.
+    `first`: compares the very first batch only.
     """
 
     def __init__(self, comm: Comm, title: str, first: bool = False) -> None:

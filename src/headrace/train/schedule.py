@@ -170,7 +170,7 @@ def make_rates(
 
 
 def begin_anew(optimizers: Sequence[Optimizer], left: Sequence[float]) -> None:
-    """Rates begin where they began in the last training, or with what was set since the last schedule `left` them."""
+    """Sets rates to where the last training began, or keeps those that have been changed since it `left` them."""
     for group, rate in zip(groups_of(optimizers), left, strict=False):
         if float(group["lr"]) != rate:
             group["initial_lr"] = float(group["lr"])

@@ -127,7 +127,7 @@ class TrainState:
             put_rate(group, rate * share)
 
     def make_rates(self, batches: int | None, rows: int | None) -> None:
-        """The rates of a training whose epochs have so many batches and rows."""
+        """Makes the rates of a training whose epochs have so many batches and rows."""
         trainer = self._trainer
         optimizers = [*trainer.optimizers.values()]
         if trainer.schedule is not None and not isinstance(trainer.schedule, Mapping):  # which gives rates, not factors
@@ -135,7 +135,7 @@ class TrainState:
         self.rates = make_rates(trainer.schedule, optimizers, self.info.limits, batches, rows)
 
     def note_rates(self) -> None:
-        """The training is over: the next one knows by these rates whether others are set until then."""
+        """Remembers the rates at the end: the next training sees by them whether others have been set."""
         trainer = self._trainer
         begun = trainer._history is self.info.history  # nothing has refused it
         if begun and trainer.schedule is not None:
@@ -259,7 +259,7 @@ class TrainState:
         self._load_cursor(state.source["cursor"], state.place["ends_epoch"] or not state.counters["steps"])
 
     def _check_flags(self, state: State) -> None:
-        """Raises on another `requires_grad` than that of the run, unless it is meant to differ."""
+        """Raises if `requires_grad` is not that of the run, unless override=True allows it."""
         if state.flags is None:
             return
         try:

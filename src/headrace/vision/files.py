@@ -94,7 +94,7 @@ class ImageFiles(Table):
                 masks[place] = self._mask(rows[place])
             return self.image(rows[place])
 
-        # what decodes gives up the interpreter meanwhile
+        # decoders release the interpreter's lock
         images = in_threads(read, range(len(rows)), self.threads)
         pixels = np.stack(images) if images else np.empty((0, *self.size, self.channels), np.uint8)
         fields = {IMAGE: self.normalised(torch.from_numpy(pixels))}
@@ -154,7 +154,7 @@ def _read(path: Path, mode: str, size: tuple[int, int]) -> np.ndarray[Any, Any]:
 
 
 def _eight_bits(file: Any, mode: str, path: Path) -> Any:
-    """An image of Pillow in this mode; one of 16 bits in mode "F", from 0 to 255, as Pillow would cut its values."""
+    """An image of Pillow in this mode; one of 16 bits is scaled to 0 to 255, in mode "F", as Pillow would clip it."""
     from PIL import Image
 
     if file.mode.startswith("I;16") or (file.mode == "I" and file.format in ("PNG", "PPM")):

@@ -32,9 +32,9 @@ COLUMNS = 1024  # of values or labels: what has more is no table but a picture
 class Answers(Callback):
     """Writes the predictions for the test data, else the validation data, at the end of a training with a run.
 
-    At most `rows` rows: target, answer and, for classes, the probability that the model gives it, if it is known
-    whether outputs are probabilities. Only what fits a
-    report is written: one answer to one target, both dense. A failure here gives a warning and stops nothing.
+    At most `rows` rows: target, answer and, for classes, the probability that the model gives it, if the loss says what
+    the outputs are. Only what fits a report is written: one answer to one target, both dense. A failure here gives a
+    warning and stops nothing.
     """
 
     everywhere = False

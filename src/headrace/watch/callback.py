@@ -46,7 +46,7 @@ class Callback:
     only = ""
     """What there can be one of in a training, if this is one."""
     _owner = ""
-    """The name by which it asks for something in a training: its kind, and its number among those of its kind."""
+    """The name under which its requests are kept in a training: its class, and its number among those of its class."""
 
     def _check(self, info: Info) -> None:
         """Before anything is loaded: raises on what cannot work."""

@@ -1,4 +1,4 @@
-"""Deals the batches of a loader to workers, a whole one to each, where every worker makes updates of its own."""
+"""Gives each worker whole batches of a loader, for strategies in which every worker makes updates of its own."""
 
 from ..data.batch import Batch, Macrobatch, State
 from ..data.reader import SourceWrapper
@@ -6,9 +6,9 @@ from ..data.source import WHOLE, Shard, Source
 
 
 class Dealt(SourceWrapper):
-    """A source whose batches have a size of their own: of as many as there are workers, each worker gets one.
+    """The batches of a source, dealt in turn: of W workers, each gets every W-th batch.
 
-    All workers read all batches. At the end of an epoch there may be none left for some of them.
+    All workers read all batches. In the last round of an epoch, some workers may get none.
     """
 
     def __init__(self, source: Source, workers: int) -> None:

@@ -30,7 +30,7 @@ def here() -> Comm:
 
 
 def _warn_of_tasks(variables: Mapping[str, str]) -> None:
-    """Warns if another program has started several of these processes, which know nothing of each other here."""
+    """Warns if SLURM or MPI has started several processes, which would train one model each."""
     number = variables.get("SLURM_PROCID", "0")
     slurm = variables.get("SLURM_STEP_NUM_TASKS") or ("1" if number == "0" else variables.get("SLURM_NTASKS", "1"))
     for starter, tasks in (("SLURM", slurm), ("Open MPI", variables.get("OMPI_COMM_WORLD_SIZE", "1"))):

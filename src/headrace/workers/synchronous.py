@@ -101,11 +101,11 @@ class _Chunk:
 
 
 class Reach:
-    """Which parameters of an arena have gradients on any worker: what no worker has reached stays as it is.
+    """Finds out which parameters of an arena have gradients on any worker: the others are not updated.
 
-    Every update adds up one number for each parameter, and a worker that has reached all of them need not look at the
-    sums: reading them would wait for the device. Nor does one need to that has reached all but those that are frozen,
-    as long as the same ones are: whoever freezes or thaws one looks, and finds out if others have not done so.
+    In each update the workers add up one number for each parameter. Reading the sums waits for the device, so a worker
+    reads them only if it has to: if a parameter that is not frozen has no gradient on it, or if it has frozen or thawed
+    a parameter since it read them last. Then it also finds out whether the other workers have done the same.
     """
 
     def __init__(self, arena: Arena, workers: int) -> None:
@@ -116,19 +116,21 @@ class Reach:
         self._flags = torch.empty(0)
 
     def flags(self, reached: Sequence[bool], numbers: Tensor) -> Tensor:
-        """What the workers add up, like `numbers`: 1 for a parameter that was reached, more than all of that for one
-        that is frozen."""
+        """The numbers that the workers add up, of the type and on the device of `numbers`.
+
+        1 for a parameter that has a gradient, else 0; for a frozen one, more than the ones of all workers together.
+        """
         here, frozen = list(reached), [False] * len(reached)
         if not all(here):
             frozen = [not (hit or param.requires_grad) for hit, param in zip(here, self._params(), strict=True)]
         if (here, frozen) != (self._here, self._frozen):
             self._here, self._frozen = here, frozen
-            said = [1 + self._workers if rests else int(hit) for hit, rests in zip(here, frozen, strict=True)]
-            self._flags = torch.tensor(said, dtype=numbers.dtype, device=numbers.device)
+            flags = [1 + self._workers if rests else int(hit) for hit, rests in zip(here, frozen, strict=True)]
+            self._flags = torch.tensor(flags, dtype=numbers.dtype, device=numbers.device)
         return self._flags.to(numbers)
 
     def anywhere(self, sums: Tensor) -> list[bool]:
-        """Of every parameter, whether any worker has reached it, by the sums of the flags."""
+        """For each parameter, whether it has a gradient on any worker, by the sums of the flags."""
         if self._frozen == self._compared and all(map(operator.or_, self._here, self._frozen)):
             return self._here
         self._compared, found = self._frozen, []

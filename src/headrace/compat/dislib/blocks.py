@@ -81,7 +81,7 @@ class _BlockOrder(Order):
 
 
 class _BlockReading(Reading):
-    """A reading whose batches are those of the order, whatever size is asked."""
+    """A reading whose batches are those of the order; the size that is asked for is ignored."""
 
     plain: _BlockOrder
 

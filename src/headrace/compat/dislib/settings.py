@@ -15,7 +15,7 @@ from ...loss.classes import CrossEntropy
 from ...loss.elements import MSE, BinaryCrossEntropy
 
 Each = Callable[[Tensor, Tensor], Tensor]
-"""From outputs and targets of the same shape to the numbers whose mean a metric is."""
+"""Takes outputs and targets of the same shape, and returns the numbers of which a metric is the mean."""
 
 
 class Dice(Loss):
@@ -82,7 +82,7 @@ def optimizer_of(net: nn.Module, given: Mapping[str, Any]) -> tuple[Any, dict[st
 
 
 def metric_of(metric: str, loss: str) -> Any:
-    """The metric of this name, of outputs as the loss understands them: probabilities where it is one of scores."""
+    """The metric of this name. If the loss takes scores, it compares probabilities that are made of them."""
     name = METRICS[metric]
     if name == "accuracy":
         return name if loss in _CLASSES else {name: _Mean(_is_right, higher_is_better=True)}

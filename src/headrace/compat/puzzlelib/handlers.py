@@ -89,7 +89,7 @@ class Handler:
         return postSlice(data[idx * batchsize : (idx + 1) * batchsize])
 
     def _blocks_of(self, data: Any, size: int, name: str) -> int:
-        """How many blocks of this size there are; raises unless every array has as many samples, one or more."""
+        """The number of blocks of this size; raises unless all arrays have the same number of samples, at least one."""
         if whole(size) is None:
             raise ConfigError(f"{name}= is a whole number, at least 1, got {size!r}.")
         leaves = list(_leaves(data))
