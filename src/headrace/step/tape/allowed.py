@@ -16,7 +16,7 @@ PLAIN = {
     *(bool, int, float, complex, str, bytes, type(None), type(...), slice, range),
     *(torch.dtype, torch.device, torch.memory_format, torch.layout),
 }
-"""Types of values that never change; of exactly these types, since a subclass may hold more."""
+"""Types of values that never change. Only these types count: a subclass may have attributes."""
 CONTAINERS = {tuple, list, dict, set, frozenset, torch.Size, collections.OrderedDict}
 """Types of values whose content is compared before every replay."""
 TENSORS = {Tensor, nn.Parameter, nn.Buffer}
@@ -32,14 +32,14 @@ BUILTINS = _names("""
     None True False Ellipsis NotImplemented __debug__
 """) | {name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)}
 READS_LENGTHS = _names("ctc_loss _ctc_loss tensor_split _pack_padded_sequence _pad_packed_sequence")
-"""Functions that make sizes of the numbers in a tensor, which a recording would take for constants."""
+"""Functions whose results have sizes that depend on the numbers in a tensor; a recording takes them for constants."""
 READS_MEMORY = READS_LENGTHS | _names("""
     item tolist numpy apply_ map_ map2_ data_ptr const_data_ptr storage storage_offset storage_type untyped_storage
     is_pinned is_shared is_set_to is_inference get_device hash_tensor pin_memory record_stream share_memory_ set_
     resize resize_ resize_as resize_as_ resize_as_sparse_ module_load is_distributed __array__ __dlpack__ __reduce_ex__
     backward register_hook register_post_accumulate_grad_hook requires_grad_ retain_grad
 """)
-"""Methods of tensors and functions of torch that read memory unseen by a recording, or do more than compute."""
+"""Methods of tensors and functions of torch that read memory without an operation, or do more than compute."""
 _FACTS = _names("""
     shape ndim dtype device layout requires_grad T mT H mH real imag nbytes itemsize is_cuda is_sparse
     new_zeros new_ones new_full new_empty
@@ -77,7 +77,7 @@ def is_torch(home: str | None) -> bool:
 
 
 def is_trusted(home: str) -> bool:
-    """Whether Python code of this module is torch's or ours, or what they are made with, and decides nothing alone."""
+    """Whether code of this module is torch's, ours or of a standard module they use, and depends on no other state."""
     return home.partition(".")[0] in _TRUSTED and not home.startswith(_NOT_TRUSTED)
 
 

@@ -1,4 +1,4 @@
-"""Finds out whether a pass does the same again: whether all that its Python code reads is on a short list."""
+"""Finds out whether a pass can be replayed: whether everything that its Python code reads is on a short list."""
 
 import builtins
 import dis
@@ -28,10 +28,10 @@ class Reads:
     """What the code of a function does beyond computing with its arguments, each with its line."""
 
     globals: list[tuple[tuple[str, ...], int]] = field(default_factory=list)
-    """Global variables, with the attributes that are read of each at once."""
+    """Global variables, each with the attributes that are read of it directly, as in `torch.nn.functional`."""
     attributes: dict[str, int] = field(default_factory=dict)
     changes: list[tuple[str, int]] = field(default_factory=list)
-    """What it changes or imports."""
+    """What the code changes or imports, as text for the note."""
 
 
 Code = tuple[types.CodeType, dict[str, Any]]
@@ -39,19 +39,19 @@ Code = tuple[types.CodeType, dict[str, Any]]
 
 
 class Proof:
-    """Watches which functions run while it is entered; `problem` then says what makes a pass differ from the next.
+    """Notes which functions run in a pass, and analyses them; `problem` says why the pass cannot be replayed.
 
-    What code of the user's reads is added to the `state`, or is a problem if it is not on the list. Of torch's
-    code, the functions that run and what they call are added, so that a replaced one is noticed.
+    What the user's code reads is added to the `state`, or is a problem if it is not on the list. The functions of torch
+    that run, and the functions they call, are added too, so that a replaced one is noticed.
     """
 
     def __init__(self, state: PassState) -> None:
         self.problem = state.problem
         self.reads_memory = ""
-        """What makes a recording wrong at once: numbers of a tensor that are read unseen."""
+        """Why not even `tape=True` can record the pass: it reads the numbers of a tensor outside of operations."""
         self._state, self._collects = state, False
-        self._ran: list[str] = []  # what ran that may not, where no line of the user's has named it
-        self._users: dict[tuple[int, int], Code] = {}  # by what they are, since two codes may be equal
+        self._ran: list[str] = []  # problems without a line of the user's
+        self._users: dict[tuple[int, int], Code] = {}  # by id, since codes of two functions may be equal
         self._torchs: dict[tuple[int, int], Code] = {}
 
     def __enter__(self) -> "Proof":
@@ -111,7 +111,7 @@ class Proof:
         self.problem = self.problem or problem
 
     def _find(self, code: types.CodeType) -> None:
-        """A function that ran, and was reached by nothing that has been read: a callback of torch's or ours."""
+        """Finds a function that ran though nothing that was read leads to it, as a callback of torch or headrace."""
         functions = [each for each in gc.get_referrers(code) if isinstance(each, types.FunctionType)]
         if not functions:
             self._note(f"{where(code)} is a function that cannot be found")
@@ -119,7 +119,7 @@ class Proof:
             self._try(code, code.co_firstlineno, "", lambda f=function: self._state.stays(f))
 
     def _check_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """A function of the user's: all that it reads has to be on the list."""
+        """Checks a function of the user's: everything that it reads has to be on the list."""
         reads = reads_of(code)
         for what, line in reads.changes:
             self._note(f"{where(code, line)} {what}")
@@ -139,7 +139,7 @@ class Proof:
             self._note(f"{where(code, line)} reads {f'{what}: ' if what else ''}{kind}")
 
     def _global(self, space: dict[str, Any], path: tuple[str, ...]) -> None:
-        """A global variable stays what it is, and so do the modules through which a function is reached."""
+        """Checks a global variable; it, and the modules through which it is reached, are compared from now on."""
         held: Mapping[str, Any] = space
         if path[0] not in space:
             if path[0] not in allowed.BUILTINS:
@@ -163,7 +163,7 @@ class Proof:
         raise UnclearError("a module as a value")
 
     def _keep_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """A function of torch's stays the one that it is, with what it calls."""
+        """Compares a function of torch, and the functions that it calls, from now on."""
         name = code.co_name
         for kind in [*self._state.kinds, Tensor]:
             if any(each.__code__ is code for each in functions_in(kind.__dict__.get(name))):
@@ -190,7 +190,7 @@ class Proof:
 
 
 def _is_backward(frame: types.FrameType | None) -> bool:
-    """Whether a function is called by torch's backward pass: a hook, or the backward of a function."""
+    """Whether torch's backward pass calls a function, as a hook or as the backward of an autograd function."""
     while frame is not None and not frame.f_globals.get("__name__", "").startswith("headrace."):
         if frame.f_code.co_name == "_engine_run_backward":
             return True

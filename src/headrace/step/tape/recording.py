@@ -124,7 +124,7 @@ class Recording(TorchDispatchMode):
             self._learn(seed, given=self.seeds[-1])
 
     def end(self) -> None:
-        """The pass is over: it may have written unseen into nothing that was to stay as it is."""
+        """The pass is over: refuses it if it has written, outside of operations, into a tensor that must not change."""
         for tensor, version in self._versions:
             if tensor._version != version:
                 self.problem = (

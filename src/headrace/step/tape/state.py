@@ -1,4 +1,4 @@
-"""What a recorded pass depends on beside its batch: compared before every replay, so that no change goes unnoticed."""
+"""What a recorded pass depends on besides its batch; it is compared before every replay, so changes are noticed."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ from ...loss.objective import Objective
 from . import allowed
 
 _OF_A_PASS = {"_columns", "_seen", "_bound", "call", "loss", "_data_terms", "_main"}
-"""What our objectives and terms remember that decides nothing, or is looked into by itself."""
+"""Attributes of our objectives and terms that do not affect a pass, or that are compared separately."""
 _DEPTH, _LENGTH = 6, 256
 _OF_MODULES = vars(nn.Module()).keys() - {"training"}
 _TABLES = ("_modules", "_parameters", "_buffers")
@@ -35,7 +35,7 @@ class UnclearError(Exception):
 
 
 def functions_in(value: Any) -> list[types.FunctionType]:
-    """The functions that a class or a module has by a name: a method, or those of a property."""
+    """The functions in an attribute of a class or a module: a function, a method, or those of a property."""
     inner = [value]
     if isinstance(value, staticmethod | classmethod):
         inner = [value.__func__]
@@ -52,15 +52,15 @@ def where(code: types.CodeType, line: int = 0) -> str:
 
 @lru_cache(64)
 def compiled(code: str, mode: str) -> types.CodeType:
-    """Code of a model's, which is that of another model like it, too."""
+    """The compiled form of code; models that are alike share it."""
     return compile(code, "<tape>", mode)
 
 
 class PassState:
-    """What Python reads in the passes of a model and its objective, as it is now.
+    """What Python reads in the passes of a model and its objective, with its present values.
 
-    It begins with what every pass depends on: which modules, parameters and buffers there are, and how torch is set. A
-    `Proof` adds what the code of a pass reads. `tensors` are those that it holds beside parameters and buffers.
+    It begins with what every pass depends on: which modules, parameters and buffers there are, and the settings of
+    torch. A `Proof` adds what the code of a pass reads. `tensors` are those besides parameters and buffers.
     """
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
@@ -84,7 +84,7 @@ class PassState:
         self._of_tensors: set[str] = set()  # names of attributes of parameters and buffers
         self._keep_model()
         self.problem = ""
-        """What is not on the list, though every pass may read it."""
+        """What is not on the list, if every pass may read it."""
         try:
             self._look_at_terms()
         except UnclearError as kind:
@@ -105,7 +105,7 @@ class PassState:
     # --- what a pass reads --------------------------------------------------------------------------------
 
     def attribute(self, name: str) -> None:
-        """Code of the pass reads an attribute of this name; of what is not known.
+        """Adds an attribute that the user's code reads; which object it belongs to is not known.
 
         Raises unless everything that has such an attribute is on the list, and something has.
         """
@@ -119,7 +119,7 @@ class PassState:
             raise UnclearError(f"the attribute {name!r} of a tensor")
 
     def attribute_of_torch(self, name: str) -> None:
-        """Code of torch reads an attribute of this name: what modules have by it stays."""
+        """Adds an attribute that torch's code reads: what the modules have by this name is compared."""
         for module in self.modules:
             if name in vars(module) and name not in _OF_MODULES:
                 with suppress(UnclearError) if name.startswith("_") else nullcontext():
@@ -129,7 +129,7 @@ class PassState:
                 self.of_class(kind, name)
 
     def _attribute(self, name: str) -> bool:
-        """Whether a module, a term or a class of theirs has such an attribute; it stays what it is."""
+        """Whether a module, a term or one of their classes has such an attribute; it is compared from now on."""
         known = False
         for holder in self.holders:
             space, is_module = vars(holder), isinstance(holder, nn.Module)
@@ -148,21 +148,21 @@ class PassState:
         return known
 
     def value(self, held: Mapping[str, Any], key: str) -> None:
-        """A pass reads a variable or an attribute, which is looked into. Raises unless it is on the list."""
+        """Adds a variable or an attribute that a pass reads, with its content. Raises unless it is on the list."""
         self.check(held[key])
         self.keeps(held, key)
 
     def lacks(self, held: Mapping[str, Any], key: str) -> None:
-        """What has no name here goes on having none: a global variable would hide a built-in function."""
+        """Adds that a name is missing: a new global variable would hide a built-in function."""
         self._same = None
         self._checks[f"{key!r} not in {self._name(held)}"] = None
 
     def keeps(self, held: Mapping[str, Any], key: str) -> None:
-        """What has a name goes on having it."""
+        """Adds that a name keeps its object."""
         self._is(held, f"[{key!r}]", held[key])
 
     def check(self, value: Any) -> None:
-        """Raises unless a value is on the list; what can change inside is compared from now on."""
+        """Raises unless a value is on the list; the content of one that can change is compared from now on."""
         if type(value) in allowed.PLAIN or id(value) in self._known:
             return
         if isinstance(value, types.FunctionType):
@@ -176,10 +176,10 @@ class PassState:
         else:
             self._deep.append((value, self._describe(value, self.tensors)))
             self._known.add(id(value))
-            self._name(value)  # which keeps it, so that nothing else gets its id
+            self._name(value)  # keeps it alive, so that nothing else gets its id
 
     def function(self, function: types.FunctionType) -> None:
-        """A function that a pass may call stays what it is; what it does is looked at where it runs."""
+        """Adds a function that a pass may call; its code is analysed if it runs."""
         home = function.__globals__.get("__name__", "")
         if allowed.is_torch(home) and function not in allowed.functions():
             raise UnclearError(f"function {home}.{function.__name__}")
@@ -188,12 +188,12 @@ class PassState:
         self.stays(function)
 
     def stays(self, function: types.FunctionType) -> None:
-        """A function keeps its code, and what it holds by closures and defaults."""
+        """Adds that a function keeps its code, its closure and its defaults."""
         if function in self.functions:
             return
         self.functions.add(function)
         self._is(function, ".__code__", function.__code__)
-        if function.__defaults__ is not None:  # else it is called with all of its arguments
+        if function.__defaults__ is not None:  # otherwise each call gives all arguments
             self._is(function, ".__defaults__", function.__defaults__)
         if function.__kwdefaults__ is not None:
             self._is(function, ".__kwdefaults__", function.__kwdefaults__)
@@ -210,7 +210,7 @@ class PassState:
         held = [*zip(given, function.__defaults__ or (), strict=False), *by_name.items()]
         self._holds(by_name)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            value = getattr(cell, "cell_contents", None)  # it has none before its variable has a value
+            value = getattr(cell, "cell_contents", None)  # an empty cell has no content
             self._is(cell, ".cell_contents", value)
             if name != "__class__":
                 held.append((name, value))
@@ -249,7 +249,7 @@ class PassState:
             self._attribute(name)
 
     def of_class(self, kind: type, name: str) -> None:
-        """A pass reads an attribute of a class, which stays. Raises if it is a user's and not on the list."""
+        """Adds an attribute of a class. Raises if the class is the user's and the attribute is not on the list."""
         value = kind.__dict__[name]
         self._same = None
         self._checks[f"{self._name(kind)}.__dict__[{name!r}] is {self._name(value)}"] = None
@@ -260,7 +260,7 @@ class PassState:
             self.check(value)
 
     def _class(self, kind: type) -> None:
-        """Raises unless a class may be called or asked for: one of torch's, ours, Python's or of the model's."""
+        """Raises unless a class may be used: one of torch, headrace, Python or the model."""
         home = kind.__module__ or ""
         of_torch = allowed.is_torch(home) and (issubclass(kind, nn.Module) or kind in allowed.functions())
         ours = home.partition(".")[0] == "headrace"
@@ -269,7 +269,7 @@ class PassState:
             raise UnclearError(f"class {kind.__qualname__}")
 
     def _describe(self, value: Any, tensors: list[Tensor] | None = None) -> Any:
-        """What can be compared with a later description of the same; tensors are added to `tensors`."""
+        """A description of a value, to be compared with a later one; its tensors are added to `tensors`."""
         return self._described(value, _DEPTH, tensors)
 
     def _described(self, value: Any, depth: int, tensors: list[Tensor] | None = None) -> Any:
@@ -316,17 +316,17 @@ class PassState:
         self._checks[f"{self._name(held)}{part} is {self._name(value)}"] = None
 
     def _has(self, held: Mapping[str, Any]) -> None:
-        """A dictionary has no other keys than those it has."""
+        """Adds that a dictionary keeps its number of keys."""
         self._checks[f"len({self._name(held)}) == {len(held)}"] = None
 
     def _holds(self, held: Mapping[str, Any]) -> None:
-        """A dictionary of objects, which stay the same ones, in their order."""
+        """Adds that a dictionary keeps its keys, their order and its objects."""
         self._checks[f"[*{self._name(held)}] == {[*held]}" if held else f"not {self._name(held)}"] = None
         for key, value in held.items():
             self._is(held, f"[{key!r}]", value)
 
     def _stays(self, tensor: Tensor) -> None:
-        """A tensor stays in its place in memory, and gets no attributes."""
+        """Adds that a tensor keeps its memory, and gets no attributes."""
         name = self._name(tensor)
         self._checks[f"{name}.data_ptr() == {tensor.data_ptr()}"] = None
         self._checks[f"{name}.stride() == {tensor.stride()}"] = None
@@ -340,14 +340,14 @@ class PassState:
         self._checks[f"{name}._backward_hooks is {name}._post_accumulate_grad_hooks is None"] = None
 
     def _attributes(self, holder: Any) -> None:
-        """What an objective or a term holds, if it is one of ours; of others as far as it is on the list."""
+        """Adds the attributes of an objective or a term: all of one of ours, of others those on the list."""
         ours = type(holder).__module__.partition(".")[0] == "headrace"
         for name, value in vars(holder).items():
             if name in _OF_A_PASS or isinstance(value, Loss | Objective | nn.Module):
                 continue
             try:
                 if isinstance(holder, Loss) and name.startswith("_"):
-                    self._described(value, _DEPTH, self.tensors)  # a copy of what has been set, which is compared
+                    self._described(value, _DEPTH, self.tensors)  # a copy of a setting, which is compared itself
                 else:
                     self.value(vars(holder), name)
             except UnclearError:
@@ -378,7 +378,7 @@ def _plain_torch() -> bool:
 
 
 def _settings() -> tuple[Any, ...]:
-    """The settings of torch by which it chooses operations."""
+    """The settings by which torch chooses operations."""
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),

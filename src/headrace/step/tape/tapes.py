@@ -320,7 +320,7 @@ class Snapshot:
         self._random = capture_torch(device)
 
     def restore(self, random: bool) -> None:
-        """Everything is again as it was; random numbers only if a pass draws them: other threads draw them, too."""
+        """Restores everything; the random state only with `random`, since other threads may draw from it, too."""
         with torch.no_grad():
             for tensor, copy in zip(self._tensors, self._copies, strict=True):
                 tensor.copy_(copy)
