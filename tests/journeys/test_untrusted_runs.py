@@ -235,6 +235,15 @@ def test_the_error_says_how_to_trust_a_run_and_what_to_do_instead(
         assert "read run/recipe.py, and allow that it is executed: trust=True (--trust)" in said
 
 
+def test_no_variable_of_the_environment_is_trust(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evil(place / "run" / "recipe.py")
+    for name in ("HEADRACE_TRUST", "HEADRACE_RECIPE"):
+        monkeypatch.setenv(name, "true")
+    for name in NEED_CODE:
+        assert use(name) != ""
+    assert not (place / "executed").exists()
+
+
 @pytest.mark.parametrize("link", ["run/x.yaml", "x.yaml", "run/checkpoints/x.json"])
 def test_a_file_of_options_that_is_a_link_into_or_in_a_run_names_no_recipe(
     link: str, place: Path, capsys: pytest.CaptureFixture[str]
@@ -396,6 +405,13 @@ def test_what_a_run_says_of_its_recipe_is_refused_where_it_cannot_be_read(conten
     put(place / "run", "recipe.json", content)
     with pytest.raises(hr.RunError, match="what run says of its recipe cannot be read"):
         hr.load("run")
+
+
+def test_a_document_of_a_run_that_is_larger_than_its_limit_is_not_read(place: Path) -> None:
+    document = json.loads((place / "run" / "recipe.json").read_text())
+    (place / "run" / "recipe.json").write_text(json.dumps(document | {"padding": " " * (16 << 20)}))
+    with pytest.raises(hr.RunError, match=r"what run says of its recipe cannot be read: .*longer than 16\.8 MB"):
+        hr.load("run", recipe="sines.py:small")
 
 
 def test_an_option_that_a_run_has_as_text_is_read_with_the_same_limits(place: Path) -> None:
