@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,11 @@ def source_on(
     seed: int = 0,
     like: Source | None = None,
     categories: Categories | None = None,
+    resumes: bool = False,
 ) -> Source:
     """Data as a source for a device; `name` is what errors call it. What fits into a GPU is moved there once.
+
+    `resumes`: its place is saved with a run, with the fingerprint of the data, which takes time for large ones.
 
     Where batches of the training data, `like`, count items, those of this table do so too. Strings are read by the
     `categories` of the training.
@@ -60,7 +64,9 @@ def source_on(
         if len(table) * table.row_bytes <= RESIDENT_SHARE * free:
             table = OnDevice(table, device)
     count = "rows" if like is None else like.sized_by
-    return Reader(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
+    reader = Reader(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
+    reader.reading = replace(reader.reading, marked=resumes)
+    return reader
 
 
 def batch_for(model: nn.Module, batch: Any) -> Batch:

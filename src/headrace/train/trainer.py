@@ -210,7 +210,7 @@ class Trainer(Trainable):
         workers = make_coordinator(self._team)
         kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
         checkpointer = workers.checkpointer(lambda: make_checkpointer(*kept_as))
-        source = source_on(train, self.device, "train", self.order, self.seed)
+        source = source_on(train, self.device, "train", self.order, self.seed, resumes=True)
         bounds = limits(epochs, steps, samples, minutes)
         source = workers.source(source, self._sizes.first, bounds)
         if not workers.leads:
