@@ -2,8 +2,10 @@
 
 import enum
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -61,6 +63,15 @@ class Scaled:
 
     def mean(self, outputs: Tensor, target: Tensor) -> Tensor:
         return self(outputs, target)
+
+
+class Within(nn.Module):
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Any:
+        return self.loss(outputs, target)
 
 
 def lambdas() -> list[Callable[[float], float]]:
@@ -126,6 +137,12 @@ def test_functions_classes_and_methods_are_shown_by_their_names() -> None:
         (power(power(1.0)), power(power(2.0))),
         (power(torch.tensor([1.0])), power(torch.tensor([2.0]))),
         (power(list(range(100))), power(list(range(101)))),
+        (power(b"a"), power(b"b")),
+        (power(1j), power(2j)),
+        (power(range(3)), power(range(9))),
+        (power(Fraction(1, 3)), power(Fraction(2, 3))),
+        (power(deque([1])), power(deque([2]))),
+        (Within(nn.CrossEntropyLoss(label_smoothing=0.1)), Within(nn.CrossEntropyLoss(label_smoothing=0.2))),
         (with_default(1.0), with_default(2.0)),
         (hr.RowMean(power(1.0)), hr.RowMean(power(2.0))),
         (hr.RowMean(Scaled(1.0)), hr.RowMean(Scaled(2.0))),
@@ -151,6 +168,7 @@ def test_weights_that_a_function_holds_are_no_setting() -> None:
     """They are made anew, and loaded, when a run goes on."""
     assert config.plain(power(nn.Parameter(torch.zeros(2)))) == config.plain(power(nn.Parameter(torch.ones(2))))
     assert config.plain(power(nn.Linear(2, 2))) == config.plain(power(nn.Linear(2, 2)))
+    assert config.plain(power([*nn.Linear(2, 2).parameters()])) == config.plain(power([*nn.Linear(2, 2).parameters()]))
 
 
 def test_whatever_a_function_holds_a_trainer_can_be_made_with_it() -> None:

@@ -3,8 +3,11 @@
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.loss import _Loss
 from torch.optim import Optimizer
 
 from ..length import Length
@@ -77,12 +81,14 @@ def of_limits(limits: Sequence[Length]) -> Config:
     return {limit.unit: plain(limit.count) for limit in limits}
 
 
-def plain(value: Any, depth: int = 4) -> Any:
+def plain(value: Any, depth: int = 4, trained: bool = True) -> Any:
     """A value as JSON can show it.
 
     An object shows its kind and its public attributes. A function shows its name, and the values that it holds: of the
     variables around it, its defaults, the object of a method. A lambda, which has no name, shows its text. The code of
     other functions, private attributes and global variables are not shown, and so never compared.
+
+    `trained`: whether a tensor that is trained shows its values, or only its kind.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -93,17 +99,21 @@ def plain(value: Any, depth: int = 4) -> Any:
     if isinstance(value, partial):
         if not depth:
             return "..."
-        return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth)}
-    if isinstance(value, Mapping | list | tuple | set | frozenset) and len(value) > MOST_ITEMS:
+        return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth, trained)}
+    if isinstance(value, Mapping | list | tuple | set | frozenset | deque) and len(value) > MOST_ITEMS:
         return f"a {type(value).__name__} of {len(value)} items"
+    if isinstance(value, Tensor) and value.requires_grad and not trained:
+        return type(value).__name__
     if isinstance(value, Tensor | np.ndarray):
         return _tensor(torch.as_tensor(value).detach().cpu())
     if isinstance(value, Mapping):
-        return {str(key): plain(item, depth - 1) for key, item in value.items()} if depth else "..."
+        return {str(key): plain(item, depth - 1, trained) for key, item in value.items()} if depth else "..."
+    if isinstance(value, bytes | complex | range | slice | Decimal | Fraction):
+        return repr(value)
     if isinstance(value, set | frozenset):
-        return sorted((plain(item, depth - 1) for item in value), key=repr) if depth else "..."
-    if isinstance(value, list | tuple):
-        return [plain(item, depth - 1) for item in value] if depth else "..."
+        return sorted((plain(item, depth - 1, trained) for item in value), key=repr) if depth else "..."
+    if isinstance(value, list | tuple | deque):
+        return [plain(item, depth - 1, trained) for item in value] if depth else "..."
     if isinstance(value, Length | torch.dtype | torch.device | Enum):
         return str(value)
     if isinstance(value, FunctionType | MethodType):
@@ -111,7 +121,7 @@ def plain(value: Any, depth: int = 4) -> Any:
     if isinstance(value, type | BuiltinFunctionType):
         return _by_one_name(f"{value.__module__}.{value.__qualname__}")
     held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
-    return {"kind": type(value).__name__, **{name: plain(item, depth - 1) for name, item in held.items()}}
+    return {"kind": type(value).__name__, **{name: plain(item, depth - 1, trained) for name, item in held.items()}}
 
 
 def differences(
@@ -155,10 +165,8 @@ def _function(function: Any, depth: int) -> str:
 
 def _held_value(value: Any, depth: int) -> Any:
     """A value that a function holds; of a trained tensor only the kind, since its values differ when a run resumes."""
-    if isinstance(value, Tensor) and value.requires_grad:
-        return type(value).__name__
     try:
-        return plain(value, depth)
+        return plain(value, depth, trained=False)
     except (TypeError, ValueError, RuntimeError):  # an array of objects, a sparse tensor
         return type(value).__name__
 
@@ -178,11 +186,12 @@ def _tensor(value: Tensor) -> Any:
 
 
 def _held(value: Any) -> dict[str, Any]:
-    """The attributes of an object; of a module, what is neither its state nor a part of it."""
+    """The attributes of an object; of a module, the losses in it, and what is neither its state nor a part of it."""
     held = {**getattr(value, "__dict__", {})}
     for kind in type(value).__mro__:
         held |= {name: getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)}
     if isinstance(value, torch.nn.Module):
-        buffers = value.named_buffers() if isinstance(value, torch.nn.modules.loss._Loss) else ()  # class weights
-        return {name: item for name, item in [*held.items(), *buffers] if name != "training"}
+        losses = [(name, part) for name, part in value.named_children() if isinstance(part, _Loss)]
+        buffers = value.named_buffers() if isinstance(value, _Loss) else ()  # class weights
+        return {name: item for name, item in [*held.items(), *losses, *buffers] if name != "training"}
     return held

@@ -2,7 +2,9 @@
 
 import ast
 import inspect
-from types import CodeType, FunctionType, MethodType
+from argparse import Namespace
+from collections.abc import Iterator
+from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 
@@ -42,7 +44,23 @@ def values_held(function: FunctionType | MethodType) -> dict[str, Any]:
             held[name] = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    return held
+    read = {name for each in _codes(code) for name in each.co_names}
+    return {
+        name: {key: item for key, item in vars(value).items() if key in read} if type(value) in _ARGUMENTS else value
+        for name, value in held.items()
+    }
+
+
+_ARGUMENTS = Namespace, SimpleNamespace
+"""What holds the arguments of a script, of which a function reads a few: the others are no settings of its own."""
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of the functions within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 def _spans(node: ast.expr, place: tuple[int, int]) -> bool:
