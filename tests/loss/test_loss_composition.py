@@ -274,9 +274,28 @@ def test_answers_that_are_no_probabilities_are_refused_at_the_first_batch() -> N
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float32])
-def test_probabilities_of_any_precision_add_up_to_one(kind: torch.dtype) -> None:
-    shares = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)).softmax(dim=1).to(kind)
-    hr.CrossEntropy(inputs="probs").check_targets(shares, torch.zeros(64, dtype=torch.long))
+@pytest.mark.parametrize("inputs", ["probs", "log_probs"])
+def test_probabilities_of_any_precision_add_up_to_one(kind: torch.dtype, inputs: Any) -> None:
+    outputs = torch.randn(64, 50_000, generator=torch.Generator().manual_seed(0)) / 100  # all of about one size
+    shares = outputs.softmax(dim=1) if inputs == "probs" else outputs.log_softmax(dim=1)
+    model = Through().to(kind)
+    found = trainer(hr.CrossEntropy(inputs=inputs), model).validate(
+        (shares.to(kind), torch.zeros(64, dtype=torch.long))
+    )
+    assert found["val/loss"] > 0
+
+
+@pytest.mark.parametrize("inputs", ["probs", "log_probs"])
+@pytest.mark.parametrize("how", ["weight", "ignore_index"])
+def test_what_does_not_count_need_not_be_probabilities(inputs: Any, how: str) -> None:
+    padded = torch.arange(N) % 3 == 0
+    shares = SHARES if inputs == "probs" else SHARES.log()
+    data = {"x": shares.masked_fill(padded[:, None], 0), "y": Y.masked_fill(padded, -1), "counts": ~padded}
+    if how == "weight":
+        data["y"] = Y
+    loss = hr.CrossEntropy(inputs=inputs, **{how: "counts" if how == "weight" else -1})  # type: ignore[arg-type]
+    found = trainer(loss, Through(), inputs="x").validate(data)
+    assert found["val/loss"] == pytest.approx(nn.functional.nll_loss(SHARES.log()[~padded], Y[~padded]).item())
 
 
 def test_a_model_with_a_softmax_learns_as_one_without() -> None:

@@ -248,6 +248,9 @@ class Loss(ABC):
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         """Before the first update: raises on a target that these outputs can never match."""
 
+    def check_outputs(self, outputs: Any, batch: Batch) -> None:
+        """Before the first update: raises on outputs that are not what the term says they are."""
+
     def __add__(self, other: "Loss | Sum") -> "Sum":
         return Sum([self, *_terms(other)]) if isinstance(other, Loss | Sum) else NotImplemented
 

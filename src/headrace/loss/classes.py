@@ -132,8 +132,6 @@ class CrossEntropy(Loss):
                 f"{self.name}: expected logits of shape (rows, classes), got {came}. "
                 "For one number per row use BinaryCrossEntropy or MSE."
             )
-        if self.inputs != "logits":
-            self._check_shares(logits.detach().double())
         classes = logits.shape[1]
         if self.class_weights is not None:
             self._weights_as(logits, classes)
@@ -180,12 +178,24 @@ class CrossEntropy(Loss):
                 f"Labels go from 0 to {classes - 1}; give the model more outputs, or mark rows with ignore_index=."
             )
 
-    def _check_shares(self, outputs: Tensor) -> None:
-        """Raises unless every row holds probabilities, or their logarithms; what is not finite is left to the guard."""
-        total = (outputs if self.inputs == "probs" else outputs.exp()).sum(dim=1)
+    def check_outputs(self, outputs: Any, batch: Batch) -> None:
+        """Raises unless all that counts are probabilities, or their logarithms; the guard finds what is not finite."""
+        if self.inputs == "logits":
+            return
+        found = pick(outputs, self.output, self.name).detach()
+        shares = found.double() if self.inputs == "probs" else found.double().exp()
+        total = shares.sum(dim=1)
         wrong = (total - 1).abs() > ROUNDING
         if self.inputs == "probs":
-            wrong |= (outputs < 0).any(dim=1)
+            wrong |= (shares < 0).any(dim=1)
+        else:  # the logarithms of many classes are rounded alike
+            rounded = torch.special.entr(shares).sum(dim=1) * torch.finfo(found.dtype).eps
+            wrong &= (total - 1).abs() > ROUNDING + rounded
+        labels = batch[self.target]
+        if self.ignore_index is not None and labels.shape == wrong.shape:
+            wrong &= labels != self.ignore_index
+        if self.row_weight is not None:
+            wrong &= (weights_like(self, batch, wrong) != 0).expand_as(wrong)
         if wrong.any():
             where = torch.nonzero(wrong)[0]
             what = "probabilities" if self.inputs == "probs" else "numbers whose exp are probabilities"

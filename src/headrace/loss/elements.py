@@ -147,6 +147,9 @@ class BinaryCrossEntropy(Elementwise):
 
     def check_targets(self, outputs: Any, targets: Tensor) -> None:
         super().check_targets(outputs, targets)
+        one_per_output(self, "positive_weight", self.positive_weight, pick(outputs, self.output, self.name))
+
+    def check_outputs(self, outputs: Any, batch: Batch) -> None:
         found = pick(outputs, self.output, self.name)
         if self.inputs == "probs" and bool(((found < 0) | (found > 1)).any()):
             raise ConfigError(
@@ -154,7 +157,6 @@ class BinaryCrossEntropy(Elementwise):
                 f"{float(found.min()):.4g} to {float(found.max()):.4g}. Say inputs='logits', or end the model with a "
                 "sigmoid."
             )
-        one_per_output(self, "positive_weight", self.positive_weight, pick(outputs, self.output, self.name))
 
     def _check_positive_weight(self) -> None:
         if self.positive_weight is not None and self.inputs != "logits":

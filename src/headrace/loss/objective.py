@@ -216,9 +216,10 @@ class Supervised(Objective):
         """The first call of a training shows what the model returns: the last check before an update."""
         outputs = first_call(self.call, model, batch)
         for term in self._data_terms.values():
-            answers = by_items(term, outputs, batch)[0]
+            answers, items = by_items(term, outputs, batch)
             for name, columns in {**(self._columns or {}), "": batch.fields}.items():
                 _check(term, answers, columns.get(term.target), name)
+            term.check_outputs(answers, items)
         self._columns = None
         return outputs
 
@@ -383,8 +384,7 @@ def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
     except DataError as error:
         said = str(error)
         if isinstance(targets, Ragged) and (found := re.search(r"\brow (\d+)", said)):
-            item = int(found[1])
-            row = int(targets.rows_of(torch.tensor(item)))
+            row = int(targets.rows_of(torch.tensor(item := int(found[1]))))
             said = said.replace(found[0], f"row {row}, item {item - int(targets.host_offsets[row])}", 1)
         raise DataError(f"the {name} data: {said}" if name else said) from None
 
