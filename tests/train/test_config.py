@@ -1,5 +1,6 @@
 """Settings as plain values: what is compared when a run is resumed, and what a person reads."""
 
+import argparse
 import enum
 import json
 from collections import deque
@@ -250,3 +251,12 @@ def test_an_optimizer_is_shown_by_kind_and_groups_and_without_what_a_scheduler_a
     assert "params" not in before["groups"][0]
     assert list(config.of_optimizers({"a": optimizer, "b": optimizer})) == ["a", "b"]
     json.dumps(before)
+
+
+def test_of_the_arguments_of_a_script_those_that_a_function_reads_are_its_settings() -> None:
+    def loss_of(arguments: argparse.Namespace) -> Any:
+        return lambda outputs, targets: ((outputs - targets) * arguments.alpha).square().mean()
+
+    first = config.plain(loss_of(argparse.Namespace(alpha=1.0, epochs=10)))
+    assert first == config.plain(loss_of(argparse.Namespace(alpha=1.0, epochs=20)))
+    assert first != config.plain(loss_of(argparse.Namespace(alpha=2.0, epochs=10)))
