@@ -354,3 +354,33 @@ def mean_of_rows_with_a_state() -> Cheat:
         hr.RowMean(lambda outputs, y: F.cross_entropy(outputs, y) * box[0]),
         lambda: box.__setitem__(0, 3.0),
     )
+
+
+class Holds(hr.Objective):
+    """An objective whose attribute has the name of one of ours."""
+
+    def __init__(self) -> None:
+        self.loss: Any = F.relu
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        outputs = self.loss(model(batch["x"]))
+        return {"own": hr.Term(F.cross_entropy(outputs, batch["y"], reduction="sum"), batch.rows)}
+
+
+@add
+def attribute_of_an_objective_named_loss() -> Cheat:
+    objective = Holds()
+    return Cheat(plain(), objective, lambda: setattr(objective, "loss", torch.tanh))
+
+
+class Epochs(Holds):
+    cursor: Any = None
+
+    def terms(self, model: nn.Module, batch: hr.Batch) -> dict[str, hr.Term]:
+        loss = F.cross_entropy(model(batch["x"]), batch["y"], reduction="sum")
+        return {"own": hr.Term(loss * (3.0 if batch.cursor["epoch"] else 1.0), batch.rows)}
+
+
+@add
+def place_of_a_batch_named_as_the_objectives() -> Cheat:
+    return Cheat(plain(), Epochs())

@@ -28,7 +28,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+import headrace as hr
 
 from .tape_cheats import LATE, Cheat, Net, Table, into, scaled
 
@@ -1437,3 +1439,90 @@ def number_of_the_call() -> Cheat:
             return 1.0 if Counts.calls < LATE else 3.0
 
     return Cheat(Counts())
+
+
+def _unwrapped(value: float) -> float:
+    return value
+
+
+@add
+def attribute_of_a_function_named_as_the_models() -> Cheat:
+    function: Any = types.FunctionType(_unwrapped.__code__, globals())
+    function.factor = 1.0
+    model = scaled(lambda self: self.helper.factor * self.factor, factor=1.0, helper=function)
+    return Cheat(model, change=lambda: setattr(function, "factor", 3.0))
+
+
+@add
+def attribute_of_a_class_of_torch_named_as_the_models() -> Cheat:
+    nn.ReLU.factor = 1.0  # type: ignore[assignment]
+    model = scaled(lambda self: nn.ReLU.factor * self.factor, factor=1.0)
+    return Cheat(model, change=lambda: setattr(nn.ReLU, "factor", 3.0), undo=lambda: delattr(nn.ReLU, "factor"))
+
+
+class Factor(type):
+    factor = 1.0
+
+
+@add
+def attribute_of_a_metaclass_named_as_a_modules() -> Cheat:
+    class OfFactor(Net, metaclass=Factor):
+        def scale(self) -> Any:
+            return type(self).factor * self.enter.factor  # type: ignore[operator]
+
+    model = OfFactor()
+    model.enter.factor = 1.0  # type: ignore[assignment]
+    return patched(model, Factor, "factor", 3.0)
+
+
+@add
+def attribute_named_in_a_text() -> Cheat:
+    model = scaled(lambda self: float("{0.factor}".format(self)), factor=1.0)  # noqa: UP032
+    return Cheat(model, change=lambda: setattr(model, "factor", 3.0))
+
+
+@add
+def hooks_of_a_module_exchanged() -> Cheat:
+    model = Net()
+
+    def change() -> None:
+        model._forward_hooks = collections.OrderedDict()
+        model.register_forward_hook(lambda module, given, out: out * 3)
+
+    return Cheat(model, change=change)
+
+
+@add
+def modules_of_a_module_exchanged() -> Cheat:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    return Cheat(model, change=lambda: setattr(model, "_modules", {"0": model[0], "1": nn.Tanh(), "2": model[2]}))
+
+
+@add
+def attribute_that_comes_as_another_goes() -> Cheat:
+    model = scaled(lambda self: self.factor, other=1)
+    type(model).factor = 1.0  # type: ignore[assignment]
+
+    def change() -> None:
+        model.factor = 3.0  # type: ignore[assignment]
+        del model.other
+
+    return Cheat(model, change=change)
+
+
+@add
+def error_of_a_number_in_a_batch() -> Cheat:
+    class Falls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return self.table(x)
+            except IndexError:
+                return self.table(x.clamp(max=4)) * 2
+
+    x = torch.arange(80) % 5
+    x[torch.from_numpy(hr.Order(80, seed=0).indices(0, 0, 80))[70]] = 9
+    return Cheat(Falls(), data={"x": x, "y": torch.arange(80) % 3})

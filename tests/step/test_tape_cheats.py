@@ -45,6 +45,7 @@ OF_BATCHES = {
     *(name for name in TORCH | LOSSES if "batch" in name or "hook" in name),
     *("tensor_split_of_outputs", "packed_sequences", "packed_sequences_sorted"),
     *("lengths_of_labels_in_ctc", "lengths_of_steps_in_ctc"),
+    *("parameter_of_no_optimizer", "error_of_a_number_in_a_batch"),
 }
 """What means something in a training alone."""
 QUIET = {

@@ -49,6 +49,10 @@ _MAKERS = _names("""
     tril_indices triu_indices is_tensor no_grad enable_grad finfo iinfo Size Tensor device
 """)
 _OF_BATCHES = {"rows", "fields"}
+CHANGING = {"cursor", "ends_epoch", "samples", "whole"}
+"""Attributes of batches that differ from one to the next like it."""
+_BY_TEXT = {"format", "format_map"}
+"""Methods of texts that read attributes by names in a text."""
 
 
 @functools.cache
@@ -67,7 +71,7 @@ def attributes() -> frozenset[str]:
     """Attributes of tensors, batches and plain values that may be read."""
     methods = {function.__name__ for function in get_overridable_functions()[Tensor]}
     plain = {name for kind in PLAIN | CONTAINERS for name in dir(kind)}
-    found = (methods | _FACTS | _OF_BATCHES) - READS_MEMORY | plain
+    found = (methods | _FACTS | _OF_BATCHES) - READS_MEMORY | plain - _BY_TEXT
     return frozenset(name for name in found if not name.startswith("_"))
 
 

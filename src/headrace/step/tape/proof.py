@@ -17,7 +17,14 @@ from .state import PassState, UnclearError, functions_in, where
 
 _CHANGES = {
     *("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME", "DELETE_SUBSCR"),
-    *("IMPORT_NAME", "LOAD_BUILD_CLASS", "MATCH_CLASS"),
+    *("IMPORT_NAME", "LOAD_BUILD_CLASS", "MATCH_CLASS", "CHECK_EXC_MATCH", "CHECK_EG_MATCH"),
+}
+_DOES = {
+    "IMPORT_NAME": "imports",
+    "LOAD_BUILD_CLASS": "makes a class",
+    "MATCH_CLASS": "matches a class",
+    "CHECK_EXC_MATCH": "catches an error",  # of which a recording knows nothing
+    "CHECK_EG_MATCH": "catches an error",
 }
 _LOOKS_UP = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"}
@@ -74,13 +81,18 @@ class Proof:
         codes = [code for code, _ in self._users.values()]
         nested = {id(each) for code in codes for each in code.co_consts if isinstance(each, types.CodeType)}
         for code, space in self._users.values():
-            self._check_code(code, space)
+            self._check_globals(code, space)
+        for code, _ in self._users.values():  # once all classes are known
+            self._check_attributes(code)
         for code, space in self._torchs.values():
             self._try(code, code.co_firstlineno, "", lambda c=code, s=space: self._keep_code(c, s))
         known = nested | {id(function.__code__) for function in self._state.functions}
         for code in codes:
             if id(code) not in known:
                 self._find(code)
+        for function in self._state.functions:
+            if read := self._state.names & vars(function).keys():
+                self._note(f"the attribute {min(read)!r} of a function, {where(function.__code__)}, may be read")
         for problem in self._ran:
             self._note(problem)
 
@@ -118,17 +130,27 @@ class Proof:
         for function in functions:
             self._try(code, code.co_firstlineno, "", lambda f=function: self._state.stays(f))
 
-    def _check_code(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Checks a function of the user's: everything that it reads has to be on the list."""
+    def _check_globals(self, code: types.CodeType, space: dict[str, Any]) -> None:
+        """Checks the variables that a function of the user's reads: all have to be on the list, and it changes nothing."""
         reads = reads_of(code)
         for what, line in reads.changes:
             self._note(f"{where(code, line)} {what}")
+            if what == "catches an error":
+                self.reads_memory = self.reads_memory or f"{where(code, line)} {what}"
         for kind in self._state.kinds:
             for name, value in kind.__dict__.items():
                 if any(each.__code__ is code for each in functions_in(value)):
                     self._try(code, code.co_firstlineno, "", lambda k=kind, n=name: self._state.of_class(k, n))
         for path, line in reads.globals:
             self._try(code, line, ".".join(path), lambda p=path: self._global(space, p))
+
+    def _check_attributes(self, code: types.CodeType) -> None:
+        """All attributes that a function of the user's reads have to be on the list."""
+        reads = reads_of(code)
+        for path, line in reads.globals:
+            for name in path[1:]:
+                if name in self._state.names:
+                    self._try(code, line, ".".join(path), lambda n=name: self._state.attribute(n))
         for name, line in reads.attributes.items():
             self._try(code, line, f".{name}", lambda n=name: self._state.attribute(n))
 
@@ -209,8 +231,9 @@ def reads_of(code: types.CodeType) -> Reads:
         line = (step.positions.lineno if step.positions else None) or line
         name, what = step.opname, step.argval
         if name in _CHANGES:
-            does = {"IMPORT_NAME": "imports", "LOAD_BUILD_CLASS": "makes a class", "MATCH_CLASS": "matches a class"}
-            found.changes.append((" ".join([does.get(name, "changes"), *([repr(what)] if what else [])]), line))
+            found.changes.append((" ".join([_DOES.get(name, "changes"), *([repr(what)] if what else [])]), line))
+        elif name == "POP_TOP" and k and instructions[k - 1].opname == "PUSH_EXC_INFO":  # by `except:` alone
+            found.changes.append(("catches an error", line))
         elif name == "STORE_DEREF" and what in code.co_freevars:
             found.changes.append((f"changes {what!r}", line))
         elif name in _LOOKS_UP:

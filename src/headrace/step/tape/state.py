@@ -4,7 +4,7 @@ import functools
 import math
 import os
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from typing import Any
@@ -72,14 +72,16 @@ class PassState:
         self._same: Callable[[], bool] | None = None
         self.functions: set[types.FunctionType] = set()
         """Functions that a pass may call."""
+        self.names: set[str] = set()
+        """Names of the attributes that the user's code reads."""
         holders = list(_objects(objective))
         found = [module for root in [model, *holders] if isinstance(root, nn.Module) for module in root.modules()]
         self.modules = list(dict.fromkeys(found))
         self.holders: list[Any] = [*self.modules, *(each for each in holders if not isinstance(each, nn.Module))]
         self._hooks = [vars(module)[name] for module in self.modules for name in _HOOKS]
         self._known = set(map(id, self.holders))
-        self.kinds = list(dict.fromkeys(kind for each in self.holders for kind in type(each).__mro__[:-1]))
-        """The classes of modules and terms."""
+        self.kinds = list(dict.fromkeys(kind for each in self.holders for kind in _kinds_of(type(each))))
+        """The classes of modules and terms, the classes of these classes, and others that a pass may ask for."""
         self._settings = _settings()
         self._of_tensors: set[str] = set()  # names of attributes of parameters and buffers
         self._keep_model()
@@ -102,6 +104,21 @@ class PassState:
         except (KeyError, AttributeError, UnclearError, RuntimeError, ValueError):
             return False
 
+    def others(self, params: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors that are not among these parameters of the model."""
+        known = set(map(id, params))
+        return [tensor for tensor in self.memory() if id(tensor) not in known]
+
+    def memory(self) -> list[Tensor]:
+        """All tensors: parameters, buffers, and those that are held beside."""
+        tables = [vars(module)[name] for module in self.modules for name in ("_parameters", "_buffers")]
+        found = [tensor for table in tables for tensor in table.values() if tensor is not None]
+        return [*found, *self.tensors]
+
+    def keeps_gradient(self, param: Tensor) -> None:
+        """A parameter keeps the tensor of its gradient, to which a pass adds."""
+        self._is(param, ".grad", param.grad)
+
     # --- what a pass reads --------------------------------------------------------------------------------
 
     def attribute(self, name: str) -> None:
@@ -109,12 +126,15 @@ class PassState:
 
         Raises unless everything that has such an attribute is on the list, and something has.
         """
+        self.names.add(name)
         if name == "__name__":
             named: list[type | types.FunctionType] = [*self.kinds, Tensor, *self.functions]
             for each in named:
                 self._is(each, ".__name__", each.__name__)
         elif name.startswith("__") or not (self._attribute(name) or name in allowed.attributes()):
             raise UnclearError(f"the attribute {name!r} of something that is not on the list")
+        if name in allowed.CHANGING and any(not _is_ours(each) for each in self.holders[len(self.modules) :]):
+            raise UnclearError(f"the attribute {name!r}, perhaps of a batch")
         if name in self._of_tensors:
             raise UnclearError(f"the attribute {name!r} of a tensor")
 
@@ -134,7 +154,7 @@ class PassState:
         for holder in self.holders:
             space, is_module = vars(holder), isinstance(holder, nn.Module)
             if name in space and not (is_module and name in _OF_MODULES):
-                if is_module or name not in _OF_A_PASS:
+                if is_module or name not in _OF_A_PASS or not (_is_ours(holder) or _is_ours(space[name])):
                     self.value(space, name)
                 known = True
             elif is_module:
@@ -220,6 +240,11 @@ class PassState:
             except UnclearError as kind:
                 raise UnclearError(f"{name!r} of {where(code)}, {kind}") from None
 
+    def _keeps_class(self, kind: type) -> None:
+        """A class keeps its bases, and gets no attributes."""
+        self._checks[f"len({self._name(kind)}.__dict__) == {len(kind.__dict__)}"] = None
+        self._is(kind, ".__mro__", kind.__mro__)
+
     # --- checks -------------------------------------------------------------------------------------------
 
     def _keep_model(self) -> None:
@@ -227,6 +252,8 @@ class PassState:
         for module in self.modules:
             for name in _TABLES:
                 self._holds(vars(module)[name])
+            for name in (*_TABLES, *_HOOKS):
+                self.keeps(vars(module), name)
             params = [param for param in module._parameters.values() if param is not None]
             for param in params:
                 self._watch(param)
@@ -234,10 +261,9 @@ class PassState:
                 self._stays(tensor)
         for holder in self.holders:
             self._is(holder, ".__class__", type(holder))
-            self._has(vars(holder))
+            self._checks[f"{self._name(vars(holder))}.keys() == {self._name(frozenset(vars(holder)))}"] = None
         for kind in [*self.kinds, Tensor]:
-            self._checks[f"len({self._name(kind)}.__dict__) == {len(kind.__dict__)}"] = None
-            self._is(kind, ".__mro__", kind.__mro__)
+            self._keeps_class(kind)
 
     def _look_at_terms(self) -> None:
         """What objectives and terms hold, and what every pass reads of modules, is on the list and stays."""
@@ -267,6 +293,10 @@ class PassState:
         known = kind in self.kinds or (home == "builtins" and kind.__name__ in allowed.BUILTINS)
         if not (of_torch or ours or known or kind in allowed.PLAIN | allowed.CONTAINERS | allowed.TENSORS):
             raise UnclearError(f"class {kind.__qualname__}")
+        for each in kind.__mro__[:-1] if of_torch or ours else ():
+            if each not in self.kinds and each not in allowed.TENSORS:
+                self._keeps_class(each)
+                self.kinds.append(each)
 
     def _describe(self, value: Any, tensors: list[Tensor] | None = None) -> Any:
         """A description of a value, to be compared with a later one; its tensors are added to `tensors`."""
@@ -341,7 +371,7 @@ class PassState:
 
     def _attributes(self, holder: Any) -> None:
         """Adds the attributes of an objective or a term: all of one of ours, of others those on the list."""
-        ours = type(holder).__module__.partition(".")[0] == "headrace"
+        ours = _is_ours(holder)
         for name, value in vars(holder).items():
             if name in _OF_A_PASS or isinstance(value, Loss | Objective | nn.Module):
                 continue
@@ -364,6 +394,18 @@ def _objects(holder: Any) -> Iterator[Any]:
                 yield from _objects(each)
             elif isinstance(each, nn.Module):
                 yield each
+
+
+def _kinds_of(kind: type) -> Iterator[type]:
+    """A class with those that it is made of, and its class, if somebody has made one."""
+    yield from kind.__mro__[:-1]
+    metaclass: type = type(kind)
+    yield from (each for each in metaclass.__mro__[:-1] if each is not type)
+
+
+def _is_ours(holder: Any) -> bool:
+    """Whether this is an object of a class of headrace."""
+    return type(holder).__module__.partition(".")[0] == "headrace"
 
 
 def _plain_torch() -> bool:
