@@ -1117,3 +1117,17 @@ def modules_in_another_order() -> Cheat:
             held[name] = held.pop(name)
 
     return Cheat(model, change=change)
+
+
+@add
+def product_whose_gradient_differs_while_it_is_recorded() -> Cheat:
+    class Multiplies(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.leave = nn.Linear(6, 64), nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.enter(x)
+            return self.leave(torch.relu(hidden)) * (hidden.sigmoid() + 0.5).prod(1, keepdim=True)
+
+    return Cheat(Multiplies())

@@ -384,3 +384,43 @@ def loss_that_remembers() -> Cheat:
         return F.cross_entropy(outputs, y) * memory
 
     return Cheat(Target(), loss, beside=[memory])
+
+
+@add
+def expanded_buffer() -> Cheat:
+    class Expands(Net):
+        def scale(self) -> Any:
+            return self.factors
+
+    model = Expands()
+    model.register_buffer("factors", torch.ones(1).expand(3))
+    return Cheat(model)
+
+
+@add
+def gradients_zeroed_in_forward() -> Cheat:
+    class Zeroes(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            self.zero_grad()
+            return super().forward(x)
+
+    return Cheat(Zeroes())
+
+
+@add
+def parameter_of_no_optimizer() -> Cheat:
+    class Outside(Net):
+        def scale(self) -> Any:
+            return self.extra
+
+    model = Outside()
+    model.extra = nn.Parameter(torch.ones(1))
+
+    def change() -> None:
+        assert model.extra.grad is not None
+        model.extra.data.sub_(0.1 * model.extra.grad)
+
+    def optimizer(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([param for param in params if param is not model.extra], 0.05)
+
+    return Cheat(model, change=change, optimizer=optimizer)

@@ -264,7 +264,9 @@ class Update:
                 self._kind,
                 part,
                 first,
-                lambda part, recording: self._eager(part, totals, outcome, recording),
+                lambda part, recording, counts: self._eager(
+                    part, totals, outcome if counts else Outcome({}), recording
+                ),
                 lambda tape, part: self.replay(tape, part, totals, Outcome({})),
             )
         if self._together is not None:

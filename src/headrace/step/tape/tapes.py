@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,8 +24,8 @@ from .state import PassState
 from .tape import Tape, outputs_of
 
 Wanted = Literal["auto"] | bool
-Eager = Callable[[Batch, Recording | None], Mapping[str, Term]]
-"""A pass by torch, recorded if a recording is given."""
+Eager = Callable[[Batch, Recording | None, bool], Mapping[str, Term]]
+"""A pass by torch, recorded if a recording is given; and whether it is the update's, or one beside it."""
 Replay = Callable[[Tape, Batch], Mapping[str, Term]]
 LARGEST = 16 << 20
 """Bytes of gradients or of planned memory from which on a pass is arithmetic, and little time can be saved."""
@@ -138,7 +138,7 @@ class Tapes:
                 self._again = tape, batch.whole, batch.rows
             return tape.outputs(batch)
 
-        def eager(batch: Batch, recording: Recording | None) -> Terms:
+        def eager(batch: Batch, recording: Recording | None, counts: bool) -> Terms:
             terms = Terms()
             with recording or nullcontext():
                 terms.outputs = call(batch)
@@ -174,7 +174,7 @@ class Tapes:
             return self._timed(kind, part, eager)
         if kind.tape is None and self.wanted == "auto" and kind.eager_s > SLOW:
             self._refuse(TOO_SLOW, kind)
-            return eager(part, None)
+            return eager(part, None, True)
         before = Snapshot(self._model, self._arena, self._device)
         records = kind.tape is None
         terms = self._record(kind, part, before, eager, first) if records else self._timed(kind, part, eager)
@@ -202,7 +202,7 @@ class Tapes:
 
     def _timed(self, kind: PassKind, part: Batch, eager: Eager) -> Mapping[str, Term]:
         start = time.perf_counter()
-        terms = eager(part, None)
+        terms = eager(part, None, True)
         kind.eager_s = min(kind.eager_s, time.perf_counter() - start)
         return terms
 
@@ -211,16 +211,21 @@ class Tapes:
         return self.wanted == "auto" and max(each.seen for each in self._kinds.values()) > RARE * kind.seen
 
     def _record(self, kind: PassKind, part: Batch, before: "Snapshot", eager: Eager, first: bool) -> Mapping[str, Term]:
-        """A pass by torch, and the recording of it if it can be replayed."""
-        state = PassState(self._model, self._objective)
+        """A pass by torch; it is recorded if the pass before has been proven.
+
+        What is recorded beside the pass that counts is called a second time, which nothing may notice.
+        """
+        insists, proven = self.wanted is True, kind.state
+        state = proven or PassState(self._model, self._objective)
         problem = "" if state.holds() else "hooks, autocast or a mode of torch change what operations do"
         if self._arena is not None and any(param.requires_grad for param in self._arena.loose):
             problem = "not all parameters are stored in a vector: single numbers and sparse gradients are not"
         if problem:
             self._refuse(problem, kind)
-            return eager(part, None)
+            return eager(part, None, True)
         params = list(self._model.parameters())
-        gradients = [p.grad for p in params if p.grad is not None] if self._arena is not None else []
+        held = [p.grad for p in params] if self._arena is not None else []
+        gradients = [gradient for gradient in held if gradient is not None]
         given: dict[str, Any] = {f"x{k}": value for k, value in enumerate(part.fields.values())}
         fixed = [*params, *state.tensors]
         memory = {tensor.untyped_storage().data_ptr() for tensor in fixed}
@@ -228,16 +233,27 @@ class Tapes:
         own = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
         recording = Recording(given, [*fixed, *buffers], own, gradients)
         proof = Proof(state)
-        with proof:
-            terms = eager(part, recording)
-        proof.conclude()
-        recording.end()
+        with proof if proven is None else nullcontext():
+            terms = eager(part, recording if insists else None, True)
+        if proven is None:
+            proof.conclude()
         if self._arena is not None and not any(float(term.weight) for term in terms.values()):
             kind.forget()  # a batch that teaches nothing does not show the backward pass
             return terms
-        problem = (proof.reads_memory if self.wanted is True else proof.problem) or recording.problem
+        problem = proof.reads_memory if insists else proof.problem
         if not problem and not state.holds():
             problem = "a pass changes what the model holds"
+        if not problem and held and any(p.grad is not was for p, was in zip(params, held, strict=True)):
+            problem = "a pass exchanges a gradient"
+        if not problem and held and any(tensor.requires_grad for tensor in state.others(params)):
+            problem = "a tensor with a gradient is no parameter of the model"
+        if not problem and proven is None and not insists:
+            kind.state = state
+            return terms
+        if not problem and not insists:  # some operations compute in another way while they are recorded
+            problem = self._record_again(part, before, terms, eager, recording, state.memory())
+        recording.end()
+        problem = recording.problem or problem
         made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
         if self.wanted == "auto" and (sum(made) > MADE or max(made, default=0) > LARGEST):
             problem = problem or TOO_LARGE
@@ -246,7 +262,14 @@ class Tapes:
             return terms
         after, draws = Snapshot(self._model, self._arena, self._device), any(call.random for call in recording.calls)
         before.restore(draws)
-        found = [value for gradient in gradients if (value := recording.value_of(gradient)) is not None]
+        homed = {id(param.grad) for param in self._arena.params} if self._arena is not None else set()
+        found = [
+            v for gradient in gradients if id(gradient) in homed and (v := recording.value_of(gradient)) is not None
+        ]
+        written = {value.root for call in recording.calls for value in call.writes}
+        for param, gradient in zip(params, held, strict=False):
+            if gradient is not None and id(gradient) not in homed and recording.value_of(gradient) in written:
+                state.keeps_gradient(param)
         try:
             program = Builder(recording, found, first, self._memory).program()
             fills = self._arena is not None and self._arena.addresses <= program.fills
@@ -260,6 +283,30 @@ class Tapes:
             return terms
         kind.state = state
         return terms
+
+    def _record_again(
+        self,
+        part: Batch,
+        before: "Snapshot",
+        terms: Mapping[str, Term],
+        eager: Eager,
+        recording: Recording,
+        held: Sequence[Tensor],
+    ) -> str:
+        """Records a pass that has been made, and changes nothing; why the recording is not of use, if it is not."""
+        after = Snapshot(self._model, self._arena, self._device)
+        copies, draws = [tensor.detach().clone() for tensor in held], not before.drew_as(after)
+        before.restore(draws)
+        again = eager(part, recording, False)
+        found = Snapshot(self._model, self._arena, self._device)
+        same, alone = _same_terms(terms, again) and after.equals(found), not draws or after.drew_as(found)
+        for tensor, copy in zip(held, copies, strict=True):
+            if not _same_bits(tensor, copy):  # it writes into what is no buffer, which is refused
+                tensor.data.copy_(copy)
+        after.restore(draws)
+        if recording.problem:
+            return ""
+        return "a recorded pass does not give torch's bits" if alone and not same else "" if alone else DRAWN
 
     def _judge(self, kind: PassKind, same: bool) -> None:
         """What a comparison has shown."""
@@ -315,7 +362,10 @@ class Snapshot:
     def __init__(self, model: nn.Module, arena: Arena | None, device: torch.device) -> None:
         self._device = device
         self._tensors = [vector.gradients for vector in arena.vectors] if arena is not None else []
-        self._tensors += model.buffers()
+        if arena is not None:
+            own = set(map(id, arena.params))
+            self._tensors += [p.grad for p in model.parameters() if p.grad is not None and id(p) not in own]
+        self._tensors += [buffer for buffer in model.buffers() if torch._debug_has_internal_overlap(buffer) != 1]
         self._copies = [tensor.detach().clone() for tensor in self._tensors]
         self._random = capture_torch(device)
 
