@@ -1477,7 +1477,7 @@ def attribute_of_a_metaclass_named_as_a_modules() -> Cheat:
 
 @add
 def attribute_named_in_a_text() -> Cheat:
-    model = scaled(lambda self: float("{0.factor}".format(self)), factor=1.0)  # noqa: UP032
+    model = scaled(lambda self: float("{0.factor}".format(self)), factor=1.0)  # noqa: UP030, UP032
     return Cheat(model, change=lambda: setattr(model, "factor", 3.0))
 
 

@@ -264,9 +264,7 @@ class Update:
                 self._kind,
                 part,
                 first,
-                lambda part, recording, counts: self._eager(
-                    part, totals, outcome if counts else Outcome({}), recording
-                ),
+                lambda part, tape, counts: self._eager(part, totals, outcome if counts else Outcome({}), tape),
                 lambda tape, part: self.replay(tape, part, totals, Outcome({})),
             )
         if self._together is not None:

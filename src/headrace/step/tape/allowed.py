@@ -5,7 +5,9 @@ import collections
 import functools
 import math
 import operator
+import os
 import sys
+import types
 from typing import Any
 
 import torch
@@ -98,3 +100,19 @@ _NOT_TRUSTED = (
     *("torch.random", "torch.cuda.random", "torch.nn.utils.rnn", "torch.utils.checkpoint"),
     *("torch.distributed", "torch._dynamo", "torch.serialization", "torch.utils.data", "torch.multiprocessing"),
 )
+
+
+def functions_in(value: Any) -> list[types.FunctionType]:
+    """The functions in an attribute of a class or a module: a function, a method, or those of a property."""
+    inner = [value]
+    if isinstance(value, staticmethod | classmethod):
+        inner = [value.__func__]
+    elif isinstance(value, property):
+        inner = [value.fget, value.fset, value.fdel]
+    return [each for each in inner if isinstance(each, types.FunctionType)]
+
+
+def where(code: types.CodeType, line: int = 0) -> str:
+    """A function, and where it is."""
+    name = getattr(code, "co_qualname", code.co_name)
+    return f"{name} ({os.path.basename(code.co_filename)}:{line or code.co_firstlineno})"

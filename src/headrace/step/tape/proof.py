@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from . import allowed
-from .state import PassState, UnclearError, functions_in, where
+from .allowed import functions_in, where
+from .state import PassState, UnclearError
 
 _CHANGES = {
     *("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME", "DELETE_SUBSCR"),
@@ -131,7 +132,7 @@ class Proof:
             self._try(code, code.co_firstlineno, "", lambda f=function: self._state.stays(f))
 
     def _check_globals(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Checks the variables that a function of the user's reads: all have to be on the list, and it changes nothing."""
+        """Checks what a function of the user's reads and changes: all of it has to be on the list."""
         reads = reads_of(code)
         for what, line in reads.changes:
             self._note(f"{where(code, line)} {what}")

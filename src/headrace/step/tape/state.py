@@ -1,8 +1,6 @@
 """What a recorded pass depends on besides its batch; it is compared before every replay, so changes are noticed."""
 
 import functools
-import math
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -16,6 +14,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from ...loss.base import Loss
 from ...loss.objective import Objective
 from . import allowed
+from .allowed import functions_in, where
+from .modes import plain_torch, settings
 
 _OF_A_PASS = {"_columns", "_seen", "_bound", "call", "loss", "_data_terms", "_main"}
 """Attributes of our objectives and terms that do not affect a pass, or that are compared separately."""
@@ -27,27 +27,8 @@ _ALWAYS = ("__call__", "__getattr__", "__getattribute__", "forward", "training")
 """Attributes of modules that every pass reads."""
 
 
-_SMALLEST = math.ulp(0.0)
-
-
 class UnclearError(Exception):
     """Something that is not on the short list of what a recorded pass may read."""
-
-
-def functions_in(value: Any) -> list[types.FunctionType]:
-    """The functions in an attribute of a class or a module: a function, a method, or those of a property."""
-    inner = [value]
-    if isinstance(value, staticmethod | classmethod):
-        inner = [value.__func__]
-    elif isinstance(value, property):
-        inner = [value.fget, value.fset, value.fdel]
-    return [each for each in inner if isinstance(each, types.FunctionType)]
-
-
-def where(code: types.CodeType, line: int = 0) -> str:
-    """A function, and where it is."""
-    name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({os.path.basename(code.co_filename)}:{line or code.co_firstlineno})"
 
 
 @lru_cache(64)
@@ -82,7 +63,7 @@ class PassState:
         self._known = set(map(id, self.holders))
         self.kinds = list(dict.fromkeys(kind for each in self.holders for kind in _kinds_of(type(each))))
         """The classes of modules and terms, the classes of these classes, and others that a pass may ask for."""
-        self._settings = _settings()
+        self._settings = settings()
         self._of_tensors: set[str] = set()  # names of attributes of parameters and buffers
         self._keep_model()
         self.problem = ""
@@ -94,7 +75,7 @@ class PassState:
 
     def holds(self) -> bool:
         """Whether it is as it was."""
-        if any(self._hooks) or _has_any_global_hook() or not _plain_torch() or _settings() != self._settings:
+        if any(self._hooks) or _has_any_global_hook() or not plain_torch() or settings() != self._settings:
             return False
         if self._same is None:
             code = f"lambda: {' and '.join(self._checks) or True}"
@@ -406,28 +387,3 @@ def _kinds_of(kind: type) -> Iterator[type]:
 def _is_ours(holder: Any) -> bool:
     """Whether this is an object of a class of headrace."""
     return type(holder).__module__.partition(".")[0] == "headrace"
-
-
-def _plain_torch() -> bool:
-    """Whether nobody listens to torch's operations or changes what they do."""
-    return not (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._is_any_autocast_enabled()
-        or torch._C._autograd._top_saved_tensors_default_hooks(True)
-        or torch.is_anomaly_enabled()
-    )
-
-
-def _settings() -> tuple[Any, ...]:
-    """The settings by which torch chooses operations."""
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_mkldnn_enabled(),
-        torch.backends.mha.get_fastpath_enabled(),
-        _SMALLEST * 1.0 == 0.0,  # torch.set_flush_denormal
-    )

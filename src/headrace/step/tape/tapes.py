@@ -9,17 +9,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from ...arena.arena import Arena
 from ...data.batch import Batch
 from ...errors import ModelError
 from ...loss.base import Term
 from ...loss.objective import Objective, Terms
-from ...store.rng import capture_torch, restore_torch
 from .program import Builder, Memory
 from .proof import Proof
 from .recording import Recording
+from .snapshot import Snapshot, same_bits, same_terms
 from .state import PassState
 from .tape import Tape, outputs_of
 
@@ -186,7 +185,7 @@ class Tapes:
         again = replay(kind.tape, part)
         kind.replay_s = min(kind.replay_s, time.perf_counter() - start)
         found = Snapshot(self._model, self._arena, self._device)
-        same, draws = _same_terms(terms, again) and after.equals(found), kind.tape.random
+        same, draws = same_terms(terms, again) and after.equals(found), kind.tape.random
         if draws and not after.drew_as(found):
             after.restore(draws)
             self._refuse(DRAWN, kind)
@@ -299,9 +298,9 @@ class Tapes:
         before.restore(draws)
         again = eager(part, recording, False)
         found = Snapshot(self._model, self._arena, self._device)
-        same, alone = _same_terms(terms, again) and after.equals(found), not draws or after.drew_as(found)
+        same, alone = same_terms(terms, again) and after.equals(found), not draws or after.drew_as(found)
         for tensor, copy in zip(held, copies, strict=True):
-            if not _same_bits(tensor, copy):  # it writes into what is no buffer, which is refused
+            if not same_bits(tensor, copy):  # it writes into what is no buffer, which is refused
                 tensor.data.copy_(copy)
         after.restore(draws)
         if recording.problem:
@@ -354,53 +353,3 @@ def _layout(stream: tuple[str, Any]) -> tuple[Any, ...]:
     """What a replay takes for granted of a stream."""
     name, value = stream
     return (name, value.shape, value.dtype, value.stride()) if type(value) is Tensor else (name, type(value))
-
-
-class Snapshot:
-    """What a pass changes, as it is now: gradients, buffers and random numbers."""
-
-    def __init__(self, model: nn.Module, arena: Arena | None, device: torch.device) -> None:
-        self._device = device
-        self._tensors = [vector.gradients for vector in arena.vectors] if arena is not None else []
-        if arena is not None:
-            own = set(map(id, arena.params))
-            self._tensors += [p.grad for p in model.parameters() if p.grad is not None and id(p) not in own]
-        self._tensors += [buffer for buffer in model.buffers() if torch._debug_has_internal_overlap(buffer) != 1]
-        self._copies = [tensor.detach().clone() for tensor in self._tensors]
-        self._random = capture_torch(device)
-
-    def restore(self, random: bool) -> None:
-        """Restores everything; the random state only with `random`, since other threads may draw from it, too."""
-        with torch.no_grad():
-            for tensor, copy in zip(self._tensors, self._copies, strict=True):
-                tensor.copy_(copy)
-        if random:
-            restore_torch(self._random, self._device)
-
-    def equals(self, other: "Snapshot") -> bool:
-        """Whether gradients and buffers are the same to the bit."""
-        return all(map(_same_bits, self._copies, other._copies))
-
-    def drew_as(self, other: "Snapshot") -> bool:
-        """Whether the next random number is the same."""
-        return all(torch.equal(state, other._random[name]) for name, state in self._random.items())
-
-
-def _same_terms(terms: Mapping[str, Term], again: Mapping[str, Term]) -> bool:
-    """Whether two passes have given the same."""
-    if terms.keys() != again.keys():
-        return False
-    numbers = [(a.sum, b.sum) for a, b in zip(terms.values(), again.values(), strict=True)]
-    numbers += [(a.weight, b.weight) for a, b in zip(terms.values(), again.values(), strict=True)]
-    outputs = zip(tree_flatten(outputs_of(terms))[0], tree_flatten(outputs_of(again))[0], strict=True)
-    return all(_same_bits(a, b) if isinstance(a, Tensor) else a == b for a, b in [*numbers, *outputs])
-
-
-def _same_bits(a: Any, b: Any) -> bool:
-    """Whether two tensors hold the same, NaN included."""
-    a, b = a.detach(), b.detach()
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a, b) or (
-        a.is_floating_point() and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
-    )
