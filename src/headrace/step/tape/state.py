@@ -111,7 +111,7 @@ class PassState:
         if name == "__name__":
             named: list[type | types.FunctionType] = [*self.kinds, Tensor, *self.functions]
             for each in named:
-                self._is(each, ".__name__", each.__name__)
+                self._checks[f"{self._name(each)}.__name__ == {each.__name__!r}"] = None
         elif name.startswith("__") or not (self._attribute(name) or name in allowed.attributes()):
             raise UnclearError(f"the attribute {name!r} of something that is not on the list")
         if name in allowed.CHANGING and any(not _is_ours(each) for each in self.holders[len(self.modules) :]):
@@ -199,9 +199,8 @@ class PassState:
         if function.__kwdefaults__ is not None:
             self._is(function, ".__kwdefaults__", function.__kwdefaults__)
         if allowed.is_trusted(home := function.__globals__.get("__name__", "")):
-            for cell in (
-                function.__closure__ or () if home == "torch.utils._contextlib" else ()
-            ):  # as of torch.no_grad()
+            wraps = home == "torch.utils._contextlib"  # as torch.no_grad() does
+            for cell in function.__closure__ or () if wraps else ():
                 self._is(cell, ".cell_contents", cell.cell_contents)
                 if isinstance(cell.cell_contents, types.FunctionType):
                     self.function(cell.cell_contents)
