@@ -155,11 +155,11 @@ def test_the_fingerprint_is_that_of_the_values_wherever_they_are_in_memory() -> 
         assert len({hr.ArrayTable({"x": each}).fingerprint() for each in kept}) == 1
 
 
-def test_a_run_is_not_resumed_with_other_values() -> None:
+def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
     def fit(x: torch.Tensor, epochs: int) -> None:
         model = torch.nn.Linear(3, 1)
         trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.01), batch_size=8)
-        trainer.fit((x, x.sum(1, keepdim=True)), epochs=epochs, run="runs/one", progress=False)
+        trainer.fit((x, x.sum(1, keepdim=True)), epochs=epochs, run=tmp_path / "run", progress=False)
 
     torch.manual_seed(0)
     x = torch.randn(64, 3)

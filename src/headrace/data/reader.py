@@ -33,6 +33,7 @@ class Reader(Source):
     elastic = True
     marks_ends = True
     aliases = False  # `next_batch` copies what the table keeps
+    _marked = True  # cursors hold the fingerprint of the table
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Reader(Source):
         limits = [whole(max_samples), None if max_epochs is None else (whole(max_epochs) or 0) * plain.n]
         end = min((limit for limit in limits if limit is not None), default=None)
         self.sized_by, self.position = count, 0
-        self.reading = Reading(table, plain, count, cross_epochs, end)
+        self.reading = Reading(table, plain, count, cross_epochs, end, marked=self._marked)
         """What stands at which position."""
         self.ahead = self.reading.ahead(0)
 
@@ -155,6 +156,12 @@ class Reader(Source):
     def _move_to(self, reading: Reading, position: int) -> None:
         """Moves to a position of a reading, and starts prefetching from there."""
         self.reading, self.position, self.ahead = reading, position, reading.ahead(position)
+
+
+class ReaderOfOnePass(Reader):
+    """A reader of data that are read once, as in a validation: no run holds its place, and the data are not hashed."""
+
+    _marked = False
 
 
 class SourceWrapper(Source):

@@ -46,19 +46,16 @@ class Reading:
     lanes: Lanes | None = None
     marked: bool = True
     """Whether cursors hold the table's fingerprint, which those of data that are read once have no use for."""
+    fingerprint: str = field(init=False)
     _held: dict[str, tuple[int, Indices]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fingerprint", self.table.fingerprint() if self.marked else "")
         if self.count != "rows" and len(self._lengths) != len(self.table):
             raise SourceError(
                 f"{type(self.table).__name__}.lengths({self.count!r}) gave {len(self._lengths)} numbers for "
                 f"{len(self.table)} rows."
             )
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """What cursors say of the table."""
-        return self.table.fingerprint() if self.marked else ""
 
     @property
     def order(self) -> Order | MixOrder | Lanes:

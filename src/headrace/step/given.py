@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..adapters.adapt import as_data, as_table
 from ..adapters.passes import hugging_kind
 from ..data.batch import Batch, Stream
 from ..data.maps import owned
-from ..data.reader import Reader
+from ..data.reader import Reader, ReaderOfOnePass
 from ..data.source import Categories, Source, Table
 from ..data.views import OnDevice
 from ..errors import ConfigError, DataError, ModelError
@@ -64,9 +63,8 @@ def source_on(
         if len(table) * table.row_bytes <= RESIDENT_SHARE * free:
             table = OnDevice(table, device)
     count = "rows" if like is None else like.sized_by
-    reader = Reader(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
-    reader.reading = replace(reader.reading, marked=resumes)
-    return reader
+    kind = Reader if resumes else ReaderOfOnePass
+    return kind(table, order, seed, count=count if count in [s.name for s in table.streams] else "rows")
 
 
 def batch_for(model: nn.Module, batch: Any) -> Batch:
