@@ -60,7 +60,8 @@ class Proof:
         self._state, self._collects = state, False
         self._ran: list[str] = []  # problems without a line of the user's
         self._users: dict[tuple[int, int], Code] = {}  # by id, since codes of two functions may be equal
-        self._torchs: dict[tuple[int, int], Code] = {}
+        self._torchs: list[Code] = []
+        self._known: set[tuple[int, int]] = set()  # trusted codes that have run
 
     def __enter__(self) -> "Proof":
         if sys.getprofile() is not None:
@@ -85,7 +86,7 @@ class Proof:
             self._check_globals(code, space)
         for code, _ in self._users.values():  # once all classes are known
             self._check_attributes(code)
-        for code, space in self._torchs.values():
+        for code, space in self._torchs:
             self._try(code, code.co_firstlineno, "", lambda c=code, s=space: self._keep_code(c, s))
         known = nested | {id(function.__code__) for function in self._state.functions}
         for code in codes:
@@ -99,21 +100,27 @@ class Proof:
 
     def _see(self, frame: types.FrameType, event: str, function: Any) -> None:
         code, space = frame.f_code, frame.f_globals
-        name = space.get("__name__", "")
         if event == "call":
+            place = id(code), id(space)
+            if place in self._known:
+                return
+            name = space.get("__name__", "")
             if not allowed.is_trusted(name):
-                self._users.setdefault((id(code), id(space)), (code, space))
+                self._users[place] = code, space
                 if _is_backward(frame):
                     self._ran.append(f"{where(code)} runs in the backward pass")
-            elif allowed.is_torch(name) and not name.startswith("torch.utils._py"):  # which only records
-                self._torchs.setdefault((id(code), id(space)), (code, space))
-            if allowed.is_torch(name) and not allowed.is_trusted(name):
-                self._ran.append(f"code of {name} is run")
+                if allowed.is_torch(name):
+                    self._ran.append(f"code of {name} is run")
+                return
+            self._known.add(place)
+            if allowed.is_torch(name) and not name.startswith("torch.utils._py"):  # which only records
+                self._torchs.append((code, space))
             if name == "torch._tensor" and code.co_name in allowed.READS_MEMORY:
                 self._read(code.co_name, frame.f_back or frame)
-        elif event == "c_call" and not name.startswith("headrace."):
-            called, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-            if called in allowed.READS_LENGTHS or (called in allowed.READS_MEMORY and isinstance(owner, Tensor)):
+        elif event == "c_call" and (called := getattr(function, "__name__", "")) in allowed.READS_MEMORY:
+            of_tensor = isinstance(getattr(function, "__self__", None), Tensor)
+            ours = space.get("__name__", "").startswith("headrace.")
+            if not ours and (of_tensor or called in allowed.READS_LENGTHS):
                 self._read(called, frame)
 
     def _read(self, called: str, frame: types.FrameType) -> None:

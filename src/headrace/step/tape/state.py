@@ -73,9 +73,13 @@ class PassState:
         except UnclearError as kind:
             self.problem = f"a module or a term holds something that may change unnoticed: {kind}"
 
+    def is_plain(self) -> bool:
+        """Whether no hook and no mode of torch changes what operations do."""
+        return not any(self._hooks) and not _has_any_global_hook() and plain_torch()
+
     def holds(self) -> bool:
         """Whether it is as it was."""
-        if any(self._hooks) or _has_any_global_hook() or not plain_torch() or settings() != self._settings:
+        if not self.is_plain() or settings() != self._settings:
             return False
         if self._same is None:
             code = f"lambda: {' and '.join(self._checks) or True}"
@@ -338,8 +342,8 @@ class PassState:
     def _stays(self, tensor: Tensor) -> None:
         """Adds that a tensor keeps its memory, and gets no attributes."""
         name = self._name(tensor)
-        self._checks[f"{name}.data_ptr() == {tensor.data_ptr()}"] = None
-        self._checks[f"{name}.stride() == {tensor.stride()}"] = None
+        self._checks[f"{name}.data_ptr() == {self._name(tensor.data_ptr())}"] = None  # one text for all models alike
+        self._checks[f"{name}.stride() == {self._name(tensor.stride())}"] = None
         self._has(vars(tensor))
         self._of_tensors.update(vars(tensor))
 

@@ -216,7 +216,7 @@ class Tapes:
         """
         insists, proven = self.wanted is True, kind.state
         state = proven or PassState(self._model, self._objective)
-        problem = "" if state.holds() else "hooks, autocast or a mode of torch change what operations do"
+        problem = "" if state.is_plain() else "hooks, autocast or a mode of torch change what operations do"
         if self._arena is not None and any(param.requires_grad for param in self._arena.loose):
             problem = "not all parameters are stored in a vector: single numbers and sparse gradients are not"
         if problem:
@@ -239,7 +239,8 @@ class Tapes:
         if self._arena is not None and not any(float(term.weight) for term in terms.values()):
             kind.forget()  # a batch that teaches nothing does not show the backward pass
             return terms
-        problem = proof.reads_memory if insists else proof.problem
+        recording.end()
+        problem = proof.reads_memory if insists else proof.problem or recording.problem
         if not problem and not state.holds():
             problem = "a pass changes what the model holds"
         if not problem and held and any(p.grad is not was for p, was in zip(params, held, strict=True)):
