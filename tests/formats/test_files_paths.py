@@ -33,6 +33,7 @@ def test_many_files_are_read_one_after_the_other_in_the_order_of_their_names(suf
     assert open_table(names[::-1]).rows(0, 10)["n"].tolist() == [*range(4, 10), *range(4)], "a list keeps its order"
 
 
+@pytest.mark.slow
 def test_the_files_of_a_set_have_the_same_order_in_every_process() -> None:
     for k in range(4):
         np.save(f"{k}.npy", np.array([k]))
