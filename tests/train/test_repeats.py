@@ -408,3 +408,20 @@ def test_what_changes_between_two_updates_by_hand_is_seen(change: str, build: An
         (a is None) == (b is None) and (a is None or torch.equal(a, b)) for a, b in zip(gradients, found, strict=True)
     )
     assert counted.alone > 10 or build is normalised, "batches by hand are repeats, too"
+
+
+def test_an_optimizer_whose_step_is_an_object_makes_every_update(counted: Counted) -> None:
+    class Step:
+        made = 0
+
+        def __call__(self, optimizer: torch.optim.SGD, closure: Any = None) -> None:
+            Step.made += 1
+            torch.optim.SGD.step(optimizer, closure)
+
+    class Own(torch.optim.SGD):
+        elementwise, step = True, Step()  # type: ignore[assignment]
+
+    trainer = make(optimizer=Own)
+    trained(trainer, False)
+    assert Step.made == trainer.history.last["step"] > 100
+    assert counted.made == 0

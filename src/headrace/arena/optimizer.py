@@ -127,7 +127,7 @@ class OptimizerHooks:
 
 def _is_of_torch(step: Any) -> bool:
     """Whether the `step` of an optimizer's class is torch's or ours, and so is all that it wraps."""
-    home = step.__globals__["__name__"]
+    home = getattr(step, "__globals__", {}).get("__name__", "")  # only functions of Python have some
     inner = getattr(step, "__wrapped__", None)
     return home.startswith(("torch.optim.", "torch.utils._contextlib", "headrace.")) and (
         inner is None or _is_of_torch(inner)

@@ -223,14 +223,8 @@ class Tapes:
             self._refuse(problem, kind)
             return eager(part, None, True)
         params = list(self._model.parameters())
-        held = [p.grad for p in params] if self._arena is not None else []
-        gradients = [gradient for gradient in held if gradient is not None]
-        given: dict[str, Any] = {f"x{k}": value for k, value in enumerate(part.fields.values())}
-        fixed = [*params, *state.tensors]
-        memory = {tensor.untyped_storage().data_ptr() for tensor in fixed}
-        buffers = list(self._model.buffers())
-        own = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
-        recording = Recording(given, [*fixed, *buffers], own, gradients)
+        gradients = [p.grad for p in params] if self._arena is not None else []
+        recording = self._recording(part, [*params, *state.tensors], gradients)
         proof = Proof(state)
         with proof if proven is None else nullcontext():
             terms = eager(part, recording if insists else None, True)
@@ -243,9 +237,9 @@ class Tapes:
         problem = proof.reads_memory if insists else proof.problem or recording.problem
         if not problem and not state.holds():
             problem = "a pass changes what the model holds"
-        if not problem and held and any(p.grad is not was for p, was in zip(params, held, strict=True)):
+        if not problem and any(p.grad is not was for p, was in zip(params, gradients, strict=False)):
             problem = "a pass exchanges a gradient"
-        if not problem and held and any(tensor.requires_grad for tensor in state.others(params)):
+        if not problem and gradients and any(tensor.requires_grad for tensor in state.others(params)):
             problem = "a tensor with a gradient is no parameter of the model"
         if not problem and proven is None and not insists:
             kind.state = state
@@ -257,19 +251,48 @@ class Tapes:
         made = [value.nbytes for call in recording.calls for value in call.made() if value.base is None]
         if self.wanted == "auto" and (sum(made) > MADE or max(made, default=0) > LARGEST):
             problem = problem or TOO_LARGE
-        if problem:
+        if problem := problem or self._build(kind, part, before, terms, recording, first):
             self._refuse(problem, kind)
             return terms
+        kind.state = state
+        self._keep_other_gradients(state, recording, params)
+        return terms
+
+    def _recording(self, part: Batch, fixed: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> Recording:
+        """A recording of a pass, which may write into buffers that share memory with nothing else."""
+        given: dict[str, Any] = {f"x{k}": value for k, value in enumerate(part.fields.values())}
+        memory = {tensor.untyped_storage().data_ptr() for tensor in fixed}
+        buffers = list(self._model.buffers())
+        own = [buffer for buffer in buffers if buffer.untyped_storage().data_ptr() not in memory]
+        return Recording(given, [*fixed, *buffers], own, [each for each in gradients if each is not None])
+
+    def _homed(self) -> list[Tensor]:
+        """The gradients that are stored in vectors."""
+        params = [] if self._arena is None else self._arena.params
+        return [param.grad for param in params if param.grad is not None]
+
+    def _keep_other_gradients(self, state: PassState, recording: Recording, params: Sequence[Tensor]) -> None:
+        """Gradients of parameters that the optimizer does not have stay where they are, if a pass adds to them."""
+        written = {value.root for call in recording.calls for value in call.writes}
+        homed = set(map(id, self._homed()))
+        for param in params if self._arena is not None else ():
+            if param.grad is not None and id(param.grad) not in homed and recording.value_of(param.grad) in written:
+                state.keeps_gradient(param)
+
+    def _build(
+        self,
+        kind: PassKind,
+        part: Batch,
+        before: "Snapshot",
+        terms: Mapping[str, Term],
+        recording: Recording,
+        first: bool,
+    ) -> str:
+        """Makes the tape of a recording, and changes nothing else; why it is of no use, if it is not."""
+        problem = ""
         after, draws = Snapshot(self._model, self._arena, self._device), any(call.random for call in recording.calls)
         before.restore(draws)
-        homed = {id(param.grad) for param in self._arena.params} if self._arena is not None else set()
-        found = [
-            v for gradient in gradients if id(gradient) in homed and (v := recording.value_of(gradient)) is not None
-        ]
-        written = {value.root for call in recording.calls for value in call.writes}
-        for param, gradient in zip(params, held, strict=False):
-            if gradient is not None and id(gradient) not in homed and recording.value_of(gradient) in written:
-                state.keeps_gradient(param)
+        found = [value for gradient in self._homed() if (value := recording.value_of(gradient)) is not None]
         try:
             program = Builder(recording, found, first, self._memory).program()
             fills = self._arena is not None and self._arena.addresses <= program.fills
@@ -278,11 +301,7 @@ class Tapes:
         except Exception as error:  # torch's pass has been made, and counts
             problem = f"{type(error).__name__} while it was built: {error}"
         after.restore(draws)
-        if problem:
-            self._refuse(problem, kind)
-            return terms
-        kind.state = state
-        return terms
+        return problem
 
     def _record_again(
         self,
