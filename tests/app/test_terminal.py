@@ -43,7 +43,7 @@ class Waits(hr.Callback):
             while not list(info.run.glob("checkpoints/step-*2")):  # which is written meanwhile
                 time.sleep(0.01)
             print("waiting")
-            while not info.trainer._signals.why:
+            while not info.trainer.signals.why:
                 time.sleep(0.01)
             print("heard")
             while True:
@@ -66,7 +66,7 @@ class Held(hr.Callback):
     """In the third epoch, until somebody interrupts it."""
 
     def on_step_end(self, info):
-        while info.step == 100 and Path("hold").exists() and not info.trainer._signals.why:
+        while info.step == 100 and Path("hold").exists() and not info.trainer.signals.why:
             time.sleep(0.01)
 
 def held(lr: float = 0.1, epochs: int = 20, batch_size: int = 64, width: int = 32) -> hr.Recipe:

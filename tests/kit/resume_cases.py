@@ -107,7 +107,7 @@ def sparse() -> Case:
 def on_device() -> Case:
     """The guard of a GPU, which works on a CPU as well: numbers wait until they are reported."""
     case = Case(trainer(network()))
-    case.trainer._step.guard = DeviceGuard(torch.device("cpu"))
+    case.trainer.updates.guard = DeviceGuard(torch.device("cpu"))
     return case
 
 

@@ -54,7 +54,7 @@ def make(on_device: bool = False, make: Make = momentum, model: nn.Module | None
     options = {"loss": hr.CrossEntropy(), "batch_size": BATCH, "order": "none"} | options
     trainer = hr.Trainer(model, optimizer=make(model.parameters()), **options)
     if on_device:
-        trainer._step.guard = DeviceGuard(torch.device("cpu"), skip=options.get("nonfinite") == "skip")
+        trainer.updates.guard = DeviceGuard(torch.device("cpu"), skip=options.get("nonfinite") == "skip")
     return trainer
 
 
@@ -161,7 +161,7 @@ def test_a_bad_gradient_of_a_finite_loss_is_found(on_device: bool) -> None:
 def test_skipping_leaves_bad_steps_out_and_counts_them(rows: tuple[int, ...], name: str, on_device: bool) -> None:
     trainer = make(on_device, OPTIMIZERS[name], nonfinite="skip")
     assert fit(trainer, with_nan(*rows)).last["step"] == 10
-    assert trainer._step.guard.skipped == 2 * len(rows)
+    assert trainer.updates.guard.skipped == 2 * len(rows)
     good = [k for k in range(5) if not any(k * BATCH <= row < (k + 1) * BATCH for row in rows)]
     model = network()
     optimizer = OPTIMIZERS[name](model.parameters())
@@ -184,11 +184,11 @@ def test_what_is_skipped_is_left_out_of_the_report(on_device: bool) -> None:
 @pytest.mark.parametrize("name", sampled(OPTIMIZERS, keep=["momentum", "adamw"], of=4))
 def test_a_healthy_run_has_the_same_bits_under_either_guard(name: str) -> None:
     host, device = make(make=OPTIMIZERS[name]), make(True, OPTIMIZERS[name])
-    assert isinstance(host._step.guard, HostGuard)
+    assert isinstance(host.updates.guard, HostGuard)
     first, second = fit(host), fit(device)
     same(host, device)
     assert first.last == pytest.approx(second.last)
-    assert device._step.guard.skipped == 0
+    assert device.updates.guard.skipped == 0
 
 
 class Raises(torch.autograd.Function):

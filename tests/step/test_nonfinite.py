@@ -117,7 +117,7 @@ class Setting:
         options = {"batch_size": BATCH, "order": "none", "device": "cpu"} | self.options | options
         trainer = hr.Trainer(model, self.given.get("loss", hr.CrossEntropy()), optimizer, **options)
         if self.on_device:
-            trainer._step.guard = DeviceGuard(torch.device("cpu"), skip=options.get("nonfinite") == "skip")
+            trainer.updates.guard = DeviceGuard(torch.device("cpu"), skip=options.get("nonfinite") == "skip")
         return trainer
 
 
@@ -280,7 +280,7 @@ def test_a_mask_of_infinities_is_nothing_to_stop_for(how: str, on_device: bool, 
         model = Masked(how)
         made = hr.Trainer(model, hr.CrossEntropy(), torch.optim.Adam(model.parameters(), lr=0.02), batch_size=BATCH)
         if on_device:
-            made._step.guard = DeviceGuard(torch.device("cpu"))
+            made.updates.guard = DeviceGuard(torch.device("cpu"))
         return made
 
     for info in trainer().steps((X, Y), run=tmp_path, epochs=2):

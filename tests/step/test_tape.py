@@ -124,7 +124,7 @@ def test_passes_that_are_rare_beside_others_are_not_recorded() -> None:
         for k in range(300):
             size = rows if k % 60 == 59 else 8
             trainer.step((X[:size], Y[:size]))
-        return [kind.tape is not None or kind.refused for kind in trainer._step._parts[0].tapes._kinds.values()]
+        return [kind.tape is not None or kind.refused for kind in trainer.updates._each[0].tapes._kinds.values()]
 
     assert taped(3, "auto") == [True, False]
     assert taped(3, True) == [True, True]

@@ -69,7 +69,7 @@ def everything(trainer: hr.Trainer, source: hr.Source | None = None) -> str:
         "optimizer": optimizer.state_dict(),
         "rng": rng.capture(CPU),
         "history": [id(trainer.history), *trainer.history.rows],
-        "settings": [trainer.batch_size, id(trainer.schedule), trainer.metrics.names, trainer._step.updates],
+        "settings": [trainer.batch_size, id(trainer.schedule), trainer.metrics.names, trainer.updates.count],
         "source": None if source is None else source.state_dict(),
     }
     plain = encode(held, tensors, "everything")
@@ -336,7 +336,7 @@ def test_it_ends_where_memory_runs_out(microbatch: Any, clock: Clock) -> None:
     assert [trial.batch_size for trial in found.trials] == [4, 8, 16, 32]
     assert found.how == "memory ran out with 64 rows"
     assert found.suggestion == found.largest == 32, "with twice the rows it is twice as fast"
-    assert (subject._step.adapts, subject._step.microbatch) == (microbatch == "auto", None)
+    assert (subject.updates.adapts, subject.updates.microbatch) == (microbatch == "auto", None)
 
 
 def test_a_smallest_size_that_does_not_fit_is_an_error(clock: Clock) -> None:

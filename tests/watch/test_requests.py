@@ -257,7 +257,7 @@ def test_the_norm_of_the_gradients_is_that_before_they_are_clipped(options: dict
             torch.nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None]).item()
         )
     assert trainer.history["gradient_norm"] == pytest.approx(expected, rel=1e-5)
-    assert not trainer._step.measures_norm
+    assert not trainer.updates.measures_norm
     assert "gradient_norm" not in trainer.fit((x, y), epochs=1, progress=False).last
 
 

@@ -229,8 +229,8 @@ def merged(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def set_strategy(trainer: Trainer, strategy: Strategy) -> None:
     """From now on the trainer is as if it had been made with this strategy."""
-    trainer._follow(strategy)
-    trainer._config = trainer._config | {"strategy": config.plain(strategy)}
+    trainer.work_with(strategy)
+    trainer.config = trainer.config | {"strategy": config.plain(strategy)}
 
 
 class _RecipeWriter(Callback):

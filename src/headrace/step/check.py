@@ -48,22 +48,27 @@ def setting(name: str, value: Any) -> None:
         raise ConfigError(unknown("nonfinite", value, ("stop", "skip")))
 
 
-def own_update(given: Mapping[str, Any], shared: bool) -> str:
-    """The error for a `train_step` that makes an update of its own; "" if it may.
+def own_update(settings: Mapping[str, Any], shared: bool) -> None:
+    """Raises after a `train_step` has made an update by itself which it may not make.
 
     `shared`: whether several workers make every update together.
     """
-    if lost := [f"{name}={given[name]!r}" for name, nothing in OF_UPDATES.items() if given[name] != nothing]:
-        return (
-            f"train_step made an update of its own, which knows nothing of {', '.join(lost)}. Call "
-            "super().train_step(batch), or leave the setting out and do in train_step what it stands for."
+    done = "train_step made an update of its own,"
+    if lost := [f"{name}={settings[name]!r}" for name, nothing in OF_UPDATES.items() if settings[name] != nothing]:
+        raise ConfigError(
+            f"{done} which knows nothing of {', '.join(lost)}. Call super().train_step(batch), or leave the setting "
+            "out and do in train_step what it stands for. That one update has been made."
         )
     if shared:
-        return (
-            "train_step made an update of its own, which the other workers know nothing of. Call "
-            "super().train_step(batch), or use a strategy of local updates, as Periodic."
+        raise ConfigError(
+            f"{done} which the other workers know nothing of. Call super().train_step(batch), or use a strategy of "
+            "local updates, as Periodic. That one update has been made."
         )
-    return ""
+    if settings["arena"]:
+        raise ConfigError(
+            f"{done} and did not call super().train_step(batch). A trainer whose train_step updates by itself needs "
+            "arena=False, which leaves model and optimizer as they are. That one update has been made."
+        )
 
 
 def device_for(device: str | torch.device, model: nn.Module) -> torch.device:

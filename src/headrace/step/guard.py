@@ -7,35 +7,20 @@ for: a flag on the device masks the update, and the host reads the flag at the e
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..arena.arena import Arena
 from ..arena.buffers import Buffers
 from ..arena.gradients import all_finite, total
-from ..arena.optimizer import is_plain
 from ..errors import NonFiniteError
+from ..loss.outcome import Outcome
+
+if TYPE_CHECKING:
+    from .update import Update
 
 Scalar = float | Tensor
-
-
-class Attempt(Protocol):
-    """An update that is ready to be made."""
-
-    arena: Arena
-    buffers: Buffers
-    sums: dict[str, Scalar]
-    weights: list[Scalar]
-    gradients: Sequence[Tensor]
-    bad_workers: Callable[[], str]
-    """Says on which workers something is not finite. All workers that share an update call it, after the same one."""
-
-    @property
-    def untouched(self) -> str: ...
-    def apply(self) -> None: ...
-    def describe(self) -> str: ...
 
 
 class Guard(ABC):
@@ -51,12 +36,13 @@ class Guard(ABC):
     """A number as this guard keeps it: on the host, or left on the device."""
 
     @abstractmethod
-    def update(self, attempt: "Attempt") -> bool | Tensor:
-        """Applies the attempt if all its sums and gradients are finite; says whether it did, perhaps on the device."""
+    def sound(
+        self, update: "Update", outcome: Outcome, gradients: Sequence[Tensor], doubts: Mapping[str, Scalar]
+    ) -> bool | Tensor:
+        """Whether an update may be made: all sums, gradients, moved buffers and doubts are finite.
 
-    @abstractmethod
-    def idle(self, weights: Sequence[Scalar]) -> bool:
-        """Whether the host knows that a batch teaches nothing: none of its weights is more than 0."""
+        On a device it is a flag there, which nobody waits for.
+        """
 
     @abstractmethod
     def buffers(self, buffers: Buffers) -> Scalar:
@@ -103,29 +89,30 @@ class HostGuard(Guard):
 
     read = staticmethod(float)
 
-    def is_sound(self, attempt: "Attempt") -> bool:
-        """Whether all that an update has found is finite. A sum of large finite numbers may overflow: a false alarm."""
-        number = sum(attempt.sums.values()) + float(total(attempt.gradients))
-        if moved := attempt.buffers.moved():
+    def sound(
+        self, update: "Update", outcome: Outcome, gradients: Sequence[Tensor], doubts: Mapping[str, Scalar]
+    ) -> bool:
+        number = float(total(gradients)) if gradients else 0.0
+        for term in outcome.terms.values():
+            if term.coefficient:
+                number += term.sum
+        for doubt in doubts.values():
+            number += float(doubt)
+        if moved := update.buffers.moved():
             number += float(_sum(moved))
-        return math.isfinite(number)
-
-    def update(self, attempt: "Attempt") -> bool:
-        if not self.is_sound(attempt):
-            sums = attempt.sums.items()
-            bad = [f"the loss term {name!r} is {value}" for name, value in sums if not math.isfinite(value)]
-            if not bad and not all_finite(attempt.gradients):
-                bad = [f"the gradient of {name!r} is not finite" for name in attempt.arena.unusual()]
-            bad += [f"the buffer {name!r} is not finite" for name in attempt.buffers.unusual()]
-            if bad:
-                attempt.buffers.restore()
-                self._bad(f"{attempt.describe()}: {', '.join(bad[:3])}{attempt.bad_workers()}.", attempt.untouched)
-                return False
-        attempt.apply()
-        return True
-
-    def idle(self, weights: Sequence[Scalar]) -> bool:
-        return not any(weights)
+        if math.isfinite(number):
+            return True
+        sums = {name: float(term.sum) for name, term in outcome.terms.items() if term.coefficient}
+        sums |= {name: float(doubt) for name, doubt in doubts.items()}
+        bad = [f"the loss term {name!r} is {value}" for name, value in sums.items() if not math.isfinite(value)]
+        if not bad and not all_finite(gradients):
+            bad = [f"the gradient of {name!r} is not finite" for name in update.arena.unusual()]
+        bad += [f"the buffer {name!r} is not finite" for name in update.buffers.unusual()]
+        if not bad:  # the sum of large finite numbers has overflown
+            return True
+        update.buffers.restore()
+        self._bad(f"{update.describe()}: {', '.join(bad[:3])}{update.bad_workers()}.", update.untouched)
+        return False
 
     def buffers(self, buffers: Buffers) -> float:
         moved = buffers.moved()
@@ -148,38 +135,34 @@ class DeviceGuard(Guard):
         super().__init__(skip)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._pending: list[tuple[Tensor, str, str]] = []
-        self._host_steps: list[tuple[Tensor, list[Tensor]]] = []
 
-    def update(self, attempt: "Attempt") -> Tensor:
-        numbers = [value for value in attempt.sums.values() if isinstance(value, Tensor)]
-        numbers += [total(attempt.gradients)] if attempt.gradients else []
-        if moved := [buffer for buffer in attempt.buffers.spread() if buffer.device == self._count.device]:
+    def sound(
+        self, update: "Update", outcome: Outcome, gradients: Sequence[Tensor], doubts: Mapping[str, Scalar]
+    ) -> bool | Tensor:
+        sums = [term.sum for term in outcome.terms.values() if term.coefficient]
+        numbers = [value for value in [*sums, *doubts.values()] if isinstance(value, Tensor)]
+        numbers += [total(gradients)] if gradients else []
+        if moved := [buffer for buffer in update.buffers.spread() if buffer.device == self._count.device]:
             numbers.append(_sum(moved))
         bad = ~torch.isfinite(torch.stack([number.double() for number in numbers])).all()
         if not self.skip:
             bad |= self._count > 0  # after the first bad update nothing moves until the host has seen it
         self._count += bad
-        weights = [weight for weight in attempt.weights if isinstance(weight, Tensor)]
+        known = [term.weight for term in outcome.terms.values() if term.counts and term.coefficient]
+        weights = [weight for weight in known if isinstance(weight, Tensor)]
         idle = bad
-        if weights and len(weights) == len(attempt.weights):
+        if weights and len(weights) == len(known):
             idle = bad | (torch.stack([weight.double() for weight in weights]) == 0).all()
-        self._pending.append((bad, attempt.describe(), attempt.untouched))
-        if _can_be_masked(attempt.arena, idle.device):
-            self._masked(idle, attempt)
-        elif not bool(idle):  # an update that makes state of the optimizer's: the host waits for this one
-            attempt.apply()
-        attempt.buffers.select(idle)
-        return ~bad
-
-    def idle(self, weights: Sequence[Scalar]) -> bool:
-        return not any(isinstance(weight, Tensor) or weight for weight in weights)
+        self._pending.append((bad, update.describe(), update.untouched))
+        update.buffers.select(idle)
+        return not bool(idle)
 
     def buffers(self, buffers: Buffers) -> Scalar:
         moved = [buffer for buffer in buffers.spread() if buffer.device == self._count.device]
         return _sum(moved) if moved else 0.0
 
     def forget(self) -> None:
-        self._pending, self._host_steps, self._watched = [], [], None
+        self._pending, self._watched = [], None
         self._count.zero_()
 
     def settle(self) -> None:
@@ -191,10 +174,7 @@ class DeviceGuard(Guard):
         if not pending:
             return
         flags = torch.stack([bad for bad, _, _ in pending]).tolist()
-        for idle, counters in self._host_steps:
-            for counter in counters if bool(idle) else []:
-                counter -= 1
-        self._pending, self._host_steps = [], []
+        self._pending = []
         self._count.zero_()
         if not count:
             return
@@ -203,39 +183,11 @@ class DeviceGuard(Guard):
             _, where, untouched = pending[flags.index(True)]
             self._bad(f"{where}: a loss or a gradient is not finite.", untouched)
 
-    def _masked(self, idle: Tensor, attempt: "Attempt") -> None:
-        """Runs the update, then puts back what was there before where the flag says so."""
-        before = {id(t): t.detach().clone() for t in attempt.arena.live_tensors() if t.device == idle.device}
-        try:
-            attempt.apply()
-        except BaseException:  # out of memory half way, say
-            for tensor in attempt.arena.live_tensors():
-                if id(tensor) in before:
-                    tensor.detach().copy_(before[id(tensor)])
-            raise
-        for tensor in attempt.arena.live_tensors():
-            if id(tensor) in before:
-                value = tensor.detach()
-                value.copy_(torch.where(idle, before[id(tensor)], value))
-        counters = [t for t in attempt.arena.live_tensors() if t.device != idle.device]
-        if counters:
-            self._host_steps.append((idle, counters))  # step counts on the host: set right when the host settles
-
 
 def _sum(buffers: Sequence[Tensor]) -> Tensor:
     if len(buffers) == 1:
         return buffers[0].sum()
     return torch.cat([buffer if buffer.dim() == 1 else buffer.reshape(-1) for buffer in buffers]).sum()
-
-
-def _can_be_masked(arena: Arena, device: torch.device) -> bool:
-    """Whether an update changes nothing but tensors on the device that exist already, and step counts."""
-    optimizer = arena.optimizer
-    states = [optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if not any(states):
-        return is_plain(optimizer)
-    held = [item for state in states if state for item in state.items() if isinstance(item[1], Tensor)]
-    return all(states) and all(key == "step" or value.device == device for key, value in held)
 
 
 def make_guard(device: torch.device, skip: bool) -> Guard:

@@ -1,23 +1,17 @@
-"""How every update of a training is made, and how far the updates have come."""
+"""How every update of a training is made."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
-from torch.optim import Optimizer
 
 from ..errors import DataError
-from ..loss.objective import Objective
-from ..workers.strategy import Strategy
-from .guard import Guard
-from .precision import Precision
 
 CHANGEABLE = ("microbatch", "clip_norm", "clip_value")
 """The settings that may change from one update to the next."""
-ROWS_MEET = (nn.modules.batchnorm._BatchNorm,)
-"""Layers in which the rows of a batch look at each other."""
+_BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention)
 
 
@@ -32,65 +26,8 @@ class Settings:
     tape: bool | Literal["auto"] = "auto"
 
 
-Look = Callable[[Any], Any]
+OutputGetter = Callable[[Any], Any]
 """Takes one output out of all that a model returned."""
-
-
-class Updates:
-    """What the updates of a model have in common, whichever optimizer makes them."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        objectives: dict[str, Objective],
-        optimizers: dict[str, Optimizer],
-        settings: Settings,
-        precision: Precision,
-        guard: Guard,
-        strategy: Strategy,
-    ) -> None:
-        self.model, self.objectives, self.optimizers = model, objectives, optimizers
-        self.precision, self.guard, self.strategy = precision, guard, strategy
-        self.settings = Settings()
-        self.updates = 0
-        """How many have been made."""
-        self.scored = next(iter(objectives), "")
-        """The key of the objective whose outputs metrics look at, and whose outputs an outcome has."""
-        self.looks: Sequence[Look] = ()
-        """What takes out of these the ones that metrics look at; nothing where there are no metrics."""
-        self.adapts = False
-        """Whether the microbatch is made smaller when memory runs out."""
-        self.measures_norm = False
-        """Whether every update measures the norm of its gradients."""
-        self.microbatch: int | None = None
-        """Rows that pass the model at once; `None`: all of a batch."""
-        self.unproven = True
-        """Whether an update of `train_step` with these settings has not been seen yet."""
-        self.torn = ""
-        """What has ended an update while its optimizer stepped, and may have left half of it."""
-        self.change(**asdict(settings))
-
-    def change(self, **settings: Any) -> None:
-        """The next update is made with these settings."""
-        before, self.settings = self.settings, replace(self.settings, **settings)
-        self.unproven = True
-        wanted = self.settings.microbatch
-        if wanted != before.microbatch:
-            self.adapts, self.microbatch = wanted == "auto", None if wanted == "auto" else wanted
-            if self.microbatch is not None:
-                _warn_where_splits_differ(self.model, depth=5)
-
-    def halve(self, rows: int) -> bool:
-        """Makes the microbatch half of what did not fit; says whether it may and can."""
-        at_once = min(rows, self.microbatch or rows)
-        if not self.adapts or at_once == 1 or not all(objective.splits for objective in self.objectives.values()):
-            return False
-        self.microbatch = -(-at_once // 2)
-        warnings.warn(
-            f"memory ran out with {at_once} rows at once: going on with microbatch={self.microbatch}.", stacklevel=2
-        )
-        _warn_where_splits_differ(self.model)
-        return True
 
 
 def draws_random(module: nn.Module) -> bool:
@@ -99,8 +36,11 @@ def draws_random(module: nn.Module) -> bool:
     return isinstance(module, nn.RReLU) or (isinstance(module, _RANDOM) and bool(rate))
 
 
-def _warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
-    kinds = {type(m).__name__ for m in model.modules() if m.training and (isinstance(m, ROWS_MEET) or draws_random(m))}
+def warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
+    """Warns of layers for which a microbatch is not the same as the same rows in a whole batch."""
+    kinds = {
+        type(m).__name__ for m in model.modules() if m.training and (isinstance(m, _BATCH_NORM) or draws_random(m))
+    }
     if kinds:
         warnings.warn(
             f"the model has {', '.join(sorted(kinds))}: with microbatches its statistics or random numbers are "
@@ -109,9 +49,10 @@ def _warn_where_splits_differ(model: nn.Module, depth: int = 4) -> None:
         )
 
 
-def alone(which: str) -> DataError:
+def single_row_error() -> DataError:
     """What to do about batch normalisation of a single row."""
     return DataError(
-        f"{which} has a single row, and batch normalisation needs more than one. Choose another batch_size= or "
-        "microbatch=, drop a row, or fill the last batch up from the next epoch: hr.Reader(table, cross_epochs=True)."
+        "this batch, or the part of it in a microbatch or on a worker, has a single row, and batch normalisation "
+        "needs more than one. Choose another batch_size= or microbatch=, drop a row, or fill the last batch up from "
+        "the next epoch: hr.Reader(table, cross_epochs=True)."
     )

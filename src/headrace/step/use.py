@@ -84,7 +84,7 @@ def one_thread(method: Method) -> Method:
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
-        use: Use = self._use
+        use: Use = self.use
         use.begin(what)
         try:
             return method(self, *arguments, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -17,7 +17,6 @@ from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums, reported
 from ..step.signals import Signals
 from ..step.team import Team
-from ..step.trainable import Trainable
 from ..watch.info import Info
 from ..workers.centered import Centered
 from ..workers.leased import Leased
@@ -26,6 +25,9 @@ from .coordinator import Coordinator, Report
 from .same_data import compare
 from .state import State
 from .train_state import Handed, TrainState
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 COUNTED_AT_CENTER = ("epochs", "samples")
 """Units that count the work of all workers, which the center knows."""
@@ -49,8 +51,8 @@ class AtCenter(Coordinator):
         self._signals: Signals | None = None
         self._facts: Mapping[str, Any] = {}
 
-    def compare(self, trainer: Trainable, facts: Mapping[str, Any]) -> None:
-        self._signals = trainer._signals
+    def compare(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+        self._signals = trainer.signals
         train = {name: known for name, known in facts["contents"].items() if name == "train"}
         self._facts = {name: facts[name] for name in ("settings", "arena", "limits", "data")}  # worker 0 does the rest
         self._facts |= {"contents": train}

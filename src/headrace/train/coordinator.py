@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,12 +19,14 @@ from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
 from ..step.signals import Signals
 from ..step.team import Team
-from ..step.trainable import Trainable
 from ..watch.info import Info
 from ..workers.strategy import Single
 from .checkpointer import Checkpointer
 from .state import Own, State
 from .train_state import Handed, TrainState
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 Report = tuple[dict[str, float], dict[str, Any]]
 """Losses and metrics by name."""
@@ -61,7 +63,7 @@ class Coordinator:
         """What keeps the training."""
         return make()
 
-    def compare(self, trainer: Trainable, facts: Mapping[str, Any]) -> None:
+    def compare(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
         """Before anything else: raises unless these facts about the training are the same for all."""
 
     def handed(self, state: State) -> Handed:

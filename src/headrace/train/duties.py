@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data.source import Source
 from ..errors import ConfigError
 from ..step import evaluate
 from ..step.signals import Interrupted
-from ..step.trainable import Trainable
 from ..store import rng
 from .checkpointer import Checkpointer
 from .coordinator import Coordinator
+from .passes import score
 from .plan import Plan
 from .train_state import TrainState
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 AFTER_THE_REPORT = ("on_report", "on_checkpoint", "on_fit_end")
 """Hooks from which a number would come too late for the report of its step."""
@@ -25,7 +28,7 @@ class Duties:
     """Does each thing once for a step, also where a training goes on from that step: its state knows what is done."""
 
     def __init__(
-        self, trainer: Trainable, plan: Plan, at: TrainState, checkpointer: Checkpointer, workers: Coordinator
+        self, trainer: Trainer, plan: Plan, at: TrainState, checkpointer: Checkpointer, workers: Coordinator
     ) -> None:
         self._trainer, self._plan, self._at, self._info = trainer, plan, at, at.info
         self._checkpointer, self._workers = checkpointer, workers
@@ -75,7 +78,7 @@ class Duties:
         """What has been trained since the last report."""
         if not (self._plan.log_every.fires(self._info.counters) or self._info.stopping):
             return False
-        self._trainer._step.settle()
+        self._trainer.updates.settle()
         self.common = True
         found = evaluate.report("train", self._at.sums, self._at.metrics, self._workers.trained)
         self._info.rates = self._workers.rates
@@ -104,12 +107,12 @@ class Duties:
     def score(self, sources: Mapping[str, Source]) -> None:
         """Scores data sets in the middle of a training and writes it into the history."""
         scores: dict[str, Any] = {}
-        self._trainer._step.settle()
+        self._trainer.updates.settle()
         before = rng.capture(self._trainer.device)
         try:
-            with self._trainer._signals.scoring(), self._workers.agreed(self._at):
+            with self._trainer.signals.scoring(), self._workers.agreed(self._at):
                 for name, source in sources.items():
-                    scores |= self._trainer._score(source, name)
+                    scores |= score(self._trainer, source, name)
         except Interrupted:
             rng.restore(before, self._trainer.device)
             raise
@@ -154,6 +157,7 @@ class Duties:
         self._info.sealed = hook in AFTER_THE_REPORT
         self._plan.callbacks.call(hook, *arguments)
         self._info.sealed = False
+        self._trainer.updates.touched()
         if self._info.asked:
             self.grant()
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from ..loss.outcome import LossSums
 from ..step import config
 from ..step.signals import Signals
 from ..step.team import Team, by_leader, tensors_of
-from ..step.trainable import Trainable
 from ..watch.info import Best, Info
 from ..workers.comm import Comm, Pending
 from ..workers.dealt import Dealt
@@ -29,6 +28,9 @@ from .coordinator import Coordinator, Report
 from .same_data import SameBatchCheck, compare
 from .state import Own, State
 from .train_state import Handed, TrainState
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 VOTE_S = 0.2  # between two votes, about
 MOST_STEPS = 1024  # between two votes, at most
@@ -66,11 +68,11 @@ class InStep(Coordinator):
     def checkpointer(self, make: Callable[[], Checkpointer]) -> Checkpointer:
         return SharedCheckpointer(make, self.comm)
 
-    def compare(self, trainer: Trainable, facts: Mapping[str, Any]) -> None:
-        tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer._modules) for n, t in tensors_of(m).items()]
+    def compare(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
+        tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer.modules) for n, t in tensors_of(m).items()]
         every = self.comm.gather({**facts, "model": {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors}})
         by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
-        self.team.begin(trainer._modules)
+        self.team.begin(trainer.modules)
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         for batch in feed if self._certain else as_long_as_any(feed, self.comm):

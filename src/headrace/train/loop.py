@@ -6,17 +6,15 @@ import copy
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..data.batch import Batch
 from ..data.feed import Feed
 from ..data.reader import Reader
 from ..errors import DataError
-from ..loss.outcome import Outcome
 from ..step import config, evaluate
 from ..step.given import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted, exit_badly_if_lost, raising_after_break
-from ..step.trainable import Trainable
 from ..step.unsaved import UnsavedOptimizers
 from ..step.weights import categories_of, remember_categories
 from ..store import rng
@@ -31,6 +29,9 @@ from .plan import Plan, rows_of
 from .same_data import contents
 from .train_state import Handed, TrainState, readable
 
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
 AT_ONCE_S = 0.05
 """For how many seconds updates may be made at once; the step after them looks at clocks, and calls displays."""
 
@@ -39,33 +40,35 @@ class Loop:
     """One training of a trainer, by a plan; `run` gives its `info` after every update."""
 
     def __init__(
-        self, trainer: Trainable, plan: Plan, info: Info, checkpointer: Checkpointer, workers: Coordinator
+        self, trainer: Trainer, plan: Plan, info: Info, checkpointer: Checkpointer, workers: Coordinator
     ) -> None:
         self._trainer, self._plan, self._info = trainer, plan, info
         self._checkpointer, self._workers = checkpointer, workers
         self._at = TrainState(trainer, plan, info)
         self._duties = Duties(trainer, plan, self._at, checkpointer, workers)
-        self._guard, self._signals = trainer._step.guard, trainer._signals
+        self._guard, self._signals = trainer.updates.guard, trainer.signals
         info.scored = plan.scored
         self._loaded, self._saved = False, -1  # whether it goes on from a state, and the step of the last checkpoint
+        self._next, self._samples, self._look_at = 0.0, -1, 0.0  # until when updates need no look around: see `_is_due`
+        self._each_update = plan.callbacks.each_update or type(workers.strategy) is not Single
         self._tried = self._left_out = 0  # updates of this worker's, and how many were not made as far as the host knew
         self._skipped = 0  # updates skipped before this training
 
-    def run(self) -> Generator[Info]:
-        """Epoch after epoch, until a limit is reached or a stop is requested."""
+    def run(self, each_step: bool) -> Generator[Info]:
+        """Epoch after epoch, until a limit is reached or a stop is requested; gives its `info` where anything is due.
+
+        `each_step`: after every update.
+        """
+        self._each_update |= each_step
         with self._session() as feed:
             try:
                 self._begin(feed)
                 for batch in self._batches(feed):
-                    self._update(batch, feed)
-                    self._duties.settle()
-                    yield self._info
-                    self._trainer._use.go_on()
-                    self._duties.take_requests()
-                    self._agree()
-                    self._save_if_due()
-                    if not self._info.driven:
-                        self._repeat(feed)
+                    self._update(batch)
+                    if self._is_due(batch, feed):
+                        self._look_around(batch, feed)
+                        yield self._info
+                        self._take_turn()
                 self._finish()
             except Interrupted:
                 self._leave(self._signals.why)
@@ -83,7 +86,7 @@ class Loop:
         trainer = self._trainer
         with (
             raising_after_break(self._signals, type(self).run.__code__),
-            trainer._use.during("fit() or steps()", trains=True),
+            trainer.use.during("fit() or steps()", trains=True),
             self._at_work(),
             self._feed() as feed,
         ):
@@ -93,20 +96,20 @@ class Loop:
     def _at_work(self) -> Iterator[None]:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info = self._trainer, self._info
-        trainer._step.begin()
+        trainer.updates.begin()
         self._workers.compare(trainer, self._facts())
         self._checkpointer.choose(trainer.model, self._settings())
         info.run = info.history.run = self._checkpointer.path
         self._signals.alone = info.alone = self._workers.alone
         info.leased = self._workers.leased
-        trainer._info = info
-        if self._checkpointer.keeps and not trainer._updates_plainly:
-            trainer._unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer._modules)
+        trainer.last.info = info
+        if self._checkpointer.keeps and trainer.has_own_train_step:
+            trainer.last.unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer.modules)
         self._guard.forget()
         with (
             self._signals.listening(self._checkpointer.keeps),
             self._checkpointer,
-            evaluate.mode(trainer._modules, training=True),
+            evaluate.mode(trainer.modules, training=True),
             deterministic_mode(trainer.deterministic),
         ):
             try:
@@ -120,14 +123,14 @@ class Loop:
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails
                     stack.callback(self._at.note_rates)
-                    stack.callback(vars(trainer).update, _info=None, _unsaved=None)
+                    stack.callback(vars(trainer.last).update, info=None, unsaved=None)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._workers.leave)
 
     def _settings(self) -> config.Config:
         """What a run is resumed with."""
-        return self._trainer._config | self._plan.config
+        return self._trainer.config | self._plan.config
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""
@@ -136,7 +139,7 @@ class Loop:
         order = {key: value for key, value in (known or {}).items() if key != "fingerprint"}
         return {
             "settings": self._settings(),
-            "arena": trainer._step.settings.arena,
+            "arena": trainer.updates.settings.arena,
             "metrics": trainer.metrics.names,
             "limits": config.of_limits(self._info.limits),
             "data": {**order, "kind": train.title, "streams": [*map(str, train.streams)]},
@@ -151,7 +154,7 @@ class Loop:
         return Feed(
             self._plan.train,
             trainer.device,
-            batch_size=trainer._sizes.times(team.times),
+            batch_size=trainer.sizes.times(team.times),
             macrobatch=trainer.macrobatch,
             waiting=self._signals.check,
             counters=lambda: info.counters,
@@ -193,12 +196,12 @@ class Loop:
         self._skipped = self._guard.skipped
         with readable():
             self._workers.begin(self._at, handed)
-        trainer._step.ends_alone = plan.ends_alone(trainer, self._workers.team, info.limits)
         if self._checkpointer.keeps:
             self._at.warn_of_gaps(new=state is None)
         info.start(feed.batches, feed.macrobatches)
-        self._checkpointer.begin(info, trainer._step.nbytes)
-        trainer._history, trainer._known_streams, trainer._trained_on = info.history, None, train.streams
+        self._checkpointer.begin(info, trainer.updates.nbytes)
+        last = trainer.last
+        last.history, last.streams, last.trained_on = info.history, None, train.streams
         remember_categories(trainer.model, self._at.categories)
         self._duties.call("on_fit_start", info)
         self._checkpointer.started(info, f"the train data ({type(train).__name__}) resume {train.level}")
@@ -211,12 +214,13 @@ class Loop:
         The settings only as long as no state has been loaded, which has changed the rest of the optimizers too.
         """
         trainer = self._trainer
-        before, categories = (trainer._history, trainer._known_streams), categories_of(trainer.model)
+        last = trainer.last
+        before, categories = (last.history, last.streams), categories_of(trainer.model)
         groups = [(group, dict(group), float(group["lr"])) for group in groups_of(trainer.optimizers.values())]
         try:
             yield
         except BaseException:
-            trainer._history, trainer._known_streams = before
+            last.history, last.streams = before
             remember_categories(trainer.model, categories)
             for group, settings, rate in groups if not self._loaded else ():
                 group.clear()
@@ -250,11 +254,11 @@ class Loop:
         while not info.stopping:
             found = starts = False
             for batch in self._workers.each(feed):
-                if not info.batch:
+                if not info.counters.batch:
                     self._duties.call("on_epoch_start", info)
                 found = True
                 yield batch
-                starts = self._workers.starts(self._at)
+                starts = not self._workers.strategy.started and self._workers.starts(self._at)
                 if starts:
                     feed.share(self._workers.team.trains)
                 if info.stopping or starts:
@@ -283,15 +287,43 @@ class Loop:
         elif self._at.initial is not None:
             self._plan.train.load_state_dict(copy.deepcopy(self._at.initial))
 
-    def _update(self, batch: Batch, feed: Feed) -> None:
+    def _update(self, batch: Batch) -> None:
         """One update, counted and added to what is measured."""
         trainer, info, at = self._trainer, self._info, self._at
+        if at.rates.asks:
+            trainer.updates.touched()
         at.rates.before(self._workers.progress(info))
-        outcome = trainer._update(batch)
-        if trainer._unsaved is not None:
-            trainer._unsaved.warn(self._checkpointer.log)
-        info.count(batch, feed.macrobatch)
-        self._learnt(batch, outcome)
+        if trainer.has_own_train_step:
+            self._each_update = True
+            outcome = trainer.update(batch)
+        else:
+            outcome = trainer.updates.make(batch)
+        info.counters.add(batch.samples, batch.ends_epoch)
+        info.outcome, at.cursor = outcome, batch.cursor
+        at.done.clear()
+        evaluate.record(outcome, at.sums, at.metrics)
+        if batch.rows:  # a worker may have none of a small batch
+            self._tried += 1
+            self._left_out += outcome.applied is False
+
+    def _is_due(self, batch: Batch, feed: Feed) -> bool:
+        """Whether anything may be due after this update. Of what is not, none is before `_next`, or before `_look_at`.
+
+        Nothing of the user's is called in between, so that updates stay prepared.
+        """
+        counters = self._info.counters
+        quiet = counters.steps < self._next and batch.samples == self._samples and not self._each_update
+        if quiet and not (batch.ends_epoch or feed.ends_macrobatch or self._signals.why):
+            return time.perf_counter() > self._look_at
+        return True
+
+    def _look_around(self, batch: Batch, feed: Feed) -> None:
+        """After an update: limits, workers, callbacks, and what is due."""
+        info, at = self._info, self._at
+        self._trainer.updates.touched()
+        if self._trainer.last.unsaved is not None:
+            self._trainer.last.unsaved.warn(self._checkpointer.log)
+        info.look_around(feed.macrobatch)
         self._duties.common = False
         if feed.finished and batch.ends_epoch and at.initial is not None:
             at.cursor = at.initial
@@ -303,40 +335,18 @@ class Loop:
         if feed.ends_macrobatch:
             self._guard.settle()
             self._duties.call("on_macrobatch_end", info)
+        self._duties.settle()
 
-    def _learnt(self, batch: Batch, outcome: Outcome) -> None:
-        """What an update has found is added to what will be reported."""
-        at = self._at
-        self._info.outcome, at.cursor = outcome, batch.cursor
-        at.done.clear()
-        evaluate.record(outcome, at.sums, at.metrics)
-        if batch.rows:  # a worker may have none of a small batch
-            self._tried += 1
-            self._left_out += outcome.applied is False
-
-    def _repeat(self, feed: Feed) -> None:
-        """Updates of batches that have been read, after which nothing is due, as far as they repeat the last one."""
-        info, at, counters = self._info, self._at, self._info.counters
-        if feed.staged is None or info.stopping or info.ends_epoch or info.asked or not self._may_repeat:
-            return
-        repeat, end = self._trainer._step.repeat(), time.perf_counter() + AT_ONCE_S
-        due = counters.steps + min(each.ahead(counters) for each in [*info.limits, *self._plan.intervals])
-        while repeat is not None and counters.steps + 1 < due and not self._signals.why:
-            batch = feed.staged
-            if batch is None or batch.ends_epoch or time.perf_counter() > end:
-                return
-            at.rates.before(counters)
-            outcome = repeat(batch)
-            if outcome is None:
-                return
-            counters.add(feed.take().samples)
-            self._learnt(batch, outcome)
-
-    @property
-    def _may_repeat(self) -> bool:
-        """Whether no code of the user's has to be called at each update."""
-        alone = type(self._workers.strategy) is Single and not self._plan.callbacks.each_update
-        return alone and self._trainer._updates_plainly and not self._at.rates.asks
+    def _take_turn(self) -> None:
+        """The driver of the loop has had its turn: what it has asked for is done, and what the workers agree on."""
+        info, plan = self._info, self._plan
+        self._trainer.use.go_on()
+        self._duties.take_requests()
+        self._agree()
+        self._save_if_due()
+        self._samples, self._look_at = info.rows, time.perf_counter() + AT_ONCE_S
+        self._next = info.step + min(each.ahead(info.counters) for each in [*info.limits, *plan.intervals])
+        self._trainer.updates.touched()
 
     def _agree(self) -> None:
         """What one worker wants, all do: to stop, to leave, to save."""
@@ -358,7 +368,7 @@ class Loop:
         """A checkpoint of this step, unless there is one."""
         self._duties.save = False
         if self._checkpointer.keeps and self._saved != self._info.step:
-            self._trainer._step.settle()
+            self._trainer.updates.settle()
             self._duties.call("on_checkpoint", self._info)
             again = self._info.step <= self._info.resumed
             self._checkpointer.save(self._workers.state(self._at), self._info, again=again)
@@ -368,7 +378,7 @@ class Loop:
         """The last checkpoint is written; then the model becomes the one that is kept, and is tested."""
         plan, info = self._plan, self._info
         self._save()
-        self._trainer._step.settle()
+        self._trainer.updates.settle()
         skipped = (self._guard.skipped - self._skipped) // len(self._trainer.optimizers)  # of several, one may learn
         warn_if_nothing_was_learnt(self._tried, self._left_out if len(self._trainer.optimizers) == 1 else 0, skipped)
         self._workers.finish(self._at)
@@ -383,7 +393,7 @@ class Loop:
 
     def _leave(self, why: str, by_break: bool = False) -> None:
         """Saves where the training stands, which goes on from there; `by_break`: an error here would be lost."""
-        self._trainer._use.go_on()
+        self._trainer.use.go_on()
         self._info.stop(why)
         self._info.history.stopped = self._info.stopping or self._info.stop_request
         try:

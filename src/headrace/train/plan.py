@@ -1,9 +1,10 @@
 """The data and the intervals of one training, checked before it begins."""
 
-import math
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,13 +16,14 @@ from ..loss.by_output import MetricsByOutput
 from ..loss.objective import Objective
 from ..step import check
 from ..step.given import data_sets, source_on
-from ..step.team import Team
-from ..step.trainable import Trainable
 from ..watch.answers import Answers
 from ..watch.callback import Callback, Callbacks
 from ..watch.files import LogFile
 from ..watch.progress import Progress
 from ..watch.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Plan:
         log_every: str | Length,
         callbacks: Callbacks,
         others: Sequence[Length],
-    ) -> "Plan":
+    ) -> Plan:
         """The plan of what a user has asked for."""
         return cls(
             train,
@@ -75,20 +77,6 @@ class Plan:
     def intervals(self) -> Sequence[Length]:
         """After how much something is due, each time."""
         return [self.log_every, self.validate_every, *self.others]
-
-    def ends_alone(self, trainer: Trainable, team: Team, limits: Sequence[Length]) -> bool:
-        """Whether this worker's part of the last batch of an epoch, or of a microbatch, is certain to be one row."""
-        sizes, source = trainer._sizes.times(team.times), self.train
-        batches = source.batches(sizes.first) if sizes.constant and isinstance(source, Reader | Epochs) else None
-        if batches is None or (isinstance(source, Reader) and source.state_dict()["cross_epochs"]):
-            return False
-        rows = rows_of(source) or 0
-        ends = {"epochs": 1, "steps": batches, "samples": rows, "minutes": math.inf}
-        if any(limit.count < ends[limit.unit] for limit in limits):
-            return False
-        start, stop = team.trains.of(rows % sizes.first or min(rows, sizes.first))
-        microbatch = trainer._step.microbatch or stop - start + 1
-        return (stop - start) % microbatch == 1
 
     @property
     def config(self) -> dict[str, Any]:

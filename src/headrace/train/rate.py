@@ -18,9 +18,11 @@ from torch import Tensor
 
 from ..errors import ConfigError, NonFiniteError
 from ..step.given import groups_of, put_rate, shares_of
-from ..step.trainable import Trainable
 from ..watch.charts import new_figure
 from .untouched import Steps, untouched, updates
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +72,7 @@ class LrFinding:
 
 
 def find_lr(
-    trainer: Trainable, steps_of: Steps, train: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100
+    trainer: Trainer, steps_of: Steps, train: Any, *, lowest: float = 1e-7, highest: float = 10.0, steps: int = 100
 ) -> LrFinding:
     """Trains for up to `steps` updates, the rate of which rises from `lowest` to `highest` by equal factors.
 
@@ -91,7 +93,7 @@ def _check(lowest: float, highest: float, steps: int) -> None:
         raise ConfigError(f"steps= is a number of updates, at least {FEWEST}, got {steps!r}: fewer show nothing.")
 
 
-def _climb(trainer: Trainable, steps_of: Steps, source: Any, rates: Sequence[float]) -> tuple[list[float], str]:
+def _climb(trainer: Trainer, steps_of: Steps, source: Any, rates: Sequence[float]) -> tuple[list[float], str]:
     """The losses, as far as they are worth looking at, and why there are no more."""
     losses: list[float] = []
     unread: list[Any] = []
@@ -128,7 +130,7 @@ def _hopeless(rates: Sequence[float], done: int) -> str:
     )
 
 
-def rate_setter(trainer: Trainable) -> Callable[[float], None]:
+def rate_setter(trainer: Trainer) -> Callable[[float], None]:
     """A function that gives the first group of the first optimizer a rate, and all others theirs in proportion."""
     groups = groups_of(trainer.optimizers.values())
     if not (shares := shares_of(groups)):

@@ -17,10 +17,12 @@ from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, OutOfMemoryError, is_out_of_memory
 from ..step import check
 from ..step.memory import groups
-from ..step.trainable import Trainable
 from ..watch.charts import new_figure
 from .rate import rate_setter
 from .untouched import Steps, untouched, updates
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +84,7 @@ class BatchFinding:
 
 
 def find_batch_size(
-    trainer: Trainable,
+    trainer: Trainer,
     steps_of: Steps,
     train: Any,
     *,
@@ -114,7 +116,7 @@ def find_batch_size(
 
 
 def _rise(
-    trainer: Trainable,
+    trainer: Trainer,
     steps_of: Steps,
     source: Source,
     smallest: int,
@@ -162,7 +164,7 @@ def _why_enough(trials: Sequence[Trial], largest: int | None, rows: int | None, 
     return ""
 
 
-def _try(trainer: Trainable, steps_of: Steps, source: Source, size: int, seconds: float) -> tuple[Trial, bool]:
+def _try(trainer: Trainer, steps_of: Steps, source: Source, size: int, seconds: float) -> tuple[Trial, bool]:
     """A few updates with batches of this size; and whether there was a batch with as many rows."""
     vars(trainer)["batch_size"] = size
     most, start, before, seen, whole = WARM + TIMED[1], 0.0, 0, 0, False

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -24,7 +24,6 @@ from ..step import config
 from ..step.check import same_categories
 from ..step.frozen import Frozen
 from ..step.given import groups_of, put_rate, shares_of
-from ..step.trainable import Trainable
 from ..step.weights import as_categories, check_model, load_model
 from ..store import rng
 from ..store.run import machine
@@ -33,6 +32,9 @@ from ..workers.leased import Leased
 from .plan import Plan
 from .schedule import Rates, begin_anew, make_rates
 from .state import Own, State
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 _OF_ORDER = ("seed", "order", "block", "mix", "count", "cross_epochs", "fingerprint")
 
@@ -54,13 +56,13 @@ class Handed:
 class TrainState:
     """A training between two updates."""
 
-    def __init__(self, trainer: Trainable, plan: Plan, info: Info) -> None:
+    def __init__(self, trainer: Trainer, plan: Plan, info: Info) -> None:
         self._trainer, self._plan, self.info = trainer, plan, info
         self.model = trainer.model
-        self.metrics = trainer._team.fresh(trainer.metrics.fresh(measured_by(trainer.objectives, trainer.target)))
+        self.metrics = trainer.team.fresh(trainer.metrics.fresh(measured_by(trainer.objectives, trainer.target)))
         self.sums = info.sums
         self.rates: Rates = make_rates(None, [], [], None)
-        self.frozen = Frozen(trainer._modules)
+        self.frozen = Frozen(trainer.modules)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.done: set[str] = set()
@@ -86,12 +88,12 @@ class TrainState:
         saved = self.model.state_dict()
         beside = ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
         transient = {plain_name(name): buffer for name, buffer in beside}
-        others = [module.state_dict() for module in trainer._modules[1:]]
+        others = [module.state_dict() for module in trainer.modules[1:]]
         tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
         return State(
             model={name: agreed.get(plain_name(name), value) for name, value in tensors.items()},
             extra={plain_name(name): value for name, value in saved.items() if not isinstance(value, Tensor)},
-            step=trainer._step.state_dict(),
+            step=trainer.updates.state_dict(),
             modules={"transient": transient, "others": others},
             counters=info.counters.totals,
             place=info.counters.place,
@@ -101,7 +103,7 @@ class TrainState:
             callbacks=self._plan.callbacks.state_dict(),
             best=None if info.best is None else asdict(info.best),
             marks={name: asdict(mark) for name, mark in info.marks.items()},
-            config=trainer._config | self._plan.config,
+            config=trainer.config | self._plan.config,
             categories=self.categories,
             nulls=dict(nulls_of(self.categories)) or None,
             data=_description_of(self._plan.train, trainer),
@@ -131,15 +133,15 @@ class TrainState:
         trainer = self._trainer
         optimizers = [*trainer.optimizers.values()]
         if trainer.schedule is not None and not isinstance(trainer.schedule, Mapping):  # which gives rates, not factors
-            begin_anew(optimizers, trainer._scheduled_rates)
+            begin_anew(optimizers, trainer.last.rates)
         self.rates = make_rates(trainer.schedule, optimizers, self.info.limits, batches, rows)
 
     def note_rates(self) -> None:
         """Remembers the rates at the end: the next training sees by them whether others have been set."""
         trainer = self._trainer
-        begun = trainer._history is self.info.history  # nothing has refused it
+        begun = trainer.last.history is self.info.history  # nothing has refused it
         if begun and trainer.schedule is not None:
-            trainer._scheduled_rates = [float(group["lr"]) for group in groups_of(trainer.optimizers.values())]
+            trainer.last.rates = [float(group["lr"]) for group in groups_of(trainer.optimizers.values())]
 
     def pace(self) -> dict[str, Any]:
         """How far the training has come, and its rates: plain values."""
@@ -165,7 +167,7 @@ class TrainState:
             "rng": rng.capture(self._trainer.device),
             "tally": self.sums.state_dict(),
             "metrics": self.metrics.state_dict(),
-            "microbatch": self._trainer._step.microbatch,
+            "microbatch": self._trainer.updates.microbatch,
         }
 
     def restart(self, forget: bool) -> None:
@@ -177,7 +179,7 @@ class TrainState:
 
     def replica(self) -> Replica:
         """The model as a strategy sees it."""
-        return self._trainer._step.replica()
+        return self._trainer.updates.replica()
 
     def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Tensors like those of the replica by the names of parameters and buffers."""
@@ -185,21 +187,21 @@ class TrainState:
 
     def optimizers(self) -> dict[str, Any]:
         """What this worker's optimizers remember."""
-        found: dict[str, Any] = self._trainer._step.state_dict()["optimizers"]
+        found: dict[str, Any] = self._trainer.updates.state_dict()["optimizers"]
         return found
 
     @property
     def modules(self) -> list[nn.Module]:
         """The model, and objectives that are modules too."""
-        return self._trainer._modules
+        return self._trainer.modules
 
     def updates(self) -> dict[str, Any]:
         """What the next update depends on beside the weights."""
-        return self._trainer._step.state_dict()
+        return self._trainer.updates.state_dict()
 
     def take_over(self, updates: dict[str, Any]) -> None:
         """Loads what another worker's updates depend on."""
-        self._trainer._step.load_state_dict(updates)
+        self._trainer.updates.load_state_dict(updates)
 
     def mark_round(self) -> None:
         """All workers have the same weights now: others than these could go on from here."""
@@ -239,12 +241,12 @@ class TrainState:
 
     def check(self, state: State) -> None:
         """Raises unless a state, whose weights and settings fit, fits altogether; nothing but the source is changed."""
-        others, held = self._trainer._modules[1:], state.modules["others"]
+        others, held = self._trainer.modules[1:], state.modules["others"]
         if len(others) != len(held):
             raise CheckpointError(f"{len(held)} objectives were modules, now {len(others)} are.")
         for module, saved in zip(others, held, strict=True):
             check_model(saved, module.state_dict())
-        self._trainer._step.check_state(state.step)
+        self._trainer.updates.check_state(state.step)
         self._check_workers(len(state.owns))
         self._check_flags(state)
         try:
@@ -271,7 +273,7 @@ class TrainState:
 
     def _check_workers(self, before: int) -> None:
         """Raises on a source that other workers cannot go on reading."""
-        source, now = self._plan.train, self._trainer._team.comm.count
+        source, now = self._plan.train, self._trainer.team.comm.count
         if before != now and source.shards and not source.elastic:
             raise CheckpointError(
                 f"the run was saved by {before} workers and is to go on with {now}, and {type(source).__name__} cannot "
@@ -289,12 +291,12 @@ class TrainState:
         load_model(self.model, {**state.model, **state.extra})
         self._put_transient(state.modules["transient"])
         self.frozen.restore(state.frozen, state.flags)
-        for module, saved in zip(trainer._modules[1:], state.modules["others"], strict=True):
+        for module, saved in zip(trainer.modules[1:], state.modules["others"], strict=True):
             module.load_state_dict(saved)
         anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now, not where others have led
         live = state.step["settings"]
-        trainer._step.change(**{name: value for name, value in live.items() if name not in changed})
-        trainer._step.load_state_dict(state.step, overridden=anew)
+        trainer.updates.change(**{name: value for name, value in live.items() if name not in changed})
+        trainer.updates.load_state_dict(state.step, overridden=anew)
         if anew:
             self.rates.rebase()
         info.counters = Counters(**state.counters, **state.place)
@@ -348,7 +350,7 @@ def readable() -> Iterator[None]:
         ) from error
 
 
-def _description_of(train: Source, trainer: Trainable) -> dict[str, Any] | None:
+def _description_of(train: Source, trainer: Trainer) -> dict[str, Any] | None:
     """What a run keeps of its training data; `None` of data that are batches."""
     reader = train.reader if isinstance(train, Leased) else train
     if not isinstance(reader, Reader):

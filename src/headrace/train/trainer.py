@@ -1,42 +1,64 @@
 """The trainer: data, model, loss and optimizer in, a trained, validated and predicting model out."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from ..data.reader import rewound
-from ..length import Counters, Length, limits
-from ..step import check
-from ..step.evaluate import mode, unwatched
-from ..step.given import source_on
-from ..step.signals import leave_at_exit
-from ..step.summary import shapes_in, table_of
-from ..step.team import Team
-from ..step.trainable import Trainable
-from ..step.use import one_thread
-from ..store import rng
+from ..data.batch import Batch
+from ..data.read_by import nulls_of
+from ..data.staging import BatchSize, Sizes
+from ..errors import ConfigError, DataError
+from ..length import Length, whole
+from ..loss.by_output import MetricsByOutput, Wanted
+from ..loss.call import Inputs
+from ..loss.objective import measured_by, module_of
+from ..loss.outcome import Outcome, as_outcome
+from ..step import check, config, evaluate
+from ..step.given import (
+    OptimizerLike,
+    Optimizers,
+    batch_for,
+    by_key,
+    check_optimizers,
+    compile_in_place,
+    deterministic_mode,
+    pauses,
+    scorers,
+)
+from ..step.guard import make_guard
+from ..step.precision import Precision
+from ..step.settings import Settings
+from ..step.signals import Signals, leave_at_exit
+from ..step.team import make_team
+from ..step.updates import Updates
+from ..step.use import Use, one_thread
+from ..step.weights import categories_of
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
-from ..watch.passes import Along
-from ..workers.centered import Centered
-from .at_center import AtCenter
-from .checkpointer import make_checkpointer
-from .coordinator import Coordinator
-from .in_step import InStep
-from .loop import Loop
-from .plan import Plan, all_callbacks
-from .schedule import check_schedule, interval_of
+from ..workers.here import here
+from ..workers.strategy import Strategy
+from . import passes
+from .last import LastTraining
+from .prepare import make_loop
+from .setting import MADE_WITH, BetweenTrainings, OfUpdates, check_setting
 
 if TYPE_CHECKING:
     from .rate import LrFinding
     from .size import BatchFinding
 
+DEFAULT_BATCH = 128
 
-class Trainer(Trainable):
+
+class Trainer:
     """Trains, validates and applies a model.
 
     `hr.Trainer(model)` predicts, `hr.Trainer(model, loss)` validates too, and with an optimizer it trains.
@@ -60,12 +82,219 @@ class Trainer(Trainable):
     `False` never does.
     """
 
+    batch_size, schedule, metrics = BetweenTrainings(), BetweenTrainings(), BetweenTrainings()
+    seed, order = BetweenTrainings(), BetweenTrainings()
+    macrobatch, deterministic = BetweenTrainings(), BetweenTrainings()
+    microbatch = OfUpdates()
+    """Rows that pass the model at once, from the next update on; "auto": fewer when memory runs out."""
+    clip_norm = OfUpdates()
+    """The largest norm of the gradients, from the next update on."""
+    clip_value = OfUpdates()
+    """The largest value in the gradients, from the next update on."""
+    is_made = False
+    """Whether `__init__` is over, and what was given stays as it is."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any = None,
+        optimizer: OptimizerLike | Optimizers | tuple[()] = (),
+        *,
+        batch_size: BatchSize | None = None,
+        microbatch: int | Literal["auto"] | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        precision: str = "fp32",
+        metrics: Wanted = (),
+        schedule: Any = None,
+        strategy: Strategy | None = None,
+        device: str | torch.device = "auto",
+        seed: int = 0,
+        order: str = "full",
+        macrobatch: int | str = "auto",
+        inputs: Inputs = None,
+        target: str = "y",
+        compile: bool = False,
+        deterministic: bool = False,
+        nonfinite: str = "stop",
+        eval_loss: Any = None,
+        arena: bool = True,
+        tape: bool | Literal["auto"] = "auto",
+    ) -> None:
+        arguments = locals().copy()
+        for name, value in arguments.items():
+            check_setting(name, value)
+        self._wanted, self.team = strategy, make_team(strategy)
+        self.device = check.device_for(device, model)
+        self.model, self.team.device = model.to(self.device), self.device
+        self.objectives, self.optimizers = by_key(loss, optimizer, model, own=self.has_own_train_step)
+        self.eval_objectives = scorers(self.objectives, eval_loss)
+        self.modules = [model]
+        """Everything that has a train and an eval mode."""
+        for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
+            objective.bind(inputs, target)
+            module = module_of(objective)
+            if module is not None and module not in self.modules:
+                self.modules.append(module.to(self.device))
+        check_optimizers(model, self.optimizers, self.objectives)
+        self.precision = Precision(precision, self.device)
+        self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
+        self.target, self.deterministic, self.schedule = target, deterministic, schedule
+        self.metrics, self.strategy = MetricsByOutput(metrics), self.team.strategy
+        check.can_split(self.objectives, microbatch)
+        settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape)
+        guard = make_guard(self.device, skip=nonfinite == "skip")
+        every, getters = pauses(optimizer), self.metrics.looks(measured_by(self.objectives, target))
+        parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, getters, every
+        self.updates = Updates(*parts)
+        self.last = LastTraining()
+        self.signals, self.use = Signals(), Use()
+        self.config = config.of_settings(arguments) | {"optimizer": config.of_optimizers(self.optimizers, every)}
+        """The settings that a run is resumed with, as plain values."""
+        if compile:
+            compile_in_place(model)
+        self.is_made = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self.is_made and name in MADE_WITH:
+            raise ConfigError(
+                f"{name} is what a trainer is made with, and stays as it is. Make another Trainer with it."
+            )
+        super().__setattr__(name, value)
+
+    # --- what there is to know ----------------------------------------------------------------------------
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer; the first of several."""
+        check.has_optimizer(self.optimizers, "trainer.optimizer")
+        return next(iter(self.optimizers.values()))
+
     @property
     def history(self) -> History:
         """What the last training has reported."""
-        if self._history is None:
-            self._history = History()
-        return self._history  # type: ignore[no-any-return]
+        if self.last.history is None:
+            self.last.history = History()
+        return self.last.history
+
+    @property
+    def info(self) -> Info | None:
+        """The training that is under way, as callbacks see it, for a `train_step` of one's own; else `None`.
+
+        There `info.batch` batches of this epoch, and `info.step` of all, have been used before this one.
+        """
+        return self.last.info
+
+    @property
+    def skipped(self) -> int:
+        """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
+        return self.updates.guard.skipped
+
+    @property
+    def tape_note(self) -> str:
+        """Whether updates are replayed from a tape, or why not; nothing as long as that is not decided."""
+        return self.updates.tape_note
+
+    @property
+    def categories(self) -> dict[str, list[str]]:
+        """What the numbers of streams of strings stand for: in the model's last `fit`, or in the run of its weights."""
+        return {stream: list(strings) for stream, strings in (categories_of(self.model) or {}).items() if strings}
+
+    @property
+    def nulls(self) -> dict[str, Any]:
+        """What stood for the nulls of each stream in the training, as `open_table` takes it; the run keeps it too."""
+        return dict(nulls_of(categories_of(self.model)))
+
+    @property
+    def has_own_train_step(self) -> bool:
+        """Whether somebody has overridden `train_step`."""
+        return getattr(self.train_step, "__func__", None) is not Trainer.train_step
+
+    @property
+    def has_own_evaluate_step(self) -> bool:
+        """Whether somebody has overridden `evaluate_step`."""
+        return type(self).evaluate_step is not Trainer.evaluate_step
+
+    @property
+    def sizes(self) -> Sizes:
+        """How large the batches of a training are."""
+        return Sizes(self.batch_size or DEFAULT_BATCH)
+
+    # --- one update ---------------------------------------------------------------------------------------
+
+    @one_thread
+    def step(self, batch: Any, *, exact: bool = False) -> dict[str, Any]:
+        """Makes one update, and returns the losses by name: `total_loss` and every term.
+
+        `batch`: a Batch, a tuple (x, y), a dict, or a Table, as `hr.samples` returns. `exact`: it has to have
+        `batch_size` rows. The model stays in its arena between calls; `release` takes it out.
+        """
+        self.find_workers()
+        check.has_optimizer(self.optimizers, "step()")
+        check.can_split(self.objectives, None, self.team.sharing)
+        self.team.comm.at(self.updates.count, "training")
+        batch = batch_for(self.model, batch)
+        if exact and batch.rows != self.sizes.first:
+            raise DataError(
+                f"step(exact=True) takes exactly batch_size={self.sizes.first} samples, got {batch.rows}. Give it as "
+                "many; how many of them pass the model at once is microbatch=."
+            )
+        batch = self.team.share(batch.to(self.device), self.model)
+        try:
+            if (streams := batch.streams) != self.last.streams:
+                for objective in self.objectives.values():
+                    objective.prepare(streams, {})
+                self.last.streams = streams
+            plain = not self.has_own_train_step and all(each.training for each in self.modules)  # and stays so
+            with (
+                nullcontext() if plain else evaluate.mode(self.modules, training=True),
+                deterministic_mode(self.deterministic),
+            ):
+                outcome = self.update(batch)
+                self.updates.guard.settle()
+        except BaseException as error:
+            self.team.tear(error)
+            raise
+        return outcome.losses
+
+    def train_step(self, batch: Batch) -> Outcome:
+        """One update. Override it to do something before or after, or an update of your own instead.
+
+        Return what this returns, an `Outcome(losses, outputs)`, or losses by name, as means over the rows of the batch;
+        without outputs there are no training metrics. An override that makes updates of its own needs `arena=False`,
+        with which it finds an ordinary model and optimizer, and the trainer can have no `clip_norm`, `clip_value`,
+        `microbatch`, `precision` or `nonfinite="skip"`. A run saves the optimizers in `self.optimizers`, and no others.
+        """
+        check.is_batch(batch, "train_step")
+        self.updates.touched()
+        return self.updates.make(batch)
+
+    def evaluate_step(self, batch: Batch) -> Outcome:
+        """One batch of a validation. Override it as you override `train_step`."""
+        check.is_batch(batch, "evaluate_step")
+        read, scored = self.updates.guard.read, bool(self.metrics)
+        return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
+
+    def update(self, batch: Batch) -> Outcome:
+        """One update by `train_step`. What an override has done is looked at."""
+        updates, made = self.updates, self.updates.count
+        if not self.has_own_train_step:
+            return self.train_step(batch)
+        updates.expect()
+        with nullcontext() if self.last.unsaved is None else self.last.unsaved.watching():
+            outcome = as_outcome(self.train_step(batch), "train_step", batch)
+        if updates.count == made:
+            check.own_update(self.config | asdict(updates.settings), self.strategy.shares_updates)
+            updates.count += 1
+        updates.watch(outcome)
+        return outcome
+
+    @one_thread
+    def release(self) -> None:
+        """Makes model and optimizer ordinary again; `fit` does so at its end."""
+        self.updates.release()
+
+    # --- passes over data ---------------------------------------------------------------------------------
 
     @one_thread
     def validate(
@@ -83,8 +312,8 @@ class Trainer(Trainable):
         `on_step_end` is called after every batch, and `on_macrobatch_end` after every macrobatch, with an `Info` that
         shows where the pass stands.
         """
-        with self._calling(callbacks):
-            return super().validate(data, name, batch_size=batch_size, limit=limit)
+        self.find_workers()
+        return passes.validate(self, data, name, batch_size, limit, callbacks)
 
     def test(self, data: Any, *, batch_size: int | None = None, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
         """As `validate`, with keys that begin with "test"."""
@@ -93,46 +322,10 @@ class Trainer(Trainable):
     @one_thread
     def predict(self, data: Any, *, batch_size: int | None = None, callbacks: Sequence[Callback] = ()) -> Any:
         """What the model returns for every row, in order, on the host; `callbacks` as in `validate`."""
-        with self._calling(callbacks):
-            return super().predict(data, batch_size=batch_size)
+        self.find_workers()
+        return passes.predict(self, data, batch_size, callbacks)
 
-    @one_thread
-    def summary(self, data: Any = None) -> str:
-        """The model's layers as a table to print, with their parameters; with `data`, also the shapes of their outputs.
-
-        The shapes are those of two rows. Nothing is changed.
-        """
-        if data is None:
-            return table_of(self.model, None)
-        source, objective = self._source_of(data, "summary", None), next(iter(self.eval_objectives.values()))
-        before = rng.capture(self.device)
-        try:
-            with mode(self._modules, training=False), rewound(source), self._once(source, 2) as feed, torch.no_grad():
-                batch = next(iter(feed))
-                with self.precision.context():
-                    shapes = shapes_in(self.model, lambda: objective.outputs(self.model, batch), batch.rows)
-        finally:
-            rng.restore(before, self.device)
-        return table_of(self.model, shapes)
-
-    @contextmanager
-    def _calling(self, callbacks: Sequence[Callback]) -> Iterator[None]:
-        """These callbacks are called along a pass over data."""
-        before, self._along = self._along, unwatched
-        if callbacks:
-            self._along = Along(self, all_callbacks(callbacks, False, False, self._team.comm.leader))
-        try:
-            yield
-        finally:
-            self._along = before
-
-    @property
-    def info(self) -> Info | None:
-        """The training that is under way, as callbacks see it, for a `train_step` of one's own; else `None`.
-
-        There `info.batch` batches of this epoch, and `info.step` of all, have been used before this one.
-        """
-        return self._info  # type: ignore[no-any-return]
+    # --- trainings ----------------------------------------------------------------------------------------
 
     @one_thread
     def fit(
@@ -172,62 +365,21 @@ class Trainer(Trainable):
         its report. See `headrace.train.checkpointer`.
         """
         options = {name: value for name, value in locals().items() if name != "self"}
-        for info in self.steps(**options):
-            info.driven = False
+        for _ in make_loop(self, **options).run(each_step=False):
+            pass
         return self.history
 
     @one_thread
-    def steps(
-        self,
-        train: Any,
-        val: Any = None,
-        test: Any = None,
-        *,
-        epochs: int | None = None,
-        steps: int | None = None,
-        samples: int | None = None,
-        minutes: float | None = None,
-        progress: str | bool = False,
-        validate_every: str | Length = "1 epoch",
-        log_every: str | Length = "1 epoch",
-        scan: bool = False,
-        callbacks: Sequence[Callback] = (),
-        logs: bool = True,
-        run: str | Path | None = None,
-        resume: str = "auto",
-        checkpoint_every: str | Length = "1 epoch",
-        keep: int | str = 3,
-        override: bool = False,
-        wait_for_saves: bool = False,
-    ) -> Iterator[Info]:
-        """The loop of `fit`, driven by you: an `Info` after every update and what is due then.
+    def steps(self, train: Any, val: Any = None, test: Any = None, **options: Any) -> Iterator[Info]:
+        """The loop of `fit`, with its options, driven by you: an `Info` after every update and what is due then.
 
         Leaving it early is fine: with a `run`, it goes on from there.
         """
-        check.has_optimizer(self.optimizers, "a training")
-        self._find_workers()
-        check.can_split(self.objectives, None, self._team.sharing)
-        workers = make_coordinator(self._team)
-        kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
-        checkpointer = workers.checkpointer(lambda: make_checkpointer(*kept_as))
-        source = source_on(train, self.device, "train", self.order, self.seed, resumes=True)
-        bounds = limits(epochs, steps, samples, minutes)
-        source = workers.source(source, self._sizes.first, bounds)
-        if not workers.leads:
-            val, test, callbacks, progress = None, None, (), False
-        called = all_callbacks(callbacks, progress, logs and checkpointer.keeps, workers.comm.leader)
-        others = [every for every in (checkpointer.every, interval_of(self.schedule)) if every is not None]
-        plan = Plan.of(source, val, test, self.device, validate_every, log_every, called, others)
-        check.has_an_end(source, bounds, sized=self.batch_size is not None)
-        plan.check(self.objectives, self.eval_objectives, scan, self.target, self.metrics)
-        if plan.scored and self._evaluates_plainly:
-            check.can_score(self.eval_objectives)
-        self.metrics.load()
-        info = Info(self, Counters(), bounds, History(), ("train", *plan.val))
-        return leave_at_exit(Loop(self, plan, info, checkpointer, workers).run(), self._signals)
+        options = {"progress": False, **options}
+        return leave_at_exit(make_loop(self, train, val, test, **options).run(each_step=True), self.signals)
 
     @one_thread
-    def find_lr(self, train: Any, **options: Any) -> "LrFinding":
+    def find_lr(self, train: Any, **options: Any) -> LrFinding:
         """Tries rising learning rates and suggests one; nothing is changed. See `headrace.train.rate.find_lr`."""
         from .rate import find_lr
 
@@ -235,7 +387,7 @@ class Trainer(Trainable):
         return find_lr(self, self.steps, train, **options)
 
     @one_thread
-    def find_batch_size(self, train: Any, **options: Any) -> "BatchFinding":
+    def find_batch_size(self, train: Any, **options: Any) -> BatchFinding:
         """Tries growing batches and suggests a size; nothing is changed. See `headrace.train.size.find_batch_size`."""
         from .size import find_batch_size
 
@@ -244,17 +396,18 @@ class Trainer(Trainable):
 
     def preempt(self) -> None:
         """Asks the training at hand, from any thread or handler, to save and to end with exit status 143."""
-        self._signals.request()
+        self.signals.request()
 
-    def _check_setting(self, name: str, value: Any) -> None:
-        if name == "schedule":
-            check_schedule(value)
-        else:
-            super()._check_setting(name, value)
+    # --- workers ------------------------------------------------------------------------------------------
 
+    def find_workers(self) -> None:
+        """Learns who the other workers are: the trainer may have been made before they were there."""
+        comm = here()
+        if self.team.comm is not comm and not (self.team.comm.count == 1 == comm.count):
+            self.work_with(self._wanted)
 
-def make_coordinator(team: Team) -> Coordinator:
-    """How these workers go through a training: alone, in step, or each at its own pace."""
-    if isinstance(team.strategy, Centered):
-        return AtCenter(team)
-    return InStep(team) if team.in_step else Coordinator(team)
+    def work_with(self, strategy: Strategy | None) -> None:
+        """From now on it works with the others, or alone, as this strategy says."""
+        self._wanted, self.team = strategy, make_team(strategy)
+        self.team.device, self.updates.strategy = self.device, self.team.strategy
+        vars(self)["strategy"] = self.team.strategy

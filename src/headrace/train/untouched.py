@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..adapters.passes import generators_of
 from ..data.reader import rewound
@@ -14,17 +14,19 @@ from ..errors import ConfigError
 from ..loss.by_output import MetricsByOutput
 from ..step.given import source_on
 from ..step.kept import Kept
-from ..step.trainable import Trainable
 from ..store import rng
 from ..watch.info import Info
 from ..workers.here import here
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 Steps = Callable[..., Iterator[Info]]
 """`Trainer.steps` of the trainer that is tried out."""
 
 
 @contextmanager
-def untouched(trainer: Trainable, data: Any) -> Iterator[Source]:
+def untouched(trainer: Trainer, data: Any) -> Iterator[Source]:
     """The train data as a source, for a while that leaves no trace, however it ends.
 
     Put back are weights and buffers, modes and attributes of modules, optimizers with what they remember, gradients,
@@ -48,7 +50,7 @@ def untouched(trainer: Trainable, data: Any) -> Iterator[Source]:
         stack.callback(trainer.precision.load_state_dict, trainer.precision.state_dict())
         stack.callback(trainer.release)  # first of all
         vars(trainer).update(schedule=None, metrics=MetricsByOutput())
-        trainer._step.adapts = False  # memory that runs out is something to be told of
+        trainer.updates.adapts = False  # memory that runs out is something to be told of
         yield source
 
 
@@ -60,14 +62,14 @@ def updates(steps_of: Steps, source: Source, steps: int) -> Iterator[Iterator[In
         yield found
 
 
-def _kept(trainer: Trainable) -> Kept:
+def _kept(trainer: Trainer) -> Kept:
     """What a trainer holds, and what it works on."""
     kept = Kept()
-    step = trainer._step
+    step = trainer.updates
     objectives = [*trainer.objectives.values(), *trainer.eval_objectives.values()]
-    for holder in [trainer, trainer._team, trainer.strategy, step, step.guard, *objectives]:
+    for holder in [trainer, trainer.team, trainer.strategy, step, step.guard, *objectives]:
         kept.keep(vars(holder), deep=False)
-    for root in trainer._modules:
+    for root in trainer.modules:
         for module in root.modules():
             kept.keep(vars(module))
     for optimizer in trainer.optimizers.values():

@@ -46,7 +46,7 @@ class Answers(Callback):
 
     def on_fit_end(self, info: Info) -> None:
         name = next((name for of in ("test", "val") for name in info.scored if name.partition("/")[0] == of), None)
-        ends_soon = info.stopping == "left" or info.trainer._signals.why
+        ends_soon = info.stopping == "left" or info.trainer.signals.why
         if info.run is None or name is None or not info.alone or not info.step or ends_soon:
             return
         try:

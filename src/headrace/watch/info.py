@@ -25,10 +25,8 @@ from .monitor import Expected, check_watched, mode_of, side_of
 
 if TYPE_CHECKING:
     from ..arena.replica import Replica
-    from ..data.batch import Batch
     from ..data.source import Source
     from ..loss.outcome import Outcome
-    from ..step.trainable import Trainable
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Best:
 class Info:
     """One object for the whole training, kept up to date; copy what you want to keep."""
 
-    trainer: Trainable
+    trainer: Any
     counters: Counters
     limits: list[Length]
     history: History
@@ -69,8 +67,6 @@ class Info:
     """Why this worker wants it to end, as long as the others have not been asked."""
     alone: bool = True
     """Whether there is nobody to be asked."""
-    driven: bool = True
-    """Whether the driver of the loop wants every step; if not, many updates may be made between two that it gets."""
     leased: bool = False
     """Whether a center lends out the data: it is known there when they end."""
     rates: list[float] = field(default_factory=list)
@@ -151,21 +147,20 @@ class Info:
     @property
     def skipped(self) -> int:
         """Updates left out so far because a loss or a gradient was not finite (`nonfinite="skip"`)."""
-        return self.trainer.skipped
+        return int(self.trainer.skipped)
 
     @property
     def replica(self) -> Replica:
         """The model as a few long vectors, in place."""
-        return self.trainer._step.replica()
+        return self.trainer.updates.replica()  # type: ignore[no-any-return]
 
     def start(self, batches: int | None, macrobatches: int | None) -> None:
         """The clock starts."""
         self.batches, self.macrobatches = batches, macrobatches
         self._began = time.perf_counter() - 60 * self.counters.minutes
 
-    def count(self, batch: Batch, macrobatch: int) -> None:
-        """An update has been made of this batch."""
-        self.counters.add(batch.samples, batch.ends_epoch)
+    def look_around(self, macrobatch: int) -> None:
+        """Updates have been made, the last one of a batch of this macrobatch: looks at the clock and at limits."""
         self.counters.minutes = (time.perf_counter() - self._began) / 60
         self.macrobatch = macrobatch
         self.look_at_limits()
@@ -269,7 +264,7 @@ class Info:
         trainer, averages = self.trainer, self.evaluated_weights
         before = rng.capture(trainer.device)
         own = [] if averages is None else [tensor.clone() for tensor in self.replica.tensors]
-        with mode(trainer._modules, training=False), torch.no_grad():
+        with mode(trainer.modules, training=False), torch.no_grad():
             try:
                 if averages is not None:
                     self.replica.write(averages)
@@ -297,11 +292,11 @@ class Info:
         return {"epoch": self.epoch, "step": self.step, "samples": self.samples, "rate": self.rate}
 
 
-def expected(trainer: Trainable, families: Iterable[str], hooks: Iterable[Callable[..., Any]]) -> Expected:
+def expected(trainer: Any, families: Iterable[str], hooks: Iterable[Callable[..., Any]]) -> Expected:
     """The numbers that a training will measure; `hooks` are those from which a callback can log others."""
     known = {
-        "train": _terms(trainer.objectives, trainer._updates_plainly, training=True),
-        "val": _terms(trainer.eval_objectives, trainer._evaluates_plainly, training=False),
+        "train": _terms(trainer.objectives, not trainer.has_own_train_step, training=True),
+        "val": _terms(trainer.eval_objectives, not trainer.has_own_evaluate_step, training=False),
     }
     own = any(not str(getattr(hook, "__module__", "")).startswith("headrace.") for hook in hooks)
     terms = {family: known[family.partition("/")[0]] for family in families}

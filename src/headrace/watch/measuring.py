@@ -123,23 +123,23 @@ class GradientNorm(Callback):
         self._norms = {str(key): float(norm) for key, norm in state["norms"].items()}
 
     def on_checkpoint(self, info: Info) -> None:
-        self._norms |= {key: float(norm) for key, norm in info.trainer._step.norms.items()}
+        self._norms |= {key: float(norm) for key, norm in info.trainer.updates.norms.items()}
 
     def on_fit_start(self, info: Info) -> None:
-        info.trainer._step.measures_norm = True
+        info.trainer.updates.measures_norm = True
 
     def on_step_end(self, info: Info) -> None:
         if info.fires(self.every):
-            norms = self._norms | info.trainer._step.norms
+            norms = self._norms | info.trainer.updates.norms
             if not norms:
                 warnings.warn("GradientNorm measures updates of the trainer, and so far there are none.", stacklevel=2)
             info.log({f"gradient_norm/{key}".rstrip("/"): float(norm) for key, norm in norms.items()})
 
     def on_error(self, info: Info, error: BaseException) -> None:
-        info.trainer._step.measures_norm = False
+        info.trainer.updates.measures_norm = False
 
     def on_fit_end(self, info: Info) -> None:
-        info.trainer._step.measures_norm = False
+        info.trainer.updates.measures_norm = False
 
 
 def _momentum(group: dict[str, Any]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..length import Counters
@@ -14,13 +14,12 @@ from .info import Info
 if TYPE_CHECKING:
     from ..data.batch import Batch
     from ..data.feed import Feed
-    from ..step.trainable import Trainable
 
 
 class Along:
     """Calls `on_step_end` after every batch of a pass over data and `on_macrobatch_end` after every macrobatch."""
 
-    def __init__(self, trainer: Trainable, callbacks: Callbacks) -> None:
+    def __init__(self, trainer: Any, callbacks: Callbacks) -> None:
         self._trainer, self._callbacks = trainer, callbacks
 
     def __call__(self, feed: Feed, batches: Iterable[Batch]) -> Iterator[Batch]:

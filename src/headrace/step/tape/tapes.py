@@ -61,12 +61,14 @@ class PassKind:
     """How many comparisons are to be made before the next replay."""
     changes: int = 0
     replays: int = 0
+    seeds: Sequence[Tensor] | None = None
+    """What the backward pass begins with, if all batches of the kind have the same."""
     eager_s: float = math.inf
     replay_s: float = math.inf
 
     def forget(self) -> None:
         """The recording is of no use any more."""
-        self.tape, self.state, self.seen, self.due = None, None, 0, CHECKS
+        self.tape, self.state, self.seeds, self.seen, self.due = None, None, None, 0, CHECKS
 
 
 class Tapes:
@@ -94,19 +96,19 @@ class Tapes:
         self.watched = True
         """Whether anybody may change the model between two passes of `outputs`."""
         self._again: tuple[Tape | None, Any, int] = None, None, 0  # for the next batch of a macrobatch, if it is alike
-        self._possible = wanted is not False
-        if self._possible and device.type != "cpu":
+        self.possible = wanted is not False
+        if self.possible and device.type != "cpu":
             self._refuse(f"the model is on {device}")
-        elif self._possible and arena is not None and not arena.vectors:
+        elif self.possible and arena is not None and not arena.vectors:
             self._refuse("no parameter is stored in a vector, as with arena=False")
-        elif self._possible and any(map(_is_compiled, model.modules())):
+        elif self.possible and any(map(_is_compiled, model.modules())):
             self._refuse("the model is compiled")
         elif wanted == "auto" and sum(p.nbytes for p in model.parameters()) > LARGEST:
             self._refuse("the model is so large that nothing would be saved")
 
     def kind_of(self, part: Batch, first: bool) -> PassKind | None:
         """The passes like that of this microbatch, the `first` of an update or not; `None` if they are torch's."""
-        if not self._possible or (self._arena is not None and not self._arena.proven):
+        if not self.possible or (self._arena is not None and not self._arena.proven):
             return None
         known = None if self._arena is None else self._objective.known(part)
         likeness = (first, part.rows, part.total, part._share, known, *map(_layout, part.fields.items()))
@@ -357,7 +359,7 @@ class Tapes:
     def _refuse(self, why: str, kind: PassKind | None = None) -> None:
         """Passes of a kind, or all, are left to torch."""
         if kind is None:
-            self._possible = False
+            self.possible = False
         else:
             kind.refused, kind.tape, kind.state = True, None, None
         self.note = f"passes are left to torch: {why}"

@@ -1,0 +1,228 @@
+"""How the gradients of an update are found: by torch, from a tape, in microbatches, or together with other workers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ..arena.arena import Arena
+from ..arena.gradients import backward
+from ..data.batch import Batch
+from ..errors import ModelError
+from ..loss.base import Term
+from ..loss.objective import Terms
+from ..loss.outcome import Outcome, detached
+from .guard import Scalar
+from .shared_terms import SharedTerms
+from .tape.recording import Recording
+from .tape.tape import Tape, outputs_of
+from .tape.tapes import PassKind
+
+if TYPE_CHECKING:
+    from .update import Update
+
+Weights = Mapping[str, Scalar]
+Divide = Callable[[Weights], Weights]
+"""From the weights of the terms of one pass, what the terms of the update are divided by."""
+
+
+class Pass(ABC):
+    """Finds the gradients of an update."""
+
+    fills = False
+    """Whether it writes every gradient, so that none has to be zero before."""
+    repeats = False
+    """Whether the next batch of the same macrobatch may use it again, if nobody has touched anything meanwhile."""
+    calls_nobody = False
+    """Whether it calls no code of the user's: the model's, the loss's."""
+    draws = True
+    """Whether it may draw random numbers."""
+
+    def __init__(self, update: Update) -> None:
+        self._update = update
+        self.doubts: Weights = {}
+        """Numbers beside the losses and the gradients that have to be finite."""
+
+    def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
+        """The gradients of a batch, whose terms are added to the outcome; `None` if none of its rows counts."""
+        self._update.arena.begin(self.fills)
+        self.add(batch, outcome)
+        return None if self._update.has_no_weight(outcome) else self._update.arena.collect()
+
+    @abstractmethod
+    def add(
+        self, batch: Batch, outcome: Outcome, divide: Divide | None = None, last: Callable[[], None] | None = None
+    ) -> None:
+        """Adds the terms of a batch to the outcome, and its gradients to the arena's.
+
+        `last` is called before the last forward pass.
+        """
+
+
+class Eager(Pass):
+    """Forward and backward by torch; a pass of a `kind` is looked at, and may be recorded on a tape."""
+
+    def __init__(self, update: Update, kind: PassKind | None = None, first: bool = True) -> None:
+        super().__init__(update)
+        self._kind, self._first = kind, first
+        self.repeats = not update.tapes.possible
+
+    def add(
+        self, batch: Batch, outcome: Outcome, divide: Divide | None = None, last: Callable[[], None] | None = None
+    ) -> None:
+        if last is not None:
+            last()
+        if self._kind is None:
+            self._pass(batch, outcome, divide)
+            return
+        self._update.tapes.learn(
+            self._kind,
+            batch,
+            self._first,
+            lambda batch, tape, counts: self._pass(batch, outcome if counts else Outcome({}), divide, tape),
+            lambda tape, batch: _replayed(self._update, tape, batch, Outcome({}), divide)[0],
+        )
+
+    def _pass(
+        self, part: Batch, outcome: Outcome, divide: Divide | None, recording: Recording | None = None
+    ) -> Mapping[str, Term]:
+        update = self._update
+        with recording or nullcontext():
+            terms = update.forward(part)
+            if recording is not None:
+                recording.end_forward(terms, outputs_of(terms))
+        seeds = update.account(terms, [name for name, t in terms.items() if t.sum.requires_grad], outcome, divide)
+        inputs = update.inputs()
+        if inputs == []:
+            pass  # all of this optimizer's parameters are frozen
+        elif seeds:
+            with recording or nullcontext():
+                if recording is not None:
+                    recording.begin_backward(list(seeds), list(seeds.values()))
+                backward([terms[name].sum for name in seeds], list(seeds.values()), inputs)
+        elif not any(term.sum.requires_grad for term in terms.values()):
+            raise ModelError(
+                f"no loss term ({', '.join(terms)}) depends on a trainable parameter. "
+                "Check requires_grad, and that the loss does not detach the outputs."
+            )
+        if isinstance(terms, Terms):
+            outcome.outputs.append((detached(terms.outputs), part))
+        return terms
+
+
+class Replay(Pass):
+    """Forward and backward from a tape. From its second update on it does nothing beside."""
+
+    repeats = calls_nobody = True
+
+    def __init__(self, update: Update, kind: PassKind, tape: Tape) -> None:
+        super().__init__(update)
+        self._kind, self._tape = kind, tape
+        self.fills, self.draws = tape.fills, tape.random
+        self._gradients: Sequence[Tensor] | None = None  # where all of them are, once that is known
+
+    def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
+        update, seeds = self._update, self._kind.seeds
+        if self._gradients is None:
+            update.arena.begin(self.fills)
+        elif not self.fills:
+            for vector in update.arena.vectors:
+                vector.gradients.zero_()
+        if seeds is None:
+            self.add(batch, outcome)
+        else:
+            self._kind.replays += 1
+            outcome.terms, outputs = self._tape.update(batch, seeds)
+            if self._tape.shows:
+                outcome.outputs.append((outputs, batch))
+        if update.has_no_weight(outcome):
+            return None
+        if self._gradients is None:
+            self._gradients = update.arena.collect()
+        return self._gradients
+
+    def add(
+        self, batch: Batch, outcome: Outcome, divide: Divide | None = None, last: Callable[[], None] | None = None
+    ) -> None:
+        if last is not None:
+            last()
+        self._kind.replays += 1
+        _, seeds = _replayed(self._update, self._tape, batch, outcome, divide)
+        if not seeds and self.fills:
+            self._update.arena.begin()  # the gradients that the tape was to write are zero
+        elif divide is None and not self._tape.weighed and not self._update.scales:
+            self._kind.seeds = seeds
+
+
+def _replayed(
+    update: Update, tape: Tape, batch: Batch, outcome: Outcome, divide: Divide | None
+) -> tuple[Mapping[str, Term], Sequence[Tensor]]:
+    """Forward and backward from a tape: the terms, and what the backward pass began with."""
+    terms = tape.forward(batch)
+    seeds = list(update.account(terms, tape.seeded, outcome, divide).values())
+    if seeds:
+        tape.backward(seeds)
+    if tape.shows:
+        outcome.outputs.append((terms.outputs, batch))
+    return terms, seeds
+
+
+class Split(Pass):
+    """One pass for each microbatch, of at most so many rows. Their gradients add up."""
+
+    def __init__(self, update: Update, rows: int) -> None:
+        super().__init__(update)
+        self._rows = rows
+
+    def add(
+        self, batch: Batch, outcome: Outcome, divide: Divide | None = None, last: Callable[[], None] | None = None
+    ) -> None:
+        parts = batch.split(self._rows)
+        totals = self._update.totals(parts)
+        divisors = totals if divide is None else divide(totals)
+        for part in parts:
+            one = self._update.one_pass(part, first=not outcome.terms)
+            one.add(part, outcome, lambda _: divisors, last if part is parts[-1] else None)
+
+
+class Shared(Pass):
+    """A pass over this worker's part of a batch; sums, weights and gradients become those of the whole batch."""
+
+    def __init__(self, update: Update, own: Pass, terms: SharedTerms) -> None:
+        super().__init__(update)
+        self._own, self._terms = own, terms
+        self.fills = own.fills
+
+    def __call__(self, batch: Batch, outcome: Outcome) -> Sequence[Tensor] | None:
+        update, terms = self._update, self._terms
+        update.arena.begin(self.fills and bool(batch.rows))
+        self.add(batch, outcome)
+        update.strategy.comm.worked(batch.rows)
+        numbers = terms.numbers(outcome, update.guard.buffers(update.buffers))
+
+        def reduce(arena: Arena, reached: Sequence[bool]) -> Sequence[bool]:
+            nonlocal numbers
+            update.stage = "sharing"  # from here on the others count on this pass
+            reached, numbers = update.strategy.reduce(arena, reached, numbers)
+            return reached
+
+        gradients = update.arena.collect(reduce)
+        self.doubts = terms.settle(outcome, numbers)
+        return None if update.has_no_weight(outcome) else gradients
+
+    def add(
+        self, batch: Batch, outcome: Outcome, divide: Divide | None = None, last: Callable[[], None] | None = None
+    ) -> None:
+        self._terms.begin(batch)
+        if not batch.rows:
+            self._terms.divide({})
+            return
+        self._own.add(batch, outcome, self._terms.divide, None if self._update.may_retry else self._listen)
+
+    def _listen(self) -> None:
+        """Gradients may travel as they become ready. A pass that may be made again keeps all to itself."""
+        self._update.strategy.listen(self._update.arena)

@@ -1,0 +1,105 @@
+"""Passes over data that change nothing: scores and predictions of a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..data.feed import Feed
+from ..data.reader import rewound
+from ..data.source import WHOLE, Source
+from ..loss.objective import Supervised, measured_by, scoring
+from ..step import check, evaluate
+from ..step.given import data_sets, source_on
+from ..step.weights import categories_of
+from ..watch.callback import Callback
+from ..watch.passes import Along
+from .plan import all_callbacks
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+def validate(
+    trainer: Trainer, data: Any, name: str, batch_size: int | None, limit: int | None, callbacks: Sequence[Callback]
+) -> dict[str, Any]:
+    """See `Trainer.validate`."""
+    row: dict[str, Any] = {}
+    known = trainer.last.trained_on or trainer.last.streams
+    for each, one_set in data_sets(data, name, known, trainer.target).items():
+        source = _source_of(trainer, one_set, each, batch_size, limit)
+        for objective in trainer.eval_objectives.values():
+            objective.prepare(source.streams, {each: check.columns_of(source)})
+        if trainer.metrics:
+            check.measurable(trainer.eval_objectives, source.streams, trainer.target, trainer.metrics.parts)
+        row |= score(trainer, source, each, batch_size, limit, callbacks)
+    return row
+
+
+def predict(trainer: Trainer, data: Any, batch_size: int | None, callbacks: Sequence[Callback]) -> Any:
+    """See `Trainer.predict`."""
+    source = _source_of(trainer, data, "predict", batch_size)
+    objective = next(iter(trainer.eval_objectives.values()))
+    with _once(trainer, source, batch_size) as feed:
+        batches = _with_callbacks(trainer, callbacks)(feed, feed)
+        tapes = trainer.updates.answers(objective, bool(callbacks))
+        how = batches, trainer.precision, trainer.team.gather, tapes
+        return evaluate.predictions(objective, trainer.model, feed, *how)
+
+
+def score(
+    trainer: Trainer,
+    source: Source,
+    name: str,
+    batch_size: int | None = None,
+    limit: int | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> dict[str, Any]:
+    """Loss and metrics over data; losses are computed a block at a time where that is the same."""
+    objective, team = trainer.eval_objectives[scoring(trainer.eval_objectives)], trainer.team
+    metrics = trainer.metrics.fresh(measured_by(trainer.eval_objectives, trainer.target))
+    shares = all(each.splits for each in trainer.eval_objectives.values())  # otherwise each worker scores all rows
+    metrics = team.fresh(metrics) if shares else metrics
+    joins = not trainer.has_own_evaluate_step and len(trainer.eval_objectives) == 1
+    with _once(trainer, source, batch_size, shares) as feed:
+        limited = evaluate.limited(feed, limit, trainer.signals.check_scoring)
+        batches = _with_callbacks(trainer, callbacks)(feed, limited)
+        outcomes = evaluate.apart(trainer.evaluate_step, batches)
+        if joins and isinstance(objective, Supervised) and objective.joins:
+            read, scored = trainer.updates.guard.read, metrics.targets
+            tapes = trainer.updates.answers(objective, bool(callbacks))
+            outcomes = evaluate.together(objective, trainer.model, batches, trainer.precision, read, scored, tapes)
+        return evaluate.score(outcomes, name, metrics, team.scored if shares else team.scored_by_each)
+
+
+@contextmanager
+def _once(trainer: Trainer, source: Source, batch_size: int | None, shares: bool = True) -> Iterator[Feed]:
+    """The batches of one pass over data in eval mode; this worker's part of them if they are shared."""
+    feed = Feed(
+        source,
+        trainer.device,
+        batch_size=batch_size or trainer.sizes.first,
+        macrobatch=trainer.macrobatch,
+        waiting=trainer.signals.check_scoring,
+        shard=trainer.team.scores if shares else WHOLE,
+        once=True,
+    )
+    with evaluate.mode(trainer.modules, training=False), rewound(source), feed:
+        yield feed
+
+
+def _source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, limit: int | None = None) -> Source:
+    """Data for one pass, checked; `name` is what errors call them."""
+    check.positive("batch_size", batch_size, whole=True)
+    known = categories_of(trainer.model)
+    source = source_on(data, trainer.device, name, categories=known)
+    check.can_be_read(source, name, known, limit)
+    return source
+
+
+def _with_callbacks(trainer: Trainer, callbacks: Sequence[Callback]) -> evaluate.Watch:
+    """Calls callbacks along a pass over data."""
+    if not callbacks:
+        return evaluate.unwatched
+    return Along(trainer, all_callbacks(callbacks, False, False, trainer.team.comm.leader))

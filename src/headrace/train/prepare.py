@@ -1,0 +1,80 @@
+"""Checks what a training is given, and makes its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..length import Counters, Length, limits
+from ..step import check
+from ..step.given import source_on
+from ..step.team import Team
+from ..watch.callback import Callback
+from ..watch.history import History
+from ..watch.info import Info
+from ..workers.centered import Centered
+from .at_center import AtCenter
+from .checkpointer import make_checkpointer
+from .coordinator import Coordinator
+from .in_step import InStep
+from .loop import Loop
+from .plan import Plan, all_callbacks
+from .schedule import interval_of
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+def make_loop(
+    trainer: Trainer,
+    train: Any,
+    val: Any,
+    test: Any,
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    samples: int | None = None,
+    minutes: float | None = None,
+    progress: str | bool,
+    validate_every: str | Length = "1 epoch",
+    log_every: str | Length = "1 epoch",
+    scan: bool = False,
+    callbacks: Sequence[Callback] = (),
+    logs: bool = True,
+    run: str | Path | None = None,
+    resume: str = "auto",
+    checkpoint_every: str | Length = "1 epoch",
+    keep: int | str = 3,
+    override: bool = False,
+    wait_for_saves: bool = False,
+) -> Loop:
+    """A training that has been checked as far as it can be before it begins."""
+    check.has_optimizer(trainer.optimizers, "a training")
+    trainer.find_workers()
+    check.can_split(trainer.objectives, None, trainer.team.sharing)
+    workers = make_coordinator(trainer.team)
+    kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
+    checkpointer = workers.checkpointer(lambda: make_checkpointer(*kept_as))
+    source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
+    bounds = limits(epochs, steps, samples, minutes)
+    source = workers.source(source, trainer.sizes.first, bounds)
+    if not workers.leads:
+        val, test, callbacks, progress = None, None, (), False
+    called = all_callbacks(callbacks, progress, logs and checkpointer.keeps, workers.comm.leader)
+    others = [every for every in (checkpointer.every, interval_of(trainer.schedule)) if every is not None]
+    plan = Plan.of(source, val, test, trainer.device, validate_every, log_every, called, others)
+    check.has_an_end(source, bounds, sized=trainer.batch_size is not None)
+    plan.check(trainer.objectives, trainer.eval_objectives, scan, trainer.target, trainer.metrics)
+    if plan.scored and not trainer.has_own_evaluate_step:
+        check.can_score(trainer.eval_objectives)
+    trainer.metrics.load()
+    info = Info(trainer, Counters(), bounds, History(), ("train", *plan.val))
+    return Loop(trainer, plan, info, checkpointer, workers)
+
+
+def make_coordinator(team: Team) -> Coordinator:
+    """How these workers go through a training: alone, in step, or each at its own pace."""
+    if isinstance(team.strategy, Centered):
+        return AtCenter(team)
+    return InStep(team) if team.in_step else Coordinator(team)

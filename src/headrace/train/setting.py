@@ -1,0 +1,82 @@
+"""Settings of a trainer as attributes, which are checked when they are set, and remembered with a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..length import whole
+from ..loss.by_output import MetricsByOutput
+from ..loss.objective import measured_by
+from ..step import check, config
+from .schedule import check_schedule
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+MADE_WITH = (
+    *("model", "loss", "optimizer", "precision", "strategy", "device", "inputs", "target", "compile", "nonfinite"),
+    *("eval_loss", "arena", "tape", "objectives", "optimizers", "eval_objectives"),
+)
+"""What stays as it was given."""
+
+
+class BetweenTrainings:
+    """A setting of a trainer that may be changed between two trainings."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trainer: Trainer | None, owner: type | None = None) -> Any:
+        return self if trainer is None else vars(trainer)[self.name]
+
+    def __set__(self, trainer: Trainer, value: Any) -> None:
+        if trainer.is_made:
+            self._check(trainer, value)
+            _remember(trainer, self.name, value)
+        if self.name == "metrics" and not isinstance(value, MetricsByOutput):
+            value = MetricsByOutput(value)
+        vars(trainer)[self.name] = value
+        if self.name == "metrics" and trainer.is_made:
+            trainer.updates.measure(value.looks(measured_by(trainer.objectives, trainer.target)))
+
+    def _check(self, trainer: Trainer, value: Any) -> None:
+        if trainer.use.trains:
+            hint = "Say batch_size={0: 32, '5 epochs': 64}." if self.name == "batch_size" else "Set it before fit()."
+            raise ConfigError(f"{self.name} cannot be changed while a training is under way. {hint}")
+        check_setting(self.name, value)
+
+
+class OfUpdates:
+    """A setting of a trainer that holds from the next update on. A training under way keeps it in its state."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, trainer: Trainer | None, owner: type | None = None) -> Any:
+        return self if trainer is None else getattr(trainer.updates.settings, self.name)
+
+    def __set__(self, trainer: Trainer, value: Any) -> None:
+        check_setting(self.name, value)
+        if self.name == "microbatch":
+            check.can_split(trainer.objectives, value)
+            value = whole(value) or value
+        with trainer.use.during(f"setting {self.name}"):
+            trainer.updates.change(**{self.name: value})
+            if not trainer.use.trains:
+                _remember(trainer, self.name, value)
+
+
+def _remember(trainer: Trainer, name: str, value: Any) -> None:
+    """A run that begins from now on is resumed with this value."""
+    if name in trainer.config:
+        trainer.config = trainer.config | {name: config.plain(value)}
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Raises on a setting that nothing could work with."""
+    if name == "schedule":
+        check_schedule(value)
+    else:
+        check.setting(name, value)
