@@ -293,8 +293,8 @@ def test_a_trainer_follows_another_strategy_as_if_it_had_been_made_with_it() -> 
     model = torch.nn.Linear(2, 1)
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1))
     made = hr.Trainer(model, hr.MSE(), trainer.optimizer, strategy=hr.DiLoCo("3 steps"))
-    assert trainer.config != made.config
+    assert trainer.resume_settings != made.resume_settings
     set_strategy(trainer, hr.DiLoCo("3 steps"))
-    assert trainer.config == made.config
+    assert trainer.resume_settings == made.resume_settings
     with pytest.raises(ConfigError, match="takes a Strategy"):
         set_strategy(trainer, "diloco")  # type: ignore[arg-type]

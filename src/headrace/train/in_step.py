@@ -69,10 +69,10 @@ class InStep(Coordinator):
         return SharedCheckpointer(make, self.comm)
 
     def compare(self, trainer: Trainer, facts: Mapping[str, Any]) -> None:
-        tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer.modules) for n, t in tensors_of(m).items()]
+        tensors = [(f"{k or ''}{n}", t) for k, m in enumerate(trainer.all_modules) for n, t in tensors_of(m).items()]
         every = self.comm.gather({**facts, "model": {n: f"{str(t.dtype)[6:]}{list(t.shape)}" for n, t in tensors}})
         by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
-        self.team.begin(trainer.modules)
+        self.team.begin(trainer.all_modules)
 
     def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
         for batch in feed if self._certain else as_long_as_any(feed, self.comm):

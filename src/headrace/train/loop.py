@@ -25,6 +25,7 @@ from ..workers.strategy import Single
 from .checkpointer import Checkpointer
 from .coordinator import Coordinator
 from .duties import AFTER_THE_REPORT, Duties, warn_if_nothing_was_learnt
+from .own_step import update
 from .plan import Plan, rows_of
 from .same_data import contents
 from .train_state import Handed, TrainState, readable
@@ -102,14 +103,14 @@ class Loop:
         info.run = info.history.run = self._checkpointer.path
         self._signals.alone = info.alone = self._workers.alone
         info.leased = self._workers.leased
-        trainer.last.info = info
+        trainer.last_training.info = info
         if self._checkpointer.keeps and trainer.has_own_train_step:
-            trainer.last.unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer.modules)
+            trainer.last_training.unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer.all_modules)
         self._guard.forget()
         with (
             self._signals.listening(self._checkpointer.keeps),
             self._checkpointer,
-            evaluate.mode(trainer.modules, training=True),
+            evaluate.mode(trainer.all_modules, training=True),
             deterministic_mode(trainer.deterministic),
         ):
             try:
@@ -123,14 +124,14 @@ class Loop:
             finally:
                 with ExitStack() as stack:  # each of them, even if one fails
                     stack.callback(self._at.note_rates)
-                    stack.callback(vars(trainer.last).update, info=None, unsaved=None)
+                    stack.callback(vars(trainer.last_training).update, info=None, unsaved=None)
                     stack.callback(trainer.release)
                     stack.callback(self._at.frozen.restore, {})
                     stack.callback(self._workers.leave)
 
     def _settings(self) -> config.Config:
         """What a run is resumed with."""
-        return self._trainer.config | self._plan.config
+        return self._trainer.resume_settings | self._plan.config
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""
@@ -154,7 +155,7 @@ class Loop:
         return Feed(
             self._plan.train,
             trainer.device,
-            batch_size=trainer.sizes.times(team.times),
+            batch_size=trainer.batch_sizes.times(team.times),
             macrobatch=trainer.macrobatch,
             waiting=self._signals.check,
             counters=lambda: info.counters,
@@ -200,7 +201,7 @@ class Loop:
             self._at.warn_of_gaps(new=state is None)
         info.start(feed.batches, feed.macrobatches)
         self._checkpointer.begin(info, trainer.updates.nbytes)
-        last = trainer.last
+        last = trainer.last_training
         last.history, last.streams, last.trained_on = info.history, None, train.streams
         remember_categories(trainer.model, self._at.categories)
         self._duties.call("on_fit_start", info)
@@ -214,7 +215,7 @@ class Loop:
         The settings only as long as no state has been loaded, which has changed the rest of the optimizers too.
         """
         trainer = self._trainer
-        last = trainer.last
+        last = trainer.last_training
         before, categories = (last.history, last.streams), categories_of(trainer.model)
         groups = [(group, dict(group), float(group["lr"])) for group in groups_of(trainer.optimizers.values())]
         try:
@@ -295,7 +296,7 @@ class Loop:
         at.rates.before(self._workers.progress(info))
         if trainer.has_own_train_step:
             self._each_update = True
-            outcome = trainer.update(batch)
+            outcome = update(trainer, batch)
         else:
             outcome = trainer.updates.make(batch)
         info.counters.add(batch.samples, batch.ends_epoch)
@@ -321,8 +322,8 @@ class Loop:
         """After an update: limits, workers, callbacks, and what is due."""
         info, at = self._info, self._at
         self._trainer.updates.touched()
-        if self._trainer.last.unsaved is not None:
-            self._trainer.last.unsaved.warn(self._checkpointer.log)
+        if self._trainer.last_training.unsaved is not None:
+            self._trainer.last_training.unsaved.warn(self._checkpointer.log)
         info.look_around(feed.macrobatch)
         self._duties.common = False
         if feed.finished and batch.ends_epoch and at.initial is not None:

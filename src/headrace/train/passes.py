@@ -26,7 +26,7 @@ def validate(
 ) -> dict[str, Any]:
     """See `Trainer.validate`."""
     row: dict[str, Any] = {}
-    known = trainer.last.trained_on or trainer.last.streams
+    known = trainer.last_training.trained_on or trainer.last_training.streams
     for each, one_set in data_sets(data, name, known, trainer.target).items():
         source = _source_of(trainer, one_set, each, batch_size, limit)
         for objective in trainer.eval_objectives.values():
@@ -79,13 +79,13 @@ def _once(trainer: Trainer, source: Source, batch_size: int | None, shares: bool
     feed = Feed(
         source,
         trainer.device,
-        batch_size=batch_size or trainer.sizes.first,
+        batch_size=batch_size or trainer.batch_sizes.first,
         macrobatch=trainer.macrobatch,
         waiting=trainer.signals.check_scoring,
         shard=trainer.team.scores if shares else WHOLE,
         once=True,
     )
-    with evaluate.mode(trainer.modules, training=False), rewound(source), feed:
+    with evaluate.mode(trainer.all_modules, training=False), rewound(source), feed:
         yield feed
 
 

@@ -58,7 +58,7 @@ def make_loop(
     checkpointer = workers.checkpointer(lambda: make_checkpointer(*kept_as))
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
     bounds = limits(epochs, steps, samples, minutes)
-    source = workers.source(source, trainer.sizes.first, bounds)
+    source = workers.source(source, trainer.batch_sizes.first, bounds)
     if not workers.leads:
         val, test, callbacks, progress = None, None, (), False
     called = all_callbacks(callbacks, progress, logs and checkpointer.keeps, workers.comm.leader)

@@ -70,8 +70,8 @@ class OfUpdates:
 
 def _remember(trainer: Trainer, name: str, value: Any) -> None:
     """A run that begins from now on is resumed with this value."""
-    if name in trainer.config:
-        trainer.config = trainer.config | {name: config.plain(value)}
+    if name in trainer.resume_settings:
+        trainer.resume_settings = trainer.resume_settings | {name: config.plain(value)}
 
 
 def check_setting(name: str, value: Any) -> None:

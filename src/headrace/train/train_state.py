@@ -62,7 +62,7 @@ class TrainState:
         self.metrics = trainer.team.fresh(trainer.metrics.fresh(measured_by(trainer.objectives, trainer.target)))
         self.sums = info.sums
         self.rates: Rates = make_rates(None, [], [], None)
-        self.frozen = Frozen(trainer.modules)
+        self.frozen = Frozen(trainer.all_modules)
         self.shares: list[float] = []
         """The rates of the optimizers' groups, divided by the first one's, when it was last more than 0."""
         self.done: set[str] = set()
@@ -88,7 +88,7 @@ class TrainState:
         saved = self.model.state_dict()
         beside = ((name, buffer) for name, buffer in self.model.named_buffers() if name not in saved)
         transient = {plain_name(name): buffer for name, buffer in beside}
-        others = [module.state_dict() for module in trainer.modules[1:]]
+        others = [module.state_dict() for module in trainer.all_modules[1:]]
         tensors = {name: value for name, value in saved.items() if isinstance(value, Tensor)}
         return State(
             model={name: agreed.get(plain_name(name), value) for name, value in tensors.items()},
@@ -103,7 +103,7 @@ class TrainState:
             callbacks=self._plan.callbacks.state_dict(),
             best=None if info.best is None else asdict(info.best),
             marks={name: asdict(mark) for name, mark in info.marks.items()},
-            config=trainer.config | self._plan.config,
+            config=trainer.resume_settings | self._plan.config,
             categories=self.categories,
             nulls=dict(nulls_of(self.categories)) or None,
             data=_description_of(self._plan.train, trainer),
@@ -133,15 +133,15 @@ class TrainState:
         trainer = self._trainer
         optimizers = [*trainer.optimizers.values()]
         if trainer.schedule is not None and not isinstance(trainer.schedule, Mapping):  # which gives rates, not factors
-            begin_anew(optimizers, trainer.last.rates)
+            begin_anew(optimizers, trainer.last_training.rates)
         self.rates = make_rates(trainer.schedule, optimizers, self.info.limits, batches, rows)
 
     def note_rates(self) -> None:
         """Remembers the rates at the end: the next training sees by them whether others have been set."""
         trainer = self._trainer
-        begun = trainer.last.history is self.info.history  # nothing has refused it
+        begun = trainer.last_training.history is self.info.history  # nothing has refused it
         if begun and trainer.schedule is not None:
-            trainer.last.rates = [float(group["lr"]) for group in groups_of(trainer.optimizers.values())]
+            trainer.last_training.rates = [float(group["lr"]) for group in groups_of(trainer.optimizers.values())]
 
     def pace(self) -> dict[str, Any]:
         """How far the training has come, and its rates: plain values."""
@@ -193,7 +193,7 @@ class TrainState:
     @property
     def modules(self) -> list[nn.Module]:
         """The model, and objectives that are modules too."""
-        return self._trainer.modules
+        return self._trainer.all_modules
 
     def updates(self) -> dict[str, Any]:
         """What the next update depends on beside the weights."""
@@ -241,7 +241,7 @@ class TrainState:
 
     def check(self, state: State) -> None:
         """Raises unless a state, whose weights and settings fit, fits altogether; nothing but the source is changed."""
-        others, held = self._trainer.modules[1:], state.modules["others"]
+        others, held = self._trainer.all_modules[1:], state.modules["others"]
         if len(others) != len(held):
             raise CheckpointError(f"{len(held)} objectives were modules, now {len(others)} are.")
         for module, saved in zip(others, held, strict=True):
@@ -291,7 +291,7 @@ class TrainState:
         load_model(self.model, {**state.model, **state.extra})
         self._put_transient(state.modules["transient"])
         self.frozen.restore(state.frozen, state.flags)
-        for module, saved in zip(trainer.modules[1:], state.modules["others"], strict=True):
+        for module, saved in zip(trainer.all_modules[1:], state.modules["others"], strict=True):
             module.load_state_dict(saved)
         anew = bool({"optimizer", "schedule"} & changed)  # rates begin with what is set now, not where others have led
         live = state.step["settings"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +19,7 @@ from ..length import Length, whole
 from ..loss.by_output import MetricsByOutput, Wanted
 from ..loss.call import Inputs
 from ..loss.objective import measured_by, module_of
-from ..loss.outcome import Outcome, as_outcome
+from ..loss.outcome import Outcome
 from ..step import check, config, evaluate
 from ..step.given import (
     OptimizerLike,
@@ -48,6 +47,7 @@ from ..workers.here import here
 from ..workers.strategy import Strategy
 from . import passes
 from .last import LastTraining
+from .own_step import update
 from .prepare import make_loop
 from .setting import MADE_WITH, BetweenTrainings, OfUpdates, check_setting
 
@@ -129,13 +129,13 @@ class Trainer:
         self.model, self.team.device = model.to(self.device), self.device
         self.objectives, self.optimizers = by_key(loss, optimizer, model, own=self.has_own_train_step)
         self.eval_objectives = scorers(self.objectives, eval_loss)
-        self.modules = [model]
+        self.all_modules = [model]
         """Everything that has a train and an eval mode."""
         for objective in [*self.objectives.values(), *self.eval_objectives.values()]:
             objective.bind(inputs, target)
             module = module_of(objective)
-            if module is not None and module not in self.modules:
-                self.modules.append(module.to(self.device))
+            if module is not None and module not in self.all_modules:
+                self.all_modules.append(module.to(self.device))
         check_optimizers(model, self.optimizers, self.objectives)
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
@@ -147,9 +147,10 @@ class Trainer:
         every, getters = pauses(optimizer), self.metrics.looks(measured_by(self.objectives, target))
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, getters, every
         self.updates = Updates(*parts)
-        self.last = LastTraining()
+        self.last_training = LastTraining()
         self.signals, self.use = Signals(), Use()
-        self.config = config.of_settings(arguments) | {"optimizer": config.of_optimizers(self.optimizers, every)}
+        own = {"optimizer": config.of_optimizers(self.optimizers, every)}
+        self.resume_settings = config.of_settings(arguments) | own
         """The settings that a run is resumed with, as plain values."""
         if compile:
             compile_in_place(model)
@@ -173,9 +174,9 @@ class Trainer:
     @property
     def history(self) -> History:
         """What the last training has reported."""
-        if self.last.history is None:
-            self.last.history = History()
-        return self.last.history
+        if self.last_training.history is None:
+            self.last_training.history = History()
+        return self.last_training.history
 
     @property
     def info(self) -> Info | None:
@@ -183,7 +184,7 @@ class Trainer:
 
         There `info.batch` batches of this epoch, and `info.step` of all, have been used before this one.
         """
-        return self.last.info
+        return self.last_training.info
 
     @property
     def skipped(self) -> int:
@@ -216,7 +217,7 @@ class Trainer:
         return type(self).evaluate_step is not Trainer.evaluate_step
 
     @property
-    def sizes(self) -> Sizes:
+    def batch_sizes(self) -> Sizes:
         """How large the batches of a training are."""
         return Sizes(self.batch_size or DEFAULT_BATCH)
 
@@ -234,23 +235,23 @@ class Trainer:
         check.can_split(self.objectives, None, self.team.sharing)
         self.team.comm.at(self.updates.count, "training")
         batch = batch_for(self.model, batch)
-        if exact and batch.rows != self.sizes.first:
+        if exact and batch.rows != self.batch_sizes.first:
             raise DataError(
-                f"step(exact=True) takes exactly batch_size={self.sizes.first} samples, got {batch.rows}. Give it as "
-                "many; how many of them pass the model at once is microbatch=."
+                f"step(exact=True) takes exactly batch_size={self.batch_sizes.first} samples, got {batch.rows}. Give it "
+                "as many; how many of them pass the model at once is microbatch=."
             )
         batch = self.team.share(batch.to(self.device), self.model)
         try:
-            if (streams := batch.streams) != self.last.streams:
+            if (streams := batch.streams) != self.last_training.streams:
                 for objective in self.objectives.values():
                     objective.prepare(streams, {})
-                self.last.streams = streams
-            plain = not self.has_own_train_step and all(each.training for each in self.modules)  # and stays so
+                self.last_training.streams = streams
+            plain = not self.has_own_train_step and all(each.training for each in self.all_modules)  # and stays so
             with (
-                nullcontext() if plain else evaluate.mode(self.modules, training=True),
+                nullcontext() if plain else evaluate.mode(self.all_modules, training=True),
                 deterministic_mode(self.deterministic),
             ):
-                outcome = self.update(batch)
+                outcome = update(self, batch)
                 self.updates.guard.settle()
         except BaseException as error:
             self.team.tear(error)
@@ -274,20 +275,6 @@ class Trainer:
         check.is_batch(batch, "evaluate_step")
         read, scored = self.updates.guard.read, bool(self.metrics)
         return evaluate.measure(self.eval_objectives, self.model, batch, self.precision, read, scored)
-
-    def update(self, batch: Batch) -> Outcome:
-        """One update by `train_step`. What an override has done is looked at."""
-        updates, made = self.updates, self.updates.count
-        if not self.has_own_train_step:
-            return self.train_step(batch)
-        updates.expect()
-        with nullcontext() if self.last.unsaved is None else self.last.unsaved.watching():
-            outcome = as_outcome(self.train_step(batch), "train_step", batch)
-        if updates.count == made:
-            check.own_update(self.config | asdict(updates.settings), self.strategy.shares_updates)
-            updates.count += 1
-        updates.watch(outcome)
-        return outcome
 
     @one_thread
     def release(self) -> None:

@@ -69,7 +69,7 @@ def _kept(trainer: Trainer) -> Kept:
     objectives = [*trainer.objectives.values(), *trainer.eval_objectives.values()]
     for holder in [trainer, trainer.team, trainer.strategy, step, step.guard, *objectives]:
         kept.keep(vars(holder), deep=False)
-    for root in trainer.modules:
+    for root in trainer.all_modules:
         for module in root.modules():
             kept.keep(vars(module))
     for optimizer in trainer.optimizers.values():

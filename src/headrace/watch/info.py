@@ -264,7 +264,7 @@ class Info:
         trainer, averages = self.trainer, self.evaluated_weights
         before = rng.capture(trainer.device)
         own = [] if averages is None else [tensor.clone() for tensor in self.replica.tensors]
-        with mode(trainer.modules, training=False), torch.no_grad():
+        with mode(trainer.all_modules, training=False), torch.no_grad():
             try:
                 if averages is not None:
                     self.replica.write(averages)

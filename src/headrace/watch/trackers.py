@@ -147,7 +147,7 @@ def require(kind: str, module: str) -> None:
 def settings(info: Info) -> dict[str, Any]:
     """The settings of a training, each by a name with dots."""
     limits = {limit.unit: limit.count for limit in info.limits}
-    return flattened({**info.trainer.config, "limits": limits})
+    return flattened({**info.trainer.resume_settings, "limits": limits})
 
 
 def flattened(value: Mapping[str, Any], within: str = "") -> dict[str, Any]:

@@ -177,7 +177,7 @@ class Trainer(Handler):
         objective, batch = self._objective, Batch(leaves, rows)
         if self._alone:
             batch.whole = whole
-            learn = self._native.update if whole is None else self._native.updates.make
+            learn = self._native.train_step if whole is None else self._native.updates.make
             terms = learn(batch).terms
             errors = [terms[name].sum for name in objective.shown]
         else:

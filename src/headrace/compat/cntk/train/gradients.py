@@ -72,7 +72,7 @@ class Gradients:
                 self._layouts, self._alike = layouts, dict(fields)
             batch.whole = self._alike
         try:
-            terms = (self._native.updates.make if untouched else self._native.update)(batch).terms
+            terms = (self._native.updates.make if untouched else self._native.train_step)(batch).terms
         except NonFiniteError:
             return None  # it goes on, as it did
         metric = terms["metric"].sum if self._scored else 0.0
