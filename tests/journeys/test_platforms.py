@@ -47,7 +47,7 @@ IMPORTS = """
 import importlib, pkgutil, headrace
 from headrace.store import system
 from headrace.store.run import processor
-from headrace.train.size import _kilobytes
+from headrace.train.find import _kilobytes
 
 for module in pkgutil.walk_packages(headrace.__path__, "headrace."):
     if not module.name.endswith("__main__"):

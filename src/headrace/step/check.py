@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def positive(name: str, value: Any, whole: bool = False) -> None:
     """Raises unless an optional number is greater than zero."""
     if value is None or (whole and whole_number(value) is not None):
         return
-    if whole or isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if whole or isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
         raise ConfigError(
             f"{name}= is {'a whole number' if whole else 'a number'} greater than 0, got {value!r}.", argument=name
         )

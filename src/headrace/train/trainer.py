@@ -52,8 +52,7 @@ from .prepare import make_loop
 from .setting import MADE_WITH, BetweenTrainings, OfUpdates, check_setting
 
 if TYPE_CHECKING:
-    from .rate import LrFinding
-    from .size import BatchFinding
+    from .find import BatchFinding, LrFinding
 
 DEFAULT_BATCH = 128
 
@@ -121,7 +120,8 @@ class Trainer:
         arena: bool = True,
         tape: bool | Literal["auto"] = "auto",
     ) -> None:
-        arguments = locals().copy()
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.made_with = arguments
         for name, value in arguments.items():
             check_setting(name, value)
         self._wanted, self.team = strategy, make_team(strategy)
@@ -237,8 +237,8 @@ class Trainer:
         batch = batch_for(self.model, batch)
         if exact and batch.rows != self.batch_sizes.first:
             raise DataError(
-                f"step(exact=True) takes exactly batch_size={self.batch_sizes.first} samples, got {batch.rows}. Give it "
-                "as many; how many of them pass the model at once is microbatch=."
+                f"step(exact=True) takes batch_size={self.batch_sizes.first} samples, got {batch.rows}. Give it as "
+                "many; how many of them pass the model at once is microbatch=."
             )
         batch = self.team.share(batch.to(self.device), self.model)
         try:
@@ -367,19 +367,19 @@ class Trainer:
 
     @one_thread
     def find_lr(self, train: Any, **options: Any) -> LrFinding:
-        """Tries rising learning rates and suggests one; nothing is changed. See `headrace.train.rate.find_lr`."""
-        from .rate import find_lr
+        """Tries rising learning rates on a copy and suggests one. See `headrace.train.find.find_lr`."""
+        from .find import find_lr
 
         check.has_optimizer(self.optimizers, "find_lr()")
-        return find_lr(self, self.steps, train, **options)
+        return find_lr(self, Trainer, train, **options)
 
     @one_thread
     def find_batch_size(self, train: Any, **options: Any) -> BatchFinding:
-        """Tries growing batches and suggests a size; nothing is changed. See `headrace.train.size.find_batch_size`."""
-        from .size import find_batch_size
+        """Tries growing batches on a copy and suggests a size. See `headrace.train.find.find_batch_size`."""
+        from .find import find_batch_size
 
         check.has_optimizer(self.optimizers, "find_batch_size()")
-        return find_batch_size(self, self.steps, train, **options)
+        return find_batch_size(self, Trainer, train, **options)
 
     def preempt(self) -> None:
         """Asks the training at hand, from any thread or handler, to save and to end with exit status 143."""
