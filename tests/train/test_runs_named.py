@@ -86,6 +86,14 @@ def test_a_run_with_a_slash_at_the_end_is_that_run(tmp_path: Path) -> None:
     assert (on.run, on.last["step"]) == (tmp_path / "one", 6)
 
 
+def test_a_path_loses_its_slash_and_is_refused_where_there_are_numbered_runs(runs: str) -> None:
+    fit(runs)
+    with pytest.raises(hr.ConfigError, match=r"is a directory of runs.*pass the string '.*/runs/': a Path loses"):
+        fit(Path(runs))
+    assert os.listdir(runs) == ["001"]
+    assert name(fit(Path(runs, "001"), epochs=2)) == "001"
+
+
 def test_what_is_no_numbered_run_is_left_alone(runs: str) -> None:
     fit(f"{runs}mine")
     Path(runs, "007").mkdir()

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import CheckpointError, RunError
+from ..errors import CheckpointError, ConfigError, RunError
 from ..step import config
 from ..step.weights import check_model
 from ..store import codec, disk
@@ -37,8 +37,16 @@ class Runs:
 
     @staticmethod
     def are_at(run: str | Path) -> bool:
-        """Whether `run=` names a directory of runs: it ends with a slash, and is not a run itself."""
-        return isinstance(run, str) and run.endswith(_SEPARATORS) and not Path(run, RUN).exists()
+        """Whether `run=` names a directory of runs: it is a string that ends with a slash, and is not a run itself."""
+        if Path(run, RUN).exists():
+            return False
+        if isinstance(run, Path) and any(_NUMBER.fullmatch(part.parent.name) for part in run.glob(f"*/{RUN}")):
+            raise ConfigError(
+                f"run={run!r} is a directory of runs. To number the next one there pass the string '{run}/': a Path loses "
+                "the slash at its end.",
+                argument="run",
+            )
+        return isinstance(run, str) and run.endswith(_SEPARATORS)
 
     def choose(self, model: nn.Module, settings: config.Config, resume: str, override: bool) -> tuple[Path, str]:
         """The run to train in, and a sentence for its log where it is a new one."""
