@@ -25,7 +25,7 @@ def main() -> tuple[list[float], dict[str, float]]:
         batch_size=50,
         order="none",
         clip_norm=1.0,
-        schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5),
+        schedule=hr.Schedule(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)),
         metrics=["accuracy", "f1"],
         device="cpu",
     )

@@ -80,7 +80,7 @@ def test_parts_are_trained_with_the_options_of_a_fit_that_concern_them() -> None
 
 
 def test_a_scheduler_goes_on_from_part_to_part() -> None:
-    halves = {"schedule": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+    halves = {"schedule": hr.Schedule(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))}
     found = classifier(trainer_options=halves)
     rates = [found.partial_fit(X, Y, classes=[0, 1]).history_.last["rate"] for _ in range(3)]
     assert rates == [0.01, 0.005, 0.0025]

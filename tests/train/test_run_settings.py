@@ -112,9 +112,17 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"schedule": hr.WarmupLinear(0.1)},
         "schedule.kind: 'WarmupCosine' in the run, 'WarmupLinear' now",
     ),
-    "a scheduler": ({}, {"schedule": step_rates}, "schedule: None in the run"),
-    "no scheduler": ({"schedule": step_rates}, {"schedule": None}, "schedule: .*step_rates' in the run, None now"),
-    "another scheduler": ({"schedule": step_rates}, {"schedule": cosine_rates}, "schedule: .*step_rates.*cosine_rates"),
+    "a scheduler": ({}, {"schedule": hr.Schedule(step_rates)}, "schedule: None in the run"),
+    "no scheduler": (
+        {"schedule": hr.Schedule(step_rates)},
+        {"schedule": None},
+        "schedule: .*step_rates' in the run, None now",
+    ),
+    "another scheduler": (
+        {"schedule": hr.Schedule(step_rates)},
+        {"schedule": hr.Schedule(cosine_rates)},
+        "schedule.*step_rates.*cosine_rates",
+    ),
     "how often": (
         {"schedule": hr.Schedule(step_rates)},
         {"schedule": hr.Schedule(step_rates, every="2 steps")},
@@ -233,7 +241,9 @@ def test_a_limit_that_has_been_passed_ends_the_training_where_it_stands(tmp_path
 # --- what an override does ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", [None, step_rates, lambda o, n: lr_scheduler.LambdaLR(o, lambda k: 0.5**k)])
+@pytest.mark.parametrize(
+    "schedule", [None, hr.Schedule(step_rates), hr.Schedule(lambda o: lr_scheduler.LambdaLR(o, lambda k: 0.5**k))]
+)
 def test_a_new_rate_is_the_rate_from_then_on(schedule: Any, tmp_path: Path) -> None:
     steps(make(schedule=schedule), tmp_path / "run", 3)
     trainer = make(schedule=schedule, optimizer=adam(lr=0.8))

@@ -1,15 +1,16 @@
-"""Learning rates that move: functions of progress, and torch's own schedulers."""
+"""Learning rates that move: by the progress, by lengths, and by torch's own schedulers."""
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -21,9 +22,15 @@ from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of
 from .epoch_share import EpochShare
-from .maker import Maker, check_maker, is_factor, scheduler_of
 
 Factor = Callable[[float], float]
+Maker = Callable[[Optimizer, int | None], LRScheduler] | Callable[[Optimizer], LRScheduler]
+
+_TAKES = (
+    "schedule= takes a function of the progress (0 at the first update, 1 at the end) that gives a factor, rates by "
+    "lengths, as in {0: 1e-2, '5 epochs': 1e-3}, or hr.Schedule(make), where make(optimizer) or make(optimizer, "
+    "total_steps) returns a torch scheduler"
+)
 
 
 @dataclass(frozen=True)
@@ -40,24 +47,24 @@ class _Warmup(ABC):
         if progress < self.warmup:
             return progress / self.warmup
         after = (progress - self.warmup) / max(1e-12, 1 - self.warmup)
-        return self.floor + (1 - self.floor) * self._left(min(1.0, after))
+        return self.floor + (1 - self.floor) * self._remaining(min(1.0, after))
 
     @abstractmethod
-    def _left(self, after: float) -> float:
-        """What is left of the rate when so much of the way down is done."""
+    def _remaining(self, after: float) -> float:
+        """The share of the rate after this share of the way down."""
 
 
 class WarmupCosine(_Warmup):
     """Up in a straight line for a share `warmup` of the training, then down half a cosine to `floor`."""
 
-    def _left(self, after: float) -> float:
+    def _remaining(self, after: float) -> float:
         return 0.5 * (1 + math.cos(math.pi * after))
 
 
 class WarmupLinear(_Warmup):
     """Up in a straight line for a share `warmup` of the training, then down in one to `floor`."""
 
-    def _left(self, after: float) -> float:
+    def _remaining(self, after: float) -> float:
         return 1 - after
 
 
@@ -86,67 +93,68 @@ class OneCycle:
 class Schedule:
     """A torch scheduler and when it steps.
 
-    `make`: a function of (optimizer, total_steps), or of the optimizer alone, that returns a scheduler; `every`: after
-    which interval it steps; `monitor`: what `ReduceLROnPlateau` is given, which waits until it is measured: its
-    patience counts measurements.
+    `make`: a function of the optimizer, or of (optimizer, total_steps), that returns a scheduler: it is called with as
+    many arguments as it requires. `every`: after which interval the scheduler steps; `monitor`: what
+    `ReduceLROnPlateau` is given, which waits until it is measured: its patience counts measurements.
     """
 
     def __init__(self, make: Maker, *, every: str | Length = "1 epoch", monitor: str = "val/loss") -> None:
         if not callable(make):
             raise ConfigError(f"a Schedule takes a function of (optimizer, total_steps), got a {type(make).__name__}.")
-        check_maker(make)
+        if (kind := _class_of(make)) and _required(make) > 1:
+            raise ConfigError(
+                f"{kind.__name__} needs more than the optimizer. Give it to a function of the optimizer: "
+                f"hr.Schedule(lambda optimizer: {kind.__name__}(optimizer, ...))."
+            )
         self.make, self.every, self.monitor = make, interval(every, "every"), monitor
 
+    def scheduler(self, optimizer: Optimizer, total: int | None) -> LRScheduler:
+        """The scheduler of an optimizer in a training of so many steps."""
+        try:
+            make: Any = self.make
+            made = make(optimizer) if _required(make) < 2 else make(optimizer, total)
+        except Exception as error:
+            told = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            raise ConfigError(f"schedule= made no scheduler for {total} steps: {told}. {_TAKES}.") from error
+        if not isinstance(made, LRScheduler):
+            raise ConfigError(f"schedule= made a {type(made).__name__}. {_TAKES}.")
+        return made
 
-class Rates(Protocol):
-    """What moves the rates of a training."""
 
-    asks: bool
-    """Whether `before` calls a function of the user's."""
+def _required(function: Any) -> int:
+    """How many arguments a function requires by position; two where Python cannot tell."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 2
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)
 
-    def check(self, expected: Expected) -> None:
-        """Raises on rates that follow a number which will not be measured."""
 
-    def before(self, counters: Counters) -> None:
-        """The rates of the next update."""
-
-    def after(self, counters: Counters, history: History) -> None:
-        """An update has been made, and what it was time for has been measured."""
-
-    def state_dict(self) -> list[Any]: ...
-    def load_state_dict(self, state: list[Any]) -> None: ...
-    def rebase(self) -> None:
-        """The optimizers' rates are those that were set, and not where they stood when the training was saved."""
+def _class_of(function: Any) -> type[LRScheduler] | None:
+    """The class of torch's schedulers that this is, or of which it is a `partial`."""
+    kind = getattr(function, "func", function)
+    return kind if isinstance(kind, type) and issubclass(kind, LRScheduler) else None
 
 
 def check_schedule(schedule: Any) -> None:
     """Raises unless it is something that `schedule=` takes."""
-    if schedule is None or isinstance(schedule, Schedule):
-        return
     if isinstance(schedule, Mapping):
         _points_of(schedule)
         return
-    if isinstance(schedule, LRScheduler):
-        kind = type(schedule).__name__
+    kind = type(schedule) if isinstance(schedule, LRScheduler) else _class_of(schedule)
+    if kind is not None:
         raise ConfigError(
-            f"schedule= takes what makes a torch scheduler, since every training begins with a new one; got a {kind} "
-            f"that is made. Pass schedule=lambda optimizer: {kind}(optimizer, ...), which then steps after each epoch; "
-            f"for other intervals wrap that: hr.Schedule(lambda optimizer: ..., every='1 step')."
+            f"schedule= takes no {kind.__name__} itself, since every training begins with a new one. Pass "
+            f"hr.Schedule(lambda optimizer: {kind.__name__}(optimizer, ...)), which steps after each epoch, or with "
+            "every='1 step' after each update."
         )
-    if not callable(schedule):
-        raise ConfigError(
-            "schedule= takes a function of the progress (0 to 1), rates by lengths, as in {0: 1e-2, '5 epochs': 1e-3}, "
-            "a function of (optimizer, total_steps) that makes a torch scheduler, or a Schedule; got a "
-            f"{type(schedule).__name__}."
-        )
-    check_maker(schedule)
+    if schedule is not None and not isinstance(schedule, Schedule) and not callable(schedule):
+        raise ConfigError(f"{_TAKES}; got a {type(schedule).__name__}.")
 
 
 def interval_of(schedule: Any) -> Length | None:
     """How often a torch scheduler steps; `None` where there is none."""
-    if schedule is None or isinstance(schedule, Schedule | Mapping):
-        return schedule.every if isinstance(schedule, Schedule) else None
-    return None if is_factor(schedule) else Schedule(schedule).every
+    return schedule.every if isinstance(schedule, Schedule) else None
 
 
 def make_rates(
@@ -155,18 +163,18 @@ def make_rates(
     limits: Sequence[Length],
     batches: int | None,
     rows: int | None = None,
-) -> Rates:
+) -> "Rates":
     """The rates of one training, which ends with the first of its limits.
 
     An epoch has so many `batches`, or `rows` of all workers, where that is known.
     """
     if schedule is None:
-        return _Constant(optimizers)
+        return Rates(optimizers)
     if isinstance(schedule, Mapping):
         return _ByLength(schedule, optimizers)
-    if not isinstance(schedule, Schedule) and is_factor(schedule):
-        return _ByProgress(schedule, optimizers, limits, batches, rows)
-    return _ByTorch(schedule if isinstance(schedule, Schedule) else Schedule(schedule), optimizers, limits, batches)
+    if isinstance(schedule, Schedule):
+        return _ByTorch(schedule, optimizers, limits, batches)
+    return _ByProgress(schedule, optimizers, limits, batches, rows)
 
 
 def begin_anew(optimizers: Sequence[Optimizer], left: Sequence[float]) -> None:
@@ -177,22 +185,23 @@ def begin_anew(optimizers: Sequence[Optimizer], left: Sequence[float]) -> None:
         put_rate(group, group["initial_lr"])
 
 
-class _Constant:
-    """Rates that only the user changes."""
+class Rates:
+    """What moves the rates of a training; this one moves nothing."""
 
     asks = False
+    """Whether `before` calls a function of the user's."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._groups = groups_of(optimizers)
 
     def check(self, expected: Expected) -> None:
-        pass
+        """Raises on rates that follow a number which will not be measured."""
 
     def before(self, counters: Counters) -> None:
-        pass
+        """Sets the rates of the next update."""
 
     def after(self, counters: Counters, history: History) -> None:
-        pass
+        """An update has been made, and what was due after it has been measured."""
 
     def state_dict(self) -> list[Any]:
         return []
@@ -201,11 +210,12 @@ class _Constant:
         pass
 
     def rebase(self) -> None:
+        """Sets the rates that the user has set, in place of those of the training that is resumed."""
         for group in self._groups:
             put_rate(group, group.get("initial_lr", float(group["lr"])))
 
 
-class _ByLength(_Constant):
+class _ByLength(Rates):
     """The rate of the first group, from each point of the training on; others keep their ratio to it."""
 
     def __init__(self, given: Mapping[str | int, float], optimizers: Sequence[Optimizer]) -> None:
@@ -235,7 +245,7 @@ def _points_of(given: Mapping[str | int, float]) -> Points[float]:
     return Points(rates, "schedule", "{0: 1e-2, '5 epochs': 1e-3}")
 
 
-class _ByProgress(_Constant):
+class _ByProgress(Rates):
     """The first rate times a factor, anew for every update."""
 
     def __init__(
@@ -257,9 +267,20 @@ class _ByProgress(_Constant):
             group.setdefault("initial_lr", float(group["lr"]))
 
     def before(self, counters: Counters) -> None:
-        factor = self._factor(max(self._share(limit, counters) for limit in self._limits))
+        factor = self._factor_at(max(self._share(limit, counters) for limit in self._limits))
         for group in self._groups:
             put_rate(group, group["initial_lr"] * factor)
+
+    def _factor_at(self, progress: float) -> float:
+        try:
+            factor = self._factor(progress)
+        except Exception as error:
+            told = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            raise ConfigError(f"schedule= failed at the progress {progress:g}: {told}. {_TAKES}.") from error
+        if not isinstance(factor, float | Real | Tensor):
+            made = type(factor).__name__
+            raise ConfigError(f"schedule= gave a {made} at the progress {progress:g}, not a number. {_TAKES}.")
+        return factor
 
     def after(self, counters: Counters, history: History) -> None:
         if counters.ends_epoch:
@@ -278,17 +299,15 @@ class _ByProgress(_Constant):
         self._epoch.load_state_dict(state[0])
 
 
-class _ByTorch:
+class _ByTorch(Rates):
     """Torch's schedulers, one for each optimizer."""
-
-    asks = False
 
     def __init__(
         self, schedule: Schedule, optimizers: Sequence[Optimizer], limits: Sequence[Length], batches: int | None
     ) -> None:
-        self._every, self._monitor = schedule.every, schedule.monitor
-        self._make, self._total = schedule.make, (total := _total_steps(limits, batches))
-        self._schedulers = [scheduler_of(schedule.make, optimizer, total) for optimizer in optimizers]
+        super().__init__(optimizers)
+        self._schedule, self._total = schedule, _total_steps(limits, batches)
+        self._schedulers = [schedule.scheduler(optimizer, self._total) for optimizer in optimizers]
         for made in self._schedulers:
             if all(made.optimizer is not optimizer for optimizer in optimizers):
                 raise ConfigError("schedule= made a scheduler of another optimizer. Use the one that it is given.")
@@ -297,13 +316,10 @@ class _ByTorch:
 
     def check(self, expected: Expected) -> None:
         if self._plateaus:
-            check_watched("ReduceLROnPlateau", self._monitor, expected, own=False)
-
-    def before(self, counters: Counters) -> None:
-        pass
+            check_watched("ReduceLROnPlateau", self._schedule.monitor, expected, own=False)
 
     def after(self, counters: Counters, history: History) -> None:
-        if self._every.fires(counters):
+        if self._schedule.every.fires(counters):
             self._waits = bool(self._plateaus)
             for scheduler in self._schedulers:
                 if not isinstance(scheduler, ReduceLROnPlateau):
@@ -311,7 +327,7 @@ class _ByTorch:
                     scheduler.step()
         if not self._waits or not history.keys_at(counters.steps):
             return
-        value = number_of("ReduceLROnPlateau", self._monitor, history.rows[-1])
+        value = number_of("ReduceLROnPlateau", self._schedule.monitor, history.rows[-1])
         if value is not None:
             self._waits = False
             for plateau in self._plateaus:
@@ -345,7 +361,7 @@ class _ByTorch:
         states = []
         for steps in (total, self._total):
             groups = [{**group, "params": [nn.Parameter(torch.zeros(1))]} for group in optimizer.param_groups]
-            made = scheduler_of(self._make, Optimizer(groups, dict(optimizer.defaults)), steps)
+            made = self._schedule.scheduler(Optimizer(groups, dict(optimizer.defaults)), steps)
             states.append(repr(sorted(plain(made.state_dict()).items())))
         return states[0] == states[1]
 
@@ -359,7 +375,7 @@ class _ByTorch:
 def _check_shares(schedule: object, names: Sequence[str]) -> None:
     for name in names:
         value = getattr(schedule, name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) <= 1:
             raise ConfigError(f"{type(schedule).__name__}: {name}= is a share, from 0 to 1, got {value!r}.")
 
 

@@ -72,13 +72,12 @@ class Trainer:
     and of nothing else: dropout draws from torch's generator, in sequence; `order`: one of the five of `Order`. A `fit`
     begins with epoch 0 of that order, or where its run stands; one that is given a `Reader` goes on where that stands,
     as a loop of `fit(epochs=1)` wants it. `schedule`: a function of the progress (0 to 1) that gives a factor, rates by
-    lengths, as in `{0: 1e-2, "5 epochs": 1e-3}`, a function of (optimizer, total_steps) or of the optimizer that makes
-    a torch scheduler, or a `Schedule`. `inputs`: the streams that the model gets (all but the target); `target`: the
-    stream to compare with. `nonfinite`: "stop", or "skip" the update. `eval_loss`: what validations compute instead of
-    `loss`. `strategy`: how several workers make one model (`Synchronous()`); `batch_size` is then that of an update,
-    which they share or make each by itself. `arena=False` leaves parameters and buffers where they are. `tape`: "auto"
-    replays recorded passes of a small model, with the same bits, where that is proven and quicker; `True` insists,
-    `False` never does.
+    lengths, as in `{0: 1e-2, "5 epochs": 1e-3}`, or a `Schedule`, which makes torch's schedulers. `inputs`: the streams
+    that the model gets (all but the target); `target`: the stream to compare with. `nonfinite`: "stop", or "skip" the
+    update. `eval_loss`: what validations compute instead of `loss`. `strategy`: how several workers make one model
+    (`Synchronous()`); `batch_size` is then that of an update, which they share or make each by itself. `arena=False`
+    leaves parameters and buffers where they are. `tape`: "auto" replays recorded passes of a small model, with the same
+    bits, where that is proven and quicker; `True` insists, `False` never does.
     """
 
     batch_size, schedule, metrics = BetweenTrainings(), BetweenTrainings(), BetweenTrainings()
