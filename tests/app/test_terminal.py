@@ -100,7 +100,6 @@ class Said(NamedTuple):
 def a_shell(name: str, home: str) -> None:
     """A shell that has imported everything once; its commands are processes of their own, in the foreground."""
     import sklearn.datasets  # noqa: F401
-    import torchmetrics  # noqa: F401
 
     sit_down(name)
     os.chdir(home)

@@ -88,7 +88,6 @@ def in_process(name: str, where: Path, stop: Stop | None, change: Change | None 
 def warm_up() -> None:
     """Imports what trainings need, once for all child processes."""
     import torch._dynamo  # noqa: F401
-    import torchmetrics.classification  # noqa: F401
 
 
 def run(name: str, where: Path, stop: Stop | None = None, change: Change | None = None, seed: int = 0) -> Record:

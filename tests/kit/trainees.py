@@ -62,7 +62,7 @@ class Noise(nn.Module):
 
 
 class Right:
-    """The share of rows that are right; not from torchmetrics, which takes a second to import."""
+    """The share of rows that are right, as an object of one's own."""
 
     def __init__(self) -> None:
         self.reset()

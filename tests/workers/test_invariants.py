@@ -243,7 +243,7 @@ def test_the_same_training_twice_is_the_same_and_another_number_of_workers_is_no
 # --- the same on real workers -----------------------------------------------------------------------------
 
 
-OWN = {"share": Share()}  # torchmetrics, which those by name are of, takes each process a second to import
+OWN = {"share": Share()}
 
 
 def two_processes(at: str) -> None:

@@ -49,12 +49,6 @@ class MetricsByOutput:
         part, own = self._part(name)
         return part.kind(own)
 
-    def load(self) -> None:
-        """Imports torchmetrics if a metric was given by name: it takes seconds, which are not to count as training."""
-        if any(part.named for part in self.parts.values()):
-            import torchmetrics.classification
-            import torchmetrics.regression  # noqa: F401
-
     def fresh(self, compared: Callable[[str], Compared]) -> "MetricsByOutput":
         """The same metrics, empty; `compared` tells what those of a name look at."""
         twin = MetricsByOutput()

@@ -1,8 +1,4 @@
-"""Metrics by name, fed a block of outputs at a time.
-
-Names become torchmetrics objects once the first block shows what the task is. Any torchmetrics object, or
-anything with `update`, `compute` and `reset`, will do as well.
-"""
+"""Metrics of one output, fed a block of rows at a time: names, and objects of torchmetrics or of one's own."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +11,8 @@ from torch import Tensor
 
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError, HeadraceError
-from .task import Task, check_name, check_reads
+from .named import NamedMetric, Sums, check_reads
+from .task import Task
 
 BLOCK_BYTES = 16 << 20
 
@@ -60,6 +57,7 @@ class Metrics:
         self.compared: Compared | None = None
         """What they look at; unknown until they are made for a training."""
         self._task: Task | None = None
+        self._sums: dict[str, Sums] = {}  # by quantity
         self._live: dict[str, Any] = {}
         self._outputs: list[Tensor] = []
         self._targets: list[Tensor] = []
@@ -81,28 +79,21 @@ class Metrics:
     def kind(self, name: str) -> str:
         """The catalogue's name for a metric that is called otherwise here; else its own."""
         wanted = self._wanted.get(name)
-        return wanted if isinstance(wanted, str) else name
-
-    @property
-    def named(self) -> bool:
-        """Whether any is given by its name in the catalogue."""
-        return any(isinstance(metric, str) for metric in self._wanted.values())
+        return wanted.text if isinstance(wanted, NamedMetric) else name
 
     def fresh(self, reads: str | None = None, ignore: int | None = None) -> "Metrics":
         """The same metrics, empty."""
-        wanted = {name: m if isinstance(m, str) else copy.deepcopy(m) for name, m in self._wanted.items()}
-        twin = Metrics(wanted, reads, ignore)
-        for metric in twin._wanted.values():
-            if not isinstance(metric, str):
-                metric.reset()
+        twin = Metrics((), reads, ignore)
+        twin._wanted = copy.deepcopy(self._wanted)
+        for metric in twin._objects.values():
+            metric.reset()
         return twin
 
     def add(self, outputs: Any, target: Tensor) -> None:
         """One batch. Nothing is computed until a block is full, or until batches are padded to another length."""
         check_outputs(outputs, Tensor)
         if self._task is None and not self._outputs:
-            named = [metric for metric in self._wanted.values() if isinstance(metric, str)]
-            check_reads(named, outputs, target, self._reads)
+            check_reads(self._named.values(), outputs, target, self._reads)
         held = bool(self._outputs) and not self._holds
         if held and not _are_alike(self._outputs[-1], outputs, self._targets[-1], target):
             self._feed()
@@ -116,24 +107,24 @@ class Metrics:
         """Every metric over all that was added; plain numbers, or lists for matrices."""
         self._feed()
         found = {}
-        for name, metric in self._live.items():
-            wanted = self._wanted[name]
-            with _named(name):
-                value = metric.compute()
-                if isinstance(wanted, str) and self._task is not None:
-                    value = self._task.value(wanted, value)
-                found[name] = _plain(value)
+        for name, metric in self._wanted.items():
+            with _naming(name):
+                if not isinstance(metric, NamedMetric):
+                    if name in self._live:
+                        found[name] = _plain(self._live[name].compute())
+                elif self._task is not None and metric.quantity in self._sums:
+                    found[name] = _plain(metric.value(self._task, self._sums[metric.quantity]))
         return found
 
     def reset(self) -> None:
-        self._outputs, self._targets, self._bytes = [], [], 0
+        self._outputs, self._targets, self._bytes, self._sums = [], [], 0, {}
         for metric in self._live.values():
             metric.reset()
 
     @property
     def forgetful(self) -> list[str]:
         """The metrics whose state cannot be saved: they have no `state_dict` and `load_state_dict`."""
-        return [name for name, m in self._wanted.items() if not isinstance(m, str) and not _keeps_state(m)]
+        return [name for name, metric in self._objects.items() if not _keeps_state(metric)]
 
     def state_dict(self) -> dict[str, Any]:
         """What has been added since the last report, the block that is not full yet included."""
@@ -141,25 +132,30 @@ class Metrics:
         return {
             "task": None if self._task is None else asdict(self._task),
             "block": block,
+            "sums": {quantity: list(sums) for quantity, sums in self._sums.items()},
             "live": {name: _state_of(metric) for name, metric in self._live.items() if _keeps_state(metric)},
         }
 
     def hold(self) -> None:
         """Several workers feed twins of this: what has no state that can be added up keeps all that it is fed."""
-        self._holds = any(not isinstance(metric, str) and not _adds_up(metric) for metric in self._wanted.values())
+        self._holds = any(not _adds_up(metric) for metric in self._objects.values())
 
     def join(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:
         """Becomes what was fed to metrics that gave these states: itself once, or its twins on other workers."""
         self.reset()
         tasks = [Task(**state["task"]) for state in states if state["task"] is not None]
-        if any(task != tasks[0] for task in tasks) and any(state["live"] for state in states):
+        if any(task != tasks[0] for task in tasks) and any(state["sums"] or state["live"] for state in states):
             raise DataError(f"workers see different things: {' and '.join(map(str, tasks))}. Say reads= in the loss.")
         self._task = tasks[0] if tasks else self._task
+        for metric in {metric.quantity: metric for metric in self._named.values()}.values():
+            for state in states:
+                if more := state["sums"].get(metric.quantity):
+                    self._add_up(metric, _moved(more, device))
         fed: set[str] = set()
         for name, saved in (item for state in states for item in state["live"].items()):
             if name in fed:
                 _add_state(self._live[name], saved, device)
-            elif name in self._wanted:  # the metrics of a run may change
+            elif name in self._objects:  # the metrics of a run may change
                 self._live.pop(name, None)
                 _set_state(self._made(name, device), saved, device)
                 fed.add(name)
@@ -168,12 +164,9 @@ class Metrics:
                 self.add(outputs.to(device), target.to(device))
 
     def _made(self, name: str, device: torch.device) -> Any:
-        """The object that is fed, made once the task is known."""
+        """The object that is fed, which is here once rows have been."""
         if name not in self._live:
             metric: Any = self._wanted[name]
-            if isinstance(metric, str):
-                assert self._task is not None
-                metric = self._task.build(metric)
             if _is_torchmetrics(metric):  # asked on one worker, which knows all; it would ask the others, too
                 metric.sync_on_compute, metric.distributed_available_fn = False, bool  # bool() is False
             self._live[name] = metric.to(device) if callable(getattr(metric, "to", None)) else metric
@@ -185,12 +178,23 @@ class Metrics:
         for outputs, targets in block:
             if self._task is None:
                 self._task = Task.of(outputs, targets, self._reads, self._ignore)
-            for name, wanted in self._wanted.items():
-                with _named(wanted if isinstance(wanted, str) else name):
-                    given: tuple[Any, ...] = (outputs, targets)
-                    if isinstance(wanted, str):
-                        given = self._task.arrange(wanted, outputs, targets)
-                    self._made(name, outputs.device).update(*given)
+            for metric in {metric.quantity: metric for metric in self._named.values()}.values():
+                with _naming(metric.text):
+                    self._add_up(metric, metric.measure(self._task, outputs, targets))
+            for name in self._objects:
+                with _naming(name):
+                    self._made(name, outputs.device).update(outputs, targets)
+
+    def _add_up(self, metric: NamedMetric, more: Sums) -> None:
+        self._sums[metric.quantity] = metric.merge(self._sums.get(metric.quantity), more)
+
+    @property
+    def _named(self) -> dict[str, NamedMetric]:
+        return {name: metric for name, metric in self._wanted.items() if isinstance(metric, NamedMetric)}
+
+    @property
+    def _objects(self) -> dict[str, Metric]:
+        return {name: metric for name, metric in self._wanted.items() if not isinstance(metric, NamedMetric)}
 
     def _joined(self) -> list[tuple[Tensor, Tensor]]:
         """What waits to be fed: the batches one after the other are joined whose rows have the same shapes."""
@@ -220,7 +224,7 @@ def _are_alike(outputs: Tensor, more_outputs: Tensor, targets: Tensor, more_targ
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _naming(name: str) -> Iterator[None]:
     """Adds the name of the metric to an error."""
     try:
         yield
@@ -230,7 +234,7 @@ def _named(name: str) -> Iterator[None]:
         raise DataError(f"metric {name!r} cannot be computed from these outputs and targets: {error}") from error
 
 
-def _by_name(metrics: Any) -> dict[str, str | Metric]:
+def _by_name(metrics: Any) -> dict[str, NamedMetric | Metric]:
     if isinstance(metrics, str | Metric):
         metrics = [metrics]
     pairs: Iterable[tuple[str, Any]] = (
@@ -238,12 +242,12 @@ def _by_name(metrics: Any) -> dict[str, str | Metric]:
         if isinstance(metrics, Mapping)
         else [(m if isinstance(m, str) else type(m).__name__.lower(), m) for m in metrics]
     )
-    named: dict[str, str | Metric] = {}
+    named: dict[str, NamedMetric | Metric] = {}
     for name, metric in pairs:
         if name in named:
             raise ConfigError(f"metric {name!r} is given twice. Name them: metrics={{'a': ..., 'b': ...}}.")
         if isinstance(metric, str):
-            check_name(metric)
+            metric = NamedMetric.parse(metric)
         elif isinstance(metric, type):
             raise ConfigError(f"metrics= got the class {metric.__name__}. Pass an instance: {metric.__name__}().")
         elif not isinstance(metric, Metric):

@@ -26,7 +26,6 @@ NEEDED = (
     "pyyaml",
     "rich",
     "tensorboard",
-    "torchmetrics",
     "matplotlib",
     "jinja2",
 )
