@@ -150,6 +150,14 @@ def test_the_groups_of_a_prior_hold_every_parameter_whatever_its_weight(weight: 
     assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.parameters()}
 
 
+def test_a_prior_of_frozen_weights_is_zero() -> None:
+    model = nn.Linear(K, K, dtype=torch.float64)
+    model.weight.requires_grad_(False)
+    losses = trainer(hr.CrossEntropy() + hr.L2Prior(0.5), model).step((X, Y))
+    assert losses["l2_prior"] == 0.0
+    assert losses["total_loss"] == losses["cross_entropy"]
+
+
 def test_a_prior_is_not_part_of_a_validation() -> None:
     model = nn.Linear(K, K, dtype=torch.float64)
     scores = trainer(hr.CrossEntropy() + hr.L2Prior(100.0), model).validate((X, Y))

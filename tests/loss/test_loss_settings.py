@@ -122,6 +122,7 @@ def test_metrics_go_by_what_the_outputs_are_now() -> None:
 
 REFUSED: dict[str, Callable[[], None]] = {
     r"coefficient= is a number, got nan": lambda: setattr(hr.MSE(), "coefficient", float("nan")),
+    r"coefficient= is a number, got a tensor that is learnt": lambda: torch.exp(-nn.Parameter(torch.zeros(()))) * _CE(),
     r"reduce= is 'mean' or 'sum', got 'total'": lambda: setattr(hr.MSE(), "reduce", "total"),
     r"normalize= is 'met', 'classes' or 'samples', got 'rows'": lambda: setattr(_CE(), "normalize", "rows"),
     r"label_smoothing= is between 0 and 1, got 2": lambda: setattr(_CE(), "label_smoothing", 2),
@@ -143,6 +144,10 @@ REFUSED: dict[str, Callable[[], None]] = {
 def test_what_cannot_be_set_is_refused(message: str) -> None:
     with pytest.raises(hr.ConfigError, match=message):
         REFUSED[message]()
+
+
+def test_a_tensor_that_is_not_learnt_is_a_coefficient() -> None:
+    assert (torch.tensor(0.5) * hr.MSE()).coefficient == 0.5
 
 
 def test_class_weights_of_another_number_are_refused_before_the_update() -> None:

@@ -119,13 +119,18 @@ def number(wanted: str, fits: Callable[[float], bool] = math.isfinite) -> Check:
     """A number that `fits`, which errors call `wanted`."""
 
     def check(name: str, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise ConfigError(
+                f"{name}= is {wanted}, got a tensor that is learnt. Write an hr.Objective, and multiply the sum of its "
+                "hr.Term by the tensor."
+            )
         try:
             good = fits(float(value))
         except (TypeError, ValueError, RuntimeError):
             good = False
         if not good:
             raise ConfigError(f"{name}= is {wanted}, got {value!r}.")
-        return value
+        return value.item() if isinstance(value, Tensor) else value
 
     return check
 

@@ -214,8 +214,8 @@ class L2Prior(Loss):
 
     def penalty(self, model: nn.Module) -> Tensor:
         """½ Σ w² of the model as it is."""
-        if not (weights := self._weights(model)):
-            raise ConfigError("L2Prior finds no trainable weights in the model.")
+        if not (weights := self._weights(model)):  # they are frozen, perhaps for a while
+            return torch.zeros((), device=next((p.device for p in model.parameters()), None))
         joined = torch.cat([weight.flatten() for weight in weights])
         return 0.5 * torch.dot(joined, joined)
 
