@@ -47,9 +47,9 @@ def names_page() -> str:
     import headrace
 
     by_part: dict[str, list[str]] = {part: [] for part in PARTS}
-    for module, names in headrace._HOMES.items():
+    for name, module in headrace._MODULES.items():
         part = "Errors" if module == "errors" else part_of(module.partition(".")[0])
-        by_part.setdefault(part, []).extend(f"headrace.{name}" for name in names)
+        by_part.setdefault(part, []).append(f"headrace.{name}")
     for part, room in (("Images", "vision"), ("Kits", "testing")):
         by_part[part] = [f"headrace.{room}.{name}" for name in import_module(f"headrace.{room}").__all__]
     lines = [TOP, "# Every name", "", "What `import headrace as hr` offers, by the part of the library.", ""]
