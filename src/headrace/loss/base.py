@@ -205,14 +205,10 @@ class Loss(ABC):
 
     @abstractmethod
     def weight(self, batch: Batch) -> Weight | None:
-        """What the sum over this batch is to be divided by; `None` if only the forward pass can tell."""
+        """What the sum over this batch, or a part of it, is divided by; `None` if only the forward pass can tell.
 
-    def whole(self, batch: Batch) -> float | None:
-        """The weight of the whole batch, where this part of it is enough to know it, mostly by the number of rows.
-
-        A sum is divided by nothing, and 1 says that no worker has to be asked.
+        The weights of all parts are added up: of all microbatches, and of all workers.
         """
-        return 1.0 if self.reduce == "sum" else None
 
     def known(self, batch: Batch) -> Any:
         """What the host knows of a batch, beside its shapes, that changes how the term is computed."""
@@ -265,17 +261,6 @@ class Loss(ABC):
         return scaled
 
     __rmul__ = __mul__
-
-    def share(self, batch: Batch) -> float:
-        """The weight of a term that is divided by nothing: all microbatches and workers together make 1."""
-        return batch.share
-
-    def whole_elements(self, batch: Batch) -> float | None:
-        """How many elements the target of the whole batch has, where every row has as many."""
-        target = batch.fields.get(self.target)
-        if type(target) is not Tensor or not batch.rows:
-            return None
-        return float(target.numel() // batch.rows * batch.total)
 
     def read(self, outputs: Any, batch: Batch) -> tuple[Tensor, Tensor]:
         return pick(outputs, self.output, self.name), batch[self.target]

@@ -90,12 +90,6 @@ class CrossEntropy(Loss):
             weight = (weight.double() if isinstance(weight, Tensor) else weight) / each
         return weight
 
-    def whole(self, batch: Batch) -> float | None:
-        plain = self.row_weight is None and self.class_weights is None and self.ignore_index is None
-        target = batch.fields.get(self.target)
-        one_each = plain and isinstance(target, Tensor) and target.dim() == 1 and not target.is_floating_point()
-        return self.whole_elements(batch) if one_each and self.reduce == "mean" else super().whole(batch)
-
     def known(self, batch: Batch) -> bool:
         return self._none_ignored(batch)
 

@@ -45,10 +45,6 @@ class PerElement(Loss):
         total: Tensor = weights.sum() * (target.numel() / max(1, weights.numel()))
         return total
 
-    def whole(self, batch: Batch) -> float | None:
-        by_rows = self.reduce == "mean" and self.row_weight is None
-        return self.whole_elements(batch) if by_rows else super().whole(batch)
-
 
 class Elementwise(PerElement):
     """A loss that compares outputs and targets element by element."""
@@ -199,16 +195,13 @@ class L2Prior(Loss):
         self.biases, self.gains, self.fused = biases, gains, fused
 
     def weight(self, batch: Batch) -> Weight:
-        return self.share(batch)
-
-    def whole(self, batch: Batch) -> float:
-        return 1.0
+        return batch.share
 
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         raise NotImplementedError("a prior is computed from the model: see term()")
 
     def term(self, model: nn.Module, outputs: Any, batch: Batch) -> Term:
-        share = self.share(batch)
+        share = batch.share
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.fused):
             return Term(self.penalty(model), share, self.coefficient, times=share, counts=False)
 

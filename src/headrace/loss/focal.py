@@ -85,12 +85,6 @@ class Focal(PerElement):
         found: Tensor = (counted if self.row_weight is None else counted * weights_like(self, batch, counted)).sum()
         return found.double() + batch.share if self.normalize == "positives" else found
 
-    def whole(self, batch: Batch) -> float | None:
-        if self.reduce == "mean" and self.normalize == "samples":
-            return float(batch.total)
-        plain = self.reduce == "sum" or (self.normalize == "elements" and self.ignore_index is None)
-        return super().whole(batch) if plain else None
-
     def sum(self, outputs: Any, batch: Batch) -> Tensor:
         logits, target = self.read(outputs, batch)
         counted = None if self.ignore_index is None else target != self.ignore_index

@@ -55,10 +55,6 @@ class Objective(ABC):
         """The weight of every term, before the model is called; `{}` if only the forward pass can tell."""
         return {}
 
-    def whole(self, batch: Batch) -> Mapping[str, float | None]:
-        """The weight of every term for the whole batch, of which this is a worker's part, where the part tells it."""
-        return dict.fromkeys(self.weights(batch))
-
     def known(self, batch: Batch) -> Any:
         """What the host knows of a batch, beside its shapes, that changes how its terms are computed."""
         return None
@@ -134,9 +130,6 @@ class Supervised(Objective):
 
     def weights(self, batch: Batch) -> dict[str, Weight | None]:
         return {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.loss.items()}
-
-    def whole(self, batch: Batch) -> dict[str, float | None]:
-        return {name: loss.whole(batch) for name, loss in self.loss.items()}
 
     def known(self, batch: Batch) -> Any:
         return tuple([loss.known(batch) for loss in self._data_terms.values()])
@@ -253,10 +246,6 @@ class WithTerms(Objective):
         known = self.objective.weights(batch)
         more = {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.more.items()}
         return {**known, **more} if known else {}
-
-    def whole(self, batch: Batch) -> Mapping[str, float | None]:
-        known = self.objective.whole(batch)
-        return {**known, **{name: loss.whole(batch) for name, loss in self.more.items()}} if known else {}
 
     def known(self, batch: Batch) -> Any:
         return self.objective.known(batch), *[loss.known(batch) for loss in self.more.values()]

@@ -30,14 +30,14 @@ class _SumOfFocal(Focal):
     """Divided by nothing, also where it is reported."""
 
     def weight(self, batch: Batch) -> float:
-        return self.share(batch)
+        return batch.share
 
 
 class _SumOfHuber(Huber):
     """Divided by nothing, also where it is reported."""
 
     def weight(self, batch: Batch) -> float:
-        return self.share(batch)
+        return batch.share
 
 
 class HDlModel:
