@@ -5,6 +5,7 @@ import runpy
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -261,58 +262,34 @@ def test_a_hook_that_is_interrupted_in_a_validation_of_its_own_is_called_again(t
     assert found[0] == found[1]
 
 
-def leave_when_asked(run: str, how: str, then: str) -> None:
+def close_when_asked(run: str, how: str) -> None:
     """The driver leaves its loop in the very step in which the program is asked to end."""
     trainer = trainees.trainer()
-    for info in trainer.steps(trainees.Rows(), steps=5, run=run):
-        if info.step == 3:
-            trainer.preempt() if how == "preempt" else os.kill(os.getpid(), getattr(signal, how))
-            break
-    tell("left")
-    if then == "goes on":
-        threading.Event().wait(20)
-        tell("went on")
+    with closing(trainer.steps(trainees.Rows(), steps=5, run=run)) as steps:
+        for info in steps:
+            if info.step == 3:
+                trainer.preempt() if how == "preempt" else os.kill(os.getpid(), getattr(signal, how))
+                break
+    tell("went on")
 
 
-@pytest.mark.parametrize(
-    ("how", "then"),
-    [
-        *[("SIGTERM", "goes on"), ("preempt", "ends")],
-        *[pytest.param(*case, marks=pytest.mark.slow) for case in (("SIGTERM", "ends"), ("preempt", "goes on"))],
-        *[pytest.param("SIGUSR1", then, marks=pytest.mark.slow) for then in ("goes on", "ends")],
-    ],
-)
-def test_a_loop_that_is_left_when_it_was_asked_to_end_ends_the_program(how: str, then: str, tmp_path: Path) -> None:
-    with start(leave_when_asked, tmp_path, tmp_path / "run", how, then) as child:
+@pytest.mark.parametrize("how", ["SIGTERM", "preempt", pytest.param("SIGUSR1", marks=pytest.mark.slow)])
+def test_a_loop_that_is_closed_when_it_was_asked_to_end_ends_the_program(how: str, tmp_path: Path) -> None:
+    with start(close_when_asked, tmp_path, tmp_path / "run", how) as child:
         assert child.ending() == PREEMPTED, child.output
     assert "went on" not in child.told
     assert trainees.last_step(tmp_path / "run") == 3
 
 
-def hold_to_the_end(run: str) -> None:
-    """A loop that a module holds is closed when the program ends."""
-    global held
-    trainer = trainees.trainer()
-    held = trainer.steps(trainees.Rows(), steps=5, run=run)
-    next(held)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_loop_that_is_held_when_it_was_asked_to_end_gives_the_program_its_status(tmp_path: Path) -> None:
-    with start(hold_to_the_end, tmp_path, tmp_path / "run") as child:
-        assert child.ending() == PREEMPTED, child.output
-    assert trainees.last_step(tmp_path / "run") == 1
-
-
-def test_ctrl_c_is_raised_after_a_loop_that_is_left(tmp_path: Path) -> None:
+def test_ctrl_c_is_raised_by_a_loop_that_is_closed(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
     trainer = hr.Trainer(model, hr.MSE(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        for info in trainer.steps((torch.ones(20, 2), torch.ones(20, 1)), run=tmp_path / "run"):
-            if info.step == 3:
-                signal.raise_signal(signal.SIGINT)
-                break
-        threading.Event().wait(20)
+    data = torch.ones(20, 2), torch.ones(20, 1)
+    steps = trainer.steps(data, run=tmp_path / "run")
+    assert [next(steps).step for _ in range(3)] == [1, 2, 3]
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        steps.close()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert trainees.last_step(tmp_path / "run") == 3
 

@@ -14,7 +14,7 @@ from ..data.reader import Reader
 from ..errors import DataError
 from ..step import config, evaluate
 from ..step.given import deterministic_mode, groups_of, put_rate
-from ..step.signals import Interrupted, exit_badly_if_lost, raising_after_break
+from ..step.signals import Interrupted
 from ..step.unsaved import UnsavedOptimizers
 from ..step.weights import categories_of, remember_categories
 from ..store import rng
@@ -73,9 +73,8 @@ class Loop:
                 self._finish()
             except Interrupted:
                 self._leave(self._signals.why)
-            except GeneratorExit:  # the driver has left the loop of `steps`
-                self._leave("left", by_break=True)
-                raise
+            except GeneratorExit:  # the loop of `steps` is closed
+                self._leave("left")
         if self._signals.heard:
             raise self._signals.error()
         if self._info.raise_at_end is not None:
@@ -86,7 +85,6 @@ class Loop:
         """The trainer at work: one thread, signals heard, train mode. All is put back however the training ends."""
         trainer = self._trainer
         with (
-            raising_after_break(self._signals, type(self).run.__code__),
             trainer.use.during("fit() or steps()", trains=True),
             self._at_work(),
             self._feed() as feed,
@@ -115,8 +113,6 @@ class Loop:
         ):
             try:
                 yield
-            except GeneratorExit:  # the caller has left the loop of `steps`, and it was ended well
-                raise
             except BaseException as error:
                 self._workers.report_error(error)
                 self._plan.callbacks.report_error(info, error)
@@ -392,18 +388,13 @@ class Loop:
             self._duties.report(reported, info.row())
         self._end(info.stopping)
 
-    def _leave(self, why: str, by_break: bool = False) -> None:
-        """Saves where the training stands, which goes on from there; `by_break`: an error here would be lost."""
+    def _leave(self, why: str) -> None:
+        """Saves where the training stands, which goes on from there."""
         self._trainer.use.go_on()
         self._info.stop(why)
         self._info.history.stopped = self._info.stopping or self._info.stop_request
-        try:
-            self._save()
-            self._end(why)
-        except BaseException as error:
-            if by_break:
-                exit_badly_if_lost(error)
-            raise
+        self._save()
+        self._end(why)
 
     def _end(self, why: str) -> None:
         self._info.history.stopped = self._info.stopping or self._info.stop_request

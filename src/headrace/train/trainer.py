@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,7 @@ from ..step.given import (
 from ..step.guard import make_guard
 from ..step.precision import Precision
 from ..step.settings import Settings
-from ..step.signals import Signals, leave_at_exit
+from ..step.signals import Signals
 from ..step.team import make_team
 from ..step.updates import Updates
 from ..step.use import Use, one_thread
@@ -356,13 +356,14 @@ class Trainer:
         return self.history
 
     @one_thread
-    def steps(self, train: Any, val: Any = None, test: Any = None, **options: Any) -> Iterator[Info]:
+    def steps(self, train: Any, val: Any = None, test: Any = None, **options: Any) -> Generator[Info]:
         """The loop of `fit`, with its options, driven by you: an `Info` after every update and what is due then.
 
-        Leaving it early is fine: with a `run`, it goes on from there.
+        To leave it early, close it: `with contextlib.closing(trainer.steps(...)) as steps`. With a `run`, the next call
+        goes on from there.
         """
         options = {"progress": False, **options}
-        return leave_at_exit(make_loop(self, train, val, test, **options).run(each_step=True), self.signals)
+        return make_loop(self, train, val, test, **options).run(each_step=True)
 
     @one_thread
     def find_lr(self, train: Any, **options: Any) -> LrFinding:
