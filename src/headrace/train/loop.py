@@ -337,7 +337,7 @@ class Loop:
     def _take_turn(self) -> None:
         """The driver of the loop has had its turn: what it has asked for is done, and what the workers agree on."""
         info, plan = self._info, self._plan
-        self._trainer.use.go_on()
+        self._trainer.use.advance()
         self._duties.take_requests()
         self._agree()
         self._save_if_due()
@@ -390,7 +390,7 @@ class Loop:
 
     def _leave(self, why: str) -> None:
         """Saves where the training stands, which goes on from there."""
-        self._trainer.use.go_on()
+        self._trainer.use.advance()
         self._info.stop(why)
         self._info.history.stopped = self._info.stopping or self._info.stop_request
         self._save()

@@ -42,7 +42,7 @@ class BetweenTrainings:
             trainer.updates.measure(value.looks(measured_by(trainer.objectives, trainer.target)))
 
     def _check(self, trainer: Trainer, value: Any) -> None:
-        if trainer.use.trains:
+        if trainer.use.trainings:
             hint = "Say batch_size={0: 32, '5 epochs': 64}." if self.name == "batch_size" else "Set it before fit()."
             raise ConfigError(f"{self.name} cannot be changed while a training is under way. {hint}")
         check_setting(self.name, value)
@@ -64,7 +64,7 @@ class OfUpdates:
             value = whole(value) or value
         with trainer.use.during(f"setting {self.name}"):
             trainer.updates.change(**{self.name: value})
-            if not trainer.use.trains:
+            if not trainer.use.trainings:
                 _remember(trainer, self.name, value)
 
 
