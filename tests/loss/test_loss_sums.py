@@ -67,13 +67,3 @@ def test_reading_keeps_and_a_reset_forgets() -> None:
     tally.add("b", torch.tensor(1.0), 1.0, 1.0)
     tally.reset()
     assert tally.read() == {}
-
-
-def test_sums_that_were_kept_without_their_coefficient_go_on_with_it() -> None:
-    kept = LossSums()  # as 0.1.0 kept a prior
-    kept.add("l2_prior", torch.tensor(8.0), 1.0, 0.25)
-    tally = LossSums()
-    tally.load_state_dict(kept.state_dict())
-    tally.add("l2_prior", 4.0, 1.0, 1.0, weighted=True)
-    tally.add("l2_prior", 6.0, 1.0, 1.0, weighted=True)
-    assert tally.read() == {"": 4.0, "l2_prior": 4.0}

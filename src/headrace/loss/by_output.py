@@ -54,6 +54,8 @@ class MetricsByOutput:
         twin = MetricsByOutput()
         twin.parts.clear()
         for name, part in self.parts.items():
+            if not part:
+                continue
             looks_at = compared(name)
             twin.parts[name] = part.fresh(looks_at.reads, looks_at.ignores)
             twin.parts[name].compared = looks_at

@@ -102,14 +102,8 @@ class LossSums:
         self._weights: dict[str, float] = {}
         self._waiting: dict[str, list[tuple[Weight, Weight]]] = {}
 
-    def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float, weighted: bool = False) -> None:
-        """One update's term. What is still on the device waits there.
-
-        `weighted`: what is added has the coefficient already, which 0.1.0 kept apart.
-        """
-        if weighted and self._coefficients.get(name, 1.0) != 1.0:
-            self._fold(name)
-            self._sums[name] *= self._coefficients[name]
+    def add(self, name: str, total: float | Tensor, weight: Weight, coefficient: float) -> None:
+        """One update's term. What is still on the device waits there."""
         self._coefficients[name] = coefficient
         if type(total) is float and type(weight) is float:
             self._sums[name] = self._sums.get(name, 0.0) + total

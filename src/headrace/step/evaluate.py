@@ -21,9 +21,9 @@ from ..errors import DataError
 from ..loss.base import Term, is_flat
 from ..loss.by_output import MetricsByOutput
 from ..loss.call import first_call
-from ..loss.metrics import BLOCK_BYTES
+from ..loss.metrics import BLOCK_BYTES, Compared
 from ..loss.objective import Objective, Supervised, Terms, scoring, terms_of
-from ..loss.outcome import LossSums, Outcome, as_outcome, reported
+from ..loss.outcome import LossSums, Outcome, as_outcome
 from .guard import Scalar
 from .precision import Precision
 from .tape.tapes import Tapes
@@ -91,16 +91,16 @@ def limited(feed: Iterable[Batch], limit: int | None, check: Callable[[], None])
             return
 
 
-Watch = Callable[[Feed, Iterable[Batch]], Iterable[Batch]]
+PassCallbacks = Callable[[Feed, Iterable[Batch]], Iterable[Batch]]
 """Gives the batches of a pass, and calls callbacks after each."""
 
 
-def unwatched(feed: Feed, batches: Iterable[Batch]) -> Iterable[Batch]:
-    """Gives the batches of a pass, without callbacks."""
+def no_callbacks(feed: Feed, batches: Iterable[Batch]) -> Iterable[Batch]:
+    """Gives the batches of a pass, and calls nothing."""
     return batches
 
 
-def together(
+def outcomes_by_block(
     objective: Supervised,
     model: nn.Module,
     batches: Iterable[Batch],
@@ -109,53 +109,53 @@ def together(
     scored: Sequence[str],
     tapes: Tapes,
 ) -> Iterator[Outcome]:
-    """The outcomes of a pass: the model sees a batch at a time, the loss a block of outputs.
+    """The outcomes of a pass: the model is called once for each batch, the loss once for a block of outputs.
 
-    Outputs are joined as long as they are one tensor with a row for each of the batch; of the batch, only what
-    the loss compares with, or metrics do, is kept.
+    A block has only the streams that the loss compares with, or metrics do: those `scored`.
     """
-    kept = dict.fromkeys([*objective.compared(), *scored])
-    outputs: list[Tensor] = []
-    held: list[Batch] = []
+
+    def outputs_of(batch: Batch) -> Any:
+        with precision.context():
+            return tapes.outputs(batch, lambda batch: objective.answers(model, batch))
+
+    streams = list(dict.fromkeys([*objective.compared(), *scored]))
+    for outputs, batch in _blocks(((outputs_of(batch), batch) for batch in batches), streams):
+        with precision.context():
+            yield _read(objective.judge(model, outputs, batch), batch, read)
+
+
+def _blocks(pairs: Iterable[tuple[Any, Batch]], streams: Sequence[str]) -> Iterator[tuple[Any, Batch]]:
+    """Joins consecutive outputs, as long as each is one tensor with a row for each of its batch."""
+    block: list[tuple[Tensor, Batch]] = []
+    shapes: list[torch.Size] = []
     size = 0
-
-    def judged() -> Outcome:
-        block = Batch(concat(held), sum(batch.rows for batch in held))
-        with precision.context():
-            return _read(objective.judge(model, torch.cat(outputs), block), block, read)
-
-    for batch in batches:
-        with precision.context():
-            answer = tapes.outputs(batch, lambda batch: objective.answers(model, batch))
-        part = Batch({name: batch[name] for name in kept}, batch.rows)
-        joins = _is_rows(answer, batch.rows) and all(_is_rows(field, batch.rows) for field in part.fields.values())
-        if held and not (joins and _alike(answer, outputs[-1]) and all(_alike(part[k], held[-1][k]) for k in part)):
-            yield judged()
-            outputs, held, size = [], [], 0
+    for outputs, batch in pairs:
+        part = Batch({name: batch[name] for name in streams}, batch.rows)
+        fields: list[Any] = [outputs, *part.fields.values()]
+        joins = all(type(field) is Tensor and field.dim() > 0 and len(field) == batch.rows for field in fields)
+        if block and not (joins and [field.shape[1:] for field in fields] == shapes):
+            yield _joined_block(block)
+            block, size = [], 0
         if not joins:
-            with precision.context():
-                yield _read(objective.judge(model, answer, batch), batch, read)
+            yield outputs, batch
             continue
-        outputs.append(answer)
-        held.append(part)
-        size += answer.nbytes + sum(part[name].nbytes for name in part)
+        block.append((outputs, part))
+        shapes = [field.shape[1:] for field in fields]
+        size += sum(field.nbytes for field in fields)
         if size >= BLOCK_BYTES:
-            yield judged()
-            outputs, held, size = [], [], 0
-    if held:
-        yield judged()
+            yield _joined_block(block)
+            block, size = [], 0
+    if block:
+        yield _joined_block(block)
 
 
-def _is_rows(value: Any, rows: int) -> bool:
-    return type(value) is Tensor and value.dim() > 0 and len(value) == rows
+def _joined_block(block: Sequence[tuple[Tensor, Batch]]) -> tuple[Tensor, Batch]:
+    batches = [batch for _, batch in block]
+    return torch.cat([outputs for outputs, _ in block]), Batch(concat(batches), sum(batch.rows for batch in batches))
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape[1:] == b.shape[1:]
-
-
-def apart(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Outcome]:
-    """The outcomes of a pass, a batch at a time."""
+def outcomes_by_batch(step: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Outcome]:
+    """The outcomes of a pass whose batches are scored by `evaluate_step`."""
     for batch in batches:
         yield as_outcome(step(batch), "evaluate_step", batch)
 
@@ -178,39 +178,40 @@ def score(outcomes: Iterable[Outcome], name: str, metrics: MetricsByOutput, add_
 
 def record(outcome: Outcome, tally: LossSums, metrics: MetricsByOutput) -> None:
     """Adds one batch to what is reported later; an update that was left out does not count."""
-    if outcome.applied is False:
+    applied = outcome.applied
+    if applied is False:
         return
     for name, term in outcome.terms.items():
-        term = reported(term)
-        total, weight = term.sum, term.weight
-        if isinstance(outcome.applied, Tensor):
-            total = torch.where(outcome.applied, total, 0.0) if isinstance(total, Tensor) else total * outcome.applied
-            weight = weight * outcome.applied
-        tally.add(name, total, weight, term.coefficient, weighted=not term.counts)
-    if metrics:
+        total, weight, coefficient = term.sum, term.weight, term.coefficient
+        if not term.counts:  # a prior is reported times its coefficient
+            total, coefficient = total * coefficient, 1.0
+        if applied is not True:
+            total = torch.where(applied, total, 0.0) if isinstance(total, Tensor) else total * applied
+            weight = weight * applied
+        tally.add(name, total, weight, coefficient)
+    for part in metrics.parts.values():
         metrics.missed |= not outcome.outputs
         for outputs, batch in outcome.outputs:
-            for part in metrics.parts.values():
-                compared = part.compared
-                assert compared is not None
-                scored, wanted = compared.output(outputs), batch[compared.target]
-                if compared.dense is not None:
-                    wanted = compared.dense(wanted)
-                elif type(wanted) is not Tensor:
-                    scored, wanted = _dense(scored, wanted, compared.reads)
-                part.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
+            compared = part.compared
+            assert compared is not None
+            scored, wanted = compared.output(outputs), batch.fields.get(compared.target)
+            if compared.dense is not None or type(wanted) is not Tensor:
+                scored, wanted = _dense(scored, batch[compared.target], compared)
+            part.add(scored.detach() if isinstance(scored, Tensor) else scored, wanted)
 
 
-def _dense(outputs: Any, target: Any, reads: str | None) -> tuple[Any, Any]:
+def _dense(outputs: Any, target: Any, compared: Compared) -> tuple[Any, Any]:
     """Outputs and target as metrics look at them: dense, and of sequences the items."""
+    if compared.dense is not None:
+        return outputs, compared.dense(target)
     if isinstance(target, Ragged):
         items = target.dense()
-        return target.items_of(outputs, is_flat(outputs, items, reads)), items
+        return target.items_of(outputs, is_flat(outputs, items, compared.reads)), items
     return outputs, target.to_dense() if isinstance(target, Sparse) else target
 
 
 def report(name: str, tally: LossSums, metrics: MetricsByOutput, add_up: AddUp) -> dict[str, Any]:
-    """What has been added up since the last report, if anything; it starts anew."""
+    """The row of what was added since the last report, which is then forgotten; empty if nothing was."""
     weights = {term: weight for term, (_, _, weight) in tally.totals().items()}
     losses, scores = add_up(tally, metrics)
     if empty := [term for term, loss in losses.items() if weights.get(term) == 0 and math.isnan(loss)]:
@@ -226,8 +227,9 @@ def report(name: str, tally: LossSums, metrics: MetricsByOutput, add_up: AddUp) 
             "hr.Outcome(losses, outputs).",
             stacklevel=2,
         )
-    alone = losses.keys() == {"", "loss"} and not abs(losses[""] - losses["loss"]) > 0  # the same, perhaps no number
-    hidden = {"total_loss", *(["loss"] if alone else [])}
+    hidden = {"total_loss"}
+    if losses.keys() == {"", "loss"} and not abs(losses[""] - losses["loss"]) > 0:  # the same, perhaps both NaN
+        hidden.add("loss")
     row: dict[str, Any] = {
         f"{name}/loss{'/' if term else ''}{term}": value for term, value in losses.items() if term not in hidden
     }
@@ -251,40 +253,40 @@ def predictions(
     tapes: Tapes,
 ) -> Any:
     """What the model returns for every row, in order, on the host; moved there a macrobatch at a time."""
-    found: list[Any] = []
-    held: list[Any] = []
+    on_host: list[Any] = []
+    on_device: list[Any] = []
     totals: list[int] = []
-    own = type(objective).outputs is not Objective.outputs
-    outputs: Callable[[nn.Module, Batch], Any] = objective.outputs if own else objective.call
+    overridden = type(objective).outputs is not Objective.outputs
+    outputs: Callable[[nn.Module, Batch], Any] = objective.outputs if overridden else objective.call
     with torch.no_grad(), precision.context():
         for batch in batches:
             totals.append(batch.total)
             if not batch.rows:  # a worker may have none of a small batch
                 pass
-            elif held or found:
-                held.append(tapes.outputs(batch, partial(outputs, model)))
+            elif on_device or on_host:
+                on_device.append(tapes.outputs(batch, partial(outputs, model)))
             else:
-                held.append(first_call(outputs, model, batch))
+                on_device.append(first_call(outputs, model, batch))
                 if outputs is objective.call:  # the streams stay what they are: no need to ask again
                     outputs = objective.call.way(tuple(batch.fields))
             if feed.ends_macrobatch:
-                found += held if feed.device.type == "cpu" else _on_host(held, apart=gather is not None)
-                held = []
+                on_host += on_device if feed.device.type == "cpu" else _to_host(on_device, join=gather is None)
+                on_device = []
     if gather is not None:
-        found = gather(found, totals)
-    if not found:
+        on_host = gather(on_host, totals)
+    if not on_host:
         raise DataError("the predict data gave no rows. Pass data with at least one.")
-    joined = _joined(found)
-    return tree_map(lambda leaf: map_tensors(leaf, _whole), joined) if precision.halves else joined
+    joined = _joined(on_host)
+    return tree_map(lambda leaf: map_tensors(leaf, _as_float), joined) if precision.halves else joined
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _as_float(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _on_host(outputs: list[Any], apart: bool) -> list[Any]:
-    """Consecutive outputs on the host; tensors are joined before they travel, unless they are wanted `apart`."""
-    if outputs and not apart and all(isinstance(leaf, Tensor) for leaf in tree_flatten(outputs[0])[0]):
+def _to_host(outputs: list[Any], join: bool) -> list[Any]:
+    """Consecutive outputs on the host; `join`: tensors may be joined, which makes one copy of them."""
+    if outputs and join and all(isinstance(leaf, Tensor) for leaf in tree_flatten(outputs[0])[0]):
         outputs = [_joined(outputs)]
     return [
         tree_map(lambda leaf: leaf.to("cpu") if isinstance(leaf, Tensor | Rows) else leaf, part) for part in outputs

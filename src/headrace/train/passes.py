@@ -14,7 +14,7 @@ from ..step import check, evaluate
 from ..step.given import data_sets, source_on
 from ..step.weights import categories_of
 from ..watch.callback import Callback
-from ..watch.passes import Along
+from ..watch.passes import PassCallbacks
 from .plan import all_callbacks
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def score(
     with _once(trainer, source, batch_size, shares) as feed:
         limited = evaluate.limited(feed, limit, trainer.signals.check_scoring)
         batches = _with_callbacks(trainer, callbacks)(feed, limited)
-        outcomes = evaluate.apart(trainer.evaluate_step, batches)
+        outcomes = evaluate.outcomes_by_batch(trainer.evaluate_step, batches)
         if joins and isinstance(objective, Supervised) and objective.joins:
             read, scored = trainer.updates.guard.read, metrics.targets
             tapes = trainer.updates.answers(objective, bool(callbacks))
-            outcomes = evaluate.together(objective, trainer.model, batches, trainer.precision, read, scored, tapes)
+            outcomes = evaluate.outcomes_by_block(objective, trainer.model, batches, trainer.precision, read, scored, tapes)
         return evaluate.score(outcomes, name, metrics, team.scored if shares else team.scored_by_each)
 
 
@@ -98,8 +98,8 @@ def _source_of(trainer: Trainer, data: Any, name: str, batch_size: int | None, l
     return source
 
 
-def _with_callbacks(trainer: Trainer, callbacks: Sequence[Callback]) -> evaluate.Watch:
+def _with_callbacks(trainer: Trainer, callbacks: Sequence[Callback]) -> evaluate.PassCallbacks:
     """Calls callbacks along a pass over data."""
     if not callbacks:
-        return evaluate.unwatched
-    return Along(trainer, all_callbacks(callbacks, False, False, trainer.team.comm.leader))
+        return evaluate.no_callbacks
+    return PassCallbacks(trainer, all_callbacks(callbacks, False, False, trainer.team.comm.leader))

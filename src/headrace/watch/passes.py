@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..data.feed import Feed
 
 
-class Along:
+class PassCallbacks:
     """Calls `on_step_end` after every batch of a pass over data and `on_macrobatch_end` after every macrobatch."""
 
     def __init__(self, trainer: Any, callbacks: Callbacks) -> None:
