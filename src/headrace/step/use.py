@@ -18,7 +18,7 @@ class Use:
 
     def __init__(self) -> None:
         self._released, self._owner = threading.Condition(), threading.current_thread()
-        self.uses = 0  # one within another, as a validation within a training
+        self._uses = 0  # one within another, as a validation within a training
         self.trainings = 0  # under way, of these uses
 
     def __reduce__(self) -> Any:
@@ -29,7 +29,7 @@ class Use:
         """This thread uses the trainer for a while; errors name the use by `what`."""
         me = threading.current_thread()
         with self._released:
-            while self.uses and self._owner is not me and self._owner.is_alive():
+            while self._uses and self._owner is not me and self._owner.is_alive():
                 if self.trainings:
                     raise ConfigError(
                         f"{what} was called while another thread trains, and would change what it trains. Call it in "
@@ -41,12 +41,12 @@ class Use:
                         "two would wait for each other. Give the map a trainer and a model of its own."
                     )
                 self._released.wait(CHECKED_EVERY_S)
-            self._owner, self.uses, self.trainings = me, self._uses + 1, self.trainings + trains
+            self._owner, self._uses, self.trainings = me, self._uses + 1, self.trainings + trains
         try:
             yield
         finally:
             with self._released:
-                self.uses, self.trainings = self._uses - 1, self.trainings - trains
+                self._uses, self.trainings = self._uses - 1, self.trainings - trains
                 self._released.notify_all()
 
     def advance(self) -> None:

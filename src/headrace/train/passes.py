@@ -69,7 +69,9 @@ def score(
         if joins and isinstance(objective, Supervised) and objective.joins:
             read, scored = trainer.updates.guard.read, metrics.targets
             tapes = trainer.updates.answers(objective, bool(callbacks))
-            outcomes = evaluate.outcomes_by_block(objective, trainer.model, batches, trainer.precision, read, scored, tapes)
+            outcomes = evaluate.outcomes_by_block(
+                objective, trainer.model, batches, trainer.precision, read, scored, tapes
+            )
         return evaluate.score(outcomes, name, metrics, team.scored if shares else team.scored_by_each)
 
 

@@ -42,8 +42,8 @@ class Runs:
             return False
         if isinstance(run, Path) and any(_NUMBER.fullmatch(part.parent.name) for part in run.glob(f"*/{RUN}")):
             raise ConfigError(
-                f"run={run!r} is a directory of runs. To number the next one there pass the string '{run}/': a Path loses "
-                "the slash at its end.",
+                f"run={run!r} is a directory of runs. To number the next one there pass the string '{run}/': a Path "
+                "loses the slash at its end.",
                 argument="run",
             )
         return isinstance(run, str) and run.endswith(_SEPARATORS)
