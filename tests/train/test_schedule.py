@@ -428,7 +428,7 @@ def test_a_scheduler_that_lacks_an_argument_is_refused_at_once(kind: Any) -> Non
         (lambda o, total: rates.StepLR(o, total), "failed at the progress 0: TypeError"),
         (lambda: 1.0, "failed at the progress 0: TypeError"),
         (lambda p: None, "gave a NoneType at the progress 0, not a number"),
-        (hr.Schedule(lambda optimizer: rates.StepLR(optimizer)), "made no scheduler for 10 steps: TypeError"),
+        (hr.Schedule(lambda optimizer: rates.StepLR(optimizer)), "made no scheduler: TypeError"),
         (hr.Schedule(lambda optimizer: 0.5), "made a float"),
     ],
 )

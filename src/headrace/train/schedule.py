@@ -110,15 +110,20 @@ class Schedule:
 
     def scheduler(self, optimizer: Optimizer, total: int | None) -> LRScheduler:
         """The scheduler of an optimizer in a training of so many steps."""
-        try:
-            make: Any = self.make
-            made = make(optimizer) if _required(make) < 2 else make(optimizer, total)
-        except Exception as error:
-            told = f"{type(error).__name__}: {str(error).rstrip('.')}"
-            raise ConfigError(f"schedule= made no scheduler for {total} steps: {told}. {_TAKES}.") from error
+        arguments = (optimizer, total) if _required(self.make) > 1 else (optimizer,)
+        made = _called(self.make, arguments, "made no scheduler")
         if not isinstance(made, LRScheduler):
             raise ConfigError(f"schedule= made a {type(made).__name__}. {_TAKES}.")
         return made
+
+
+def _called(function: Callable[..., Any], arguments: tuple[Any, ...], failure: str) -> Any:
+    """What a user's function returns. An error in it becomes one that names what `schedule=` takes."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise ConfigError(f"schedule= {failure.format(*arguments)}: {reason}. {_TAKES}.") from error
 
 
 def _required(function: Any) -> int:
@@ -267,20 +272,13 @@ class _ByProgress(Rates):
             group.setdefault("initial_lr", float(group["lr"]))
 
     def before(self, counters: Counters) -> None:
-        factor = self._factor_at(max(self._share(limit, counters) for limit in self._limits))
-        for group in self._groups:
-            put_rate(group, group["initial_lr"] * factor)
-
-    def _factor_at(self, progress: float) -> float:
-        try:
-            factor = self._factor(progress)
-        except Exception as error:
-            told = f"{type(error).__name__}: {str(error).rstrip('.')}"
-            raise ConfigError(f"schedule= failed at the progress {progress:g}: {told}. {_TAKES}.") from error
+        progress = max(self._share(limit, counters) for limit in self._limits)
+        factor = _called(self._factor, (progress,), "failed at the progress {0:g}")
         if not isinstance(factor, float | Real | Tensor):
             made = type(factor).__name__
             raise ConfigError(f"schedule= gave a {made} at the progress {progress:g}, not a number. {_TAKES}.")
-        return factor
+        for group in self._groups:
+            put_rate(group, group["initial_lr"] * factor)
 
     def after(self, counters: Counters, history: History) -> None:
         if counters.ends_epoch:
