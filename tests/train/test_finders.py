@@ -272,6 +272,18 @@ def test_several_optimizers_and_what_a_subclass_keeps_are_copied_together(find: 
     assert all(subject.calls)
 
 
+def test_a_train_step_may_stop_the_training() -> None:
+    class Stopping(hr.Trainer):
+        def train_step(self, batch: hr.Batch) -> hr.Outcome:
+            if self.info is not None and self.info.step == 14:
+                self.info.stop("enough")
+            return super().train_step(batch)
+
+    subject = trainer()
+    stopping = Stopping(subject.model, hr.CrossEntropy(), subject.optimizer, batch_size=4)
+    assert len(stopping.find_lr(Rows(), highest=1e-3, steps=40).losses) == 15
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     subject = trainer()
     found = subject.find_lr(Rows(), lowest=np.float32(1e-6), highest=np.float64(1.0), steps=np.int64(12))

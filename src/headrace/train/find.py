@@ -105,10 +105,12 @@ def find_lr(
                 for group, share in zip(groups, shares, strict=True):
                     put_rate(group, rates[len(losses)] * share)
                 try:
-                    losses.append(float(next(updates).outcome.losses["total_loss"]))
+                    if (info := next(updates, None)) is None:  # a train_step has stopped the training
+                        break
+                    losses.append(float(info.outcome.losses["total_loss"]))
                 except NonFiniteError:
                     losses.append(math.inf)
-    why = f"up to {rates[-1]:.2g} it did not diverge"
+    why = f"up to {rates[len(losses) - 1]:.2g} it did not diverge"
     if _diverged(losses):
         why = f"it diverged at {rates[len(losses) - 1]:.2g}"
     if not math.isfinite(losses[-1]) and len(losses) <= FEWEST:
