@@ -145,7 +145,7 @@ def test_one_that_a_step_makes_not_finite_is_found(where: int, by: str) -> None:
         model[where].running_var = bad
     else:
         model[where].running_var.data = bad
-    for found in (buffers.moved(), buffers.spread()):
+    for found in (buffers.moved(), buffers.finite_where_it_was()):
         assert not all(bool(torch.isfinite(tensor).all()) for tensor in found)
     assert buffers.unusual() == [f"{where}.running_var"]
     buffers.restore()

@@ -1,4 +1,4 @@
-"""The same promises on a GPU: pinned copies on a side stream, no synchronisation, a guard that masks."""
+"""The same promises on a GPU: pinned copies on a side stream, no synchronisation, updates that are skipped there."""
 
 from typing import Any
 
@@ -33,10 +33,10 @@ class Host(hr.Table):
         return hr.Batch({"x": X[indices], "y": Y[indices]})
 
 
-def trained(data: Any, device: str, **options: Any) -> tuple[hr.Trainer, hr.History]:
+def trained(data: Any, device: str, fused: bool = False, **options: Any) -> tuple[hr.Trainer, hr.History]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
     trainer = hr.Trainer(
         model, hr.CrossEntropy(), optimizer, batch_size=64, device=device, metrics="accuracy", **options
     )
@@ -60,7 +60,7 @@ def test_half_precision_learns(precision: str) -> None:
 
 
 def test_the_loop_does_not_wait_for_the_device() -> None:
-    trainer, _ = trained((X, Y), "cuda")
+    trainer, _ = trained((X, Y), "cuda", fused=True)
     on_device = X.cuda(), Y.cuda()
     trainer.metrics = hr.Trainer(trainer.model, hr.CrossEntropy(), trainer.optimizer).metrics
     info = iter(trainer.steps(on_device, epochs=1))
@@ -73,12 +73,13 @@ def test_the_loop_does_not_wait_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_bad_number_stops_the_run_within_the_macrobatch_and_reaches_no_weight() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_bad_number_stops_the_run_within_the_macrobatch_and_reaches_no_weight(fused: bool) -> None:
     bad = X.clone()
     bad[500] = float("nan")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5))
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
     trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, batch_size=50, device="cuda", order="none")
     with pytest.raises(hr.NonFiniteError, match="step 11"):
         trainer.fit((bad, Y), epochs=1, progress=False)

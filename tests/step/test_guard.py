@@ -46,6 +46,14 @@ OPTIMIZERS: dict[str, Make] = {
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.01),
 }
+FUSED: dict[str, Make] = {
+    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "fused momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, fused=True),
+    "fused adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
+    "fused adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "fused adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, fused=True),
+}
+OPTIMIZERS |= FUSED
 
 
 def make(on_device: bool = False, make: Make = momentum, model: nn.Module | None = None, **options: Any) -> hr.Trainer:
@@ -80,8 +88,8 @@ def with_nan(*rows: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("k", "name", "on_device"),
     sampled(
-        product([2, 4, 7], ["momentum", "adamw"], [False, True]),
-        keep=[(4, "momentum", False), (7, "adamw", True)],
+        product([2, 4, 7], ["momentum", "adamw", *FUSED], [False, True]),
+        keep=[(4, "momentum", False), (7, "adamw", True), *((4, name, True) for name in FUSED)],
         of=4,
     ),
 )
@@ -153,7 +161,10 @@ def test_a_bad_gradient_of_a_finite_loss_is_found(on_device: bool) -> None:
     ("rows", "name", "on_device"),
     sampled(
         product([(3,), (20,), (3, 20, 70)], OPTIMIZERS, [False, True]),
-        keep=[((3,), "adamw", True), ((3, 20, 70), "momentum", False), ((3, 20, 70), "rprop", True)],
+        keep=[
+            *(((3,), "adamw", True), ((3, 20, 70), "momentum", False), ((3, 20, 70), "rprop", True)),
+            *(((3, 20, 70), name, True) for name in FUSED),
+        ],
         of=5,
     ),
     ids=str,
@@ -189,6 +200,55 @@ def test_a_healthy_run_has_the_same_bits_under_either_guard(name: str) -> None:
     same(host, device)
     assert first.last == pytest.approx(second.last)
     assert device.updates.guard.skipped == 0
+
+
+class Watched(DeviceGuard):
+    """Writes down what it has answered."""
+
+    def sound(self, *given: Any) -> bool | Tensor:
+        answer = super().sound(*given)
+        vars(self).setdefault("answers", []).append(answer)
+        return answer
+
+
+def watched(make_optimizer: Make, hook: bool = False, rows: tuple[int, ...] = (20,)) -> tuple[hr.Trainer, list[type]]:
+    trainer = make(make=make_optimizer, nonfinite="skip")
+    trainer._step.guard = guard = Watched(torch.device("cpu"), skip=True)
+    if hook:
+        trainer.optimizer.register_step_post_hook(lambda *_: None)
+    fit(trainer, with_nan(*rows), epochs=1)
+    return trainer, list(map(type, vars(guard)["answers"]))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_the_host_waits_for_no_flag_of_a_fused_optimizer_that_has_state(name: str) -> None:
+    trainer, answers = watched(FUSED[name])
+    made_at_once = name in ("fused sgd", "fused adagrad")  # the one has no state, the other from the beginning
+    assert answers == ([Tensor] if made_at_once else [bool]) + 4 * [Tensor]
+    assert trainer.skipped == 1
+    assert not hasattr(trainer.optimizer, "found_inf")
+
+
+def test_a_first_update_that_is_bad_leaves_no_unwritten_memory_behind() -> None:
+    trainer, answers = watched(FUSED["fused momentum"], rows=(3, 20))
+    assert answers == [bool, bool, bool, Tensor, Tensor]
+    assert all(bool(value.isfinite().all()) for value in trainer.model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", ["adamw", "momentum", "hook"])
+def test_the_host_waits_where_an_update_cannot_be_skipped_on_the_device(name: str) -> None:
+    hook = name == "hook"
+    assert set(watched(OPTIMIZERS["fused adamw" if hook else name], hook)[1]) == {bool}
+
+
+@pytest.mark.parametrize("name", ["momentum", "fused momentum"])
+def test_fp16_leaves_bad_updates_out_on_a_device_as_on_the_host(name: str) -> None:
+    options: dict[str, Any] = {"nonfinite": "skip", "precision": "fp16"}
+    trainers = [make(on_device, OPTIMIZERS[name], **options) for on_device in (False, True)]
+    for trainer in trainers:
+        fit(trainer, with_nan(20, 70))
+        assert trainer.skipped == 4
+    same(*trainers)
 
 
 class Raises(torch.autograd.Function):

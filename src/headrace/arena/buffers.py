@@ -178,7 +178,7 @@ class Buffers:
         """The buffers with fractions that the step at hand has changed, or may have; statistics as one vector."""
         return [now for _, now in self._pairs()]
 
-    def spread(self) -> list[Tensor]:
+    def finite_where_it_was(self) -> list[Tensor]:
         """As `moved`, with zeros for what was not finite before; nothing here waits for a device."""
         pairs = [(before, now) for before, now in self._pairs() if now.shape == before.shape]
         return [torch.where(torch.isfinite(before), now, 0) for before, now in pairs]

@@ -193,6 +193,18 @@ def is_plain(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
+def skips_on_device(optimizer: Optimizer) -> bool:
+    """Whether the optimizer skips a step where its `found_inf` is 1: all of its groups are fused.
+
+    One that would begin its state in the step leaves memory that nobody has written: it does not.
+    """
+    if not (hasattr(optimizer, "_step_supports_amp_scaling") and all(g.get("fused") for g in optimizer.param_groups)):
+        return False
+    stepped = [param for group in optimizer.param_groups for param in group["params"] if param.grad is not None]
+    states = [optimizer.state.get(param) or {"": None} for param in stepped]
+    return is_plain(optimizer) or not any(value is None for state in states for value in state.values())
+
+
 def _check_by_trial(optimizer: Optimizer, names: Named, saved: Mapping[str, Any], what: str) -> None:
     """Raises unless saved hyperparameters make an update, of a small parameter, and the saved state is like its state.
 

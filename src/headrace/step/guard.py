@@ -1,30 +1,47 @@
 """Keeps NaN and infinity out of weights, buffers and optimizer.
 
-On a CPU the numbers are at hand: the host looks at them and the run stops at that step. A GPU is not waited
-for: a flag on the device masks the update, and the host reads the flag at the end of a macrobatch.
+On a CPU the host looks at the numbers, and the run stops at that step. On a device a flag is computed there, by which
+torch's fused optimizers skip the update; the host reads the flags at the end of a macrobatch.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..arena.arena import Arena
 from ..arena.buffers import Buffers
 from ..arena.gradients import all_finite, total
+from ..arena.optimizer import skips_on_device
 from ..errors import NonFiniteError
 from ..loss.outcome import Outcome
 
-if TYPE_CHECKING:
-    from .update import Update
-
 Scalar = float | Tensor
+Doubts = Mapping[str, Scalar]
+"""Numbers beside losses and gradients that have to be finite, by what they show in a message."""
+
+
+class Candidate(Protocol):
+    """An update whose gradients are collected, and which has not been made yet."""
+
+    arena: Arena
+    buffers: Buffers
+    bad_workers: Callable[[], str]
+    """Says on which workers something is not finite. All workers that share an update call it, after the same one."""
+
+    @property
+    def untouched(self) -> str: ...
+    def describe(self) -> str: ...
 
 
 class Guard(ABC):
     """Decides whether an update may happen. `skip` counts bad ones and goes on instead of stopping."""
+
+    read: Callable[[Scalar], Scalar]
+    """A number as this guard keeps it: on the host, or left on the device."""
 
     def __init__(self, skip: bool = False) -> None:
         self.skip = skip
@@ -32,51 +49,48 @@ class Guard(ABC):
         """Updates left out so far because a loss or a gradient was not finite."""
         self._watched: tuple[str, Callable[[], Mapping[str, Tensor]]] | None = None
 
-    read: Callable[[Scalar], Scalar]
-    """A number as this guard keeps it: on the host, or left on the device."""
-
     @abstractmethod
-    def sound(
-        self, update: "Update", outcome: Outcome, gradients: Sequence[Tensor], doubts: Mapping[str, Scalar]
-    ) -> bool | Tensor:
-        """Whether an update may be made: all sums, gradients, moved buffers and doubts are finite.
+    def sound(self, update: Candidate, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool | Tensor:
+        """Whether an update may be made: sums, gradients, moved buffers and `doubts` are finite.
 
-        On a device it is a flag there, which nobody waits for.
+        If they are not, buffers become what they were, and the host raises or counts it. On a device the answer may be
+        a flag. The optimizer skips the step where it is false: clip and step as usual, then call `done`.
         """
+
+    def done(self, update: Candidate) -> None:
+        """After the step of an update for which `sound` has returned a flag, even if the step has failed."""
+        vars(update.arena.optimizer).pop("found_inf", None)
 
     @abstractmethod
     def buffers(self, buffers: Buffers) -> Scalar:
         """A number that is not finite if the step at hand has made a buffer so."""
 
-    @abstractmethod
     def settle(self) -> None:
-        """Learns about updates that the host has not looked at yet; raises if one was bad."""
+        """Learns of updates that the host has not looked at yet; raises if one was bad."""
+        self.look()
 
-    @abstractmethod
     def forget(self) -> None:
         """Drops what has not been looked at: a training that was left is no concern of the next."""
+        self._watched = None
 
-    def watch(self, step: str, left: Callable[[], Mapping[str, Tensor]]) -> None:
-        """An update was made by hand, perhaps: `look` looks at what it has left, at the latest to settle."""
-        self._watched = step, left
+    def watch(self, step: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
+        """After a `train_step` override: `look` checks these tensors for NaN, at the latest when the guard settles."""
+        self._watched = step, tensors
 
     def look(self) -> None:
-        """Raises if what updates by hand have left is not finite."""
+        """Raises if tensors that are watched are not finite."""
         watched, self._watched = self._watched, None
-        if watched is None:
+        tensors = {} if watched is None else watched[1]()
+        if watched is None or not tensors or math.isfinite(float(total(list(tensors.values())))):
             return
-        step, tensors = watched[0], watched[1]()
-        if not tensors or math.isfinite(float(total(list(tensors.values())))):
-            return
-        flags = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()]).tolist()
-        if bad := [name for name, sound in zip(tensors, flags, strict=True) if not sound]:
+        if bad := [name for name, tensor in tensors.items() if not all_finite([tensor])]:
             raise NonFiniteError(
-                f"{step}: the updates of train_step have left {', '.join(map(repr, bad[:3]))} not finite, which cannot "
-                "be undone. Go on from the last checkpoint, with a lower rate, or clip the gradients in train_step."
+                f"{watched[0]}: the updates of train_step have left {', '.join(map(repr, bad[:3]))} not finite, and "
+                "nothing can undo that. Go on from the last checkpoint, with a lower rate, or clip the gradients."
             )
 
-    def _bad(self, what: str, untouched: str) -> None:
-        self.skipped += 1
+    def _leave_out(self, what: str, untouched: str, count: int = 1) -> None:
+        self.skipped += count
         if not self.skip:
             raise NonFiniteError(
                 f"{what} {untouched} "
@@ -89,45 +103,37 @@ class HostGuard(Guard):
 
     read = staticmethod(float)
 
-    def sound(
-        self, update: "Update", outcome: Outcome, gradients: Sequence[Tensor], doubts: Mapping[str, Scalar]
-    ) -> bool:
+    def sound(self, update: Candidate, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool:
         number = float(total(gradients)) if gradients else 0.0
         for term in outcome.terms.values():
             if term.coefficient:
                 number += term.sum
-        for doubt in doubts.values():
-            number += float(doubt)
         if moved := update.buffers.moved():
-            number += float(_sum(moved))
-        if math.isfinite(number):
+            number += float(total(moved))
+        if math.isfinite(number) and all(map(math.isfinite, doubts.values())):
             return True
-        sums = {name: float(term.sum) for name, term in outcome.terms.items() if term.coefficient}
-        sums |= {name: float(doubt) for name, doubt in doubts.items()}
-        bad = [f"the loss term {name!r} is {value}" for name, value in sums.items() if not math.isfinite(value)]
+        terms = [(name, term.sum) for name, term in outcome.terms.items() if term.coefficient]
+        bad = [f"the loss term {name!r} is {value}" for name, value in terms if not math.isfinite(value)]
+        bad += [f"{name} is not finite" for name, value in doubts.items() if not math.isfinite(value)]
         if not bad and not all_finite(gradients):
             bad = [f"the gradient of {name!r} is not finite" for name in update.arena.unusual()]
         bad += [f"the buffer {name!r} is not finite" for name in update.buffers.unusual()]
-        if not bad:  # the sum of large finite numbers has overflown
-            return True
-        update.buffers.restore()
-        self._bad(f"{update.describe()}: {', '.join(bad[:3])}{update.bad_workers()}.", update.untouched)
-        return False
+        if bad:  # otherwise a sum of large finite numbers has overflowed
+            update.buffers.restore()
+            self._leave_out(f"{update.describe()}: {', '.join(bad[:3])}{update.bad_workers()}.", update.untouched)
+        return not bad
 
     def buffers(self, buffers: Buffers) -> float:
         moved = buffers.moved()
-        sound = not moved or math.isfinite(float(_sum(moved))) or not buffers.unusual()
-        return 0.0 if sound else math.nan
-
-    def forget(self) -> None:
-        self._watched = None
-
-    def settle(self) -> None:
-        self.look()
+        return math.nan if moved and not math.isfinite(float(total(moved))) and buffers.unusual() else 0.0
 
 
 class DeviceGuard(Guard):
-    """Masks a bad update on the device; the host learns of it when it settles."""
+    """Finds out on the device whether an update is sound; the host learns of a bad one when it settles.
+
+    After the first bad update nothing moves until the host has seen it. Where an optimizer cannot skip a step on the
+    device, or has no state yet, the host waits for the flag before the step.
+    """
 
     read = staticmethod(lambda scalar: scalar)
 
@@ -136,58 +142,44 @@ class DeviceGuard(Guard):
         self._count = torch.zeros((), dtype=torch.int64, device=device)
         self._pending: list[tuple[Tensor, str, str]] = []
 
-    def sound(
-        self, update: "Update", outcome: Outcome, gradients: Sequence[Tensor], doubts: Mapping[str, Scalar]
-    ) -> bool | Tensor:
-        sums = [term.sum for term in outcome.terms.values() if term.coefficient]
-        numbers = [value for value in [*sums, *doubts.values()] if isinstance(value, Tensor)]
+    def sound(self, update: Candidate, outcome: Outcome, gradients: Sequence[Tensor], doubts: Doubts) -> bool | Tensor:
+        trained = [term for term in outcome.terms.values() if term.coefficient]
+        numbers = [*(term.sum for term in trained), *doubts.values(), self.buffers(update.buffers)]
         numbers += [total(gradients)] if gradients else []
-        if moved := [buffer for buffer in update.buffers.spread() if buffer.device == self._count.device]:
-            numbers.append(_sum(moved))
-        bad = ~torch.isfinite(torch.stack([number.double() for number in numbers])).all()
+        bad = ~torch.stack([torch.isfinite(self._on_device(number)) for number in numbers]).all()
         if not self.skip:
-            bad |= self._count > 0  # after the first bad update nothing moves until the host has seen it
+            bad |= self._count > 0
         self._count += bad
-        known = [term.weight for term in outcome.terms.values() if term.counts and term.coefficient]
-        weights = [weight for weight in known if isinstance(weight, Tensor)]
-        idle = bad
-        if weights and len(weights) == len(known):
-            idle = bad | (torch.stack([weight.double() for weight in weights]) == 0).all()
         self._pending.append((bad, update.describe(), update.untouched))
-        update.buffers.select(idle)
-        return not bool(idle)
+        made, weights = ~bad, [term.weight for term in trained if term.counts]
+        if weights:
+            made &= torch.stack([self._on_device(weight) != 0 for weight in weights]).any()
+        update.buffers.select(~made)
+        if not skips_on_device(update.arena.optimizer) or update.arena.hooks.prepared() is None:
+            return bool(made)
+        update.arena.optimizer.found_inf = (~made).float()  # type: ignore[attr-defined]
+        return made
 
     def buffers(self, buffers: Buffers) -> Scalar:
-        moved = [buffer for buffer in buffers.spread() if buffer.device == self._count.device]
-        return _sum(moved) if moved else 0.0
-
-    def forget(self) -> None:
-        self._pending, self._watched = [], None
-        self._count.zero_()
+        moved = [buffer for buffer in buffers.finite_where_it_was() if buffer.device == self._count.device]
+        return total(moved) if moved else 0.0
 
     def settle(self) -> None:
-        self._read_flags()
-        self.look()
+        pending, self._pending = self._pending, []
+        if pending and (count := int(self._count)):
+            self._count.zero_()
+            first = torch.stack([bad for bad, _, _ in pending]).tolist().index(True)
+            _, where, untouched = pending[first]
+            self._leave_out(f"{where}: a loss or a gradient is not finite.", untouched, count if self.skip else 1)
+        super().settle()
 
-    def _read_flags(self) -> None:
-        pending, count = self._pending, int(self._count) if self._pending else 0
-        if not pending:
-            return
-        flags = torch.stack([bad for bad, _, _ in pending]).tolist()
+    def forget(self) -> None:
+        super().forget()
         self._pending = []
         self._count.zero_()
-        if not count:
-            return
-        self.skipped += count if self.skip else 0
-        if not self.skip:
-            _, where, untouched = pending[flags.index(True)]
-            self._bad(f"{where}: a loss or a gradient is not finite.", untouched)
 
-
-def _sum(buffers: Sequence[Tensor]) -> Tensor:
-    if len(buffers) == 1:
-        return buffers[0].sum()
-    return torch.cat([buffer if buffer.dim() == 1 else buffer.reshape(-1) for buffer in buffers]).sum()
+    def _on_device(self, number: Scalar) -> Tensor:
+        return number if isinstance(number, Tensor) else torch.full((), number, device=self._count.device)
 
 
 def make_guard(device: torch.device, skip: bool) -> Guard:

@@ -67,6 +67,10 @@ class Precision:
         if self._scaler is None or not gradients:
             arena.hooks.step()
             return
+        skips = vars(arena.optimizer).pop("found_inf", None)  # the guard's; the scaler puts its own there
+        if skips is not None and bool(skips):
+            self.discard()
+            return
         with arena.hooks.ours():
             self._scaler.step(arena.optimizer)
         self._scaler.update()

@@ -310,8 +310,12 @@ class Made:
         outcome.applied = update.guard.sound(update, outcome, seen, passes.doubts)
         if outcome.applied is False:
             return
-        update.clip(gradients)
-        update.optimizer_step(gradients, self._step)
+        try:
+            update.clip(gradients)
+            update.optimizer_step(gradients, self._step)
+        finally:
+            if outcome.applied is not True:
+                update.guard.done(update)
         if passes.calls_nobody and not update.scales and self._step is None:
             self._step = update.arena.hooks.prepared()
             if self._step is None:  # the optimizer's step calls code of the user's
