@@ -62,7 +62,7 @@ class Arena:
         self.names = names_of(optimizer, places)
         refuse_sharded(self.names)
         elementwise = type(optimizer) in ELEMENTWISE or getattr(type(optimizer), "elementwise", False)
-        torn = overlapping(self.names)
+        shared = overlapping(self.names)
         self.loose: list[nn.Parameter] = []
         self.vectors: list[Vector] = []
         self.proven = False
@@ -71,7 +71,7 @@ class Arena:
             homes: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
             for param in group:
                 small = largest is None or param.numel() <= largest
-                if packed and small and elementwise and is_packable(param) and param not in torn:
+                if packed and small and elementwise and is_packable(param) and param not in shared:
                     homes.setdefault((param.dtype, param.device), []).append(param)
                 else:
                     self.loose.append(param)
@@ -83,7 +83,6 @@ class Arena:
         self._missing: Set[Slot] = frozenset()  # what the last update does not reach
         self._pieces: tuple[Set[Slot], list[Tensor]] | None = None
         self._segments: list[Segment] = []
-        self._gradient_views: list[Tensor] = []
         self._homes: list[tuple[nn.Parameter, int, Tensor, Slot]] = []
         self._versions: list[int] = []
         self._filled = False
@@ -98,7 +97,7 @@ class Arena:
     @property
     def addresses(self) -> Set[int]:
         """Where the gradients are that are stored in vectors."""
-        return {gradient.data_ptr() for gradient in self._gradient_views}
+        return {gradient.data_ptr() for _, _, gradient, _ in self._homes}
 
     def begin(self, filled: bool = False) -> None:
         """Before an update: every parameter at home, and gradients at zero.
@@ -113,14 +112,15 @@ class Arena:
         self._filled = filled
         if filled:
             return
-        if strays := [slot for param, address, _, slot in self._homes if param.data_ptr() != address]:
-            for vector in self.vectors:
-                for slot in [slot for slot in vector.slots if slot in strays]:
-                    bring_home(slot, vector)
-            self._hand_over()
+        for param, address, _, _ in self._homes:
+            if param.data_ptr() != address:
+                self._bring_strays_home()
+                break
         for vector in self.vectors:
             vector.gradients.zero_()
+        self._versions = versions = []
         for param, _, gradient, _ in self._homes:
+            versions.append(gradient._version)
             if param.grad is not gradient:
                 param.grad = gradient if self.proven else None
         for owned, key, slot in self._places:
@@ -128,7 +128,6 @@ class Arena:
                 take_back(owned, key, slot)
         for param in self.loose:
             param.grad = None
-        self._versions = [gradient._version for gradient in self._gradient_views]
 
     def collect(self, reduce: Reduce | None = None) -> list[Tensor]:
         """After the backward pass: the gradients in flat form, those that exist.
@@ -137,14 +136,17 @@ class Arena:
         here, the homed ones and then the loose ones, and returns which were reached anywhere; it gives loose ones that
         were not reached here zeros of their own.
         """
+        reached, plain = [True] * len(self._homes), True
         if self._filled:
-            reached, plain = [True] * len(self._homes), True
             for param, _, gradient, _ in self._homes:
                 if param.grad is not gradient:
                     param.grad = gradient
         else:
-            reached = [now._version > before for now, before in zip(self._gradient_views, self._versions, strict=True)]
-            plain = all(reached) and all(param.grad is gradient for param, _, gradient, _ in self._homes)
+            for k, (param, _, gradient, _) in enumerate(self._homes):
+                if gradient._version <= self._versions[k]:
+                    reached[k] = plain = False
+                elif param.grad is not gradient:
+                    plain = False
         if not plain:
             reached = self._take_in(reached)
         if reduce is not None:
@@ -152,10 +154,11 @@ class Arena:
             reached = list(reduce(self, [*reached, *loose]))[: len(reached)]
         if not (plain and all(reached)):
             return self._collect_some(reached)
-        self._missing = frozenset()
+        self._missing, gradients = frozenset(), []
         for segment in self._segments:
             segment.handle.grad = segment.gradient
-        return [segment.gradient for segment in self._segments] + _present(self.loose)
+            gradients.append(segment.gradient)
+        return gradients + _present(self.loose) if self.loose else gradients
 
     def pieces(self) -> list[Tensor]:
         """The gradients that `collect` has found, in the longest pieces that lie side by side: for a norm of them all.
@@ -202,7 +205,7 @@ class Arena:
                 segment.handle.grad, segment.gradient = None, vector.gradients
             for slot in vector.slots:
                 slot.gradient = vector.gradients
-        self._gradient_views, self._homes, self._pieces = [], [], None
+        self._homes, self._pieces = [], None
         for vector in self.vectors:
             for segment in vector.segments:
                 unpack_state(segment, self.optimizer)
@@ -212,6 +215,14 @@ class Arena:
         for group, params in zip(self.optimizer.param_groups, self._original, strict=True):
             group["params"] = params
         self.hooks.let_go()
+
+    def _bring_strays_home(self) -> None:
+        """Parameters whose memory was exchanged move into their vectors again."""
+        for vector in self.vectors:
+            for slot in vector.slots:
+                if slot.param.data_ptr() != slot.address:
+                    bring_home(slot, vector)
+        self._hand_over()
 
     def _take_in(self, reached: list[bool]) -> list[bool]:
         """The slow path begins: gradients from elsewhere are copied, what has sparse ones leaves its segment.
@@ -295,7 +306,6 @@ class Arena:
         self._slots = [slot for vector in self.vectors for slot in vector.slots]
         self._homes = [(slot.param, slot.address, slot.gradient, slot) for slot in self._slots]
         self._places = [(owned, key, slot) for slot in self._slots for owned, key in slot.owners]
-        self._gradient_views = [slot.gradient for slot in self._slots]
         self._versions = [known.get(slot, slot.gradient._version) for slot in self._slots]
         self._segments = [segment for vector in self.vectors for segment in vector.segments]
         self._pieces = None

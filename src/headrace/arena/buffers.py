@@ -176,7 +176,7 @@ class Buffers:
 
     def moved(self) -> list[Tensor]:
         """The buffers with fractions that the step at hand has changed, or may have; statistics as one vector."""
-        return [now for _, now in self._pairs()]
+        return [now for _, now in self._pairs()] if self._vectors or self._fractions else []
 
     def finite_where_it_was(self) -> list[Tensor]:
         """As `moved`, with zeros for what was not finite before; nothing here waits for a device."""

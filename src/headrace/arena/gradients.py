@@ -14,7 +14,7 @@ FEW = 8
 
 def backward(roots: Sequence[Tensor], seeds: Sequence[Tensor], inputs: Sequence[nn.Parameter] | None) -> None:
     """As `torch.autograd.backward`, whose look at seeds that are known to fit takes longer than a small layer."""
-    if any(type(root) is not Tensor for root in roots):
+    if set(map(type, roots)) != {Tensor}:
         torch.autograd.backward(roots, seeds, inputs=inputs)
         return
     _engine_run_backward(
