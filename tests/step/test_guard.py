@@ -213,7 +213,7 @@ class Watched(DeviceGuard):
 
 def watched(make_optimizer: Make, hook: bool = False, rows: tuple[int, ...] = (20,)) -> tuple[hr.Trainer, list[type]]:
     trainer = make(make=make_optimizer, nonfinite="skip")
-    trainer._step.guard = guard = Watched(torch.device("cpu"), skip=True)
+    trainer.updates.guard = guard = Watched(torch.device("cpu"), skip=True)
     if hook:
         trainer.optimizer.register_step_post_hook(lambda *_: None)
     fit(trainer, with_nan(*rows), epochs=1)
