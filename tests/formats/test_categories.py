@@ -190,7 +190,7 @@ def test_batches_of_a_loop_of_ones_own_number_strings_alike() -> None:
         trainer.step(train().replace("zoo", "cat"))
 
 
-def test_weights_of_a_run_that_kept_no_categories_can_be_used(tmp_path: Path) -> None:
+def test_weights_of_a_run_whose_data_knew_no_categories_can_be_used(tmp_path: Path) -> None:
     fitted(run=tmp_path / "run")
     forget(tmp_path / "run")
     trainer = loaded(tmp_path / "run")
@@ -212,8 +212,8 @@ def test_weights_that_were_loaded_in_part_say_nothing_of_categories(tmp_path: Pa
 
 
 def forget(run: Path) -> None:
-    """Makes the checkpoints of a run those of a version that kept no categories."""
+    """Makes the checkpoints of a run those of data that do not know what their numbers stand for."""
     for path in (run / "checkpoints").glob("step-*"):
         document = json.loads((path / "trainer.json").read_text())
-        del document["categories"]
+        document["categories"] = None
         recommit(path, files={"trainer.json": json.dumps(document).encode()})

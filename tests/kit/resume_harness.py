@@ -1,6 +1,5 @@
 """Stops and resumes trainings, and records what they do so that two of them can be compared bit for bit."""
 
-import dataclasses
 import hashlib
 import json
 import random
@@ -195,10 +194,10 @@ def changed(change: Change | None) -> Iterator[None]:
     def decode(contents: Any) -> Any:
         state = before(contents)
         if change is not None:
-            held = saved_parts(state)
-            change(held)
-            for part, value in held.items():
-                setattr(state, part, value)
+            parts = saved_parts(state)
+            change(parts)
+            state.workers = parts.pop("workers")
+            state.common = parts
         return state
 
     checkpointer.decode = decode
@@ -209,10 +208,8 @@ def changed(change: Change | None) -> Iterator[None]:
 
 
 def saved_parts(state: Any) -> dict[str, Any]:
-    """The parts of a state that a checkpoint has, by name."""
-    found = {part.name: getattr(state, part.name) for part in dataclasses.fields(state)}
-    unsaved = {"saved", "forced", "overridden", *(part for part, value in found.items() if value is None)} - {"best"}
-    return {part: value for part, value in found.items() if part not in unsaved}
+    """The parts of a checkpoint by name: the common ones, and those of each worker."""
+    return {**state.common, "workers": state.workers}
 
 
 # --- what is compared ---------------------------------------------------------------------------------------

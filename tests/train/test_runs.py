@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from kit.fault_harness import recommit
 from kit.sampled import sampled
 from torch import Tensor, nn
 
@@ -348,18 +347,6 @@ def test_a_run_that_goes_on_with_other_threads_says_so_once(tmp_path: Path, thre
         told[0].message
     )
     left_at(tmp_path / "run", 9)  # it was saved with as many
-
-
-def test_a_run_that_does_not_remember_its_machine_goes_on(tmp_path: Path, threads: int) -> None:
-    """As those of version 0.1.0."""
-    left_at(tmp_path / "run", 3)
-    whole = fit(make(), None).rows
-    checkpoint = tmp_path / "run" / "checkpoints" / "step-000000000003"
-    document = json.loads((checkpoint / "trainer.json").read_text())
-    assert document.pop("machine")["threads"] == threads
-    recommit(checkpoint, files={"trainer.json": json.dumps(document).encode()})
-    torch.set_num_threads(threads + 1)
-    assert len(fit(make(seed=1), tmp_path / "run").rows) == len(whole)
 
 
 def test_reports_after_the_last_checkpoint_stay_until_the_training_goes_on(tmp_path: Path) -> None:

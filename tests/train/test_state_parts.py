@@ -14,7 +14,7 @@ from kit.sampled import sampled
 from torch import Tensor
 
 from headrace.store.checkpoints import Store
-from headrace.train.state import decode
+from headrace.train.checkpoint import decode
 
 State = dict[str, Any]
 Change = Callable[[State], None]
@@ -124,10 +124,10 @@ OBJECTIVE, SEVERAL, SAMPLES = "objective with parameters", "several optimizers",
 MARK = "EarlyStopping val/loss"
 Lost = tuple[str, Change, str]
 LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (among others)
-    "torch's random numbers": ("table", at("owns", 0, "rng", "torch", to=another_generator), "weights"),
-    "Python's random numbers": (DRAWS, at("owns", 0, "rng", "python", to=other_words), "weights"),
-    "Python's next number": (DRAWS, at("owns", 0, "rng", "python", 2, to=3.0), "weights"),
-    "NumPy's random numbers": (DRAWS, at("owns", 0, "rng", "numpy", to=other_key), "weights"),
+    "torch's random numbers": ("table", at("workers", 0, "rng", "torch", to=another_generator), "weights"),
+    "Python's random numbers": (DRAWS, at("workers", 0, "rng", "python", to=other_words), "weights"),
+    "Python's next number": (DRAWS, at("workers", 0, "rng", "python", 2, to=3.0), "weights"),
+    "NumPy's random numbers": (DRAWS, at("workers", 0, "rng", "numpy", to=other_key), "weights"),
     "the step": ("table", at("counters", "steps", to=plus(-1)), "weights"),
     "the samples": ("cyclic", at("counters", "samples", to=plus(-4)), "weights"),
     "the epoch": ("table", at("counters", "epochs", to=zero), "events"),
@@ -157,10 +157,10 @@ LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (a
     "state that is no tensor": (OBJECTIVE, at("extra", "_extra_state", "calls", to=0), "weights"),
     "a weight of the objective": (OBJECTIVE, at("modules", "others", 0, "centers", to=zero), "weights"),
     "a buffer of the objective": (OBJECTIVE, at("modules", "others", 0, "seen", to=zero), "weights"),
-    "sums of losses": ("table", at("owns", 0, "tally", "sums", "cross_entropy", to=zero), "history"),
-    "weights of losses": ("table", at("owns", 0, "tally", "weights", "cross_entropy", to=plus(4)), "history"),
-    "the tally": ("table", at("owns", 0, "tally", "sums", to=none), "history"),
-    "a block of outputs": ("table", at("owns", 0, "metrics", "block", to=none), "history"),
+    "sums of losses": ("table", at("workers", 0, "tally", "sums", "cross_entropy", to=zero), "history"),
+    "weights of losses": ("table", at("workers", 0, "tally", "weights", "cross_entropy", to=plus(4)), "history"),
+    "the tally": ("table", at("workers", 0, "tally", "sums", to=none), "history"),
+    "a block of outputs": ("table", at("workers", 0, "metrics", "block", to=none), "history"),
     "which is the best": (SAMPLES, at("marks", MARK, "step", to=30), "weights"),
     "the history": (REPORTS, at("history", to=none), "history"),
     "a row of the history": (REPORTS, at("history", to=lambda rows: rows[:-1]), "history"),

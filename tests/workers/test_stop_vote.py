@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.train.in_step import MOST_STEPS, VOTE_S, StopVote
+from headrace.train.vote import MOST_STEPS, VOTE_S, StopVote
 from headrace.workers.comm import Null
 
 

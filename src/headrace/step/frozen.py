@@ -1,6 +1,6 @@
 """Parameters that stay as they are for a part of a training."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,56 +11,52 @@ from ..errors import CheckpointError, ConfigError, unknown
 
 
 class Frozen:
-    """Frozen parameters of a model, by who wants them to be: one is trained once nobody does.
+    """Frozen parameters of a model, by the owners who asked for it. A parameter is trained if no owner freezes it.
 
-    A layer of frozen parameters that measures, as batch normalisation does, measures nothing meanwhile. Parameters
-    that are not trained because somebody has set their `requires_grad` stay so.
+    A layer of frozen parameters that also measures, such as batch normalisation, is in eval mode meanwhile. Parameters
+    are not trained either if a user has set their `requires_grad`.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._model, self._modules = modules[0], modules
-        self.owners: dict[str, set[str]] = {}
-        """Names of parameters, by who has asked to freeze them."""
-        self._names: set[str] = set()  # of all of them
-        self._resting: list[nn.Module] = []  # layers in eval mode because of that
+        self._owners: dict[str, set[str]] = {}  # names of parameters, by owner
+        self._names: set[str] = set()  # of all owners
+        self._resting: dict[str, nn.Module] = {}  # layers in eval mode because of that
         self._first = self._untrained()  # as it was when the run began
 
     def freeze(self, patterns: Sequence[str], owner: str) -> None:
         """Freezes parameters whose names match."""
         trained = {name for name, param in _params(self._model) if param.requires_grad} | self._names
-        self.owners.setdefault(owner, set()).update(matching(self._model, patterns) & trained)
-        self._set()
+        self._owners.setdefault(owner, set()).update(matching(self._model, patterns) & trained)
+        self._apply()
 
     def thaw(self, patterns: Sequence[str], owner: str) -> None:
         """This owner wants these to be trained again."""
-        self.owners.setdefault(owner, set()).difference_update(matching(self._model, patterns))
-        self._set()
+        self._owners.setdefault(owner, set()).difference_update(matching(self._model, patterns))
+        self._apply()
 
-    def restore(self, owners: Mapping[str, Sequence[str]], flags: Mapping[str, Any] | None = None) -> None:
-        """Freezes what these owners want, and nothing else; with `flags`, sets `requires_grad` as it was saved."""
-        self.owners = {owner: set(names) for owner, names in owners.items()}
-        self._set()
-        if flags is None:
-            return
-        self._first, untrained = set(flags["first"]), set(flags["untrained"])
-        for name, param in self._all_params():
-            param.requires_grad_(name not in untrained)
-        layers = dict(self._model.named_modules())
-        self._rest([layers[name] for name in flags["resting"] if name in layers])
+    def keep_owners(self, owners: Collection[str]) -> None:
+        """Thaws what other owners have frozen; an owner without a name stays."""
+        self._owners = {owner: names for owner, names in self._owners.items() if not owner or owner in owners}
+        self._apply()
 
-    def flags(self) -> dict[str, list[str]]:
-        """Which parameters do not require gradients, now and when the run began, and which layers are in eval mode."""
-        resting = {id(layer) for layer in self._resting}
+    def release(self) -> None:
+        """Thaws everything."""
+        self._owners = {}
+        self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
         return {
+            "owners": {owner: sorted(names) for owner, names in self._owners.items() if names},
             "untrained": sorted(self._untrained()),
             "first": sorted(self._first),
-            "resting": [name for name, layer in self._model.named_modules() if id(layer) in resting],
+            "resting": [*self._resting],
         }
 
-    def check_flags(self, owners: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
+    def check(self, state: Mapping[str, Any]) -> None:
         """Raises unless `requires_grad` is as it was when the run began, or as it was saved."""
-        now, first = self._untrained(), set(flags["first"])
-        if now in (first, set(flags["untrained"]).difference(*owners.values())):
+        now, first = self._untrained(), set(state["first"])
+        if now in (first, set(state["untrained"]).difference(*state["owners"].values())):
             return
         facts = [f"{name} is {'not ' * (name in now)}trained now" for name in sorted(now ^ first)]
         raise CheckpointError(
@@ -69,16 +65,27 @@ class Frozen:
             "with what is set now: override=True."
         )
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Freezes what the owners want, and nothing else; sets `requires_grad` as it was, if the state says so."""
+        self._owners = {owner: set(names) for owner, names in state["owners"].items()}
+        self._apply()
+        if "untrained" in state:
+            self._first = set(state["first"])
+            for name, param in self._all_params().items():
+                param.requires_grad_(name not in state["untrained"])
+            self._rest({name: layer for name, layer in self._model.named_modules() if name in state["resting"]})
+
     def _untrained(self) -> set[str]:
-        return {name for name, param in self._all_params() if not param.requires_grad}
+        return {name for name, param in self._all_params().items() if not param.requires_grad}
 
-    def _all_params(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def _all_params(self) -> dict[str, nn.Parameter]:
         """The parameters of the model, and those of objectives that are modules, by name."""
-        for number, module in enumerate(self._modules):
-            yield from ((f"objective {number}: {name}" if number else name, param) for name, param in _params(module))
+        titles = ["", *(f"objective {number}: " for number in range(1, len(self._modules)))]
+        named = zip(titles, self._modules, strict=True)
+        return {title + name: param for title, module in named for name, param in _params(module)}
 
-    def _set(self) -> None:
-        names = set().union(*self.owners.values())
+    def _apply(self) -> None:
+        names = set().union(*self._owners.values())
         if names == self._names:
             return
         for name, param in _params(self._model):
@@ -87,15 +94,15 @@ class Frozen:
                 if name in names:
                     param.grad = None
         self._names = names
-        self._rest([])
-        self._rest([layer for layer in self._model.modules() if names and layer.training and _rests(layer)])
+        self._rest({})
+        self._rest({name: m for name, m in self._model.named_modules() if names and m.training and _rests(m)})
 
-    def _rest(self, layers: list[nn.Module]) -> None:
+    def _rest(self, layers: dict[str, nn.Module]) -> None:
         """Puts these layers into eval mode, and those of the last call back into train mode."""
-        for layer in self._resting:
+        for layer in self._resting.values():
             layer.training = True
         self._resting = layers
-        for layer in layers:
+        for layer in layers.values():
             layer.training = False
 
 

@@ -21,7 +21,7 @@ from .shape import ANY, COUNT, DICT, TEXT, check, each
 
 MODEL, OPTIMIZER = "model.safetensors", "optim.safetensors"
 TRAINER, TRAINER_TENSORS = "trainer.json", "trainer.safetensors"
-FORMAT = 2
+FORMAT = 3
 MANIFEST, COMMIT = "manifest.json", "COMMIT"
 MANIFEST_BYTES = 16 << 20
 FILES_MAX = 100_000

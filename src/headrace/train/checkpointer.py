@@ -14,94 +14,146 @@ from ..errors import CheckpointError, ConfigError, RunError, unknown
 from ..length import Length
 from ..step import config
 from ..step.weights import check_model, load_model
+from ..step.workers import Result, by_leader
 from ..store import codec
 from ..store.checkpoints import Keep, Store
 from ..store.codec import Texts
 from ..store.contents import MODEL, TRAINER, Contents
 from ..store.disk import failure, run_path
 from ..store.run import RUN, Run
-from ..store.shape import PARTS, check
+from ..store.shape import check
 from ..store.snapshot import Copier, Saver
 from ..watch.info import Best, Info
+from ..workers.comm import Null
+from ..workers.strategy import Strategy
+from .checkpoint import LARGE, PARTS, Checkpoint, WorkerState, complete, decode, encode, tensors_in
+from .resume import Resumed, divide, readable
 from .runs import Runs
-from .state import LARGE, State, decode, encode, fill, parts_of, tensors_in
 
 RESUME = ("auto", "must", "never")
 
 
 class Checkpointer:
-    """Keeps nothing but the best weights, in memory: there is no run."""
+    """Saves a training, and finds what it continues from. Worker 0 reads and writes, and all workers get the result.
 
-    keeps = False
-    """Whether a training can go on from here."""
-    every: Length | None = None
-    """How often a checkpoint is written."""
-    path: Path | None = None
-    """The directory of the run, once it is chosen."""
+    Without a run it keeps only the best weights, in memory. At a center only worker 0 has a run.
+    """
+
+    def __init__(self, strategy: Strategy, files: "RunFiles | None", keeps: bool, every: Length | None) -> None:
+        self._strategy, self._files = strategy, files
+        self._comm = Null() if strategy.centered else strategy.comm
+        self.keeps, self.every = keeps, every
+        """Whether a training can go on from here, and how often a checkpoint is written."""
+        self.path: Path | None = None
+        """The directory of the run, once it is chosen."""
+        self.overdue = False
+        """Whether a checkpoint is due by the clock of worker 0, which the others do not know."""
+        self._best: dict[str, Tensor] = {}
 
     def choose(self, model: nn.Module, settings: config.Config) -> None:
         """Finds the run of this model and these settings, where a directory of runs was named."""
+        path = self._by_leader(lambda files: str(files.choose(model, settings)))
+        self.path = None if path is None else Path(path)
 
     def __enter__(self) -> "Checkpointer":
-        self._best: dict[str, Tensor] = {}
+        self._by_leader(RunFiles.open)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        pass
+        if self._files is not None:
+            self._files.close(error)
 
-    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> State | None:
-        """The state to go on from, once it is known to fit this model and these settings."""
-        return None
+    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> Resumed | None:
+        """What this worker goes on with, once it is known to fit this model and these settings."""
+        workers: list[WorkerState] = []
+
+        def find(files: RunFiles) -> dict[str, Any] | None:
+            nonlocal workers
+            checkpoint = files.find(model, settings, limits)
+            if checkpoint is None:
+                return None
+            with readable():
+                common, workers = divide(checkpoint, self._strategy, self._comm.count)
+            return {"common": common, "count": len(checkpoint.workers), **files.resumed}
+
+        found = self._by_leader(find)
+        return None if found is None else Resumed(mine=self._comm.hand_out(workers), **found)
 
     def begin(self, info: Info, nbytes: int) -> None:
         """The training is about to begin, or to go on; the history gets what was reported after its checkpoint."""
 
+        def begin(files: RunFiles) -> list[dict[str, Any]]:
+            files.begin(info, nbytes)
+            return info.history.rows[-1:]
+
+        info.history.rows[-1:] = self._by_leader(begin) or info.history.rows[-1:]
+
     def started(self, info: Info, data: str) -> None:
         """Called after `on_fit_start`, when nothing has refused the training."""
+        self._by_leader(lambda files: files.started(info, data))
 
     def due(self, info: Info) -> bool:
         """Whether a checkpoint is to be written now."""
-        return False
-
-    def overdue(self) -> bool:
-        """Whether a checkpoint is due by the clock of the worker that writes it."""
-        return False
+        if self.every is None:
+            return False
+        if self.every.unit != "minutes":
+            return self.every.fires(info.counters)
+        due = self._files is not None and self._files.minutes_since_save() >= self.every.count
+        self.overdue = due and self._comm.count > 1
+        return due and not self.overdue
 
     def wait(self) -> None:
         """Returns once everything that was saved is on the disk; raises if it could not be."""
+        self._by_leader(RunFiles.wait)
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         """A row of the history is complete, after so many minutes of training."""
+        if self._files is not None:
+            self._files.report(row, minutes)
 
-    def save(self, state: State | None, info: Info, again: bool = False) -> None:
-        """Writes a checkpoint of this state, if there is one; `again`: there is one of this step, which knows less."""
+    def save(self, checkpoint: Checkpoint | None, info: Info, again: bool = False) -> None:
+        """Writes a checkpoint; `again`: there is one of this step, which knows less."""
+        if self._files is not None and checkpoint is not None:
+            self._files.save(checkpoint, info, again)
 
     def mark_best(self, model: nn.Module) -> None:
-        """The model is the best so far."""
-        self._best = {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        """The model is the best so far; a run keeps the checkpoint of this step."""
+        if not self.keeps and self._comm.leader:
+            state = model.state_dict()
+            self._best = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
 
     def restore(self, best: Best, model: nn.Module) -> None:
-        """The model becomes the best again."""
+        """The model of worker 0 becomes the best again."""
+        self._by_leader(lambda files: files.restore(best, model))
         if self._best:
             model.load_state_dict(self._best, strict=False)
 
     def log(self, text: str) -> None:
         """Writes a line into the run's log."""
+        if self._files is not None:
+            self._files.log(text)
 
     def end(self, why: str) -> None:
         """The training has ended well."""
+        self._by_leader(lambda files: files.end(why))
+
+    def _by_leader(self, act: "Callable[[RunFiles], Result]") -> Result | None:
+        """What worker 0 does with the files of the run, and its result for all; nothing without a run."""
+
+        def act_on_files() -> Result:
+            assert self._files is not None
+            return act(self._files)
+
+        return by_leader(self._comm, act_on_files) if self.keeps else None
 
 
-class RunCheckpointer(Checkpointer):
-    """Keeps everything in a run directory."""
+class RunFiles:
+    """The files of a run, in the hands of worker 0."""
 
-    keeps = True
-    path: Path
-
-    def __init__(self, run: Path | Runs, resume: str, every: Length, keep: Keep, override: bool, wait: bool) -> None:
+    def __init__(self, run: Path | Runs, resume: str, keep: Keep, override: bool, wait: bool) -> None:
         self._named, self._resume, self._override, self._wait = run, resume, override, wait
         self._reason = ""  # for a new run
-        self.every, self._keep = every, keep
+        self._keep = keep
         self._saver, self._copier, self._texts = Saver(), Copier(), Texts()
         self._saved_at = time.perf_counter()
         self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
@@ -110,23 +162,25 @@ class RunCheckpointer(Checkpointer):
         self._refusable = False  # whether it has been trained in this run, and this training has not begun
         self._good: list[int] = []  # the step of the last checkpoint that can be gone on from, if it is known
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
+        self.resumed: dict[str, Any] = {}
+        """What is known of the checkpoint to go on from, by fields of `Resumed`."""
 
-    def choose(self, model: nn.Module, settings: config.Config) -> None:
+    def choose(self, model: nn.Module, settings: config.Config) -> Path:
         path = self._named
         if isinstance(path, Runs):
             path, self._reason = path.choose(model, settings, self._resume, self._override)
         self.path = path.absolute()
+        return self.path
 
-    def __enter__(self) -> "RunCheckpointer":
+    def open(self) -> None:
         if self._resume == "must" and not (self.path / RUN).is_file():
             raise RunError(f"resume='must', and {self.path} is no run. Use resume='auto' to start one.")
         self._run = Run(self.path)
         self._store = Store(self._run.checkpoints, self._run.id, self._keep)
         if self._reason:
             self._run.log(self._reason)
-        return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def close(self, error: BaseException | None) -> None:
         """Waits for what is being written; a failure there is raised unless there is another already."""
         try:
             self._saver.wait()
@@ -140,7 +194,8 @@ class RunCheckpointer(Checkpointer):
                 self._run.log(f"{'refused' if self._refusable else 'ended by'} {type(error).__name__}: {error}")
             self._run.close()
 
-    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> State | None:
+    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> Checkpoint | None:
+        """The checkpoint to go on from, if there is one that fits."""
         steps = self._store.steps()
         self._refusable = bool(steps)
         if self._resume == "never" and steps:
@@ -160,19 +215,20 @@ class RunCheckpointer(Checkpointer):
                 raise RunError(f"resume='must', and {self.path} has no checkpoint. Use resume='auto' to start it.")
             self._run.refuse_without_checkpoints()
             return None
-        state = decode(contents)
-        if state.is_stuck:
-            contents, state = self._before(contents, state)
-        check_model(state.model, model.state_dict())
-        self._good = [] if state.is_stuck else [contents.step]
-        state.forced = self._override
-        state.overridden = self._check_settings(state.config, settings, state.limits, limits)
-        self._rows_until = contents.step - ("row" not in state.done)
+        newest, checkpoint = contents.step, decode(contents)
+        if checkpoint.is_stuck:
+            contents, checkpoint = self._before(contents, checkpoint)
+        common = checkpoint.common
+        check_model(common["model"], model.state_dict())
+        self._good = [] if checkpoint.is_stuck else [contents.step]
+        overridden = self._check_settings(common, settings, limits)
+        self.resumed = {"newest": newest, "override": self._override, "overridden": overridden}
+        self._rows_until = contents.step - ("row" not in common["done"])
         for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
             self._best_steps[step] = self._marked_by(step, contents)
-        return state
+        return checkpoint
 
-    def _before(self, stuck: Contents, state: State) -> tuple[Contents, State]:
+    def _before(self, stuck: Contents, checkpoint: Checkpoint) -> tuple[Contents, Checkpoint]:
         """The last checkpoint before this one that can be gone on from; this one, if there is none."""
         for step in reversed([step for step in self._store.steps() if step < stuck.step]):
             try:
@@ -186,9 +242,8 @@ class RunCheckpointer(Checkpointer):
                 )
                 self._run.log(text)
                 warnings.warn(text, stacklevel=3)
-                found.saved = stuck.step
                 return contents, found
-        return stuck, state
+        return stuck, checkpoint
 
     def begin(self, info: Info, nbytes: int) -> None:
         with suppress(OSError):  # whatever a save that was cut short has left
@@ -206,11 +261,8 @@ class RunCheckpointer(Checkpointer):
         self._run.log(f"going on from step {info.step}" if info.resumed else "started")
         self._run.log(data)
 
-    def due(self, info: Info) -> bool:
-        assert self.every is not None
-        if self.every.unit == "minutes":
-            return time.perf_counter() - self._saved_at >= 60 * self.every.count
-        return self.every.fires(info.counters)
+    def minutes_since_save(self) -> float:
+        return (time.perf_counter() - self._saved_at) / 60
 
     def wait(self) -> None:
         self._saver.wait()
@@ -218,29 +270,28 @@ class RunCheckpointer(Checkpointer):
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
         self._run.report(row, minutes)
 
-    def save(self, state: State | None, info: Info, again: bool = False) -> None:
-        assert state is not None
+    def save(self, checkpoint: Checkpoint, info: Info, again: bool) -> None:
+        """Copies what may change meanwhile, and writes it in a thread."""
         self._saver.wait()
         self._saved_at = time.perf_counter()
-        parts = parts_of(state)
+        parts = dict(checkpoint.common)
         large = {part: parts.pop(part) for part in LARGE}  # encoded in the thread
-        contents = encode(info.step, parts)
-        tensors: dict[Any, Tensor] = {(f, n): t for f, found in contents.tensors.items() for n, t in found.items()}
-        many = dict(tensors_in(large))
-        copies, keys = self._copier(tensors | many), {id(tensor): key for key, tensor in many.items()}
-        if not state.is_stuck:
+        history = self._texts(parts.pop("history"))
+        contents = encode(info.step, parts, checkpoint.workers)
+        contents.documents[TRAINER]["history"] = history
+        tensors: dict[Any, Tensor] = {(file, n): t for file, of in contents.tensors.items() for n, t in of.items()}
+        tensors |= dict(tensors_in(large))
+        copies, keys = self._copier(tensors), {id(tensor): key for key, tensor in tensors.items()}
+        if not checkpoint.is_stuck:
             self._good = [info.step]
         self._best_steps[info.step] = [*info.kept, *self._good]
         if len(self._best_steps) > (self._keep.last or 1):
             del self._best_steps[min(self._best_steps)]
         best_steps = [step for steps in self._best_steps.values() for step in steps]
-        complete = partial(fill, contents, large, copies, keys, self._texts(info.history.rows))
-        self._saver.start(partial(self._write, contents, complete, info.best, best_steps, again))
+        fill = partial(complete, contents, large, copies, keys)
+        self._saver.start(partial(self._write, contents, fill, info.best, best_steps, again))
         if self._wait:
             self._saver.wait()
-
-    def mark_best(self, model: nn.Module) -> None:
-        pass  # the checkpoint of this step is kept
 
     def restore(self, best: Best, model: nn.Module) -> None:
         self._saver.wait()
@@ -263,7 +314,7 @@ class RunCheckpointer(Checkpointer):
     def _write(
         self,
         contents: Contents,
-        complete: Callable[[], None],
+        fill: Callable[[], None],
         best: Best | None,
         best_steps: Sequence[int],
         again: bool,
@@ -272,7 +323,7 @@ class RunCheckpointer(Checkpointer):
 
         What any of the checkpoints that stay calls the best, stays.
         """
-        complete()
+        fill()
         try:
             self._run.sync()
             self._store.save(contents, best_steps, again=again, overtakes=contents.step < self._overtakes)
@@ -299,11 +350,9 @@ class RunCheckpointer(Checkpointer):
         except CheckpointError:
             return []
 
-    def _check_settings(
-        self, saved: config.Config, now: config.Config, saved_limits: config.Config, limits: config.Config
-    ) -> list[str]:
+    def _check_settings(self, saved: Mapping[str, Any], now: config.Config, limits: config.Config) -> list[str]:
         """Raises on settings that differ, unless they are meant to; those that do. Limits may differ."""
-        found = config.differences(saved, now)
+        found = config.differences(saved["config"], now)
         if found and not self._override:
             listed = "\n  ".join(found)
             raise CheckpointError(
@@ -312,13 +361,19 @@ class RunCheckpointer(Checkpointer):
             )
         for difference in found:
             self._run.log(f"overridden: {difference}")
-        for difference in config.differences(saved_limits, limits):
+        for difference in config.differences(saved["limits"], limits):
             self._run.log(f"limit in {difference}")
         return found
 
 
 def make_checkpointer(
-    run: str | Path | Runs | None, resume: str, every: str | Length, keep: int | str, override: bool, wait: bool
+    strategy: Strategy,
+    run: str | Path | Runs | None,
+    resume: str,
+    every: str | Length,
+    keep: int | str,
+    override: bool,
+    wait: bool,
 ) -> Checkpointer:
     """What keeps a training: a run directory where one is named, or a directory of runs."""
     if resume not in RESUME:
@@ -326,14 +381,15 @@ def make_checkpointer(
     if run is not None and (not isinstance(run, str | Path | Runs) or not str(run)):
         raise ConfigError(f"run= is the path of a directory, got {run!r}.", argument="run")
     length, kept = Length.parse(every, "checkpoint_every"), Keep.of(keep)
-    if run is not None:
-        path = run_path(run.path if isinstance(run, Runs) else run)
-        if not isinstance(run, Runs):
-            run = Runs(path) if Runs.are_at(run) else path
-        return RunCheckpointer(run, resume, length, kept, override, wait)
-    if resume == "must":
+    if run is None and resume == "must":
         raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")
-    return Checkpointer()
+    if run is None or (strategy.centered and not strategy.comm.leader):
+        return Checkpointer(strategy, None, False, None)
+    path = run_path(run.path if isinstance(run, Runs) else run)
+    if not isinstance(run, Runs):
+        run = Runs(path) if Runs.are_at(run) else path
+    files = RunFiles(run, resume, kept, override, wait) if strategy.comm.leader else None
+    return Checkpointer(strategy, files, True, length)
 
 
 def _add_later(history: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> None:

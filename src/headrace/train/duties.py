@@ -12,10 +12,10 @@ from ..step import evaluate
 from ..step.signals import Interrupted
 from ..store import rng
 from .checkpointer import Checkpointer
-from .coordinator import Coordinator
 from .passes import score
 from .plan import Plan
-from .train_state import TrainState
+from .session import Session
+from .workers import TrainingWorkers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -28,7 +28,7 @@ class Duties:
     """Does each thing once for a step, also where a training goes on from that step: its state knows what is done."""
 
     def __init__(
-        self, trainer: Trainer, plan: Plan, at: TrainState, checkpointer: Checkpointer, workers: Coordinator
+        self, trainer: Trainer, plan: Plan, at: Session, checkpointer: Checkpointer, workers: TrainingWorkers
     ) -> None:
         self._trainer, self._plan, self._at, self._info = trainer, plan, at, at.info
         self._checkpointer, self._workers = checkpointer, workers
@@ -110,7 +110,7 @@ class Duties:
         self._trainer.updates.settle()
         before = rng.capture(self._trainer.device)
         try:
-            with self._trainer.signals.scoring(), self._workers.agreed(self._at):
+            with self._trainer.signals.scoring(), self._workers.consensus(self._info):
                 for name, source in sources.items():
                     scores |= score(self._trainer, source, name)
         except Interrupted:
@@ -139,7 +139,7 @@ class Duties:
             return
         if info.best is not None and info.step == info.best.step != info.history.marked:
             info.history.marked = info.step
-            with self._workers.agreed(self._at):
+            with self._workers.consensus(self._info):
                 self._checkpointer.mark_best(self._trainer.model)
         if "best" not in self._at.done:
             self._at.done.add("best")

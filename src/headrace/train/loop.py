@@ -23,12 +23,13 @@ from ..watch.info import Info, expected
 from ..workers.leased import Leased
 from ..workers.strategy import Single
 from .checkpointer import Checkpointer
-from .coordinator import Coordinator
 from .duties import AFTER_THE_REPORT, Duties, warn_if_nothing_was_learnt
 from .own_step import update
 from .plan import Plan, rows_of
+from .resume import Resumed, readable
 from .same_data import contents
-from .train_state import Handed, TrainState, readable
+from .session import Session
+from .workers import TrainingWorkers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -41,11 +42,11 @@ class Loop:
     """One training of a trainer, by a plan; `run` gives its `info` after every update."""
 
     def __init__(
-        self, trainer: Trainer, plan: Plan, info: Info, checkpointer: Checkpointer, workers: Coordinator
+        self, trainer: Trainer, plan: Plan, info: Info, checkpointer: Checkpointer, workers: TrainingWorkers
     ) -> None:
         self._trainer, self._plan, self._info = trainer, plan, info
         self._checkpointer, self._workers = checkpointer, workers
-        self._at = TrainState(trainer, plan, info)
+        self._at = Session(trainer, plan, info, workers, checkpointer)
         self._duties = Duties(trainer, plan, self._at, checkpointer, workers)
         self._guard, self._signals = trainer.updates.guard, trainer.signals
         info.scored = plan.scored
@@ -96,11 +97,11 @@ class Loop:
         """The model in train mode; it and the optimizer are ordinary again however the training ends."""
         trainer, info = self._trainer, self._info
         trainer.updates.begin()
-        self._workers.compare(trainer, self._facts())
-        self._checkpointer.choose(trainer.model, self._settings())
+        self._workers.enter(self._plan.train, trainer.all_modules, self._facts(), self._signals)
+        self._checkpointer.choose(trainer.model, self._at.settings)
         info.run = info.history.run = self._checkpointer.path
-        self._signals.alone = info.alone = self._workers.alone
-        info.leased = self._workers.leased
+        self._signals.alone = info.alone = not self._workers.in_step
+        info.leased = self._workers.strategy.centered
         trainer.last_training.info = info
         if self._checkpointer.keeps and trainer.has_own_train_step:
             trainer.last_training.unsaved = UnsavedOptimizers(trainer.optimizers.values(), trainer.all_modules)
@@ -122,12 +123,8 @@ class Loop:
                     stack.callback(self._at.note_rates)
                     stack.callback(vars(trainer.last_training).update, info=None, unsaved=None)
                     stack.callback(trainer.release)
-                    stack.callback(self._at.frozen.restore, {})
+                    stack.callback(self._at.frozen.release)
                     stack.callback(self._workers.leave)
-
-    def _settings(self) -> config.Config:
-        """What a run is resumed with."""
-        return self._trainer.resume_settings | self._plan.config
 
     def _facts(self) -> dict[str, Any]:
         """What has to be the same for all workers."""
@@ -135,7 +132,7 @@ class Loop:
         known = self._at.initial if isinstance(train, Reader | Leased) else None  # other data are compared while read
         order = {key: value for key, value in (known or {}).items() if key != "fingerprint"}
         return {
-            "settings": self._settings(),
+            "settings": self._at.settings,
             "arena": trainer.updates.settings.arena,
             "metrics": trainer.metrics.names,
             "limits": config.of_limits(self._info.limits),
@@ -147,15 +144,15 @@ class Loop:
 
     def _feed(self) -> Feed:
         """The batches of the training, whose size may depend on how far it has come."""
-        trainer, info, team = self._trainer, self._info, self._workers.team
+        trainer, info, workers = self._trainer, self._info, self._workers
         return Feed(
             self._plan.train,
             trainer.device,
-            batch_size=trainer.batch_sizes.times(team.times),
+            batch_size=trainer.batch_sizes.times(workers.times),
             macrobatch=trainer.macrobatch,
             waiting=self._signals.check,
             counters=lambda: info.counters,
-            shard=team.trains,
+            shard=workers.trains,
         )
 
     # --- the beginning ------------------------------------------------------------------------------------
@@ -163,38 +160,33 @@ class Loop:
     def _begin(self, feed: Feed) -> None:
         """A new training saves step 0; of one that goes on, what was due there and not done is done."""
         with self._unless_refused():
-            handed = self._load(feed)
-        if handed is None:
+            resumed = self._load(feed)
+        if resumed is None:
             self._save()
             self._checkpointer.wait()  # whatever is reported from now on has a checkpoint before it
         else:
-            self._go_on(handed)
-        feed.share(self._workers.team.trains)
+            self._go_on(resumed)
+        feed.share(self._workers.trains)
 
-    def _load(self, feed: Feed) -> Handed | None:
+    def _load(self, feed: Feed) -> Resumed | None:
         """Everything that may still refuse the training; the state that it goes on from, which is loaded."""
         trainer, info, plan, train = self._trainer, self._info, self._plan, self._plan.train
-        handed: Handed | None = None
-        state = self._checkpointer.find(trainer.model, self._settings(), config.of_limits(info.limits))
-        if state is not None:
-            with readable():
-                handed = self._workers.handed(state)
-                self._at.check(handed.state)
+        resumed = self._checkpointer.find(trainer.model, self._at.settings, config.of_limits(info.limits))
+        if resumed is not None:
+            self._at.check(resumed)
         self._at.make_rates(feed.batches, self._workers.epoch_rows or rows_of(train))
         info.expected = expected(trainer, info.measured, plan.callbacks.those_before(AFTER_THE_REPORT))
         self._at.rates.check(info.expected)
         plan.callbacks.check(info)
         plan.callbacks.forget()
-        if handed is not None:
+        if resumed is not None:
             self._loaded = True
-            with readable():
-                self._at.load(handed)
+            self._at.load(resumed)
             self._saved = info.step if self._at.complete else -1
         self._skipped = self._guard.skipped
-        with readable():
-            self._workers.begin(self._at, handed)
+        self._at.begin(resumed)
         if self._checkpointer.keeps:
-            self._at.warn_of_gaps(new=state is None)
+            self._at.warn_of_gaps(new=resumed is None)
         info.start(feed.batches, feed.macrobatches)
         self._checkpointer.begin(info, trainer.updates.nbytes)
         last = trainer.last_training
@@ -202,7 +194,7 @@ class Loop:
         remember_categories(trainer.model, self._at.categories)
         self._duties.call("on_fit_start", info)
         self._checkpointer.started(info, f"the train data ({type(train).__name__}) resume {train.level}")
-        return handed
+        return resumed
 
     @contextmanager
     def _unless_refused(self) -> Iterator[None]:
@@ -225,18 +217,18 @@ class Loop:
                 put_rate(group, rate)
             raise
 
-    def _go_on(self, handed: Handed) -> None:
+    def _go_on(self, resumed: Resumed) -> None:
         """What was due where the training goes on is done."""
         info = self._info
         self._at.forget_absent()
         if not info.alone:
             self._duties.save |= self._workers.decide(info, self._signals, False, True)
-        if handed.rng is not None:
+        if resumed.mine["rng"] is not None:
             with readable():
-                rng.restore(handed.rng, self._trainer.device)
+                rng.restore(resumed.mine["rng"], self._trainer.device)
         info.look_at_limits()
         if not info.stopping and self._workers.comm.leader:
-            compare_machine(handed.state.machine, self._trainer.device)
+            compare_machine(resumed.common["machine"], self._trainer.device)
         if info.step:
             self._duties.do()
         if self._duties.save:
@@ -255,9 +247,9 @@ class Loop:
                     self._duties.call("on_epoch_start", info)
                 found = True
                 yield batch
-                starts = not self._workers.strategy.started and self._workers.starts(self._at)
+                starts = not self._workers.strategy.started and self._at.starts_sharing()
                 if starts:
-                    feed.share(self._workers.team.trains)
+                    feed.share(self._workers.trains)
                 if info.stopping or starts:
                     break
             if starts and not info.ends_epoch:
@@ -324,7 +316,8 @@ class Loop:
         self._duties.common = False
         if feed.finished and batch.ends_epoch and at.initial is not None:
             at.cursor = at.initial
-        self._workers.updated(at, batch)
+        if self._workers.updated(info, batch):
+            at.mark_round()
         for hook in self._plan.callbacks.on_step_end:
             hook(info)
         if info.asked:
@@ -349,9 +342,7 @@ class Loop:
         """What one worker wants, all do: to stop, to leave, to save."""
         info = self._info
         self._duties.keep_best()
-        self._duties.save |= self._workers.decide(
-            info, self._signals, self._checkpointer.overdue(), self._duties.common
-        )
+        self._duties.save |= self._workers.decide(info, self._signals, self._checkpointer.overdue, self._duties.common)
         if info.stopping and not self._signals.why:  # else it goes on from here, and nothing is over
             self._duties.do()
 
@@ -368,7 +359,7 @@ class Loop:
             self._trainer.updates.settle()
             self._duties.call("on_checkpoint", self._info)
             again = self._info.step <= self._info.resumed
-            self._checkpointer.save(self._workers.state(self._at), self._info, again=again)
+            self._checkpointer.save(self._at.checkpoint(), self._info, again=again)
             self._saved = self._info.step
 
     def _finish(self) -> None:
@@ -378,10 +369,10 @@ class Loop:
         self._trainer.updates.settle()
         skipped = (self._guard.skipped - self._skipped) // len(self._trainer.optimizers)  # of several, one may learn
         warn_if_nothing_was_learnt(self._tried, self._left_out if len(self._trainer.optimizers) == 1 else 0, skipped)
-        self._workers.finish(self._at)
+        self._workers.finish(info)
         if info.best is not None and info.best.restore and info.best.step != info.step:
             self._checkpointer.restore(info.best, self._trainer.model)
-            self._workers.team.spread([self._trainer.model])
+            self._workers.broadcast_weights([self._trainer.model])
         if not {f"{name}/loss" for name in plan.test} <= info.history.keys_at(info.step):
             reported = info.history.keys_at(info.step)
             self._duties.score(plan.test)

@@ -44,7 +44,7 @@ def predict(trainer: Trainer, data: Any, batch_size: int | None, callbacks: Sequ
     with _once(trainer, source, batch_size) as feed:
         batches = _with_callbacks(trainer, callbacks)(feed, feed)
         tapes = trainer.updates.answers(objective, bool(callbacks))
-        how = batches, trainer.precision, trainer.team.gather, tapes
+        how = batches, trainer.precision, trainer.workers.gather, tapes
         return evaluate.predictions(objective, trainer.model, feed, *how)
 
 
@@ -57,7 +57,7 @@ def score(
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Loss and metrics over data; losses are computed a block at a time where that is the same."""
-    objective, team = trainer.eval_objectives[scoring(trainer.eval_objectives)], trainer.team
+    objective, team = trainer.eval_objectives[scoring(trainer.eval_objectives)], trainer.workers
     metrics = trainer.metrics.fresh(measured_by(trainer.eval_objectives, trainer.target))
     shares = all(each.splits for each in trainer.eval_objectives.values())  # otherwise each worker scores all rows
     metrics = team.fresh(metrics) if shares else metrics
@@ -84,7 +84,7 @@ def _once(trainer: Trainer, source: Source, batch_size: int | None, shares: bool
         batch_size=batch_size or trainer.batch_sizes.first,
         macrobatch=trainer.macrobatch,
         waiting=trainer.signals.check_scoring,
-        shard=trainer.team.scores if shares else WHOLE,
+        shard=trainer.workers.scores if shares else WHOLE,
         once=True,
     )
     with evaluate.mode(trainer.all_modules, training=False), rewound(source), feed:
@@ -104,4 +104,4 @@ def _with_callbacks(trainer: Trainer, callbacks: Sequence[Callback]) -> evaluate
     """Calls callbacks along a pass over data."""
     if not callbacks:
         return evaluate.no_callbacks
-    return PassCallbacks(trainer, all_callbacks(callbacks, False, False, trainer.team.comm.leader))
+    return PassCallbacks(trainer, all_callbacks(callbacks, False, False, trainer.workers.comm.leader))

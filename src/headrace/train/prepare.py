@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..length import Counters, Length, limits
 from ..step import check
 from ..step.given import source_on
-from ..step.team import Team
+from ..step.workers import join
 from ..watch.callback import Callback
 from ..watch.history import History
 from ..watch.info import Info
-from ..workers.centered import Centered
+from ..workers.strategy import Strategy
 from .at_center import AtCenter
 from .checkpointer import make_checkpointer
-from .coordinator import Coordinator
-from .in_step import InStep
 from .loop import Loop
 from .plan import Plan, all_callbacks
 from .schedule import interval_of
+from .workers import TrainingWorkers
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -52,10 +53,10 @@ def make_loop(
     """A training that has been checked as far as it can be before it begins."""
     check.has_optimizer(trainer.optimizers, "a training")
     trainer.find_workers()
-    check.can_split(trainer.objectives, None, trainer.team.sharing)
-    workers = make_coordinator(trainer.team)
+    check.can_split(trainer.objectives, None, trainer.workers.sharing)
+    workers = trainer.workers
     kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
-    checkpointer = workers.checkpointer(lambda: make_checkpointer(*kept_as))
+    checkpointer = make_checkpointer(workers.strategy, *kept_as)
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
     bounds = limits(epochs, steps, samples, minutes)
     source = workers.source(source, trainer.batch_sizes.first, bounds)
@@ -72,8 +73,7 @@ def make_loop(
     return Loop(trainer, plan, info, checkpointer, workers)
 
 
-def make_coordinator(team: Team) -> Coordinator:
-    """How these workers go through a training: alone, in step, or each at its own pace."""
-    if isinstance(team.strategy, Centered):
-        return AtCenter(team)
-    return InStep(team) if team.in_step else Coordinator(team)
+def make_workers(strategy: Strategy | None, device: torch.device) -> TrainingWorkers:
+    """The workers of a trainer: in step with each other, or each at its own pace."""
+    joined = join(strategy)
+    return (AtCenter if joined.centered else TrainingWorkers)(joined, device)

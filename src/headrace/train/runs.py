@@ -17,7 +17,8 @@ from ..store import codec, disk
 from ..store.checkpoints import Store
 from ..store.contents import MODEL, TRAINER
 from ..store.run import CHECKPOINTS, RUN, run_id
-from ..store.shape import PARTS, check
+from ..store.shape import check
+from .checkpoint import PARTS
 
 _NUMBER = re.compile(r"\d+")
 _SEPARATORS = tuple(filter(None, ("/", os.sep, os.altsep)))

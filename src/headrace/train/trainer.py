@@ -36,7 +36,6 @@ from ..step.guard import make_guard
 from ..step.precision import Precision
 from ..step.settings import Settings
 from ..step.signals import Signals
-from ..step.team import make_team
 from ..step.updates import Updates
 from ..step.use import Use, one_thread
 from ..step.weights import categories_of
@@ -48,7 +47,7 @@ from ..workers.strategy import Strategy
 from . import passes
 from .last import LastTraining
 from .own_step import update
-from .prepare import make_loop
+from .prepare import make_loop, make_workers
 from .setting import MADE_WITH, BetweenTrainings, OfUpdates, check_setting
 
 if TYPE_CHECKING:
@@ -123,9 +122,9 @@ class Trainer:
         self.made_with = arguments
         for name, value in arguments.items():
             check_setting(name, value)
-        self._wanted, self.team = strategy, make_team(strategy)
-        self.device = check.device_for(device, model)
-        self.model, self.team.device = model.to(self.device), self.device
+        self._wanted, self.device = strategy, check.device_for(device, model)
+        self.workers = make_workers(strategy, self.device)
+        self.model = model.to(self.device)
         self.objectives, self.optimizers = by_key(loss, optimizer, model, own=self.has_own_train_step)
         self.eval_objectives = scorers(self.objectives, eval_loss)
         self.all_modules = [model]
@@ -139,7 +138,7 @@ class Trainer:
         self.precision = Precision(precision, self.device)
         self.batch_size, self.seed, self.order, self.macrobatch = batch_size, seed, order, macrobatch
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
-        self.metrics, self.strategy = MetricsByOutput(metrics), self.team.strategy
+        self.metrics, self.strategy = MetricsByOutput(metrics), self.workers.strategy
         check.can_split(self.objectives, microbatch)
         settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape)
         guard = make_guard(self.device, skip=nonfinite == "skip")
@@ -231,15 +230,15 @@ class Trainer:
         """
         self.find_workers()
         check.has_optimizer(self.optimizers, "step()")
-        check.can_split(self.objectives, None, self.team.sharing)
-        self.team.comm.at(self.updates.count, "training")
+        check.can_split(self.objectives, None, self.workers.sharing)
+        self.workers.comm.at(self.updates.count, "training")
         batch = batch_for(self.model, batch)
         if exact and batch.rows != self.batch_sizes.first:
             raise DataError(
                 f"step(exact=True) takes batch_size={self.batch_sizes.first} samples, got {batch.rows}. Give it as "
                 "many; how many of them pass the model at once is microbatch=."
             )
-        batch = self.team.share(batch.to(self.device), self.model)
+        batch = self.workers.share(batch.to(self.device), self.model)
         try:
             if (streams := batch.streams) != self.last_training.streams:
                 for objective in self.objectives.values():
@@ -253,7 +252,7 @@ class Trainer:
                 outcome = update(self, batch)
                 self.updates.guard.settle()
         except BaseException as error:
-            self.team.tear(error)
+            self.workers.mark_failed(error)
             raise
         return outcome.losses
 
@@ -390,11 +389,10 @@ class Trainer:
     def find_workers(self) -> None:
         """Learns who the other workers are: the trainer may have been made before they were there."""
         comm = here()
-        if self.team.comm is not comm and not (self.team.comm.count == 1 == comm.count):
+        if self.workers.comm is not comm and not (self.workers.comm.count == 1 == comm.count):
             self.work_with(self._wanted)
 
     def work_with(self, strategy: Strategy | None) -> None:
         """From now on it works with the others, or alone, as this strategy says."""
-        self._wanted, self.team = strategy, make_team(strategy)
-        self.team.device, self.updates.strategy = self.device, self.team.strategy
-        vars(self)["strategy"] = self.team.strategy
+        self._wanted, self.workers = strategy, make_workers(strategy, self.device)
+        self.updates.strategy = vars(self)["strategy"] = self.workers.strategy

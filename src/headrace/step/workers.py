@@ -14,36 +14,33 @@ from ..data.source import WHOLE, Shard
 from ..errors import CheckpointError, ConfigError, DataError, HeadraceError, NonFiniteError, WorkerError
 from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums
-from ..workers.centered import Centered
 from ..workers.comm import Comm
 from ..workers.here import here
 from ..workers.strategy import Single, Strategy
 from ..workers.synchronous import Synchronous
 from .evaluate import Gather
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 RAGGED = "headrace.Ragged"
 
 
-class Team:
-    """All workers of a trainer, seen from one of them."""
+class Workers:
+    """All workers of a trainer, seen from one of them. They share updates made by hand, scores and predictions."""
 
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy, self.comm = strategy, strategy.comm
-        self.in_step = self.comm.count > 1 and not isinstance(strategy, Centered)
+    def __init__(self, strategy: Strategy, device: torch.device) -> None:
+        self.strategy, self.comm, self.device = strategy, strategy.comm, device
+        self.in_step = self.comm.count > 1 and not strategy.centered
         """Whether there are others, and all make equally many updates."""
         self.scores: Shard = self.comm.shard if self.in_step else WHOLE
         """The part that is this worker's of data to be scored or predicted."""
         self.times = self.comm.count if self.in_step and not strategy.joint else 1
         """How many times as large as a worker's update a batch of all workers is."""
         self.gather: Gather | None = self._gather if self.in_step else None
-        """Puts together what several workers predict; `None` where one does it all."""
-        self.device = torch.device("cpu")
-        self.rows = 0
-        """Rows of this worker's since `rate` was asked for, or data were scored."""
+        """Joins what several workers predict; `None` where one does it all."""
+        self._rows = 0  # of this worker's, since `rate` was called, or data were scored
         self._since = self.comm.now()
         self._model: nn.Module | None = None
-        self._torn = ""  # what has ended an update by hand that others may have made
+        self._failure = ""  # what has ended an update by hand that others may have made
 
     @property
     def trains(self) -> Shard:
@@ -55,37 +52,31 @@ class Team:
         """How many workers share every update."""
         return self.comm.count if self.in_step and self.strategy.joint else 1
 
-    def begin(self, modules: Sequence[nn.Module]) -> None:
-        """A training begins: worker 0's weights become everybody's."""
-        self._model, self._torn = modules[0], ""
-        self.spread(modules)
-
     def share(self, batch: Batch, model: nn.Module) -> Batch:
         """A batch for one update of this model by hand, of which every worker brings its part."""
-        if isinstance(self.strategy, Centered) or (self.in_step and not self.strategy.shares_updates):
-            how = "meets a center after several" if isinstance(self.strategy, Centered) else "has rounds of several"
+        if self.strategy.centered or (self.in_step and not self.strategy.shares_updates):
+            how = "meets a center after several" if self.strategy.centered else "has rounds of several"
             raise ConfigError(
                 f"step() makes one update, and {type(self.strategy).__name__} {how}. "
                 "Use fit() or steps(), or strategy=hr.Synchronous()."
             )
         if not self.in_step:
             return batch
-        if self._torn:
+        if self._failure:
             raise WorkerError(
-                f"worker {self.comm.shard.index} failed in an update that the workers make together ({self._torn}). "
+                f"worker {self.comm.shard.index} failed in an update that the workers make together ({self._failure}). "
                 "The others may have made it, or may be waiting: end all workers, and go on from the last checkpoint."
             )
         if self._model is not model:
-            self._model = model
-            self.spread([model])
+            self.broadcast_weights([model])
         rows = torch.tensor([float(batch.rows)], dtype=torch.float64)
         self.comm.all_reduce(rows)
         return Batch(batch.fields, batch.rows, total=int(rows))
 
-    def tear(self, error: BaseException) -> None:
-        """An update by hand was left by an error; what is not finite all workers find in the same numbers."""
+    def mark_failed(self, error: BaseException) -> None:
+        """An update by hand has failed. If a number is not finite, all workers notice it in the same numbers."""
         if self.in_step and not isinstance(error, NonFiniteError):
-            self._torn = f"{type(error).__name__}: {error}"
+            self._failure = f"{type(error).__name__}: {error}"
             self.comm.report_error(error)
 
     def fresh(self, metrics: MetricsByOutput) -> MetricsByOutput:
@@ -108,39 +99,40 @@ class Team:
         return sums.read(), metrics.compute()
 
     def rate(self) -> float:
-        """Rows a second of this worker since this was asked last."""
+        """Rows a second of this worker since the last call."""
         now = self.comm.now()
-        found = self.rows / max(1e-9, now - self._since)
-        self.rows, self._since = 0, now
-        return found
+        rate = self._rows / max(1e-9, now - self._since)
+        self._rows, self._since = 0, now
+        return rate
 
     def added_up(
         self, sums: LossSums, metrics: MetricsByOutput, workers: Iterable[int], joint: bool = False, fact: Any = None
     ) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
         """Losses and metrics over what these workers have seen, and a `fact` of each; `joint`: all know all losses."""
-        said = self.comm.gather([sums.totals(), metrics.state_dict() if metrics else None, fact])
+        gathered = self.comm.gather([sums.totals(), metrics.state_dict() if metrics else None, fact])
 
-        def found() -> list[Any]:
-            assert said is not None
-            of = [said[k] for k in workers]
+        def add_up() -> list[Any]:
+            assert gathered is not None
+            of = [gathered[k] for k in workers]
             if metrics:
                 metrics.join([state for _, state, _ in of], self.device)
             losses = LossSums.of([totals for totals, _, _ in of[: 1 if joint else None]]).read()
-            return [losses, metrics.compute(), [fact for _, _, fact in said]]
+            return [losses, metrics.compute(), [fact for _, _, fact in gathered]]
 
-        losses, scores, facts = by_leader(self.comm, found)
+        losses, scores, facts = by_leader(self.comm, add_up)
         return losses, scores, facts
 
-    def spread(self, modules: Sequence[nn.Module]) -> None:
+    def broadcast_weights(self, modules: Sequence[nn.Module]) -> None:
         """Worker 0's weights become everybody's."""
         if not self.in_step:
             return
+        self._model, self._failure = modules[0], ""
         with torch.no_grad():
             for tensor in [tensor for module in modules for tensor in tensors_of(module).values()]:
-                whole = tensor.contiguous()
-                self.comm.broadcast(whole.view(-1))
-                if whole is not tensor:
-                    tensor.copy_(whole)
+                dense = tensor.contiguous()
+                self.comm.broadcast(dense.view(-1))
+                if dense is not tensor:
+                    tensor.copy_(dense)
 
     def _gather(self, outputs: list[Any], totals: Sequence[int]) -> list[Any]:
         """The outputs of all workers in the order of the rows; `totals`: how many rows each batch has."""
@@ -149,20 +141,22 @@ class Team:
             every = self.comm.all_gather([[_sent(leaf) for leaf in leaves] for leaves, _ in flat])
         except CheckpointError as error:
             raise DataError(f"what several workers predict has to be made of tensors: {error}") from None
-        left, shards = [iter(found) for found in every], [Shard(k, self.comm.count) for k in range(self.comm.count)]
-        found = []
+        rest, shards = [iter(sent) for sent in every], [Shard(k, self.comm.count) for k in range(self.comm.count)]
+        joined: list[Any] = []
         for total in totals:
-            for shard, theirs in zip(shards, left, strict=True):
+            for shard, theirs in zip(shards, rest, strict=True):
                 start, stop = shard.of(total)
                 if start < stop:
                     leaves = [_received(leaf) for leaf in next(theirs)]
-                    whole = leaves[0] if len(leaves) == 1 else tuple(leaves)
-                    found.append(tree_unflatten(leaves, flat[0][1]) if flat else whole)  # else of what form, who knows
-        return found
+                    if flat:
+                        joined.append(tree_unflatten(leaves, flat[0][1]))
+                    else:  # this worker had no rows, and does not know the form
+                        joined.append(leaves[0] if len(leaves) == 1 else tuple(leaves))
+        return joined
 
 
-def make_team(strategy: Strategy | None) -> Team:
-    """The team for a strategy, on the worker that asks; without a strategy, several share every update."""
+def join(strategy: Strategy | None) -> Strategy:
+    """The strategy, on this worker; without one, several workers share every update."""
     comm = here()
     if strategy is None:
         strategy = Single() if comm.count == 1 else Synchronous()
@@ -172,26 +166,26 @@ def make_team(strategy: Strategy | None) -> Team:
             f"strategy= takes a Strategy, as in hr.Periodic(every='1 epoch'), got {what}.", argument="strategy"
         )
     strategy.join(comm)
-    return Team(strategy)
+    return strategy
 
 
-def by_leader(comm: Comm, act: Callable[[], Found]) -> Found:
-    """What worker 0 finds out, for all; if it fails there, it fails everywhere, and for the same reason."""
-    said: Any = None
+def by_leader(comm: Comm, act: Callable[[], Result]) -> Result:
+    """The result of worker 0, for all; if it fails there, it fails everywhere, and for the same reason."""
+    message: Any = None
     failure: BaseException | None = None
     if comm.leader:
         try:
-            said = {"found": act()}
+            message = {"result": act()}
         except Exception as error:
-            failure, said = error, {"kind": type(error).__name__, "why": str(error)}
-    said = comm.share(said)
+            failure, message = error, {"kind": type(error).__name__, "why": str(error)}
+    message = comm.share(message)
     if failure is not None:
         raise failure
-    if "found" not in said:
-        kind = getattr(errors, said["kind"], WorkerError)
+    if "result" not in message:
+        kind = getattr(errors, message["kind"], WorkerError)
         known = isinstance(kind, type) and issubclass(kind, HeadraceError)
-        raise (kind if known else WorkerError)(f"worker 0: {said['why']}")
-    return said["found"]  # type: ignore[no-any-return]
+        raise (kind if known else WorkerError)(f"worker 0: {message['why']}")
+    return message["result"]  # type: ignore[no-any-return]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

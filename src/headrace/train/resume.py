@@ -1,0 +1,133 @@
+"""Decides what each worker continues with, also if other workers or another strategy saved the checkpoint."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError, CorruptError, HeadraceError, is_out_of_memory
+from ..workers.strategy import Strategy
+from .checkpoint import Checkpoint, WorkerState
+
+
+@dataclass(slots=True)
+class Resumed:
+    """A checkpoint as one worker continues from it."""
+
+    common: dict[str, Any]
+    """The parts that all workers have in common."""
+    mine: WorkerState
+    """This worker's own parts: see `divide`."""
+    count: int
+    """How many workers saved it."""
+    newest: int
+    """The step of the newest checkpoint in the run."""
+    override: bool
+    """Whether the training may continue with other settings."""
+    overridden: list[str]
+    """The settings that differ."""
+
+    @property
+    def step(self) -> dict[str, Any]:
+        """The part "step", with this worker's optimizers and microbatch."""
+        found: dict[str, Any] = self.common["step"] | {"microbatch": self.mine["microbatch"]}
+        own = self.mine["replica"].get("optimizers")
+        return found if own is None else found | {"optimizers": own}
+
+
+def divide(checkpoint: Checkpoint, strategy: Strategy, count: int) -> tuple[dict[str, Any], list[WorkerState]]:
+    """What `count` workers of this strategy continue with: the common parts, and those of each worker.
+
+    As many workers of the same strategy each continue where they were. Another number of workers of a joint strategy,
+    and workers of another strategy, continue from the weights of the checkpoint. Another number of workers that make
+    updates of their own begin their round again. At a center all weights are the center's.
+
+    Of each worker, "tally" and "metrics" are lists of those that it takes over, and "replica" has a "strategy" only if
+    the worker continues where it was.
+    """
+    common, workers = checkpoint.common, checkpoint.workers
+    saved = common["strategy"]  # `None` if every worker has made all updates by itself
+    _check_kind(saved, strategy)
+    is_same = saved is None or saved["kind"] == type(strategy).__name__
+    if strategy.centered:  # rows that other workers had leased may be read by any
+        cursor = common["source"]["initial"] | {"pass": common["counters"]["epochs"]}
+        source, place = common["source"] | {"cursor": cursor}, common["place"] | {"batch": 0, "ends_epoch": True}
+        return common | {"source": source, "place": place}, [_joined(workers[0], workers[:1])]
+    if is_same and len(workers) == count:  # if they made all updates by themselves, they have measured the same
+        return common, [_joined(own, [own] if saved or not number else []) for number, own in enumerate(workers)]
+    measured = workers[:1] if saved is None else workers
+    if is_same and saved is not None and not strategy.joint:
+        common, measured = common | _round_start(common, workers), []
+    trained = [own["replica"]["trained"] for own in workers if "trained" in own["replica"]]
+    base = {"rng": None, "microbatch": common["step"]["microbatch"], "replica": {}}
+    if trained:
+        base["replica"] = {"trained": mean_of(trained)}
+    each = [_joined(base, [] if number else measured) for number in range(count)]
+    for state, own in zip(each, workers, strict=False):
+        state["rng"] = own["rng"]
+    if is_same and strategy.joint:  # every worker knows the losses of all
+        each[0]["tally"] = each[0]["tally"][:1]
+    return common if is_same else common | {"strategy": None}, each
+
+
+def _joined(own: WorkerState, measured: Sequence[WorkerState]) -> WorkerState:
+    """A worker's parts, with what these workers have measured since the last report."""
+    return own | {name: [state[name] for state in measured] for name in ("tally", "metrics")}
+
+
+def _check_kind(saved: Mapping[str, Any] | None, strategy: Strategy) -> None:
+    """Raises where the rows that were used are known to a center, or would have to be."""
+    if strategy.centered != (saved is not None and "ledger" in saved["state"]):
+        raise CheckpointError(
+            f"the run was saved under {saved['kind'] if saved else 'no strategy with a center'} and cannot be gone on "
+            f"with under {type(strategy).__name__}: one has a center that lends the data, the other has none. "
+            "Begin another run from its weights: hr.load_weights."
+        )
+
+
+def _round_start(common: Mapping[str, Any], workers: Sequence[WorkerState]) -> dict[str, Any]:
+    """The common parts where all workers last had the same weights, with the mean of what their optimizers remember."""
+    optimizers = [own["replica"]["optimizers"] for own in workers if "optimizers" in own["replica"]]
+    parts = {"step": common["step"] | {"optimizers": mean_of([common["step"]["optimizers"], *optimizers])}}
+    if common["strategy"]["agrees"]:
+        return parts
+    start, weights = common["round"], common["strategy"]["state"]["start"]
+    return parts | {
+        "model": {name: weights.get(name, value) for name, value in common["model"].items()},
+        "source": common["source"] | {"cursor": start["cursor"]},
+        "counters": start["counters"],
+        "place": start["place"],
+        "rates": start["rates"],
+        "done": [],
+        "complete": True,
+    }
+
+
+def mean_of(values: Sequence[Any]) -> Any:
+    """Nested states as one: of numbers with fractions in tensors the mean, of all else the first."""
+    first = values[0]
+    if len(values) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {key: mean_of([value[key] for value in values if key in value]) for key in first}
+    if isinstance(first, Tensor) and first.is_floating_point():
+        return torch.stack([value.double() for value in values]).mean(dim=0).to(first.dtype)
+    return first
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """A state that is complete, and yet not one that was ever saved, is corrupt."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CorruptError(
+            f"the checkpoint holds a state that makes no sense: {type(error).__name__}: {error}"
+        ) from error

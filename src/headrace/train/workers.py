@@ -1,0 +1,298 @@
+"""The workers of a training, seen from one of them: one worker alone, or several that make equally many updates."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..arena.replica import Replica
+from ..data.batch import Batch
+from ..data.reader import Reader
+from ..data.source import Source
+from ..length import Counters, Length
+from ..loss.by_output import MetricsByOutput
+from ..loss.outcome import LossSums
+from ..step.signals import Signals
+from ..step.workers import Workers, by_leader, tensors_of
+from ..watch.info import Best, Info
+from ..workers.comm import Comm
+from ..workers.dealt import Dealt
+from ..workers.strategy import Single, Strategy
+from .checkpoint import WorkerState
+from .resume import Resumed
+from .same_data import SameBatchCheck, compare
+from .schedule import Rates
+from .vote import StopVote
+
+Report = tuple[dict[str, float], dict[str, Any]]
+"""Losses and metrics by name."""
+
+
+class TrainingWorkers(Workers):
+    """All workers of a trainer, through one training after the other."""
+
+    leads = True
+    """Whether this worker scores, and calls the user's callbacks."""
+    epoch_rows: int | None = None
+    """Rows of an epoch, where a center counts them."""
+
+    def __init__(self, strategy: Strategy, device: torch.device) -> None:
+        super().__init__(strategy, device)
+        self.rates: list[float] = []
+        """Rows a second of each worker, as of the last report."""
+        self._vote = StopVote(self.comm)
+        self._agrees = True  # whether all workers have the same weights
+        self._is_idle = True  # whether the strategy has nothing to do, or not yet
+        self._measures = False  # whether each worker measures its own rows, as batch normalisation does
+        self._ends_together = True  # whether all workers have equally many batches
+        self._has_warned = False  # of a best step that cannot be kept
+
+    def source(self, train: Source, batch_size: int, limits: Sequence[Length]) -> Source:
+        """The training data as this worker reads them, whose updates have so many rows."""
+        if not self.in_step:
+            return train
+        if isinstance(train, Reader) and not self.strategy.joint:
+            train.in_lanes(self.comm.count, batch_size)
+        if train.own_size and not train.shards and not self.strategy.joint:
+            train = Dealt(train, self.comm.count)
+        if not train.shards:
+            if self.comm.leader:
+                warnings.warn(
+                    f"{train.title} does not shard: each of the {self.comm.count} workers reads all of it and keeps "
+                    "its part.",
+                    stacklevel=4,
+                )
+            if not train.thread_safe:  # else it may be read where workers cannot speak to each other
+                train.compare_batch = SameBatchCheck(self.comm, train.title)
+        return train
+
+    def enter(self, train: Source, modules: Sequence[nn.Module], facts: Mapping[str, Any], signals: Signals) -> None:
+        """A training begins: raises unless these facts about it are the same for all, who get the same weights."""
+        self.rates, self._vote, self._agrees, self._has_warned = [], StopVote(self.comm), True, False
+        self._ends_together = not self.in_step or isinstance(train, Reader) or not train.shards
+        if self.in_step:
+            tensors = {f"{k or ''}{n}": t for k, module in enumerate(modules) for n, t in tensors_of(module).items()}
+            model = {name: f"{str(t.dtype)[6:]}{list(t.shape)}" for name, t in tensors.items()}
+            every = self.comm.gather({**facts, "model": model})
+            by_leader(self.comm, lambda: compare(dict(enumerate(every or []))))
+            self.broadcast_weights(modules)
+
+    def begin(self, info: Info, rates: Rates, resumed: Resumed | None) -> bool:
+        """The model has its weights, and its optimizers their state. Whether all workers have the same weights."""
+        self.strategy.started = self._is_warm(info)
+        self._is_idle = type(self.strategy) is Single or not self.strategy.started
+        replica, own = info.replica, {} if resumed is None else resumed.mine["replica"]
+        self._measures = self.strategy.shares_updates and bool(replica.statistics)
+        for name, source in info.scored.items() if self.in_step else ():
+            if not (source.shards or source.thread_safe):
+                source.compare_batch = SameBatchCheck(self.comm, f"{name} data", first=True)
+        _put_back(replica, own.get("trained", {}))
+        if self._is_idle:
+            return False
+        self.strategy.begin(replica)
+        saved = None if resumed is None else resumed.common["strategy"]
+        if saved is None:
+            return True
+        _put_back(replica, own)
+        self.strategy.load_state_dict(replica, saved["state"], own.get("strategy"))
+        self._agrees = saved["agrees"] or "strategy" not in own
+        return False
+
+    def starts(self, info: Info) -> bool:
+        """Whether the workers, who have made all updates by themselves so far, are now to work together."""
+        return not self.strategy.started and self._is_warm(info)
+
+    def each(self, feed: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of an epoch, as many for every worker."""
+        for batch in feed if self._ends_together else as_long_as_any(feed, self.comm):
+            self._rows += batch.rows
+            if not self.strategy.joint:
+                batch.total = batch.rows  # the update is this worker's own
+            yield batch
+
+    def progress(self, info: Info) -> Counters:
+        """How far the training has come, for schedules."""
+        return info.counters
+
+    def updated(self, info: Info, batch: Batch) -> bool:
+        """An update was made of this batch. Whether workers that update replicas of their own have the same weights."""
+        if not self.strategy.shares_updates:  # else it was reported where the update was computed
+            self.comm.worked(batch.rows)
+        if self._is_idle:
+            return False
+        self._agrees = self.strategy.after(info.replica, info.counters, batch.rows, batch.samples, info.ends_epoch)
+        meet = self._agrees and not self.strategy.joint
+        self._agrees &= not self._measures
+        return meet
+
+    def decide(self, info: Info, signals: Signals, due: bool, now: bool) -> bool:
+        """What one worker wants, all do: to stop, to be preempted, to save. Whether to save; it may take effect later.
+
+        `now`: all workers have come to where something is due, and decide at once.
+        """
+        if not self.in_step:
+            return due
+        self.comm.at(info.step, "training")
+        vote = self._vote(bool(info.stop_request), bool(signals.why), due, now)
+        if vote is None:
+            return False
+        if vote.stop or vote.leave:
+            reasons = self.comm.all_gather(signals.why if vote.leave else info.stop_request)
+            why = next(filter(None, reasons), "stopped")
+            if vote.leave:
+                signals.agree(why)
+            info.stopping = info.stopping or why
+        return vote.save
+
+    def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
+        """Losses and metrics over what was trained since the last report."""
+        if not self.in_step:
+            return sums.read(), metrics.compute()
+        started = self.strategy.started  # until then all workers do the same
+        workers = range(self.comm.count if started else 1)
+        joint = started and self.strategy.joint  # of updates that they make together, everybody knows the losses
+        losses, scores, self.rates = self.added_up(sums, metrics, workers, joint, self.rate())
+        return losses, scores
+
+    def has_more_rows(self, info: Info) -> bool:
+        """All rows have been used: whether more is known than was reported."""
+        return False
+
+    def keeps(self, info: Info, common: bool) -> bool:
+        """Whether the weights of this step are to be kept; worker 0 decides for all.
+
+        `common`: all workers have come to where they report.
+        """
+        if self.in_step and common:
+            marks = {name: asdict(mark) for name, mark in info.marks.items()}
+            marks = self.comm.share(marks if self.comm.leader else None)
+            info.marks = {name: Best(**mark) for name, mark in marks.items()}
+        marked = any(info.step in mark.keep for mark in info.marks.values())
+        if marked and self.in_step and not common:
+            if not self._has_warned:
+                warnings.warn(
+                    f"step {info.step} was marked as the best, and several workers keep weights only where all of them "
+                    "report: these are not kept. Mark it at the end of an epoch, or where log_every= or "
+                    "validate_every= is due.",
+                    stacklevel=2,
+                )
+            self._has_warned, marked = True, False
+        return marked
+
+    # --- what is judged, kept and saved -------------------------------------------------------------------
+
+    def state(self, info: Info) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+        """The weights to save by name, if they are not the model's own, and the part "strategy" of the state."""
+        replica = info.replica
+        weights = replica.by_name(self._result(info)) if self._differs(info) else {}
+        if self._is_idle:
+            return weights, None
+        kind, state = type(self.strategy).__name__, self.strategy.state_dict(replica)
+        return weights, {"kind": kind, "agrees": self._agrees, "state": state}
+
+    @property
+    def has_own_optimizers(self) -> bool:
+        """Whether this worker's optimizers have another state than those of worker 0."""
+        return not (self._is_idle or self.strategy.joint or self.comm.leader)
+
+    def own_state(self, info: Info) -> dict[str, Any]:
+        """What the strategy, and the weights that are trained, are on this worker alone."""
+        own: dict[str, Any] = {} if self._is_idle else {"strategy": self.strategy.own_state()}
+        if self._differs(info):
+            replica = info.replica
+            weights = {"weights": replica.by_name(replica.tensors), "counts": replica.counts}
+            own |= weights if info.evaluated_weights is None else {"trained": weights}  # else averages are kept
+        return own
+
+    def gather_states(self, own: WorkerState) -> list[WorkerState] | None:
+        """The parts of every worker, for the one that saves them."""
+        return self.comm.gather(own)
+
+    @contextmanager
+    def consensus(self, info: Info) -> Iterator[None]:
+        """For a while, the model has the weights to judge and to keep: see `_result`."""
+        if not self._differs(info):
+            yield
+            return
+        with _changed(info, self._result(info)):
+            yield
+
+    def finish(self, info: Info) -> None:
+        """All is saved: the model becomes the common result, for good."""
+        if self._differs(info):
+            info.replica.write(self._result(info))
+            self._agrees, info.evaluated_weights = True, None
+
+    def report_error(self, error: BaseException) -> None:
+        """This worker ends because of an error."""
+        if self.in_step:
+            self.comm.report_error(error)
+
+    def leave(self) -> None:
+        """This worker's part in the training is over, however it has ended."""
+
+    def _differs(self, info: Info) -> bool:
+        """Whether the weights to judge and to keep are others than the model's own."""
+        return not self._agrees or info.evaluated_weights is not None
+
+    def _result(self, info: Info) -> Sequence[Tensor]:
+        """The weights to judge and to keep: averages if a callback gives some, else what the workers agree on."""
+        averages = info.evaluated_weights
+        if averages is None:
+            return self.strategy.agreed(info.replica)
+        if self._agrees:
+            return averages
+        with _changed(info, averages):
+            return [tensor.clone() for tensor in self.strategy.agreed(info.replica)]
+
+    def _is_warm(self, info: Info) -> bool:
+        """Whether the time is over in which every worker makes all updates by itself."""
+        return self.strategy.start_after is None or self.strategy.start_after.reached(info.counters)
+
+
+@contextmanager
+def _changed(info: Info, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """For a while, the model has these weights."""
+    replica = info.replica
+    before = [tensor.clone() for tensor in replica.tensors]
+    replica.write(tensors)
+    try:
+        yield
+    finally:
+        info.replica.write(before)
+
+
+def _put_back(replica: Replica, saved: Mapping[str, Any]) -> None:
+    """The weights that only this worker had, if it had any."""
+    if "weights" in saved:
+        replica.write(replica.joined(saved["weights"]))
+        for count, before in zip(replica.counts, saved["counts"], strict=True):
+            count.copy_(before)
+
+
+def as_long_as_any(feed: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
+    """The batches of sources of one's own that shard: a worker that has none is given an empty one while others have.
+
+    An epoch ends for all where the last of them ends it.
+    """
+    left, cursor, ended = iter(feed), None, False
+    while True:
+        batch = None if ended else next(left, None)
+        ended = batch is None or batch.ends_epoch
+        vector = torch.tensor([0 if batch is None else batch.total, int(not ended)])
+        comm.all_reduce(vector, "max")
+        total, ends = int(vector[0]), not vector[1]
+        if not total:
+            return
+        if batch is None:
+            batch = Batch({}, 0, total=total, cursor=cursor)
+        cursor, batch.ends_epoch = batch.cursor, ends
+        yield batch
+        if ends:
+            return
