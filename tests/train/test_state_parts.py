@@ -170,7 +170,7 @@ LOST: dict[str, Lost] = {  # the training, what is lost, and where that shows (a
     "what a callback has seen": (REPORTS, at("callbacks", "Counts", "seen", to=zero), "tensors"),
     "one of two callbacks": (REPORTS, dropped("callbacks", "Counts 2"), "documents"),
     "how many were skipped": ("skipping", at("step", "skipped", to=0), "events"),
-    "the size of a microbatch": ("as much as fits", at("step", "microbatch", to=None), "weights"),
+    "the size of a microbatch": ("as much as fits", at("workers", 0, "microbatch", to=None), "weights"),
 }
 CORE = {  # of each kind of state one; two kinds of trainings have them
     "torch's random numbers",

@@ -124,6 +124,19 @@ def test_what_was_measured_so_far_survives_another_number_of_workers(tmp_path: P
         assert theirs == {key: pytest.approx(value, abs=EXACT) for key, value in mine.items()}
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_what_all_workers_have_measured_survives_another_strategy(workers: int, tmp_path: Path) -> None:
+    """Rounds of three workers are cut in mid-epoch: the report of the epoch is of the rows of all of them."""
+    at: Options = {"run": str(tmp_path / "run"), "checkpoint_every": "1 step"}
+    metrics = ["confusion"]
+    with pytest.raises(CutError):
+        in_rounds(3, hr.Periodic("1 step"), fit={**at, "cut": 2}, metrics=metrics)
+    found = run(workers, "plain", fit={**at, "override": True}, metrics=metrics)
+    assert found["resumed"] > 0
+    counted = [sum(map(sum, row["train/confusion"])) for row in found["history"]]
+    assert len(set(counted)) == 1, "every epoch has the same rows"
+
+
 # --- 2, 3, 4: rounds --------------------------------------------------------------------------------------
 
 

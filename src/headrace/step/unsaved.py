@@ -19,8 +19,7 @@ class UnsavedOptimizers:
     def __init__(self, saved: Iterable[Optimizer], modules: Sequence[nn.Module]) -> None:
         self._known: WeakSet[Optimizer] = WeakSet(saved)
         self._modules = modules
-        self._messages: dict[str, None] = {}
-        self._warned = 0  # how many of the messages have been given
+        self._messages: dict[str, bool] = {}  # and whether each is still to be given
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -31,7 +30,7 @@ class UnsavedOptimizers:
             if optimizer not in self._known and threading.get_ident() == thread:
                 self._known.add(optimizer)
                 if message := self._describe(optimizer):
-                    self._messages.setdefault(message)
+                    self._messages.setdefault(message, True)
 
         handle = register_optimizer_step_post_hook(look)
         try:
@@ -41,12 +40,10 @@ class UnsavedOptimizers:
 
     def warn(self, log: Callable[[str], None]) -> None:
         """Warns of the optimizers that have been found since the last call, and logs it."""
-        if len(self._messages) == self._warned:
-            return
-        for message in [*self._messages][self._warned :]:
+        for message in [message for message, is_new in self._messages.items() if is_new]:
+            self._messages[message] = False
             log(message)
             warnings.warn(message, stacklevel=2)
-        self._warned = len(self._messages)
 
     def _describe(self, optimizer: Optimizer) -> str:
         """What is lost of an optimizer when a run is resumed; nothing if it is stateless and its weights are saved."""

@@ -87,8 +87,6 @@ class Workers:
 
     def scored(self, sums: LossSums, metrics: MetricsByOutput) -> tuple[dict[str, float], dict[str, Any]]:
         """Losses and metrics over data that were scored, each worker's part of them."""
-        if not self.in_step:
-            return self.scored_by_each(sums, metrics)
         losses, scores, _ = self.added_up(sums, metrics, range(self.comm.count))
         self.rate()  # the time that it took is no time of the training
         return losses, scores
@@ -109,6 +107,8 @@ class Workers:
         self, sums: LossSums, metrics: MetricsByOutput, workers: Iterable[int], joint: bool = False, fact: Any = None
     ) -> tuple[dict[str, float], dict[str, Any], list[Any]]:
         """Losses and metrics over what these workers have seen, and a `fact` of each; `joint`: all know all losses."""
+        if not self.in_step:
+            return sums.read(), metrics.compute(), []
         gathered = self.comm.gather([sums.totals(), metrics.state_dict() if metrics else None, fact])
 
         def add_up() -> list[Any]:

@@ -4,9 +4,9 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from torch import Tensor, nn
 
@@ -30,130 +30,61 @@ from .checkpoint import LARGE, PARTS, Checkpoint, WorkerState, complete, decode,
 from .resume import Resumed, divide, readable
 from .runs import Runs
 
+Given = ParamSpec("Given")
 RESUME = ("auto", "must", "never")
 
 
+def by_worker_0(
+    method: Callable[Concatenate["Checkpointer", Given], Result],
+) -> Callable[Concatenate["Checkpointer", Given], Result | None]:
+    """Worker 0 runs the method, and all workers get its result or its error. Without a run nothing is done."""
+
+    @wraps(method)
+    def shared(self: "Checkpointer", *args: Given.args, **options: Given.kwargs) -> Result | None:
+        return by_leader(self._comm, lambda: method(self, *args, **options)) if self.keeps else None
+
+    return shared  # type: ignore[return-value]
+
+
 class Checkpointer:
-    """Saves a training, and finds what it continues from. Worker 0 reads and writes, and all workers get the result.
+    """Saves a training in a run, and finds what it continues from. Worker 0 reads and writes, for all workers.
 
     Without a run it keeps only the best weights, in memory. At a center only worker 0 has a run.
     """
 
-    def __init__(self, strategy: Strategy, files: "RunFiles | None", keeps: bool, every: Length | None) -> None:
-        self._strategy, self._files = strategy, files
-        self._comm = Null() if strategy.centered else strategy.comm
-        self.keeps, self.every = keeps, every
-        """Whether a training can go on from here, and how often a checkpoint is written."""
+    def __init__(
+        self,
+        strategy: Strategy,
+        run: str | Path | Runs | None,
+        resume: str,
+        every: str | Length,
+        keep: int | str,
+        override: bool,
+        wait: bool,
+    ) -> None:
+        if resume not in RESUME:
+            raise ConfigError(unknown("resume", resume, RESUME))
+        if run is not None and (not isinstance(run, str | Path | Runs) or not str(run)):
+            raise ConfigError(f"run= is the path of a directory, got {run!r}.", argument="run")
+        if run is None and resume == "must":
+            raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")
+        self._strategy, self._comm = strategy, Null() if strategy.centered else strategy.comm
+        self._named = _named(run) if run is not None else Path()
+        self._resume, self._override, self._wait = resume, override, wait
+        self._keep, length = Keep.of(keep), Length.parse(every, "checkpoint_every")
+        self.keeps = run is not None and (strategy.comm.leader or not strategy.centered)
+        """Whether a training can go on from here."""
+        self.every = length if self.keeps else None
+        """How often a checkpoint is written."""
         self.path: Path | None = None
         """The directory of the run, once it is chosen."""
         self.overdue = False
         """Whether a checkpoint is due by the clock of worker 0, which the others do not know."""
-        self._best: dict[str, Tensor] = {}
-
-    def choose(self, model: nn.Module, settings: config.Config) -> None:
-        """Finds the run of this model and these settings, where a directory of runs was named."""
-        path = self._by_leader(lambda files: str(files.choose(model, settings)))
-        self.path = None if path is None else Path(path)
-
-    def __enter__(self) -> "Checkpointer":
-        self._by_leader(RunFiles.open)
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._files is not None:
-            self._files.close(error)
-
-    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> Resumed | None:
-        """What this worker goes on with, once it is known to fit this model and these settings."""
-        workers: list[WorkerState] = []
-
-        def find(files: RunFiles) -> dict[str, Any] | None:
-            nonlocal workers
-            checkpoint = files.find(model, settings, limits)
-            if checkpoint is None:
-                return None
-            with readable():
-                common, workers = divide(checkpoint, self._strategy, self._comm.count)
-            return {"common": common, "count": len(checkpoint.workers), **files.resumed}
-
-        found = self._by_leader(find)
-        return None if found is None else Resumed(mine=self._comm.hand_out(workers), **found)
-
-    def begin(self, info: Info, nbytes: int) -> None:
-        """The training is about to begin, or to go on; the history gets what was reported after its checkpoint."""
-
-        def begin(files: RunFiles) -> list[dict[str, Any]]:
-            files.begin(info, nbytes)
-            return info.history.rows[-1:]
-
-        info.history.rows[-1:] = self._by_leader(begin) or info.history.rows[-1:]
-
-    def started(self, info: Info, data: str) -> None:
-        """Called after `on_fit_start`, when nothing has refused the training."""
-        self._by_leader(lambda files: files.started(info, data))
-
-    def due(self, info: Info) -> bool:
-        """Whether a checkpoint is to be written now."""
-        if self.every is None:
-            return False
-        if self.every.unit != "minutes":
-            return self.every.fires(info.counters)
-        due = self._files is not None and self._files.minutes_since_save() >= self.every.count
-        self.overdue = due and self._comm.count > 1
-        return due and not self.overdue
-
-    def wait(self) -> None:
-        """Returns once everything that was saved is on the disk; raises if it could not be."""
-        self._by_leader(RunFiles.wait)
-
-    def report(self, row: Mapping[str, Any], minutes: float) -> None:
-        """A row of the history is complete, after so many minutes of training."""
-        if self._files is not None:
-            self._files.report(row, minutes)
-
-    def save(self, checkpoint: Checkpoint | None, info: Info, again: bool = False) -> None:
-        """Writes a checkpoint; `again`: there is one of this step, which knows less."""
-        if self._files is not None and checkpoint is not None:
-            self._files.save(checkpoint, info, again)
-
-    def mark_best(self, model: nn.Module) -> None:
-        """The model is the best so far; a run keeps the checkpoint of this step."""
-        if not self.keeps and self._comm.leader:
-            state = model.state_dict()
-            self._best = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
-
-    def restore(self, best: Best, model: nn.Module) -> None:
-        """The model of worker 0 becomes the best again."""
-        self._by_leader(lambda files: files.restore(best, model))
-        if self._best:
-            model.load_state_dict(self._best, strict=False)
-
-    def log(self, text: str) -> None:
-        """Writes a line into the run's log."""
-        if self._files is not None:
-            self._files.log(text)
-
-    def end(self, why: str) -> None:
-        """The training has ended well."""
-        self._by_leader(lambda files: files.end(why))
-
-    def _by_leader(self, act: "Callable[[RunFiles], Result]") -> Result | None:
-        """What worker 0 does with the files of the run, and its result for all; nothing without a run."""
-
-        def act_on_files() -> Result:
-            assert self._files is not None
-            return act(self._files)
-
-        return by_leader(self._comm, act_on_files) if self.keeps else None
-
-
-class RunFiles:
-    """The files of a run, in the hands of worker 0."""
-
-    def __init__(self, run: Path | Runs, resume: str, keep: Keep, override: bool, wait: bool) -> None:
-        self._named, self._resume, self._override, self._wait = run, resume, override, wait
+        self._writes = self.keeps and self._comm.leader
+        self._best: dict[str, Tensor] = {}  # if there is no run
+        self._run: Run
+        self._store: Store
         self._reason = ""  # for a new run
-        self._keep = keep
         self._saver, self._copier, self._texts = Saver(), Copier(), Texts()
         self._saved_at = time.perf_counter()
         self._best_steps: dict[int, list[int]] = {}  # that the last checkpoints, by their step, want to be kept
@@ -162,17 +93,26 @@ class RunFiles:
         self._refusable = False  # whether it has been trained in this run, and this training has not begun
         self._good: list[int] = []  # the step of the last checkpoint that can be gone on from, if it is known
         self._rows_until = -1  # the last step whose reports are those of the checkpoint to go on from
-        self.resumed: dict[str, Any] = {}
-        """What is known of the checkpoint to go on from, by fields of `Resumed`."""
 
-    def choose(self, model: nn.Module, settings: config.Config) -> Path:
+    def choose(self, model: nn.Module, settings: config.Config) -> None:
+        """Finds the run of this model and these settings, where a directory of runs was named."""
+        path = self._choose(model, settings)
+        self.path = None if path is None else Path(path)
+
+    @by_worker_0
+    def _choose(self, model: nn.Module, settings: config.Config) -> str:
         path = self._named
         if isinstance(path, Runs):
             path, self._reason = path.choose(model, settings, self._resume, self._override)
-        self.path = path.absolute()
-        return self.path
+        return str(path.absolute())
 
-    def open(self) -> None:
+    def __enter__(self) -> "Checkpointer":
+        self._open()
+        return self
+
+    @by_worker_0
+    def _open(self) -> None:
+        assert self.path is not None
         if self._resume == "must" and not (self.path / RUN).is_file():
             raise RunError(f"resume='must', and {self.path} is no run. Use resume='auto' to start one.")
         self._run = Run(self.path)
@@ -180,8 +120,10 @@ class RunFiles:
         if self._reason:
             self._run.log(self._reason)
 
-    def close(self, error: BaseException | None) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Waits for what is being written; a failure there is raised unless there is another already."""
+        if not self._writes:
+            return
         try:
             self._saver.wait()
         except BaseException as failure:
@@ -194,8 +136,17 @@ class RunFiles:
                 self._run.log(f"{'refused' if self._refusable else 'ended by'} {type(error).__name__}: {error}")
             self._run.close()
 
-    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> Checkpoint | None:
-        """The checkpoint to go on from, if there is one that fits."""
+    def find(self, model: nn.Module, settings: config.Config, limits: config.Config) -> Resumed | None:
+        """What this worker goes on with, once it is known to fit this model and these settings."""
+        workers: list[WorkerState] = []
+        common = self._find(model, settings, limits, workers)
+        return None if common is None else Resumed(mine=self._comm.hand_out(workers), **common)
+
+    @by_worker_0
+    def _find(
+        self, model: nn.Module, settings: config.Config, limits: config.Config, workers: list[WorkerState]
+    ) -> dict[str, Any] | None:
+        """The fields of `Resumed` that are the same for all workers; `workers` gets what each of them goes on with."""
         steps = self._store.steps()
         self._refusable = bool(steps)
         if self._resume == "never" and steps:
@@ -218,15 +169,17 @@ class RunFiles:
         newest, checkpoint = contents.step, decode(contents)
         if checkpoint.is_stuck:
             contents, checkpoint = self._before(contents, checkpoint)
-        common = checkpoint.common
-        check_model(common["model"], model.state_dict())
+        check_model(checkpoint.common["model"], model.state_dict())
         self._good = [] if checkpoint.is_stuck else [contents.step]
-        overridden = self._check_settings(common, settings, limits)
-        self.resumed = {"newest": newest, "override": self._override, "overridden": overridden}
-        self._rows_until = contents.step - ("row" not in common["done"])
+        overridden = self._check_settings(checkpoint.common, settings, limits)
+        self._rows_until = contents.step - ("row" not in checkpoint.common["done"])
         for step in [step for step in steps if step <= contents.step][-(self._keep.last or 1) :]:
             self._best_steps[step] = self._marked_by(step, contents)
-        return checkpoint
+        with readable():
+            common, each = divide(checkpoint, self._strategy, self._comm.count)
+        workers += each
+        about = {"newest": newest, "override": self._override, "overridden": overridden}
+        return {"common": common, "count": len(checkpoint.workers), **about}
 
     def _before(self, stuck: Contents, checkpoint: Checkpoint) -> tuple[Contents, Checkpoint]:
         """The last checkpoint before this one that can be gone on from; this one, if there is none."""
@@ -246,13 +199,21 @@ class RunFiles:
         return stuck, checkpoint
 
     def begin(self, info: Info, nbytes: int) -> None:
+        """The training is about to begin, or to go on; the history gets what was reported after its checkpoint."""
+        info.history.rows[-1:] = self._begin(info, nbytes) or info.history.rows[-1:]
+
+    @by_worker_0
+    def _begin(self, info: Info, nbytes: int) -> list[dict[str, Any]]:
         with suppress(OSError):  # whatever a save that was cut short has left
             self._store.clean()
         self._run.probe(2 * nbytes)
         _add_later(info.history.rows, self._run.rows_until(min(self._rows_until, info.step), info.samples))
         self._overtakes = info.resumed if info.step < info.resumed else -1
+        return info.history.rows[-1:]
 
+    @by_worker_0
     def started(self, info: Info, data: str) -> None:
+        """Called after `on_fit_start`, when nothing has refused the training."""
         self._refusable = False
         self._run.drop_later()
         self._run.configure(self._config)
@@ -261,17 +222,30 @@ class RunFiles:
         self._run.log(f"going on from step {info.step}" if info.resumed else "started")
         self._run.log(data)
 
-    def minutes_since_save(self) -> float:
-        return (time.perf_counter() - self._saved_at) / 60
+    def due(self, info: Info) -> bool:
+        """Whether a checkpoint is to be written now."""
+        if self.every is None:
+            return False
+        if self.every.unit != "minutes":
+            return self.every.fires(info.counters)
+        due = self._writes and time.perf_counter() - self._saved_at >= 60 * self.every.count
+        self.overdue = due and self._comm.count > 1
+        return due and not self.overdue
 
+    @by_worker_0
     def wait(self) -> None:
+        """Returns once everything that was saved is on the disk; raises if it could not be."""
         self._saver.wait()
 
     def report(self, row: Mapping[str, Any], minutes: float) -> None:
-        self._run.report(row, minutes)
+        """A row of the history is complete, after so many minutes of training."""
+        if self._writes:
+            self._run.report(row, minutes)
 
-    def save(self, checkpoint: Checkpoint, info: Info, again: bool) -> None:
-        """Copies what may change meanwhile, and writes it in a thread."""
+    def save(self, checkpoint: Checkpoint | None, info: Info, again: bool = False) -> None:
+        """Copies a checkpoint, and writes it in a thread; `again`: there is one of this step, which knows less."""
+        if not self._writes or checkpoint is None:
+            return
         self._saver.wait()
         self._saved_at = time.perf_counter()
         parts = dict(checkpoint.common)
@@ -293,7 +267,20 @@ class RunFiles:
         if self._wait:
             self._saver.wait()
 
+    def mark_best(self, model: nn.Module) -> None:
+        """The model is the best so far; a run keeps the checkpoint of this step."""
+        if not self.keeps and self._comm.leader:
+            state = model.state_dict()
+            self._best = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
+
     def restore(self, best: Best, model: nn.Module) -> None:
+        """The model of worker 0 becomes the best again."""
+        self._restore(best, model)
+        if self._best:
+            model.load_state_dict(self._best, strict=False)
+
+    @by_worker_0
+    def _restore(self, best: Best, model: nn.Module) -> None:
         self._saver.wait()
         try:
             contents = self._store.load(best.step, lambda name: name == MODEL)
@@ -305,9 +292,13 @@ class RunFiles:
         load_model(model, contents.tensors_of(MODEL), strict=False)
 
     def log(self, text: str) -> None:
-        self._run.log(text)
+        """Writes a line into the run's log."""
+        if self._writes:
+            self._run.log(text)
 
+    @by_worker_0
     def end(self, why: str) -> None:
+        """The training has ended well."""
         self._saver.wait()
         self._run.log(f"ended: {why}")
 
@@ -333,7 +324,7 @@ class RunFiles:
         except RunError:
             raise
         except OSError as error:
-            raise failure(error, f"saving step {contents.step}", self.path, contents.nbytes) from error
+            raise failure(error, f"saving step {contents.step}", self._run.path, contents.nbytes) from error
 
     def _tell_best(self, best: Best) -> None:
         """The best weights go where a person looks for them, if they are there still."""
@@ -366,30 +357,12 @@ class RunFiles:
         return found
 
 
-def make_checkpointer(
-    strategy: Strategy,
-    run: str | Path | Runs | None,
-    resume: str,
-    every: str | Length,
-    keep: int | str,
-    override: bool,
-    wait: bool,
-) -> Checkpointer:
-    """What keeps a training: a run directory where one is named, or a directory of runs."""
-    if resume not in RESUME:
-        raise ConfigError(unknown("resume", resume, RESUME))
-    if run is not None and (not isinstance(run, str | Path | Runs) or not str(run)):
-        raise ConfigError(f"run= is the path of a directory, got {run!r}.", argument="run")
-    length, kept = Length.parse(every, "checkpoint_every"), Keep.of(keep)
-    if run is None and resume == "must":
-        raise ConfigError("resume='must' needs the run to go on from: run='runs/name'.", argument="resume")
-    if run is None or (strategy.centered and not strategy.comm.leader):
-        return Checkpointer(strategy, None, False, None)
+def _named(run: str | Path | Runs) -> Path | Runs:
+    """What `run=` names: a run, or a directory of runs."""
     path = run_path(run.path if isinstance(run, Runs) else run)
-    if not isinstance(run, Runs):
-        run = Runs(path) if Runs.are_at(run) else path
-    files = RunFiles(run, resume, kept, override, wait) if strategy.comm.leader else None
-    return Checkpointer(strategy, files, True, length)
+    if isinstance(run, Runs):
+        return run
+    return Runs(path) if Runs.are_at(run) else path
 
 
 def _add_later(history: list[dict[str, Any]], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from ..watch.history import History
 from ..watch.info import Info
 from ..workers.strategy import Strategy
 from .at_center import AtCenter
-from .checkpointer import make_checkpointer
+from .checkpointer import Checkpointer
 from .loop import Loop
 from .plan import Plan, all_callbacks
 from .schedule import interval_of
@@ -56,7 +56,7 @@ def make_loop(
     check.can_split(trainer.objectives, None, trainer.workers.sharing)
     workers = trainer.workers
     kept_as = run, resume, checkpoint_every, keep, override, wait_for_saves
-    checkpointer = make_checkpointer(workers.strategy, *kept_as)
+    checkpointer = Checkpointer(workers.strategy, *kept_as)
     source = source_on(train, trainer.device, "train", trainer.order, trainer.seed, resumes=True)
     bounds = limits(epochs, steps, samples, minutes)
     source = workers.source(source, trainer.batch_sizes.first, bounds)

@@ -152,8 +152,6 @@ class TrainingWorkers(Workers):
 
     def trained(self, sums: LossSums, metrics: MetricsByOutput) -> Report:
         """Losses and metrics over what was trained since the last report."""
-        if not self.in_step:
-            return sums.read(), metrics.compute()
         started = self.strategy.started  # until then all workers do the same
         workers = range(self.comm.count if started else 1)
         joint = started and self.strategy.joint  # of updates that they make together, everybody knows the losses
