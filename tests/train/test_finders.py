@@ -238,7 +238,19 @@ def test_a_function_that_changes_the_model_itself_is_refused(find: Finder) -> No
     subject = OfAnother(
         model, hr.CrossEntropy(), torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4, arena=False
     )
-    with pytest.raises(hr.ConfigError, match=r"changed the model itself.* use self\.model"):
+    with pytest.raises(hr.ConfigError, match=r"used the model itself, by its name.* use self\.model"):
+        find(subject, Rows())
+
+
+@FINDERS
+def test_a_loss_that_refers_to_the_model_is_refused(find: Finder) -> None:
+    model = nn.Linear(5, 2)
+
+    def penalised(outputs: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, y) + 1e-3 * model.weight.square().sum()
+
+    subject = hr.Trainer(model, penalised, torch.optim.SGD(model.parameters(), lr=0.1), batch_size=4)
+    with pytest.raises(hr.ConfigError, match=r"used the model itself, by its name"):
         find(subject, Rows())
 
 

@@ -44,8 +44,8 @@ def copied(trainer: Any, made_by: type, data: Any, **changed: Any) -> Iterator[t
         yield tried, source
         if _versions(trainer) != before:
             raise ConfigError(
-                "find_lr and find_batch_size train a copy of the model, and a function has changed the model itself: "
-                "it refers to it by name. In train_step use self.model, and pass the model to what needs it."
+                "find_lr and find_batch_size train a copy of the model, and a loss or a train_step has used the model "
+                "itself, by its name. In a train_step use self.model; a penalty on weights can be an hr.L2Prior."
             )
 
 
