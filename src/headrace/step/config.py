@@ -45,6 +45,7 @@ _STARTED = "__mp_main__"  # what multiprocessing calls the script in a process t
 LONGEST = 64  # elements of a tensor that are written out
 LONGEST_TEXT = 120  # characters of what a function holds that are written out
 MOST_ITEMS = 10_000  # of a container whose items are compared
+CONTAINERS = (Mapping, list, tuple, set, frozenset, deque)
 Config = dict[str, Any]
 
 
@@ -59,22 +60,17 @@ def of_optimizers(optimizers: Mapping[str, Optimizer], every: Mapping[str, int] 
 
     `every`: at every which step some of them are used.
     """
-    found = {
-        key: {
-            "kind": type(optimizer).__name__,
-            "groups": [
-                {n: plain(v) for n, v in (group | _first_rate(group)).items() if n not in ("params", "initial_lr")}
-                for group in optimizer.param_groups
-            ],
-            **({"every": every[key]} if every and key in every else {}),
-        }
-        for key, optimizer in optimizers.items()
-    }
+    found: dict[str, Config] = {}
+    for key, optimizer in optimizers.items():
+        groups = [
+            {name: plain(value) for name, value in group.items() if name not in ("params", "initial_lr")}
+            | ({"lr": plain(group["initial_lr"])} if "initial_lr" in group else {})
+            for group in optimizer.param_groups
+        ]
+        found[key] = {"kind": type(optimizer).__name__, "groups": groups}
+        if every and key in every:
+            found[key]["every"] = every[key]
     return found.get("", found)
-
-
-def _first_rate(group: Mapping[str, Any]) -> Config:
-    return {"lr": group["initial_lr"]} if "initial_lr" in group else {}
 
 
 def of_limits(limits: Sequence[Length]) -> Config:
@@ -96,30 +92,28 @@ def plain(value: Any, depth: int = 4, trained: bool = True) -> Any:
         return value
     if isinstance(value, ModuleType):
         return value.__name__
-    if isinstance(value, partial):
-        if not depth:
-            return "..."
-        return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth, trained)}
-    if isinstance(value, Mapping | list | tuple | set | frozenset | deque) and len(value) > MOST_ITEMS:
-        return f"a {type(value).__name__} of {len(value)} items"
-    if isinstance(value, Tensor) and value.requires_grad and not trained:
-        return type(value).__name__
-    if isinstance(value, Tensor | np.ndarray):
-        return _tensor(torch.as_tensor(value).detach().cpu())
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, depth - 1, trained) for key, item in value.items()} if depth else "..."
     if isinstance(value, bytes | complex | range | slice | Decimal | Fraction):
         return repr(value)
-    if isinstance(value, set | frozenset):
-        return sorted((plain(item, depth - 1, trained) for item in value), key=repr) if depth else "..."
-    if isinstance(value, list | tuple | deque):
-        return [plain(item, depth - 1, trained) for item in value] if depth else "..."
     if isinstance(value, Length | torch.dtype | torch.device | Enum):
         return str(value)
+    if isinstance(value, Tensor | np.ndarray):
+        is_trained = isinstance(value, Tensor) and value.requires_grad
+        return type(value).__name__ if is_trained and not trained else _tensor(torch.as_tensor(value).detach().cpu())
     if isinstance(value, FunctionType | MethodType):
         return _by_one_name(_function(value, depth))
     if isinstance(value, type | BuiltinFunctionType):
         return _by_one_name(f"{value.__module__}.{value.__qualname__}")
+    if isinstance(value, CONTAINERS) and len(value) > MOST_ITEMS:
+        return f"a {type(value).__name__} of {len(value)} items"
+    if isinstance(value, (partial, *CONTAINERS)) and not depth:
+        return "..."
+    if isinstance(value, partial):
+        return {"kind": "partial", **plain({"of": value.func, "with": [*value.args], **value.keywords}, depth, trained)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, depth - 1, trained) for key, item in value.items()}
+    if isinstance(value, CONTAINERS):
+        items = [plain(item, depth - 1, trained) for item in value]
+        return sorted(items, key=repr) if isinstance(value, set | frozenset) else items
     held = {n: v for n, v in _held(value).items() if depth and not n.startswith("_") and n not in OF_THE_MOMENT}
     return {"kind": type(value).__name__, **{name: plain(item, depth - 1, trained) for name, item in held.items()}}
 
@@ -135,8 +129,6 @@ def differences(
             before, after = dict(enumerate(before)), dict(enumerate(after))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             found += differences(before, after, f"{name}.", between)
-        elif before == {} and after is None:  # as strategies at a center had once, of no setting
-            continue
         elif _by_one_name(before) != _by_one_name(after):
             found.append(f"{name}: {before!r} {between[0]}, {after!r} {between[1]}")
     return found
