@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -244,3 +245,20 @@ def test_a_frozen_model_is_refused() -> None:
     trainer = hr.Trainer(model, hr.CrossEntropy(), sgd(model))
     refused(lambda: trainer.fit(DATA, epochs=1, progress=False), hr.ModelError, ["cross_entropy", "requires_grad"])
     assert untouched(model, trainer.optimizer)
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.int64])
+def test_numbers_of_numpy_are_numbers(number: Any) -> None:
+    def fit(one: Any, three: Any) -> list[dict[str, Any]]:
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        schedule = hr.WarmupCosine(warmup=one, floor=one)
+        numbers = {"clip_norm": one, "clip_value": one, "batch_size": three, "microbatch": three, "schedule": schedule}
+        trainer = hr.Trainer(model, hr.CrossEntropy(), optimizer, **numbers)
+        trainer.clip_norm = one
+        stop = hr.EarlyStopping(patience=three)
+        trainer.fit(DATA, DATA, epochs=three, callbacks=[stop], progress=False)
+        return trainer.history.rows
+
+    assert fit(number(1), np.int64(3)) == fit(1.0, 3)
+    assert hr.Trainer(network(), clip_norm=number(1)).clip_norm == 1

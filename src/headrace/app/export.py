@@ -17,7 +17,7 @@ from ..data.feed import Feed
 from ..data.reader import rewound
 from ..errors import ConfigError, ModelError, RunError
 from ..loss.objective import Objective
-from ..step.given import source_on
+from ..step.arguments import source_on
 from ..step.weights import saved_weights
 from ..store import disk
 from ..store.codec import tensor_pieces

@@ -29,7 +29,7 @@ class _BufferPlace:
     @property
     def now(self) -> Any:
         """What stands there now."""
-        return self.owned.get(self.key)
+        return self.owned[self.key] if self.key in self.owned else None  # noqa: SIM401 - TorchScript has no `get`
 
 
 @dataclass(eq=False, slots=True)

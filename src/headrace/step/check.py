@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ from ..data.sparse import Sparse
 from ..data.staging import Sizes
 from ..errors import ConfigError, DataError, ModelError, unknown
 from ..length import Length
-from ..length import whole as whole_number
+from ..length import whole as as_count
 from ..loss.no_loss import ByTrainStep
 from ..loss.objective import Objective, Supervised, WithTerms, scoring
 
@@ -27,9 +28,14 @@ OF_UPDATES = {"clip_norm": None, "clip_value": None, "microbatch": None, "precis
 """Settings of an update, by what they are where nothing is to be done."""
 
 
+def plain_number(value: Any) -> Any:
+    """A number of NumPy's as one of Python's; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def positive(name: str, value: Any, whole: bool = False) -> None:
     """Raises unless an optional number is greater than zero."""
-    if value is None or (whole and whole_number(value) is not None):
+    if value is None or (whole and as_count(value) is not None):
         return
     if whole or isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
         raise ConfigError(

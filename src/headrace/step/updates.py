@@ -24,7 +24,7 @@ from ..errors import CheckpointError, ModelError, NonFiniteError
 from ..loss.objective import Objective, scoring
 from ..loss.outcome import Outcome, merged
 from ..workers.strategy import Strategy
-from .given import groups_of
+from .arguments import groups_of
 from .guard import Guard
 from .precision import Precision
 from .settings import CHANGEABLE, OutputGetter, Settings, warn_where_splits_differ

@@ -7,6 +7,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -30,9 +31,9 @@ class Keep:
     def of(cls, keep: int | str) -> "Keep":
         if keep == "all":
             return cls(None)
-        if not isinstance(keep, int) or isinstance(keep, bool) or keep < 1:
+        if not isinstance(keep, Integral) or isinstance(keep, bool) or keep < 1:
             raise ConfigError(f"keep= is a number of checkpoints, at least 1, or 'all'; got {keep!r}.", argument="keep")
-        return cls(keep)
+        return cls(int(keep))
 
 
 class Store:

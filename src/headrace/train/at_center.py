@@ -17,7 +17,7 @@ from ..data.source import Source
 from ..length import Counters, Length
 from ..loss.by_output import MetricsByOutput
 from ..loss.outcome import LossSums, reported
-from ..step.given import groups_of, put_rate
+from ..step.arguments import groups_of, put_rate
 from ..step.signals import Signals
 from ..watch.info import Info
 from ..workers.centered import Centered

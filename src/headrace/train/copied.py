@@ -12,7 +12,7 @@ from ..adapters.passes import generators_of
 from ..data.reader import rewound
 from ..data.source import Source
 from ..errors import ConfigError
-from ..step.given import source_on
+from ..step.arguments import source_on
 from ..store import rng
 from ..workers.here import here
 

@@ -18,7 +18,7 @@ from ..data.source import Source
 from ..errors import ConfigError, HeadraceError, NonFiniteError, OutOfMemoryError, is_out_of_memory
 from ..length import whole
 from ..step import check
-from ..step.given import groups_of, put_rate, shares_of
+from ..step.arguments import groups_of, put_rate, shares_of
 from ..watch.charts import new_figure
 from .copied import copied
 

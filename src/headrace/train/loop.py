@@ -13,7 +13,7 @@ from ..data.feed import Feed
 from ..data.reader import Reader
 from ..errors import DataError
 from ..step import config, evaluate
-from ..step.given import deterministic_mode, groups_of, put_rate
+from ..step.arguments import deterministic_mode, groups_of, put_rate
 from ..step.signals import Interrupted
 from ..step.unsaved import UnsavedOptimizers
 from ..step.weights import categories_of, remember_categories

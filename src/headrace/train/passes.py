@@ -11,7 +11,7 @@ from ..data.reader import rewound
 from ..data.source import WHOLE, Source
 from ..loss.objective import Supervised, measured_by, scoring
 from ..step import check, evaluate
-from ..step.given import data_sets, source_on
+from ..step.arguments import data_sets, source_on
 from ..step.weights import categories_of
 from ..watch.callback import Callback
 from ..watch.passes import PassCallbacks

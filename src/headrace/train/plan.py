@@ -15,7 +15,7 @@ from ..length import Length, interval
 from ..loss.by_output import MetricsByOutput
 from ..loss.objective import Objective
 from ..step import check
-from ..step.given import data_sets, source_on
+from ..step.arguments import data_sets, source_on
 from ..watch.answers import Answers
 from ..watch.callback import Callback, Callbacks
 from ..watch.files import LogFile

@@ -10,7 +10,7 @@ import torch
 
 from ..length import Counters, Length, limits
 from ..step import check
-from ..step.given import source_on
+from ..step.arguments import source_on
 from ..step.workers import join
 from ..watch.callback import Callback
 from ..watch.history import History

@@ -16,8 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ..errors import CheckpointError, ConfigError
 from ..length import Counters, Length, Points, interval
+from ..step.arguments import groups_of, put_rate, shares_of
+from ..step.check import plain_number
 from ..step.config import plain
-from ..step.given import groups_of, put_rate, shares_of
 from ..store.shape import COUNT, check, like, maybe
 from ..watch.history import History
 from ..watch.monitor import Expected, check_watched, number_of
@@ -375,6 +376,7 @@ def _check_shares(schedule: object, names: Sequence[str]) -> None:
         value = getattr(schedule, name)
         if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) <= 1:
             raise ConfigError(f"{type(schedule).__name__}: {name}= is a share, from 0 to 1, got {value!r}.")
+        object.__setattr__(schedule, name, plain_number(value))  # a frozen dataclass
 
 
 def _as_counters(saved: Any, now: Any) -> Any:

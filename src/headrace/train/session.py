@@ -19,9 +19,9 @@ from ..length import Counters
 from ..loss.objective import measured_by
 from ..loss.outcome import LossSums
 from ..step import config
+from ..step.arguments import groups_of, put_rate, shares_of
 from ..step.check import same_categories
 from ..step.frozen import Frozen
-from ..step.given import groups_of, put_rate, shares_of
 from ..step.updates import Updates
 from ..step.weights import as_categories, check_model, load_model
 from ..store import rng

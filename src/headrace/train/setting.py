@@ -62,6 +62,8 @@ class OfUpdates:
         if self.name == "microbatch":
             check.can_split(trainer.objectives, value)
             value = whole(value) or value
+        else:
+            value = check.plain_number(value)
         with trainer.use.during(f"setting {self.name}"):
             trainer.updates.change(**{self.name: value})
             if not trainer.use.trainings:

@@ -21,7 +21,7 @@ from ..loss.call import Inputs
 from ..loss.objective import measured_by, module_of
 from ..loss.outcome import Outcome
 from ..step import check, config, evaluate
-from ..step.given import (
+from ..step.arguments import (
     OptimizerLike,
     Optimizers,
     batch_for,
@@ -29,7 +29,7 @@ from ..step.given import (
     check_optimizers,
     compile_in_place,
     deterministic_mode,
-    pauses,
+    is_scripted,
     scorers,
 )
 from ..step.guard import make_guard
@@ -125,7 +125,8 @@ class Trainer:
         self._wanted, self.device = strategy, check.device_for(device, model)
         self.workers = make_workers(strategy, self.device)
         self.model = model.to(self.device)
-        self.objectives, self.optimizers = by_key(loss, optimizer, model, own=self.has_own_train_step)
+        clip_norm, clip_value = check.plain_number(clip_norm), check.plain_number(clip_value)
+        self.objectives, self.optimizers, every = by_key(loss, optimizer, model, own=self.has_own_train_step)
         self.eval_objectives = scorers(self.objectives, eval_loss)
         self.all_modules = [model]
         """Everything that has a train and an eval mode."""
@@ -140,9 +141,11 @@ class Trainer:
         self.target, self.deterministic, self.schedule = target, deterministic, schedule
         self.metrics, self.strategy = MetricsByOutput(metrics), self.workers.strategy
         check.can_split(self.objectives, microbatch)
+        if is_scripted(model):
+            arena = tape = False
         settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape)
         guard = make_guard(self.device, skip=nonfinite == "skip")
-        every, getters = pauses(optimizer), self.metrics.looks(measured_by(self.objectives, target))
+        getters = self.metrics.looks(measured_by(self.objectives, target))
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, getters, every
         self.updates = Updates(*parts)
         self.last_training = LastTraining()
@@ -343,7 +346,8 @@ class Trainer:
         first. `run` names a directory in which the training survives: `resume="auto"` goes on from its last
         checkpoint if there is one, "must" insists on one, "never" refuses it. A name that ends with a slash is a
         directory of runs (`"runs/"`): the training goes on with the newest run there of the same settings, or begins
-        a new one, `runs/002`; `history.run` says which. Limits may have changed since; any other
+        a new one, `runs/002`; `history.run` says which. A `Path` has no slash, and names such a directory once it has
+        runs. Limits may have changed since; any other
         setting that differs is an error, unless `override`. A checkpoint is written at every `checkpoint_every` (which
         may be in minutes) and at the end; the last `keep` stay (or "all"), and the best. A thread writes it while the
         training goes on, unless `wait_for_saves`. `logs`: a run has a log.txt, curves for TensorBoard and answers for

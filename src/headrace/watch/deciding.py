@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..length import Length, interval
+from ..length import Length, interval, whole
 from ..step.frozen import matching
 from .callback import Callback
 from .info import warn_if_it_never_came, watched
@@ -126,9 +126,9 @@ class EarlyStopping(BestModel):
         super().__init__(monitor, mode=mode, restore=restore_best)
         if not math.isfinite(min_delta) or min_delta < 0:
             raise ConfigError(f"min_delta= is 0 or more, got {min_delta!r}.")
-        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+        if whole(patience) is None:
             raise ConfigError(f"patience= is a number of validations, at least 1, got {patience!r}.")
-        self.patience, self.min_delta = patience, min_delta
+        self.patience, self.min_delta = int(patience), min_delta
         self.waited = 0
         """Validations since the number last got better, by more than `min_delta`."""
         self._reference: float | None = None

@@ -1,8 +1,8 @@
-"""What a user has given, as sources, batches, optimizers and modes of torch."""
+"""Turns the arguments of a trainer's methods into sources, batches, objectives and optimizers."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,32 +68,23 @@ def source_on(
 
 
 def batch_for(model: nn.Module, batch: Any) -> Batch:
-    """A batch of whatever `step` takes; strings keep the numbers that they have in the first one."""
+    """A batch of whatever `step` takes; strings keep the numbers that they have in the model's first one."""
     if isinstance(batch, Batch):
         return batch
-    known = categories_of(model)
-    found, held = as_batch(batch, known)
-    if known is None:
-        remember_categories(model, held or None)
-    return found
-
-
-def as_batch(batch: Any, categories: Categories | None) -> tuple[Batch, Categories]:
-    """A batch of whatever a table can be made of, and what its numbers stand for.
-
-    Strings are read by the `categories` of the training.
-    """
     if isinstance(batch, list):
         raise DataError(
             "a list is several batches, and one is expected. Give x and y as a tuple, (x, y), what a DataLoader gives "
             "as tuple(batch), and samples as hr.samples([...])."
         )
-    table = as_table(batch, categories)
-    check.same_categories(categories, table.read_by, "batch")
+    known = categories_of(model)
+    table = as_table(batch, known)
+    check.same_categories(known, table.read_by, "batch")
     if table.augments:
         raise ConfigError("a map with draws belongs to epochs: give step() a batch of a Feed over it.")
+    if known is None:
+        remember_categories(model, table.read_by or None)
     rows = table.rows(0, len(table))
-    return owned(rows) if table.aliases else rows, table.read_by  # the model may write into its batch
+    return owned(rows) if table.aliases else rows  # the model may write into its batch
 
 
 def data_sets(data: Any, name: str, streams: Sequence[Stream] | None, target: str = "") -> dict[str, Any]:
@@ -133,13 +124,12 @@ def _is_set(data: Any) -> bool:
     return isinstance(data, kinds) or bool(hugging_kind(data)) or is_frame(data)
 
 
-def deterministic_mode(wanted: bool) -> AbstractContextManager[None]:
-    """Deterministic algorithms for a while, where they are wanted; names what has none."""
-    return _deterministic() if wanted else nullcontext()
-
-
 @contextmanager
-def _deterministic() -> Iterator[None]:
+def deterministic_mode(wanted: bool) -> Iterator[None]:
+    """Deterministic algorithms for a while, if they are wanted; an error names the operation that has none."""
+    if not wanted:
+        yield
+        return
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -165,6 +155,11 @@ def _deterministic() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before[2]
 
 
+def is_scripted(model: nn.Module) -> bool:
+    """Whether a part of the model is TorchScript, whose parameters cannot be moved and whose passes not be recorded."""
+    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+
+
 def compile_in_place(model: nn.Module) -> None:
     """As `model.compile()`, which leaves models made of torch's own containers as they are."""
 
@@ -176,69 +171,51 @@ def compile_in_place(model: nn.Module) -> None:
 
 def by_key(
     loss: Any, optimizer: OptimizerLike | Optimizers | tuple[()], model: nn.Module, own: bool = False
-) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
-    """Objectives and optimizers by key; a single one has the key "". Without an optimizer there is none.
+) -> tuple[dict[str, Objective], dict[str, Optimizer], dict[str, int]]:
+    """Objectives and optimizers by key, and at every which step an optimizer is used, if not at each.
 
-    `own`: whether `train_step` is overridden. It may make the updates of optimizers that have no loss.
+    A single objective or optimizer has the key "". Without an optimizer there is none. `own`: whether `train_step` is
+    overridden. It may make the updates of optimizers that have no loss.
     """
-    if loss is None and optimizer == ():
-        return {"": NoLoss()}, {}
-    if isinstance(optimizer, tuple) and not optimizer:
-        several = loss if isinstance(loss, Mapping) and loss else {"": loss}
-        return {key: as_objective(each) for key, each in several.items()}, {}
-    if own and not isinstance(loss, Mapping) and optimizer != {}:
-        given = optimizer if isinstance(optimizer, Mapping) else {"": optimizer}
-        if loss is None or given is optimizer:
-            return _by_train_step(loss, given, model)
-    if isinstance(loss, Mapping) != isinstance(optimizer, Mapping):
+    losses = loss if isinstance(loss, Mapping) and loss else {"": loss}
+    if optimizer == ():
+        return {"": NoLoss()} if loss is None else {key: as_objective(each) for key, each in losses.items()}, {}, {}
+    several = isinstance(optimizer, Mapping)
+    made, every = _pauses(optimizer) if isinstance(optimizer, Mapping) else ({"": optimizer}, {})
+    if own and made and not isinstance(loss, Mapping) and (loss is None or several):
+        if every:
+            raise ConfigError("(optimizer, 'n steps') needs a loss by key: here train_step decides when it is used.")
+        objectives: dict[str, Objective] = {key: ByTrainStep() for key in made}
+        if loss is not None:
+            objectives[next(iter(made))] = as_objective(loss)
+    elif isinstance(loss, Mapping) != several:
         raise ConfigError(
             "loss= and optimizer= must both be dicts, with equal keys, or neither; only where train_step is overridden "
             "several optimizers go without a dict of losses."
         )
-    if isinstance(loss, Mapping) and isinstance(optimizer, Mapping):
-        if loss.keys() != optimizer.keys() or not loss:
-            raise ConfigError(f"loss= has the keys {list(loss)}, optimizer= {list(optimizer)}. They must be equal.")
-        found = {key: each[0] if isinstance(each, tuple) and each else each for key, each in optimizer.items()}
-        return {k: as_objective(v) for k, v in loss.items()}, {k: _optimizer(found[k], model, k) for k in loss}
-    return {"": as_objective(loss)}, {"": _optimizer(optimizer, model, "")}
+    elif losses.keys() != made.keys() or (several and not loss):
+        raise ConfigError(f"loss= has the keys {list(loss)}, optimizer= {list(made)}. They must be equal.")
+    else:
+        objectives = {key: as_objective(each) for key, each in losses.items()}
+    return objectives, {key: _optimizer(made[key], model, key) for key in objectives}, every
 
 
-def _by_train_step(
-    loss: Any, optimizers: Mapping[str, Any], model: nn.Module
-) -> tuple[dict[str, Objective], dict[str, Optimizer]]:
-    """Optimizers without losses by key, since an overridden `train_step` computes them; the first may have one."""
-    if pauses(optimizers):
-        raise ConfigError("(optimizer, 'n steps') needs a loss by key: here train_step decides when it is used.")
-    objectives: dict[str, Objective] = {key: ByTrainStep() for key in optimizers}
-    if loss is not None:
-        objectives[next(iter(objectives))] = as_objective(loss)
-    return objectives, {key: _optimizer(each, model, key) for key, each in optimizers.items()}
-
-
-def scorers(objectives: dict[str, Objective], eval_loss: Any) -> dict[str, Objective]:
-    """What validations compute: `eval_loss`, or the losses that there are."""
-    if eval_loss is not None:
-        return {"": as_objective(eval_loss, "eval_loss")}
-    known = [objective for objective in objectives.values() if not isinstance(objective, ByTrainStep)]
-    return {"": known[0]} if len(known) == 1 < len(objectives) else objectives
-
-
-def pauses(optimizer: OptimizerLike | Optimizers | tuple[()]) -> dict[str, int]:
-    """At every which step an optimizer is used, of those that are not used at each."""
-    found = {}
-    for key, each in optimizer.items() if isinstance(optimizer, Mapping) else ():
+def _pauses(optimizers: Optimizers) -> tuple[dict[str, Any], dict[str, int]]:
+    """Optimizers by key, and at every which step those are used that came as `(optimizer, "n steps")`."""
+    made, every = dict(optimizers), {}
+    for key, each in optimizers.items():
         if not isinstance(each, tuple):
             continue
-        every = interval(each[1], f"optimizer[{key!r}]") if len(each) == 2 else None
-        if every is None or every.unit != "steps":
+        pause = interval(each[1], f"optimizer[{key!r}]") if len(each) == 2 else None
+        if pause is None or pause.unit != "steps":
             raise ConfigError(
                 f"optimizer[{key!r}]= takes a torch optimizer, or one with the steps at which it is used, as in "
                 f"(optimizer, '5 steps'); got ({', '.join(map(_shown, each))})."
             )
-        found[key] = int(every.count)
-    if isinstance(optimizer, Mapping) and found.keys() == optimizer.keys() and 1 not in found.values():
+        made[key], every[key] = each[0], int(pause.count)
+    if every and every.keys() == made.keys() and 1 not in every.values():
         raise ConfigError("no optimizer= is used at each step. Give one of them without a number of steps.")
-    return {key: count for key, count in found.items() if count > 1}
+    return made, {key: count for key, count in every.items() if count > 1}
 
 
 def _shown(part: Any) -> str:
@@ -260,6 +237,14 @@ def _optimizer(optimizer: Any, model: nn.Module, key: str) -> Optimizer:
         f"optimizer{f'[{key!r}]' if key else ''}= takes a torch optimizer"
         f"{'' if key else ', or a function that makes one of the parameters'}; got a {type(optimizer).__name__}."
     )
+
+
+def scorers(objectives: dict[str, Objective], eval_loss: Any) -> dict[str, Objective]:
+    """What validations compute: `eval_loss`, or the losses that there are."""
+    if eval_loss is not None:
+        return {"": as_objective(eval_loss, "eval_loss")}
+    known = [objective for objective in objectives.values() if not isinstance(objective, ByTrainStep)]
+    return {"": known[0]} if len(known) == 1 < len(objectives) else objectives
 
 
 def check_optimizers(model: nn.Module, optimizers: Mapping[str, Optimizer], objectives: Mapping[str, Any]) -> None:
