@@ -178,9 +178,6 @@ BAD_ARGUMENTS = {
     "delta=.*-1": lambda: hr.Huber(-1, form="classic"),
     "form=.*'rough'": lambda: hr.Huber(form="rough"),  # type: ignore[arg-type]
     "positive_weight=": lambda: hr.BinaryCrossEntropy(inputs="probs", positive_weight=[2.0]),
-    r"there is no logits= .*inputs='logits', 'log_probs' .* or 'probs'": lambda: hr.CrossEntropy(logits=False),
-    r"no logits= .*inputs='logits' or 'probs' \(what sig": lambda: hr.BinaryCrossEntropy(logits=True),
-    "there is no logits= here, got True": lambda: setattr(hr.CrossEntropy(), "logits", True),
     "inputs= is 'logits' or 'probs', got 'log_probs'": lambda: hr.BinaryCrossEntropy(inputs="log_probs"),  # type: ignore[arg-type]
     "neither weight= nor reduce=": lambda: hr.RowMean(F.mse_loss, reduce="sum"),
     "priors only": lambda: trainer(hr.L2Prior(1.0)),

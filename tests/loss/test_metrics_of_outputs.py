@@ -13,6 +13,7 @@ import headrace as hr
 X = torch.randn(90, 5, generator=torch.Generator().manual_seed(0))
 DATA = {"x": X, "digit": X[:, :3].argmax(dim=1), "ink": X.sum(dim=1)}
 METRICS: dict[str, Any] = {"digit": ["accuracy", "error"], "ink": ["mae"]}
+MORE: dict[str, Any] = {"digit": ["accuracy", "auroc", "top-2"], "ink": ["mae", "r2"]}
 
 
 class Two(nn.Module):
@@ -77,11 +78,15 @@ def test_an_objective_of_ones_own_names_its_outputs_as_its_targets() -> None:
     assert [history.last[f"val/{key}"] for key in truth(trainer)] == pytest.approx([*truth(trainer).values()], rel=1e-5)
 
 
-def test_a_run_goes_on_within_an_epoch_with_the_same_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block_bytes", [1, 16 << 20])
+def test_a_run_goes_on_within_an_epoch_with_the_same_numbers(
+    block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.loss.metrics.BLOCK_BYTES", block_bytes)
     options: dict[str, Any] = {"progress": False, "callbacks": [hr.BestModel("val/digit/accuracy")]}
-    whole = make().fit(DATA, DATA, steps=11, **options)
-    make().fit(DATA, DATA, steps=3, run=tmp_path / "run", **options)
-    assert make().fit(DATA, DATA, steps=11, run=tmp_path / "run", **options).rows[-1] == whole.rows[-1]
+    whole = make(MORE).fit(DATA, DATA, steps=11, **options)
+    make(MORE).fit(DATA, DATA, steps=3, run=tmp_path / "run", **options)
+    assert make(MORE).fit(DATA, DATA, steps=11, run=tmp_path / "run", **options).rows[-1] == whole.rows[-1]
     fewer = make({"digit": ["accuracy"]}).fit(DATA, DATA, steps=12, run=tmp_path / "run", **options)
     assert "train/ink/mae" not in fewer.rows[-1]
 

@@ -16,7 +16,7 @@ from ..data.batch import Batch
 from ..data.fields import Field, Rows
 from ..data.ragged import Ragged
 from ..data.sparse import Sparse
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, unknown
 
 OF_CLASSES = ("classes", "class probabilities")
 """The values of `reads` for outputs with a column for each class."""
@@ -61,30 +61,9 @@ class _Setting:
         loss.__dict__[self._name] = self._check(self._name, value)
 
 
-class _LaterSetting(_Setting):
-    """One that is kept only where it is not the default: in runs from before it was there, the loss is the same."""
-
-    def __init__(self, check: Check, default: Any) -> None:
-        super().__init__(check)
-        self._default = default
-
-    def __get__(self, loss: Any, kind: type) -> Any:
-        return self._default if loss is None else loss.__dict__.get(self._name, self._default)
-
-    def __set__(self, loss: Any, value: Any) -> None:
-        super().__set__(loss, value)
-        if value == self._default:
-            del loss.__dict__[self._name]
-
-
 def setting(check: Check) -> Any:
     """An attribute that is checked by this whenever it is set, also between two updates."""
     return _Setting(check)
-
-
-def later_setting(check: Check, default: Any) -> Any:
-    """As `setting`, of a loss that once had no such setting and did as by this default."""
-    return _LaterSetting(check, default)
 
 
 def switch(name: str, value: Any) -> bool:
@@ -102,15 +81,6 @@ def one_of(*choices: str) -> Check:
         if value not in choices:
             raise ConfigError(f"{name}= is {listed}, got {value!r}.")
         return value
-
-    return check
-
-
-def renamed(now: str) -> Check:
-    """Refuses a setting that has another name now."""
-
-    def check(name: str, value: Any) -> Any:
-        raise ConfigError(f"there is no {name}= here, got {value!r}. Say {now}.")
 
     return check
 
@@ -253,7 +223,7 @@ class Loss(ABC):
         """Before the first update: raises on outputs that are not what the term says they are."""
 
     def __add__(self, other: "Loss | Sum") -> "Sum":
-        return Sum([self, *_terms(other)]) if isinstance(other, Loss | Sum) else NotImplemented
+        return Sum([self, *as_list(other)]) if isinstance(other, Loss | Sum) else NotImplemented
 
     def __mul__(self, factor: float) -> "Loss":
         scaled = copy.copy(self)
@@ -276,7 +246,7 @@ class Sum:
         self.terms = list(terms)
 
     def __add__(self, other: "Loss | Sum") -> "Sum":
-        return Sum([*self.terms, *_terms(other)]) if isinstance(other, Loss | Sum) else NotImplemented
+        return Sum([*self.terms, *as_list(other)]) if isinstance(other, Loss | Sum) else NotImplemented
 
     def __mul__(self, factor: float) -> "Sum":
         return Sum([factor * term for term in self.terms])
@@ -285,6 +255,60 @@ class Sum:
 
     def __iter__(self) -> Iterator[Loss]:
         return iter(self.terms)
+
+
+def as_list(loss: "Loss | Sum") -> list[Loss]:
+    """The terms of a loss."""
+    return list(loss) if isinstance(loss, Sum) else [loss]
+
+
+class Losses(dict[str, Loss]):
+    """Losses by name; a name that comes again gets a number."""
+
+    @classmethod
+    def of(cls, losses: Sequence[Loss]) -> "Losses":
+        named = cls()
+        for loss in losses:
+            name, k = loss.name, 2
+            while name in named:
+                name, k = f"{loss.name}_{k}", k + 1
+            named[name] = loss
+        return named
+
+    def for_target(self, target: str) -> "Losses":
+        """The same losses for a trainer with this target."""
+        return Losses({name: loss.for_target(target) for name, loss in self.items()})
+
+    @property
+    def of_data(self) -> "Losses":
+        """Those of a validation, too: all but priors."""
+        return Losses({name: loss for name, loss in self.items() if not loss.training_only})
+
+    def terms(self, model: nn.Module, outputs: Any, batch: Batch) -> dict[str, Term]:
+        """The terms of outputs that are there already."""
+        return {name: loss.term(model, *by_items(loss, outputs, batch)) for name, loss in self.items()}
+
+    def weights(self, batch: Batch) -> dict[str, Weight | None]:
+        """The weight of every term, as far as it is known before the model is called."""
+        return {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.items()}
+
+    def known(self, batch: Batch) -> tuple[Any, ...]:
+        """What the host knows of a batch, beside its shapes, that changes how terms are computed."""
+        return tuple([loss.known(batch) for loss in self.values()])
+
+    @property
+    def streams(self) -> list[str]:
+        """The streams that the terms compare with or weigh by."""
+        every = (stream for loss in self.values() for stream in (loss.target, loss.row_weight) if stream is not None)
+        return list(dict.fromkeys(every))
+
+    def check_streams(self, names: Sequence[str]) -> None:
+        """Raises unless these streams have all that the terms look at."""
+        for name in self.streams:
+            if name not in names:
+                raise ConfigError(
+                    f"the loss compares with an {unknown('stream', name, names)} Pass it, as in (x, y), or say target=."
+                )
 
 
 def by_items(loss: Loss, outputs: Any, batch: Batch) -> tuple[Any, Batch]:
@@ -342,10 +366,6 @@ def pick(outputs: Any, key: str | int | None, name: str) -> Any:
     except (KeyError, IndexError, TypeError):
         known = list(outputs) if isinstance(outputs, dict) else type(outputs).__name__
         raise ConfigError(f"{name}: output={key!r} is not among what the model returned: {known}.") from None
-
-
-def _terms(loss: "Loss | Sum") -> list[Loss]:
-    return list(loss) if isinstance(loss, Sum) else [loss]
 
 
 def weights_like(loss: Loss, batch: Batch, like: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 
 from ..errors import ConfigError
 from .metrics import Compared, Metric, Metrics, OfOne
+from .named import NamedMetric
 
 Wanted = OfOne | Mapping[str, str | Metric | Sequence[str | Metric] | Mapping[str, str | Metric]]
 
@@ -28,10 +29,10 @@ class MetricsByOutput:
 
     @property
     def names(self) -> list[str]:
-        return [_joint(of, name) for of, part in self.parts.items() for name in part.names]
+        return list(self._wanted)
 
-    def looks(self, compared: Callable[[str], Compared]) -> list[Callable[[Any], Any]]:
-        """What takes the outputs that they look at out of all that the model returned."""
+    def output_getters(self, compared: Callable[[str], Compared]) -> list[Callable[[Any], Any]]:
+        """Functions that take the outputs of the metrics from what the model returns."""
         return [compared(name).output for name, part in self.parts.items() if part.names]
 
     @property
@@ -41,13 +42,13 @@ class MetricsByOutput:
 
     def mode(self, name: str) -> str:
         """Whether a metric should be small ("min") or large ("max"), where the object says so; else nothing."""
-        part, own = self._part(name)
-        return part.mode(own)
+        higher = getattr(self._wanted.get(name), "higher_is_better", None)  # torchmetrics' word for it
+        return "" if higher is None else "max" if higher else "min"
 
     def kind(self, name: str) -> str:
         """The catalogue's name for a metric that is called otherwise here; else its own."""
-        part, own = self._part(name)
-        return part.kind(own)
+        wanted = self._wanted.get(name)
+        return wanted.text if isinstance(wanted, NamedMetric) else name
 
     def fresh(self, compared: Callable[[str], Compared]) -> "MetricsByOutput":
         """The same metrics, empty; `compared` tells what those of a name look at."""
@@ -77,9 +78,7 @@ class MetricsByOutput:
 
     def state_dict(self) -> dict[str, Any]:
         """What has been added since the last report, the blocks that are not full yet included."""
-        states = {name: part.state_dict() for name, part in self.parts.items()}
-        main = states.pop("", None) or Metrics().state_dict()
-        return {**main, "parts": states} if states else main
+        return {name: part.state_dict() for name, part in self.parts.items()}
 
     def hold(self) -> None:
         """Several workers feed twins of this: what has no state that can be added up keeps all that it is fed."""
@@ -89,17 +88,13 @@ class MetricsByOutput:
     def join(self, states: Sequence[Mapping[str, Any]], device: torch.device) -> None:
         """Becomes what was fed to metrics that gave these states: itself once, or its twins on other workers."""
         self.missed = False
-        saved = [{"": state, **state.get("parts", {})} for state in states]
         for name, part in self.parts.items():
-            part.join([state[name] for state in saved if name in state], device)
+            part.join([state[name] for state in states if name in state], device)
 
-    def _part(self, name: str) -> "tuple[Metrics, str]":
-        """The metrics of one output among which this is, and its name there."""
-        for of, part in self.parts.items():
-            for own in part.names:
-                if _joint(of, own) == name:
-                    return part, own
-        return Metrics(), name
+    @property
+    def _wanted(self) -> dict[str, NamedMetric | Metric]:
+        """All metrics by their names in reports."""
+        return {_joint(of, name): metric for of, part in self.parts.items() for name, metric in part.wanted.items()}
 
 
 def _joint(of: str, name: str) -> str:

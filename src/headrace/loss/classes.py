@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..errors import ConfigError, DataError
-from .base import Loss, Weight, comparable, label, number, one_of, pick, renamed, setting, weights_like
+from .base import Loss, Weight, comparable, label, number, one_of, pick, setting, weights_like
 from .base import class_weights as checked_weights
 
 NO_INDEX = -(1 << 62)  # torch ignores -100 unless it is told something else
@@ -33,7 +33,6 @@ class CrossEntropy(Loss):
 
     joins = True
     inputs: Literal["logits", "log_probs", "probs"] = setting(one_of("logits", "log_probs", "probs"))
-    logits = setting(renamed("inputs='logits', 'log_probs' (what log_softmax gives) or 'probs' (what softmax gives)"))
     class_weights: Tensor | None = setting(checked_weights)
     ignore_index: int | None = setting(label)
     label_smoothing: float = setting(number("between 0 and 1", lambda value: 0 <= value <= 1))
@@ -49,8 +48,6 @@ class CrossEntropy(Loss):
         inputs: Literal["logits", "log_probs", "probs"] = "logits",
         **options: Any,
     ) -> None:
-        if "logits" in options:
-            self.logits = options["logits"]
         super().__init__(**options)
         self.class_weights = class_weights  # type: ignore[assignment]
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing

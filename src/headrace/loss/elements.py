@@ -17,12 +17,10 @@ from .base import (
     Term,
     Weight,
     comparable,
-    later_setting,
     number,
     one_of,
     pick,
     positive_weights,
-    renamed,
     setting,
     switch,
     weights_like,
@@ -118,7 +116,6 @@ class BinaryCrossEntropy(Elementwise):
 
     answers = True
     inputs: Literal["logits", "probs"] = setting(one_of("logits", "probs"))
-    logits = setting(renamed("inputs='logits' or 'probs' (what sigmoid gives)"))
     positive_weight: Tensor | None = setting(positive_weights)
 
     def __init__(
@@ -129,8 +126,6 @@ class BinaryCrossEntropy(Elementwise):
         element_weight: Tensor | None = None,
         **options: Any,
     ) -> None:
-        if "logits" in options:
-            self.logits = options["logits"]
         super().__init__(**options)
         self.inputs = inputs
         self.positive_weight = positive_weight  # type: ignore[assignment]
@@ -179,8 +174,8 @@ class L2Prior(Loss):
 
     training_only = True
 
-    gains: bool = later_setting(switch, True)
-    fused: bool = later_setting(switch, False)
+    gains: bool = setting(switch)
+    fused: bool = setting(switch)
 
     def __init__(
         self,

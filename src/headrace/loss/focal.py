@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..errors import ConfigError
-from .base import Weight, label, later_setting, number, one_of, pick, setting, weights_like
+from .base import Weight, label, number, one_of, pick, setting, weights_like
 from .base import class_weights as checked_weights
 from .classes import CrossEntropy
 from .elements import PerElement, between_0_and_1, fit_rows, one_per_output
@@ -46,10 +46,8 @@ class Focal(PerElement):
     gamma: float = setting(number("a number that is not negative", lambda value: 0 <= value < math.inf))
     alpha: Tensor | None = setting(_shares)
     class_weights: Tensor | None = setting(checked_weights)
-    ignore_index: int | None = later_setting(label, None)
-    normalize: Literal["elements", "samples", "positives"] = later_setting(
-        one_of("elements", "samples", "positives"), "elements"
-    )
+    ignore_index: int | None = setting(label)
+    normalize: Literal["elements", "samples", "positives"] = setting(one_of("elements", "samples", "positives"))
 
     def __init__(
         self,

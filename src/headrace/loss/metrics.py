@@ -52,7 +52,8 @@ class Metrics:
     """
 
     def __init__(self, metrics: OfOne = (), reads: str | None = None, ignore: int | None = None) -> None:
-        self._wanted = _by_name(metrics)
+        self.wanted = _by_name(metrics)
+        """The metrics by their names here."""
         self._reads, self._ignore = reads, ignore
         self.compared: Compared | None = None
         """What they look at; unknown until they are made for a training."""
@@ -65,26 +66,16 @@ class Metrics:
         self._holds = False
 
     def __bool__(self) -> bool:
-        return bool(self._wanted)
+        return bool(self.wanted)
 
     @property
     def names(self) -> list[str]:
-        return list(self._wanted)
-
-    def mode(self, name: str) -> str:
-        """Whether a metric should be small ("min") or large ("max"), where the object says so; else nothing."""
-        higher = getattr(self._wanted.get(name), "higher_is_better", None)  # torchmetrics' word for it
-        return "" if higher is None else "max" if higher else "min"
-
-    def kind(self, name: str) -> str:
-        """The catalogue's name for a metric that is called otherwise here; else its own."""
-        wanted = self._wanted.get(name)
-        return wanted.text if isinstance(wanted, NamedMetric) else name
+        return list(self.wanted)
 
     def fresh(self, reads: str | None = None, ignore: int | None = None) -> "Metrics":
         """The same metrics, empty."""
         twin = Metrics((), reads, ignore)
-        twin._wanted = copy.deepcopy(self._wanted)
+        twin.wanted = copy.deepcopy(self.wanted)
         for metric in twin._objects.values():
             metric.reset()
         return twin
@@ -107,7 +98,7 @@ class Metrics:
         """Every metric over all that was added; plain numbers, or lists for matrices."""
         self._feed()
         found = {}
-        for name, metric in self._wanted.items():
+        for name, metric in self.wanted.items():
             with _naming(name):
                 if not isinstance(metric, NamedMetric):
                     if name in self._live:
@@ -166,7 +157,7 @@ class Metrics:
     def _made(self, name: str, device: torch.device) -> Any:
         """The object that is fed, which is here once rows have been."""
         if name not in self._live:
-            metric: Any = self._wanted[name]
+            metric: Any = self.wanted[name]
             if _is_torchmetrics(metric):  # asked on one worker, which knows all; it would ask the others, too
                 metric.sync_on_compute, metric.distributed_available_fn = False, bool  # bool() is False
             self._live[name] = metric.to(device) if callable(getattr(metric, "to", None)) else metric
@@ -190,11 +181,11 @@ class Metrics:
 
     @property
     def _named(self) -> dict[str, NamedMetric]:
-        return {name: metric for name, metric in self._wanted.items() if isinstance(metric, NamedMetric)}
+        return {name: metric for name, metric in self.wanted.items() if isinstance(metric, NamedMetric)}
 
     @property
     def _objects(self) -> dict[str, Metric]:
-        return {name: metric for name, metric in self._wanted.items() if not isinstance(metric, NamedMetric)}
+        return {name: metric for name, metric in self.wanted.items() if not isinstance(metric, NamedMetric)}
 
     def _joined(self) -> list[tuple[Tensor, Tensor]]:
         """What waits to be fed: the batches one after the other are joined whose rows have the same shapes."""

@@ -6,7 +6,7 @@ of one's own does anything else: contrastive learning, distillation, a model tha
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..data.batch import Batch, Stream
 from ..data.ragged import Ragged
 from ..errors import ConfigError, DataError, unknown
-from .base import Loss, Sum, Term, Weight, by_items, pick
+from .base import Loss, Losses, Sum, Term, Weight, as_list, by_items, pick
 from .call import Call, Inputs, first_call
 from .metrics import Compared
 from .translate import translate
@@ -96,7 +96,7 @@ class Objective(ABC):
         """
 
     def __add__(self, other: Loss | Sum) -> "Objective":
-        return WithTerms(self, _as_list(other)) if isinstance(other, Loss | Sum) else NotImplemented
+        return WithTerms(self, as_list(other)) if isinstance(other, Loss | Sum) else NotImplemented
 
     __radd__ = __add__
 
@@ -105,7 +105,7 @@ class Supervised(Objective):
     """The default: the model on its inputs, its outputs against the target, term by term."""
 
     def __init__(self, loss: Loss | Sum) -> None:
-        self.loss = _named(_as_list(loss))
+        self.loss = Losses.of(as_list(loss))
         self._bind_terms("y")
         if not self._data_terms:
             raise ConfigError(
@@ -123,16 +123,15 @@ class Supervised(Objective):
 
     def judge(self, model: nn.Module, outputs: Any, batch: Batch) -> Terms:
         """The terms of outputs that are there already."""
-        losses = self.loss if model.training else self._data_terms
-        terms = Terms([(name, loss.term(model, *by_items(loss, outputs, batch))) for name, loss in losses.items()])
+        terms = Terms((self.loss if model.training else self._data_terms).terms(model, outputs, batch))
         terms.outputs = outputs
         return terms
 
     def weights(self, batch: Batch) -> dict[str, Weight | None]:
-        return {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.loss.items()}
+        return self.loss.weights(batch)
 
     def known(self, batch: Batch) -> Any:
-        return tuple([loss.known(batch) for loss in self._data_terms.values()])
+        return self._data_terms.known(batch)
 
     def scored(self, outputs: Any) -> Any:
         main = self._main
@@ -186,8 +185,8 @@ class Supervised(Objective):
         It is the first that compares with this target, before all of those that say which output they take; where none
         does, the first of all, if all of them take the same output.
         """
-        self.loss = {name: term.for_target(target) for name, term in self.loss.items()}
-        self._data_terms = {name: term for name, term in self.loss.items() if not term.training_only}
+        self.loss = self.loss.for_target(target)
+        self._data_terms = self.loss.of_data
         terms = list(self._data_terms.values())
         ours = [term for term in terms if term.target == target]
         self.compares, self._target = bool(ours), target
@@ -197,13 +196,13 @@ class Supervised(Objective):
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         names = [s.name for s in streams]
-        _check_streams(self._data_terms.values(), names)
+        self._data_terms.check_streams(names)
         self.call.way(names)
         self._columns = columns
 
     def compared(self) -> list[str]:
         """The streams that the terms compare with or weigh by."""
-        return _streams_of(self._data_terms.values())
+        return self._data_terms.streams
 
     def _first_call(self, model: nn.Module, batch: Batch) -> Any:
         """The first call of a training shows what the model returns: the last check before an update."""
@@ -221,34 +220,32 @@ class WithTerms(Objective):
     """An objective with terms of a loss added: priors, and terms of the outputs that it shows."""
 
     def __init__(self, objective: Objective, more: Sequence[Loss]) -> None:
-        self.objective, self.more = objective, _named(more)
+        self.objective, self.loss = objective, Losses.of(more)
 
     def terms(self, model: nn.Module, batch: Batch) -> Mapping[str, Term]:
         found = terms_of(self.objective, model, batch)
         outputs = found.outputs if isinstance(found, Terms) else None
-        added = {}
-        for name, loss in self._active(model.training).items():
-            if name in found:
-                raise ConfigError(f"{name!r} is a term of {self._title} already. Give the other one a name=.")
-            if outputs is None and not loss.training_only:
-                raise ConfigError(
-                    f"{name!r} is of the model's outputs, and {self._title}.terms() does not show them. Return "
-                    "hr.Terms with .outputs."
-                )
-            added[name] = loss.term(model, *by_items(loss, outputs, batch))
+        losses, title = self.loss if model.training else self.loss.of_data, type(self.objective).__name__
+        if twice := [name for name in losses if name in found]:
+            raise ConfigError(f"{twice[0]!r} is a term of {title} already. Give the other one a name=.")
+        if outputs is None and (of_outputs := list(losses.of_data)):
+            raise ConfigError(
+                f"{of_outputs[0]!r} is of the model's outputs, and {title}.terms() does not show them. Return "
+                "hr.Terms with .outputs."
+            )
+        terms = {**found, **losses.terms(model, outputs, batch)}
         if not isinstance(found, Terms):
-            return {**found, **added}
-        terms = Terms({**found, **added})
-        terms.outputs = outputs
-        return terms
+            return terms
+        joint = Terms(terms)
+        joint.outputs = outputs
+        return joint
 
     def weights(self, batch: Batch) -> Mapping[str, Weight | None]:
         known = self.objective.weights(batch)
-        more = {name: loss.weight(by_items(loss, None, batch)[1]) for name, loss in self.more.items()}
-        return {**known, **more} if known else {}
+        return {**known, **self.loss.weights(batch)} if known else {}
 
     def known(self, batch: Batch) -> Any:
-        return self.objective.known(batch), *[loss.known(batch) for loss in self.more.values()]
+        return self.objective.known(batch), self.loss.known(batch)
 
     def outputs(self, model: nn.Module, batch: Batch) -> Any:
         return self.objective.outputs(model, batch)
@@ -265,15 +262,15 @@ class WithTerms(Objective):
     def bind(self, inputs: Inputs, target: str) -> None:
         super().bind(inputs, target)
         self.objective.bind(inputs, target)
-        self.more = {name: loss.for_target(target) for name, loss in self.more.items()}
+        self.loss = self.loss.for_target(target)
 
     def prepare(self, streams: Sequence[Stream], columns: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.objective.prepare(streams, columns)
-        _check_streams(self._active(training=False).values(), [s.name for s in streams])
+        self.loss.of_data.check_streams([s.name for s in streams])
 
     @property
     def splits(self) -> bool:  # type: ignore[override]
-        return self.objective.splits and all(loss.splits for loss in self.more.values())
+        return self.objective.splits and all(loss.splits for loss in self.loss.values())
 
     @property
     def reads(self) -> str | None:  # type: ignore[override]
@@ -287,13 +284,6 @@ class WithTerms(Objective):
     def compares(self) -> bool:  # type: ignore[override]
         return self.objective.compares
 
-    @property
-    def _title(self) -> str:
-        return type(self.objective).__name__
-
-    def _active(self, training: bool) -> dict[str, Loss]:
-        return {name: loss for name, loss in self.more.items() if training or not loss.training_only}
-
 
 def module_of(objective: Objective) -> nn.Module | None:
     """The objective as a module, if it is one too, with parameters of its own."""
@@ -305,7 +295,7 @@ def module_of(objective: Objective) -> nn.Module | None:
 def losses_of(objective: Objective) -> list[Loss]:
     """The terms of an objective that are losses of this library."""
     if isinstance(objective, WithTerms):
-        return [*losses_of(objective.objective), *objective.more.values()]
+        return [*losses_of(objective.objective), *objective.loss.values()]
     return [*objective.loss.values()] if isinstance(objective, Supervised) else []
 
 
@@ -341,26 +331,9 @@ def scoring(objectives: Mapping[str, Objective]) -> str:
     return next((key for key, objective in objectives.items() if objective.compares), next(iter(objectives)))
 
 
-def _as_list(loss: Loss | Sum) -> list[Loss]:
-    return [loss] if isinstance(loss, Loss) else list(loss)
-
-
-def _streams_of(terms: Iterable[Loss]) -> list[str]:
-    """The streams that terms compare with or weigh by."""
-    return list(dict.fromkeys(s for term in terms for s in (term.target, term.row_weight) if s is not None))
-
-
 def measured_by(objectives: Mapping[str, Objective], target: str) -> Callable[[str], Compared]:
     """A function from a name in `metrics=` to what those metrics look at; `target` is the trainer's."""
     return partial(objectives[scoring(objectives)].measured, target=target)
-
-
-def _check_streams(terms: Iterable[Loss], names: Sequence[str]) -> None:
-    for name in _streams_of(terms):
-        if name not in names:
-            raise ConfigError(
-                f"the loss compares with an {unknown('stream', name, names)} Pass it, as in (x, y), or say target=."
-            )
 
 
 def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
@@ -376,14 +349,3 @@ def _check(term: Loss, outputs: Any, targets: Any, name: str) -> None:
             row = int(targets.rows_of(torch.tensor(item := int(found[1]))))
             said = said.replace(found[0], f"row {row}, item {item - int(targets.host_offsets[row])}", 1)
         raise DataError(f"the {name} data: {said}" if name else said) from None
-
-
-def _named(losses: Sequence[Loss]) -> dict[str, Loss]:
-    """Terms by name; a name that comes again gets a number."""
-    named: dict[str, Loss] = {}
-    for loss in losses:
-        name, k = loss.name, 2
-        while name in named:
-            name, k = f"{loss.name}_{k}", k + 1
-        named[name] = loss
-    return named

@@ -142,7 +142,7 @@ def can_score(scorers: Mapping[str, Objective]) -> None:
 def _unsplit(objective: Objective) -> list[str]:
     """The names of the terms that do not declare `splits`, or the class of an objective of the user's that does not."""
     if isinstance(objective, WithTerms):
-        return [*_unsplit(objective.objective), *(name for name, loss in objective.more.items() if not loss.splits)]
+        return [*_unsplit(objective.objective), *(name for name, loss in objective.loss.items() if not loss.splits)]
     if isinstance(objective, Supervised):
         return [name for name, loss in objective.loss.items() if not loss.splits]
     return [] if objective.splits else [type(objective).__name__]

@@ -45,7 +45,7 @@ _RATES = [_SCHEDULER | _EPOCH]  # of torch's schedulers, or of a function of the
 _GROUP = {"lr": maybe(SCALAR), "initial_lr": maybe(SCALAR)}
 _OPTIMIZER = {"kind": TEXT, "groups": [_GROUP], "names": [[TEXT]], "state": each(DICT), "elsewhere": [TEXT]}
 _TALLY = {"coefficients": each(SCALAR), "sums": each(NUMBER), "weights": each(NUMBER), "waiting": each([ANY])}
-_METRICS = {"task": maybe(DICT), "block": [TENSOR], "live": each(DICT)}
+_METRICS = each({"task": maybe(DICT), "block": [TENSOR], "sums": each([TENSOR]), "live": each(DICT)})
 _BEST = {"key": TEXT, "value": SCALAR, "step": COUNT, "keep": [COUNT], "restore": FLAG}
 _REPLICA = {"weights": maybe(each(TENSOR)), "counts": maybe([TENSOR])}
 
@@ -86,7 +86,7 @@ PARTS: dict[str, Shape] = {
 OF_WORKER: dict[str, Shape] = {
     "rng": {"python": [ANY], "numpy": DICT, "torch": TENSOR, "cuda": maybe(TENSOR)},
     "tally": _TALLY,
-    "metrics": {**_METRICS, "parts": maybe(each(_METRICS))},
+    "metrics": _METRICS,
     "microbatch": maybe(COUNT),
     "replica": _REPLICA | {"strategy": maybe(DICT), "optimizers": maybe(each(_OPTIMIZER)), "trained": maybe(_REPLICA)},
 }

@@ -39,7 +39,7 @@ class BetweenTrainings:
             value = MetricsByOutput(value)
         vars(trainer)[self.name] = value
         if self.name == "metrics" and trainer.is_made:
-            trainer.updates.measure(value.looks(measured_by(trainer.objectives, trainer.target)))
+            trainer.updates.measure(value.output_getters(measured_by(trainer.objectives, trainer.target)))
 
     def _check(self, trainer: Trainer, value: Any) -> None:
         if trainer.use.trainings:

@@ -145,7 +145,7 @@ class Trainer:
             arena = tape = False
         settings = Settings(whole(microbatch) or microbatch, clip_norm, clip_value, arena, tape)
         guard = make_guard(self.device, skip=nonfinite == "skip")
-        getters = self.metrics.looks(measured_by(self.objectives, target))
+        getters = self.metrics.output_getters(measured_by(self.objectives, target))
         parts = model, self.objectives, self.optimizers, settings, self.precision, guard, self.strategy, getters, every
         self.updates = Updates(*parts)
         self.last_training = LastTraining()
