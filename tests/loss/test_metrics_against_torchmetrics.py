@@ -146,3 +146,12 @@ def test_labels_that_no_class_has_are_refused(label: int) -> None:
     metrics.add(torch.randn(4, 3), torch.tensor([0, 1, 2, label]))
     with pytest.raises(ValueError, match=r"labels go from .* there are 3 classes"):
         metrics.compute()
+
+
+def test_metrics_of_many_classes_take_little_memory() -> None:
+    """A table of all pairs of classes would take 320 GB."""
+    metrics = Metrics(["accuracy", "f1", "top-5"], "classes")
+    metrics.add(torch.nn.functional.one_hot(torch.tensor([7, 8]), 200_000).float(), torch.tensor([7, 9]))
+    found = metrics.compute()
+    assert found["accuracy"] == 0.5
+    assert found["f1"] == pytest.approx(1 / 3)

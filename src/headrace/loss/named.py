@@ -4,6 +4,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,7 +49,8 @@ class NamedMetric:
     @property
     def quantity(self) -> str:
         """What is added up for it; metrics that need the same share it."""
-        found = {"mae": "errors", "mse": "errors", "r2": "variances", "perplexity": "surprise", "auroc": "scores"}
+        found = {"mae": "errors", "mse": "errors", "r2": "variances", "perplexity": "surprise"}
+        found |= {"auroc": "scores", "confusion": "tables"}
         return found.get(self.base, f"counts:{self.top}")
 
     def measure(self, task: Task, outputs: Tensor, targets: Tensor) -> Sums:
@@ -61,8 +63,8 @@ class NamedMetric:
             raise DataError("metric 'auroc:micro' needs several yes-or-no questions, got one class for each place.")
         if self.base == "top-k" and (task.size < max(2, self.top) or task.kind == "multilabel"):
             raise DataError(f"metric {self.text!r} needs a column of outputs for each of at least {self.top} classes.")
-        kind, _, top = self.quantity.partition(":")
-        return _count(task, outputs, targets, int(top)) if top else _MEASURES[kind](task, outputs, targets)
+        measure = _MEASURES.get(self.quantity, partial(_count, top=self.top))
+        return measure(task, outputs, targets)
 
     def merge(self, sums: Sums | None, more: Sums) -> Sums:
         """Its quantity in both of two sets of rows."""
@@ -85,14 +87,16 @@ class NamedMetric:
         return self._of_counts(task, sums[0])
 
     def _of_counts(self, task: Task, counts: Tensor) -> Tensor:
-        """From how often each class was answered where each class was right; of questions, from a table for each."""
+        """From what `_count` gives."""
         questions = task.kind == "multilabel" or (task.kind == "binary" and not self._is_of_both)
         if questions:
             tn, fp, fn, tp = counts.double().reshape(-1, 4).unbind(1)
         else:
-            tp = counts.diagonal().double()
-            fp, fn = counts.sum(0) - tp, counts.sum(1) - tp
-            tn = counts.sum() - tp - fp - fn
+            if task.kind == "binary":  # its table
+                counts = torch.stack([counts.diagonal(), counts.sum(0), counts.sum(1)])
+            tp, answered, labelled = counts.double()
+            fp, fn = answered - tp, labelled - tp
+            tn = labelled.sum() - tp - fp - fn
         is_accuracy = self.base in ("accuracy", "error", "top-k")
         average = self.average or ("micro" if is_accuracy else "macro")
         if average == "micro":
@@ -156,7 +160,26 @@ def check_reads(metrics: Iterable[NamedMetric], outputs: Tensor, targets: Tensor
 
 
 def _count(task: Task, outputs: Tensor, targets: Tensor, top: int) -> Sums:
-    """How often each class was answered (columns) where each was right (rows); of several questions, for each."""
+    """How often each class was the right answer, any answer, and the label; of questions the tables."""
+    if task.kind != "multiclass":
+        return _tabulate(task, outputs, targets, top)
+    labels, answers = _answers(task, outputs, targets, top)
+    each = (labels[labels == answers], answers, labels)
+    return [torch.stack([torch.bincount(classes, minlength=task.size) for classes in each])]
+
+
+def _tabulate(task: Task, outputs: Tensor, targets: Tensor, top: int = 1) -> Sums:
+    """How often each class was answered (columns) where each was the label (rows); a table for each question."""
+    labels, answers = _answers(task, outputs, targets, top)
+    if task.kind == "multiclass":
+        return [torch.bincount(labels * task.size + answers, minlength=task.size**2).view(task.size, task.size)]
+    if task.kind == "binary":
+        return [torch.bincount(labels * 2 + answers, minlength=4).view(2, 2)]
+    return [torch.bincount(labels * 2 + answers, minlength=4 * task.size).view(task.size, 2, 2)]
+
+
+def _answers(task: Task, outputs: Tensor, targets: Tensor, top: int) -> tuple[Tensor, Tensor]:
+    """Labels and answers of all places that count; the labels of question k are 2k and 2k + 1."""
     scores, labels = task.arrange(outputs, targets)
     classes = task.size if task.kind == "multiclass" else 2
     if top > 1:  # the right class is the answer if it is among the best
@@ -164,19 +187,15 @@ def _count(task: Task, outputs: Tensor, targets: Tensor, top: int) -> Sums:
         labels = labels.reshape(best[:, 0].shape)
         answers = torch.where((best == labels.unsqueeze(1)).any(dim=1), labels, best[:, 0])
     else:
-        answers = scores.argmax(dim=1) if task.kind == "multiclass" else scores > task.middle
-    labels = labels.reshape(answers.shape)
-    cells = labels * classes + answers
-    questions = 1
+        answers = scores.argmax(dim=1) if task.kind == "multiclass" else (scores > task.middle).long()
+        labels = labels.reshape(answers.shape)
+    counted = task.counted(labels)
+    known = labels[counted]
+    if known.numel() and (int(known.min()) < 0 or int(known.max()) >= classes):
+        raise ValueError(f"labels go from {int(known.min())} to {int(known.max())}, and there are {classes} classes.")
     if task.kind == "multilabel":
-        questions = task.size
-        cells = cells + 4 * torch.arange(questions, device=cells.device).view(-1, *[1] * (cells.dim() - 2))
-    if task.ignore is not None:
-        cells, labels = cells[labels != task.ignore], labels[labels != task.ignore]
-    if labels.numel() and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise DataError(f"labels go from {int(labels.min())} to {int(labels.max())}, and there are {classes} classes")
-    counts = torch.bincount(cells.flatten(), minlength=questions * classes * classes)
-    return [counts.view(*[questions] * (task.kind == "multilabel"), classes, classes)]
+        labels = labels + 2 * torch.arange(task.size, device=labels.device).view(-1, *[1] * (labels.dim() - 2))
+    return labels[counted], answers[counted]
 
 
 def _score(task: Task, outputs: Tensor, targets: Tensor) -> Sums:
@@ -235,6 +254,7 @@ def _surprise(task: Task, outputs: Tensor, targets: Tensor) -> Sums:
 
 
 _MEASURES: dict[str, Callable[[Task, Tensor, Tensor], Sums]] = {
+    "tables": _tabulate,
     "scores": _score,
     "errors": _errors,
     "variances": _variances,
